@@ -1,0 +1,82 @@
+"""What every engine can do with a stack of models: train it, score it, differentiate it.
+
+An engine knows one network and nothing of swarms, servers or rounds. Workers are rows: a stack is a
+``(U, D)`` float32 array of flat weights, and row ``u`` of a result depends on row ``u`` of the
+inputs alone. So the number of threads, and the order or grouping of workers, never change a number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Indices = NDArray[np.int32]
+Seeds = NDArray[np.uint64]
+
+PADDING = -1
+"""Stands where a row of indices has no sample; always at the end of its row."""
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Labelled samples that all workers share; each worker is told which ones are its own by index."""
+
+    features: Floats  # (N, *shape)
+    labels: Indices  # (N,)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """Mini-batch SGD as torch.optim.SGD defines it; the momentum buffer starts at zero on every call."""
+
+    learning_rate: float
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+class Engine(Protocol):
+    """One network, many models of it. The loss is the mean cross-entropy."""
+
+    @property
+    def name(self) -> str:
+        """How a user selects this engine and how reports call it."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """D, the number of parameters of one model."""
+        ...
+
+    def train(self, weights: Floats, samples: Samples, batches: Indices, sgd: Sgd, seeds: Seeds | None = None) -> Floats:
+        """Take every model through its own batches, one SGD step a batch; return the new weights.
+
+        weights: (U, D), left as it is. batches: (U, S, B) rows of `samples`; a short batch is padded
+        with -1 at its end, a batch without samples is no step. seeds: (U,), for layers that draw
+        random numbers while they train.
+        """
+        ...
+
+    def losses(self, weights: Floats, samples: Samples, indices: Indices, ceilings: Doubles | None = None) -> Doubles:
+        """Mean loss of every model, (U,).
+
+        indices: (N,), the same samples for all, or (U, N), a row a worker, padded with -1.
+        ceilings: (U,); a worker whose loss is certain to exceed its ceiling may be given up and is
+        then reported as +inf. Every other number is exact, so a minimum with the ceiling is too.
+        """
+        ...
+
+    def accuracies(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
+        """Share of samples classified correctly, (U,); indices as in `losses`."""
+        ...
+
+    def gradients(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:
+        """Gradient of the mean loss, (U, D); indices as in `losses`."""
+        ...
