@@ -1,4 +1,7 @@
-"""The networks that come with the package, and the way between a module and its flat weights."""
+"""The networks that come with the package, and the way between a module and its flat weights.
+
+Never trains anything: that is an engine's work.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,23 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
+
+from cbdsl.engines.base import Floats
+from cbdsl.errors import UserError
 
 Shape = tuple[int, ...]
 
 
 def cnn(shape: Shape, classes: int) -> nn.Module:
     """Table I of the paper: two convolutions, three dense layers; 44,426 parameters on MNIST."""
-    channels, height, width = image_shape(shape)
-    flat = 16 * ((height - 4) // 2 - 4) // 2 * (((width - 4) // 2 - 4) // 2)
+    if len(shape) != 3 or min(shape[1:]) < 16:
+        raise UserError(
+            f"The model 'cnn' needs images of shape (channels, height, width) with at least 16 x 16 pixels; "
+            f"the data has shape {shape}. Choose --model mlp or --model softmax, or give a module of your own."
+        )
+    channels, height, width = shape
+    pooled = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
     return nn.Sequential(
         nn.Conv2d(channels, 6, 5),
         nn.ReLU(),
@@ -25,7 +35,7 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
         nn.ReLU(),
         nn.MaxPool2d(2, 2),
         nn.Flatten(),
-        nn.Linear(flat, 120),
+        nn.Linear(16 * pooled[0] * pooled[1], 120),
         nn.ReLU(),
         nn.Linear(120, 84),
         nn.ReLU(),
@@ -44,3 +54,38 @@ def softmax(shape: Shape, classes: int) -> nn.Module:
 
 
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {"cnn": cnn, "mlp": mlp, "softmax": softmax}
+
+
+def parameter_count(module: nn.Module) -> int:
+    """D: how many numbers one model is."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def to_flat(module: nn.Module) -> Floats:
+    """Concatenate the parameters of a module in their own order, (D,); a copy."""
+    parts = [parameter.detach().reshape(-1).to(torch.float32) for parameter in module.parameters()]
+    return torch.cat(parts).numpy().copy()
+
+
+def load_flat(module: nn.Module, weights: Floats) -> None:
+    """Write flat weights (D,) into a module, in place."""
+    expected = parameter_count(module)
+    if weights.shape != (expected,):
+        raise UserError(f"The model has {expected:,} parameters, but the weights given have shape {weights.shape}.")
+    offset = 0
+    with torch.no_grad():
+        for parameter in module.parameters():
+            count = parameter.numel()
+            part = np.ascontiguousarray(weights[offset : offset + count])
+            parameter.copy_(torch.from_numpy(part).reshape(parameter.shape))
+            offset += count
+
+
+def initial_weights(build: Callable[[], nn.Module], seed: int) -> Floats:
+    """Flat weights of a module built under torch's own initialisation with the given seed, (D,).
+
+    The state of torch's global generator is put back, so that a caller's own random numbers do not change.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return to_flat(build())

@@ -55,7 +55,9 @@ class Engine(Protocol):
         """D, the number of parameters of one model."""
         ...
 
-    def train(self, weights: Floats, samples: Samples, batches: Indices, sgd: Sgd, seeds: Seeds | None = None) -> Floats:
+    def train(
+        self, weights: Floats, samples: Samples, batches: Indices, sgd: Sgd, seeds: Seeds | None = None
+    ) -> Floats:
         """Take every model through its own batches, one SGD step a batch; return the new weights.
 
         weights: (U, D), left as it is. batches: (U, S, B) rows of `samples`; a short batch is padded

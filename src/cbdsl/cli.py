@@ -1,0 +1,150 @@
+"""The command line: reads words, calls `experiment`, shows what happens. No logic of its own."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cbdsl import __version__
+from cbdsl import spec as specs
+from cbdsl.errors import UserError
+from cbdsl.presets import PRESETS, preset
+from cbdsl.spec import Spec
+
+if TYPE_CHECKING:
+    from cbdsl.experiment import Result
+
+app = typer.Typer(
+    help="Distributed swarm learning: communication-efficient, Byzantine-robust (CB-DSL, arXiv 2208.05578).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+DEFAULT_PRESET = "paper-iid"
+
+_Threads = Annotated[int | None, typer.Option(help="Threads to use; all cores if not given. Changes no number.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, alone on standard output.")]
+
+
+@app.callback()
+def common(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Hold what all commands share."""
+    if version:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.command(no_args_is_help=False)
+def run(  # noqa: PLR0913, PLR0917 - one parameter an option
+    preset_name: Annotated[str | None, typer.Option("--preset", help=f"Starting point: {', '.join(PRESETS)}.")] = None,
+    spec_file: Annotated[
+        Path | None, typer.Option("--spec", help="Starting point: a TOML file, such as a run's.")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="cb-dsl, fedavg, fedpso or pso.")] = None,
+    shared: Annotated[
+        str | None, typer.Option(help="Shared data: none, score (D_sc), train (D_tr) or both (D_G).")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(help="Communication rounds.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Number of workers, U.")] = None,
+    byzantine: Annotated[int | None, typer.Option(help="How many workers are attackers.")] = None,
+    attack: Annotated[str | None, typer.Option(help="What the attackers do: liar.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    model: Annotated[str | None, typer.Option(help="cnn, mlp or softmax.")] = None,
+    data: Annotated[str | None, typer.Option(help="A folder of IDX files instead of the embedded MNIST.")] = None,
+    engine: Annotated[str | None, typer.Option(help="auto or torch.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the spec.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="A new folder for the run; runs/<name> if not given.")] = None,
+    threads: _Threads = None,
+    as_json: _Json = False,
+) -> None:
+    """Run one experiment and leave a folder that explains itself."""
+    if preset_name and spec_file:
+        raise UserError("Give --preset or --spec, not both: each is a whole starting point.")
+    start = specs.read(spec_file) if spec_file else preset(preset_name or DEFAULT_PRESET)
+    options: dict[str, Any] = {
+        "method": method,
+        "shared": shared,
+        "rounds": rounds,
+        "workers": workers,
+        "attack.byzantine": byzantine,
+        "attack.name": attack,
+        "seed": seed,
+        "model": model,
+        "data.source": data,
+        "engine": engine,
+    }
+    chosen = {key: value for key, value in options.items() if value is not None}
+    chosen |= dict(specs.parse_setting(text) for text in settings or [])
+    if method is not None and "shared" not in chosen:
+        chosen["shared"] = "default"  # another method than the spec's brings its own default
+    spec = start.with_settings(chosen)
+
+    from cbdsl import experiment  # noqa: PLC0415 - torch takes seconds to load; errors above need not wait for it
+    from cbdsl.methods import resolve  # noqa: PLC0415
+    from cbdsl.progress import Display, folder_name  # noqa: PLC0415
+    from cbdsl.runs import free_folder  # noqa: PLC0415
+
+    folder = out or free_folder(folder_name(resolve(spec)))
+    with Display(resolve(spec), folder) as display:
+        result = experiment.run(spec, out=folder, threads=threads, on_round=display.show)
+    _conclude(result, as_json)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="The folder of a run that was stopped.")],
+    threads: _Threads = None,
+    as_json: _Json = False,
+) -> None:
+    """Go on with a run that was stopped, as if it had never been."""
+    from cbdsl import experiment  # noqa: PLC0415
+    from cbdsl.progress import Display  # noqa: PLC0415
+
+    if not (folder / "spec.toml").is_file():
+        raise UserError(
+            f"{folder} is not the folder of a run: it has no spec.toml. Start one with: cbdsl run --out {folder}"
+        )
+    with Display(specs.read(folder / "spec.toml"), folder) as display:
+        result = experiment.resume(folder, threads=threads, on_round=display.show)
+    _conclude(result, as_json)
+
+
+@app.command()
+def presets() -> None:
+    """List the presets and print what each one says."""
+    for name, spec in PRESETS.items():
+        typer.echo(f"# {name}\n{spec.to_toml()}")
+
+
+def _conclude(result: Result, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(asdict(result.summary), indent=2))
+    else:
+        from cbdsl.progress import print_summary  # noqa: PLC0415
+
+        print_summary(result)
+
+
+def main() -> None:
+    """Entry point: what a user can mend is one message and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        print(f"cbdsl: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("\ncbdsl: interrupted. A run with a folder goes on with: cbdsl resume DIR", file=sys.stderr)
+        sys.exit(130)
+
+
+__all__ = ["Spec", "app", "main"]

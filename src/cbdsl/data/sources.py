@@ -1,0 +1,149 @@
+"""Datasets as arrays: the embedded MNIST, any folder of IDX files, or a user's own.
+
+Never downloads anything and never decides who holds which sample.
+"""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import zlib
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from cbdsl.engines.base import Samples
+from cbdsl.errors import UserError
+
+Bytes = NDArray[np.uint8]
+
+EMBEDDED = "mnist"
+CUSTOM = "custom"
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Samples to train on, samples to test on, and the number of classes."""
+
+    train: Samples
+    test: Samples
+    classes: int
+    name: str = CUSTOM
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return self.train.features.shape[1:]
+
+    @staticmethod
+    def from_arrays(
+        train_features: ArrayLike,
+        train_labels: ArrayLike,
+        test_features: ArrayLike,
+        test_labels: ArrayLike,
+        name: str = CUSTOM,
+    ) -> Dataset:
+        """Make a dataset of arrays: features (N, ...) of numbers, used as they are, and integer labels from 0."""
+        train = _samples(train_features, train_labels, "training")
+        test = _samples(test_features, test_labels, "test")
+        if train.features.shape[1:] != test.features.shape[1:]:
+            raise UserError(
+                f"Training samples have shape {train.features.shape[1:]} and test samples {test.features.shape[1:]}; "
+                "they must be alike."
+            )
+        classes = int(max(train.labels.max(), test.labels.max())) + 1
+        if classes < 2:
+            raise UserError("All labels are 0; a classification problem needs at least two classes, labelled 0, 1, ...")
+        return Dataset(train, test, classes, name)
+
+
+def load(source: str) -> Dataset:
+    """Load the embedded MNIST (`mnist`) or the IDX files of a folder."""
+    if source == EMBEDDED:
+        with resources.as_file(resources.files("cbdsl.data") / "mnist") as folder:
+            return read_folder(folder, EMBEDDED)
+    if source == CUSTOM:
+        raise UserError("The data of this run was given as arrays in Python; give it again with data=Dataset(...).")
+    folder = Path(source)
+    if not folder.is_dir():
+        raise UserError(
+            f"Data '{source}' is neither '{EMBEDDED}' (embedded) nor a folder. "
+            "Give a folder that holds the four IDX files of MNIST, Fashion-MNIST, KMNIST or EMNIST."
+        )
+    return read_folder(folder, source)
+
+
+def read_folder(folder: Path, name: str) -> Dataset:
+    """Read the four IDX files of a folder; pixels are scaled to mean 0 and deviation 1 over the training set."""
+    arrays = {}
+    for part, words in (("train", ("train",)), ("test", ("t10k", "test"))):
+        images = read_idx(_find(folder, words, "images"), dimensions=3)
+        labels_path = _find(folder, words, "labels")
+        labels = read_idx(labels_path, dimensions=1)
+        if len(images) != len(labels):
+            raise UserError(
+                f"{labels_path} has {len(labels):,} labels for {len(images):,} images; the files do not match."
+            )
+        arrays[part] = (images, labels)
+    pixels = arrays["train"][0]
+    mean, deviation = pixels.mean() / 255.0, max(float(pixels.std()) / 255.0, 1e-6)
+    scaled = {
+        part: ((images[:, None].astype(np.float32) / 255.0 - mean) / deviation).astype(np.float32)
+        for part, (images, _) in arrays.items()
+    }
+    return Dataset.from_arrays(scaled["train"], arrays["train"][1], scaled["test"], arrays["test"][1], name)
+
+
+def read_idx(path: Path, dimensions: int) -> Bytes:
+    """Read one IDX file of unsigned bytes, gzipped or not, and check it whole."""
+    try:
+        raw = path.read_bytes()
+        content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read ({error}). It is truncated or damaged: copy it again.") from error
+    header = 4 + 4 * dimensions
+    if len(content) < header or content[:3] != b"\x00\x00\x08":
+        raise UserError(
+            f"{path} is not an IDX file of unsigned bytes (it starts with {content[:4].hex() or 'nothing'})."
+        )
+    if content[3] != dimensions:
+        raise UserError(
+            f"{path} holds an array of {content[3]} dimension(s); {dimensions} expected. "
+            "Image and label files may have been swapped or misnamed."
+        )
+    shape = struct.unpack(f">{dimensions}I", content[4:header])
+    expected = header + int(np.prod(shape, dtype=np.int64))
+    if len(content) != expected:
+        raise UserError(
+            f"{path} announces shape {shape}, {expected:,} bytes, but has {len(content):,}: truncated or damaged."
+        )
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
+
+def _find(folder: Path, words: tuple[str, ...], kind: str) -> Path:
+    names = [path for path in sorted(folder.iterdir()) if "idx" in path.name and kind in path.name]
+    found = [path for path in names if any(word in path.name for word in words)]
+    if len(found) != 1:
+        listing = ", ".join(path.name for path in found) or "none"
+        raise UserError(
+            f"{folder} must hold exactly one IDX file of {words[0]} {kind} "
+            f"(such as {words[0]}-{kind}-idx{3 if kind == 'images' else 1}-ubyte, gzipped or not); found: {listing}."
+        )
+    return found[0]
+
+
+def _samples(features: ArrayLike, labels: ArrayLike, part: str) -> Samples:
+    values = np.ascontiguousarray(features, dtype=np.float32)
+    raw = np.asarray(labels)
+    if raw.ndim != 1 or values.ndim < 2 or len(values) != len(raw) or not len(raw):
+        raise UserError(
+            f"The {part} set needs features (N, ...) and labels (N,) with N > 0; given {values.shape} and {raw.shape}."
+        )
+    if not np.issubdtype(raw.dtype, np.integer) or raw.min() < 0:
+        raise UserError(f"The labels of the {part} set must be integers from 0; given {raw.dtype} from {raw.min()}.")
+    if not np.isfinite(values).all():
+        raise UserError(f"The features of the {part} set hold NaN or infinite values; clean them first.")
+    return Samples(values, raw.astype(np.int32))

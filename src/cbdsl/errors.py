@@ -1,0 +1,18 @@
+"""The one exception for what a user can mend: the message says what was given, what is allowed, what to do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Bad input. The command line prints the message alone and exits with code 2."""
+
+
+def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:
+    """Say that a name is unknown, what it may have meant and which names there are."""
+    names = list(allowed)
+    close = difflib.get_close_matches(given, names, n=1)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    return UserError(f"Unknown {kind} '{given}'.{hint} Allowed: {', '.join(names)}.")

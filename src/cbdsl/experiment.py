@@ -1,0 +1,237 @@
+"""Run a spec: build what it names, play its rounds, keep its records, resume where it was stopped."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from cbdsl.attacks import Attack, make_attack
+from cbdsl.baselines import play_average_round
+from cbdsl.data import Dataset, Split, load, split
+from cbdsl.data.sources import CUSTOM
+from cbdsl.engines import make_engine
+from cbdsl.engines.base import Engine, Floats
+from cbdsl.errors import UserError, unknown
+from cbdsl.methods import Method, method_of, resolve
+from cbdsl.models import MODELS, initial_weights, load_flat
+from cbdsl.presets import preset
+from cbdsl.records import RoundRecord, Summary, record, summarise
+from cbdsl.report.plots import save_accuracy_plot
+from cbdsl.rng import seed_of, stream
+from cbdsl.runs import Checkpoint, RunFolder
+from cbdsl.server import RoundLog, ServerState, WorkerId, fresh_state, next_order, play_round
+from cbdsl.simulate import SimulatedSwarm, holdings
+from cbdsl.spec import Spec
+from cbdsl.swarm import inertia_at
+from cbdsl.verification import Verifier, measuring, trusting
+
+ModelBuilder = Callable[[], nn.Module]
+_CHECKPOINT_SECONDS = 5.0
+_CHECKPOINT_SHARE = 20.0  # a checkpoint may take one part in twenty of the time
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a run leaves."""
+
+    spec: Spec
+    summary: Summary
+    rounds: tuple[RoundRecord, ...]
+    model: nn.Module  # with the final global weights in it
+    weights: Floats  # the same, flat: (D,)
+    folder: Path | None
+
+
+def run(
+    spec: Spec | str = "paper-iid",
+    *,
+    model: ModelBuilder | None = None,
+    data: Dataset | None = None,
+    out: Path | str | None = None,
+    threads: int | None = None,
+    on_round: Callable[[RoundRecord], None] | None = None,
+) -> Result:
+    """Run a spec, or a preset by its name.
+
+    model: a function without arguments that returns a fresh `nn.Module` (a class will do); instead of `spec.model`.
+    data: arrays of your own; instead of `spec.data.source`.
+    out: a new folder for the records; none are written without it.
+    threads: how many threads to use, all cores if not given. It changes the time and no number.
+    on_round: called with the record of every round that was played.
+    """
+    chosen = preset(spec) if isinstance(spec, str) else spec
+    if model is not None:
+        chosen = replace(chosen, model=CUSTOM)
+    if data is not None:
+        chosen = replace(chosen, data=replace(chosen.data, source=data.name))
+    stage = Stage.prepare(resolve(chosen), model, data, threads)
+    folder = RunFolder.create(Path(out), stage.spec) if out is not None else None
+    return _play(stage, folder, None, [], on_round)
+
+
+def resume(
+    path: Path | str,
+    *,
+    model: ModelBuilder | None = None,
+    data: Dataset | None = None,
+    threads: int | None = None,
+    on_round: Callable[[RoundRecord], None] | None = None,
+) -> Result:
+    """Go on with the run in a folder; the numbers are those of a run that was never stopped."""
+    folder, spec = RunFolder.open(Path(path))
+    try:
+        checkpoint = folder.load_checkpoint(spec.key())
+        records = folder.records(checkpoint.state.round if checkpoint else 0)
+        stage = Stage.prepare(spec, model, data, threads)
+        folder.rewind(records)
+    except BaseException:
+        folder.close()
+        raise
+    return _play(stage, folder, checkpoint, records, on_round)
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """Everything a spec names, built."""
+
+    spec: Spec
+    method: Method
+    dataset: Dataset
+    split: Split
+    build_model: ModelBuilder
+    engine: Engine
+    initial: Floats  # (1, D), or (U, D) if workers start apart
+    swarm: SimulatedSwarm
+    verify: Verifier
+    byzantine: tuple[WorkerId, ...]
+
+    @staticmethod
+    def prepare(spec: Spec, model: ModelBuilder | None, data: Dataset | None, threads: int | None) -> Stage:
+        """Build what a resolved spec names; everything that can be wrong with it is found here."""
+        if threads is not None and threads < 1:
+            raise UserError(f"threads must be at least 1; given {threads}.")
+        method = method_of(spec)
+        attack = make_attack(spec.attack)
+        dataset = data or load(spec.data.source)
+        build = model or _builder(spec.model, dataset)
+        parts = split(dataset.train.labels, spec.data, spec.workers, spec.seed)
+        engine = make_engine(spec.engine, build(), threads or os.cpu_count() or 1)
+        starts = spec.workers if spec.swarm.start == "apart" else 1
+        initial = np.stack(
+            [initial_weights(build, seed_of(spec.seed, "initial-weights", worker=number)) for number in range(starts)]
+        )
+        byzantine = _byzantine(spec)
+        attackers: dict[WorkerId, Attack] = dict.fromkeys(byzantine, attack)
+        swarm = SimulatedSwarm(spec, engine, dataset.train, holdings(parts, spec), initial, attackers)
+        verify = trusting(engine.size)
+        if method.verifies and spec.shares_scoring:
+            verify = measuring(_scorer(engine, dataset, parts), engine.size, spec.verification.tolerance)
+        return Stage(spec, method, dataset, parts, build, engine, initial, swarm, verify, byzantine)
+
+    def first_state(self) -> ServerState:
+        """The server before round 1; it scores the initial model itself where it has D_sc."""
+        can_score = self.method.task == "swarm" and self.method.verifies and self.spec.shares_scoring
+        score = _scorer(self.engine, self.dataset, self.split)(self.initial[0]) if can_score else np.inf
+        return fresh_state(self.initial[0], float(np.float32(score)))
+
+    def play(self, state: ServerState) -> tuple[ServerState, RoundLog]:
+        """The next round."""
+        number, spec = state.round + 1, self.spec
+        rate = spec.local.learning_rate * spec.local.decay ** (number - 1)
+        inertia = inertia_at(number, spec.rounds, spec.swarm.inertia)
+        order = next_order(state, self.method.task, range(spec.workers), inertia, rate)
+        if self.method.task == "average":
+            sizes = {worker: len(own) for worker, own in enumerate(self.split.workers)}
+            return play_average_round(state, order, self.swarm, sizes)
+        return play_round(state, order, self.swarm, self.verify)
+
+    def test_accuracy(self, state: ServerState) -> float:
+        """Share of the test set that w^g classifies correctly."""
+        everything = np.arange(len(self.dataset.test), dtype=np.int32)
+        return float(self.engine.accuracies(state.global_best[None], self.dataset.test, everything)[0])
+
+
+def _play(
+    stage: Stage,
+    folder: RunFolder | None,
+    checkpoint: Checkpoint | None,
+    records: list[RoundRecord],
+    on_round: Callable[[RoundRecord], None] | None,
+) -> Result:
+    """Play the rounds that are left, and write down what happens."""
+    try:
+        first = state = checkpoint.state if checkpoint else stage.first_state()
+        if checkpoint and checkpoint.particles:
+            stage.swarm.restore(checkpoint.particles, state.round, state.global_best)
+        keeper = _Keeper(stage, folder)
+        for state, line in _rounds(stage, first):
+            records.append(line)
+            if folder is not None:
+                folder.append(line)
+            keeper.consider(state)
+            if on_round is not None:
+                on_round(line)
+        summary = summarise(stage.spec, records, stage.engine.name, stage.engine.size, stage.byzantine)
+        module = stage.build_model()
+        load_flat(module, state.global_best)
+        if folder is not None:
+            tensors = {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
+            save_accuracy_plot(folder.path / "accuracy.png", summary, records)
+            folder.finish(summary, tensors)
+        return Result(stage.spec, summary, tuple(records), module, state.global_best, folder.path if folder else None)
+    finally:
+        if folder is not None:
+            folder.close()
+
+
+def _rounds(stage: Stage, state: ServerState) -> Iterator[tuple[ServerState, RoundRecord]]:
+    while state.round < stage.spec.rounds:
+        started = time.perf_counter()
+        state, log = stage.play(state)
+        accuracy = stage.test_accuracy(state)
+        yield state, record(log, state, accuracy, round(time.perf_counter() - started, 4))
+
+
+class _Keeper:
+    """Decides when a checkpoint is due: after the last round, and before that not too often for its cost."""
+
+    def __init__(self, stage: Stage, folder: RunFolder | None) -> None:
+        self._stage, self._folder = stage, folder
+        self._last, self._cost = time.monotonic(), 0.0
+
+    def consider(self, state: ServerState) -> None:
+        """Write a checkpoint if it is time."""
+        if self._folder is None:
+            return
+        started = time.monotonic()
+        due = started - self._last >= max(_CHECKPOINT_SECONDS, _CHECKPOINT_SHARE * self._cost)
+        if due or state.round == self._stage.spec.rounds:
+            particles = self._stage.swarm.particles if self._stage.method.task == "swarm" else None
+            self._folder.save_checkpoint(Checkpoint(state, particles), self._stage.spec.key())
+            self._last = time.monotonic()
+            self._cost = self._last - started
+
+
+def _builder(name: str, dataset: Dataset) -> ModelBuilder:
+    if name == CUSTOM:
+        raise UserError("The model of this run was given in Python; give it again with model=...")
+    if name not in MODELS:
+        raise unknown("model", name, MODELS)
+    return lambda: MODELS[name](dataset.shape, dataset.classes)
+
+
+def _byzantine(spec: Spec) -> tuple[WorkerId, ...]:
+    """Who the attackers are, drawn at random."""
+    drawn = stream(spec.seed, "byzantine").permutation(spec.workers)[: spec.attack.byzantine]
+    return tuple(sorted(int(worker) for worker in drawn))
+
+
+def _scorer(engine: Engine, dataset: Dataset, parts: Split) -> Callable[[Floats], float]:
+    """The server's own measurement: a model's loss on D_sc, always in full."""
+    return lambda weights: float(engine.losses(weights[None], dataset.train, parts.shared_scoring)[0])

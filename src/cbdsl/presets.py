@@ -1,0 +1,34 @@
+"""Named starting points: the experiments of Sec. VI in the two regimes that are known of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cbdsl.errors import unknown
+from cbdsl.spec import DataSpec, LocalSpec, Spec, SwarmSpec
+
+_TEXT_REGIME = Spec()
+_SCRIPT_REGIME = Spec(
+    rounds=10,
+    local=LocalSpec(epochs=3, momentum=0.9, decay=0.5),
+    swarm=SwarmSpec(
+        inertia=(0.2, 0.2), cognitive=1.0, social=2.0, draw="parameter", sgd_from="moved", velocity="swarm"
+    ),
+)
+_NONIID = DataSpec(partition="shards", shared_training=600)
+
+PRESETS: dict[str, Spec] = {
+    # The text of Sec. VI: one epoch of plain SGD a round.
+    "paper-iid": replace(_TEXT_REGIME, preset="paper-iid"),
+    "paper-noniid": replace(_TEXT_REGIME, preset="paper-noniid", data=_NONIID),
+    # The regime of the authors' published script: three epochs, momentum, the rate halved every round.
+    "script-iid": replace(_SCRIPT_REGIME, preset="script-iid"),
+    "script-noniid": replace(_SCRIPT_REGIME, preset="script-noniid", rounds=15, data=_NONIID),
+}
+
+
+def preset(name: str) -> Spec:
+    """A named starting point."""
+    if name not in PRESETS:
+        raise unknown("preset", name, PRESETS)
+    return PRESETS[name]

@@ -1,0 +1,158 @@
+"""What a person sees of a run in a terminal: a line that lives while it runs, and a summary at the end.
+
+Progress goes to standard error, so that standard output holds the result alone.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from cbdsl.methods import method_of
+from cbdsl.records import RoundRecord, Summary
+from cbdsl.spec import Spec
+
+if TYPE_CHECKING:
+    from cbdsl.experiment import Result
+
+_LOG_SECONDS = 10.0  # without a terminal, a line at most this often
+
+
+class _TimeLeft(ProgressColumn):
+    """Rounds left times the mean duration of the rounds played here."""
+
+    def render(self, task: Task) -> Text:
+        """The column's text."""
+        seconds = task.fields["left"]
+        return Text("" if seconds is None else f"{clock(seconds)} left", style="cyan")
+
+
+class Display:
+    """Shows the rounds of one run as they are played."""
+
+    def __init__(self, spec: Spec, folder: Path | None) -> None:
+        self._spec, self._folder = spec, folder
+        self._console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[state]}"),
+            _TimeLeft(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=spec.rounds, state="preparing data and models", left=None)
+        self._uploads = self._uplink = self._played = 0
+        self._spent, self._logged = 0.0, time.monotonic()
+
+    def __enter__(self) -> Display:
+        self._console.print(headline(self._spec), highlight=False)
+        if self._folder is not None:
+            self._console.print(f"folder: {self._folder}", highlight=False, soft_wrap=True)
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, line: RoundRecord) -> None:
+        """Show a round that was just played."""
+        self._uploads += line.uploads
+        self._uplink += line.uplink_bytes
+        self._spent += line.seconds
+        self._played += 1
+        left = (self._spec.rounds - line.round) * self._spent / self._played
+        score = "" if line.global_score is None else f"  F^g {line.global_score:.4f}"
+        state = (
+            f"accuracy {line.test_accuracy:6.2%}{score}  uploads {self._uploads:,}  bans {len(line.banned)}  "
+            f"uplink {size(self._uplink)}"
+        )
+        self._bar.update(self._task, completed=line.round, state=state, left=left)
+        now, last = time.monotonic(), line.round == self._spec.rounds
+        if not self._console.is_terminal and (last or now - self._logged > _LOG_SECONDS):
+            self._logged = now
+            self._console.print(
+                f"round {line.round}/{self._spec.rounds}  {state}  {clock(left)} left", highlight=False, soft_wrap=True
+            )
+
+
+def print_summary(result: Result) -> None:
+    """A summary that a newcomer understands, on standard output."""
+    summary, console = result.summary, Console()
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, text in summary_rows(summary):
+        table.add_row(name, text)
+    if result.folder is not None:
+        table.add_row("folder", str(result.folder))
+    console.print()
+    console.print(table, highlight=False, soft_wrap=True)
+
+
+def summary_rows(summary: Summary) -> list[tuple[str, str]]:
+    """The summary in words."""
+    share = summary.model_uplink_bytes / summary.fedavg_model_uplink_bytes
+    rows = [
+        ("accuracy", f"{summary.final_accuracy:.2%} on the test set (best round: {summary.best_accuracy:.2%})"),
+        ("uploads", f"{summary.uploads:,} models in {summary.rounds} rounds ({size(summary.model_uplink_bytes)})"),
+    ]
+    if summary.method != "fedavg":
+        fedavg = f"{summary.rounds * summary.workers:,} models ({size(summary.fedavg_model_uplink_bytes)})"
+        saving = f"; this is 1/{1 / share:.0f} of it" if share else ""
+        rows.append(("compared with", f"FedAvg would have uploaded {fedavg}{saving}"))
+    rows.append(("traffic", f"{size(summary.uplink_bytes)} up, {size(summary.downlink_bytes)} down, payload alone"))
+    if summary.byzantine:
+        caught = sorted(set(summary.byzantine) & set(summary.banned))
+        rows.append(("attackers", f"workers {_names(summary.byzantine)}; banned: {_names(caught) or 'none'}"))
+    honest = sorted(set(summary.banned) - set(summary.byzantine))
+    if honest:
+        rows.append(("honest but banned", _names(honest)))
+    rows.append(("time", f"{clock(summary.seconds)} ({summary.seconds:.1f} s) on the {summary.engine} engine"))
+    return rows
+
+
+def headline(spec: Spec) -> str:
+    """One line that says what is run."""
+    shared = {"none": "no shared data", "score": "D_sc shared", "train": "D_tr shared", "both": "D_sc and D_tr shared"}
+    attack = f", {spec.attack.byzantine} Byzantine ({spec.attack.name})" if spec.attack.byzantine else ""
+    return (
+        f"[bold]{method_of(spec).title}[/bold], {shared[spec.shared]}: {spec.workers} workers{attack}, "
+        f"{spec.data.source} {spec.data.partition}, model {spec.model}, seed {spec.seed}"
+    )
+
+
+def folder_name(spec: Spec) -> str:
+    """A readable name for a run's folder."""
+    attack = f"-{spec.attack.name}{spec.attack.byzantine}" if spec.attack.byzantine else ""
+    return f"{spec.preset or 'spec'}-{spec.method}-{spec.shared}{attack}-seed{spec.seed}"
+
+
+def size(count: float) -> str:
+    """Bytes for people: 177.7 kB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def clock(seconds: float) -> str:
+    """Seconds for people: 3:07."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
+
+
+def _names(workers: list[int]) -> str:
+    shown = ", ".join(map(str, workers[:10]))
+    return shown + (f" and {len(workers) - 10} more" if len(workers) > 10 else "")

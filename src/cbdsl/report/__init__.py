@@ -1,0 +1,1 @@
+"""Figures and pages: they read what a run recorded and never run anything."""

@@ -1,0 +1,281 @@
+"""What to run: one frozen description, the same in Python, in TOML and on the command line.
+
+An unknown key, a wrong type or an impossible value is an error here, before anything is run or written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import tomli_w
+
+from cbdsl.errors import UserError, unknown
+
+Shared = Literal["default", "none", "score", "train", "both"]
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which data, and who holds it (Sec. VI.A)."""
+
+    source: str = "mnist"  # "mnist" (embedded), a folder of IDX files, or "custom" (arrays given in Python)
+    partition: Literal["iid", "shards", "dirichlet", "similarity"] = "iid"
+    samples_per_worker: int = 300  # K_i, for every partition but shards
+    shard_size: int = 300
+    shards_per_worker: int = 2
+    dirichlet_alpha: float = 0.5  # small: each worker knows few classes
+    similarity: float = 0.1  # gamma, the share of a worker's samples that is drawn i.i.d.
+    shared_training: int = 150  # |D_tr|
+    shared_scoring: int = 2000  # |D_sc|
+    holdout: int = 2000  # the server's private set
+
+    def __post_init__(self) -> None:
+        for key in ("samples_per_worker", "shard_size", "shards_per_worker", "shared_scoring"):
+            _at_least(1, f"data.{key}", getattr(self, key))
+        for key in ("shared_training", "holdout"):
+            _at_least(0, f"data.{key}", getattr(self, key))
+        _positive("data.dirichlet_alpha", self.dirichlet_alpha)
+        _within(0.0, 1.0, "data.similarity", self.similarity)
+
+
+@dataclass(frozen=True)
+class LocalSpec:
+    """What a worker does with its data in one round: mini-batch SGD (Sec. VI.B)."""
+
+    epochs: int = 1  # passes over D_i and D_tr
+    steps: int = 0  # if not 0: this many batches instead of whole epochs
+    batch_size: int = 10
+    learning_rate: float = 0.005  # alpha
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    decay: float = 1.0  # the learning rate is multiplied by this after every round
+
+    def __post_init__(self) -> None:
+        _at_least(0, "local.epochs", self.epochs)
+        _at_least(0, "local.steps", self.steps)
+        _at_least(1, "local.batch_size", self.batch_size)
+        _positive("local.learning_rate", self.learning_rate)
+        _within(0.0, 0.9999, "local.momentum", self.momentum)
+        _within(0.0, 1e6, "local.weight_decay", self.weight_decay)
+        _positive("local.decay", self.decay)
+
+
+@dataclass(frozen=True)
+class SwarmSpec:
+    """The coefficients and readings of the update equation (Sec. III.C)."""
+
+    inertia: tuple[float, float] = (1.0, 0.0)  # c0 in the first and in the last round; one number means constant
+    cognitive: float = 1.0  # delta_1: c1 ~ U(0, delta_1)
+    social: float = 1.0  # delta_2: c2 ~ U(0, delta_2)
+    draw: Literal["worker", "parameter"] = "worker"  # one c1 and c2 per worker and round, or one per parameter
+    sgd_from: Literal["current", "moved"] = "current"  # SGD starts at w_t (as printed) or after the swarm move
+    velocity: Literal["full", "swarm"] = "full"  # v = w_{t+1} - w_t (as printed) or the swarm terms alone
+    start: Literal["together", "apart"] = "together"  # one initial model for all, or one per worker
+
+    def __post_init__(self) -> None:
+        for value in self.inertia:
+            _within(0.0, 10.0, "swarm.inertia", value)
+        _within(0.0, 100.0, "swarm.cognitive", self.cognitive)
+        _within(0.0, 100.0, "swarm.social", self.social)
+
+
+@dataclass(frozen=True)
+class VerificationSpec:
+    """How the server measures a claim (Algorithm 1, line 11)."""
+
+    tolerance: float = 1e-4  # |measured - claimed| <= tolerance * max(1, measured)
+
+    def __post_init__(self) -> None:
+        _within(0.0, 1.0, "verification.tolerance", self.tolerance)
+
+
+@dataclass(frozen=True)
+class AttackSpec:
+    """Who lies, and how."""
+
+    name: str = "liar"
+    byzantine: int = 0  # how many of the workers are attackers
+    scale: float = 10.0  # standard deviation of a fake model's weights
+
+    def __post_init__(self) -> None:
+        _at_least(0, "attack.byzantine", self.byzantine)
+        _positive("attack.scale", self.scale)
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One run, whole: two runs with equal specs give equal numbers."""
+
+    preset: str = ""  # the preset it was made from, if any
+    method: str = "cb-dsl"
+    shared: Shared = "default"  # which part of D_G workers use; the default is the method's own
+    workers: int = 50  # U
+    rounds: int = 30  # T
+    seed: int = 0
+    model: str = "cnn"  # or "custom": a module given in Python
+    engine: str = "auto"
+    data: DataSpec = field(default_factory=DataSpec)
+    local: LocalSpec = field(default_factory=LocalSpec)
+    swarm: SwarmSpec = field(default_factory=SwarmSpec)
+    verification: VerificationSpec = field(default_factory=VerificationSpec)
+    attack: AttackSpec = field(default_factory=AttackSpec)
+
+    def __post_init__(self) -> None:
+        _at_least(1, "workers", self.workers)
+        _at_least(1, "rounds", self.rounds)
+        _at_least(0, "seed", self.seed)
+        if self.attack.byzantine > self.workers:
+            raise UserError(
+                f"{self.attack.byzantine} Byzantine workers of {self.workers}; there cannot be more than all."
+            )
+
+    @property
+    def shares_training(self) -> bool:
+        """Whether workers train on D_tr beside their own data."""
+        return self.shared in ("train", "both")
+
+    @property
+    def shares_scoring(self) -> bool:
+        """Whether workers score on D_sc and the server verifies with it."""
+        return self.shared in ("score", "both")
+
+    def key(self) -> str:
+        """A hash of the whole spec: equal for equal runs, and for no others."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_toml(self) -> str:
+        """The spec as TOML text, every value written out."""
+        return tomli_w.dumps({key: _plain(value) for key, value in asdict(self).items()})
+
+    def with_settings(self, settings: Mapping[str, Any]) -> Spec:
+        """A copy with dotted keys set, such as {"local.epochs": 3}."""
+        tree: dict[str, Any] = asdict(self)
+        for dotted, value in settings.items():
+            branch, *path = dotted.split(".")
+            known = {f.name for f in fields(self)}
+            if branch not in known:
+                raise unknown("setting", dotted, _dotted_keys())
+            if path and not isinstance(tree[branch], dict):
+                raise unknown("setting", dotted, _dotted_keys())
+            if not path:
+                tree[branch] = value
+            elif len(path) > 1 or path[0] not in tree[branch]:
+                raise unknown("setting", dotted, _dotted_keys())
+            else:
+                tree[branch] = {**tree[branch], path[0]: value}
+        return from_mapping(tree)
+
+
+def from_mapping(tree: Mapping[str, Any]) -> Spec:
+    """Build a spec from nested mappings, as TOML gives them; keys left out keep their defaults."""
+    return _build(Spec, tree, "")
+
+
+def from_toml(text: str, name: str = "the spec") -> Spec:
+    """Build a spec from TOML text."""
+    try:
+        tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"{name} is not valid TOML: {error}.") from error
+    return from_mapping(tree)
+
+
+def read(path: Path) -> Spec:
+    """Read a spec from a TOML file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"The spec {path} cannot be read: {error}.") from error
+    return from_toml(text, str(path))
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Parse `key=value` of the command line; the value is TOML, or else a plain word."""
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise UserError(f"'{text}' is not a setting. Write --set key=value, such as --set local.epochs=3.")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+_Section = TypeVar("_Section")
+
+
+def _build(kind: type[_Section], tree: Mapping[str, Any], prefix: str) -> _Section:
+    hints = get_type_hints(kind)
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        if key not in hints:
+            raise unknown("setting", prefix + key, [prefix + name for name in hints])
+        values[key] = _convert(hints[key], value, prefix + key)
+    return kind(**values)
+
+
+def _convert(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401 - any type of a spec's field
+    """Convert a plain value to a field's type, or say what is wrong with it."""
+    if is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(value, Mapping):
+            return _build(hint, value, key + ".")
+        raise UserError(
+            f"{key} is a group of settings, not a value; given {value!r}. Set one of its keys, such as {key}.x=1."
+        )
+    if get_origin(hint) is Literal:
+        allowed = get_args(hint)
+        if value in allowed:
+            return value
+        raise unknown(f"value of {key}", str(value), allowed)
+    if get_origin(hint) is tuple:  # a pair of numbers; one number stands for both
+        pair = value if isinstance(value, (list, tuple)) else (value, value)
+        if len(pair) != 2:
+            raise UserError(f"{key} takes one number or two, [first, last]; given {value!r}.")
+        return tuple(_convert(float, item, key) for item in pair)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is float and is_number:
+        return float(value)
+    if hint is int and is_number and float(value).is_integer():
+        return int(value)
+    if hint is str and isinstance(value, str):
+        return value
+    words = {float: "a number", int: "a whole number", str: "text"}
+    raise UserError(f"{key} takes {words[hint]}; given {value!r}.")
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of a spec
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _dotted_keys() -> list[str]:
+    keys = []
+    for top in fields(Spec):
+        section = get_type_hints(Spec)[top.name]
+        if is_dataclass(section) and isinstance(section, type):
+            keys += [f"{top.name}.{inner.name}" for inner in fields(section)]
+        else:
+            keys.append(top.name)
+    return keys
+
+
+def _at_least(least: int, key: str, value: int) -> None:
+    if value < least:
+        raise UserError(f"{key} must be at least {least}; given {value}.")
+
+
+def _positive(key: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise UserError(f"{key} must be a positive number; given {value}.")
+
+
+def _within(low: float, high: float, key: str, value: float) -> None:
+    if not low <= value <= high:
+        raise UserError(f"{key} must be between {low:g} and {high:g}; given {value}.")
