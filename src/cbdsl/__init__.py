@@ -10,14 +10,17 @@ if TYPE_CHECKING:
     from cbdsl.data.sources import Dataset
     from cbdsl.experiment import Result, resume, run
     from cbdsl.presets import preset
+    from cbdsl.records import RoundRecord, Summary
     from cbdsl.spec import Spec
 
-__all__ = ["Dataset", "Result", "Spec", "__version__", "preset", "resume", "run"]
+__all__ = ["Dataset", "Result", "RoundRecord", "Spec", "Summary", "__version__", "preset", "resume", "run"]
 
 _HOMES = {
     "Dataset": "cbdsl.data.sources",
     "Result": "cbdsl.experiment",
+    "RoundRecord": "cbdsl.records",
     "Spec": "cbdsl.spec",
+    "Summary": "cbdsl.records",
     "preset": "cbdsl.presets",
     "resume": "cbdsl.experiment",
     "run": "cbdsl.experiment",

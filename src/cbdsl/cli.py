@@ -95,8 +95,8 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
     from cbdsl.runs import free_folder  # noqa: PLC0415
 
     folder = out or free_folder(folder_name(resolve(spec)))
-    with Display(resolve(spec), folder) as display:
-        result = experiment.run(spec, out=folder, threads=threads, on_round=display.show)
+    with Display() as display:
+        result = experiment.run(spec, out=folder, threads=threads, on_start=display.begin, on_round=display.show)
     _conclude(result, as_json)
 
 
@@ -110,12 +110,8 @@ def resume(
     from cbdsl import experiment  # noqa: PLC0415
     from cbdsl.progress import Display  # noqa: PLC0415
 
-    if not (folder / "spec.toml").is_file():
-        raise UserError(
-            f"{folder} is not the folder of a run: it has no spec.toml. Start one with: cbdsl run --out {folder}"
-        )
-    with Display(specs.read(folder / "spec.toml"), folder) as display:
-        result = experiment.resume(folder, threads=threads, on_round=display.show)
+    with Display() as display:
+        result = experiment.resume(folder, threads=threads, on_start=display.begin, on_round=display.show)
     _conclude(result, as_json)
 
 

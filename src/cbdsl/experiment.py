@@ -32,6 +32,8 @@ from cbdsl.swarm import inertia_at
 from cbdsl.verification import Verifier, measuring, trusting
 
 ModelBuilder = Callable[[], nn.Module]
+OnStart = Callable[[Spec, Path | None], None]
+OnRound = Callable[[RoundRecord], None]
 _CHECKPOINT_SECONDS = 5.0
 _CHECKPOINT_SHARE = 20.0  # a checkpoint may take one part in twenty of the time
 
@@ -55,7 +57,8 @@ def run(
     data: Dataset | None = None,
     out: Path | str | None = None,
     threads: int | None = None,
-    on_round: Callable[[RoundRecord], None] | None = None,
+    on_start: OnStart | None = None,
+    on_round: OnRound | None = None,
 ) -> Result:
     """Run a spec, or a preset by its name.
 
@@ -63,6 +66,7 @@ def run(
     data: arrays of your own; instead of `spec.data.source`.
     out: a new folder for the records; none are written without it.
     threads: how many threads to use, all cores if not given. It changes the time and no number.
+    on_start: called with the resolved spec and the folder, once everything that the spec names was found.
     on_round: called with the record of every round that was played.
     """
     chosen = preset(spec) if isinstance(spec, str) else spec
@@ -72,7 +76,7 @@ def run(
         chosen = replace(chosen, data=replace(chosen.data, source=data.name))
     stage = Stage.prepare(resolve(chosen), model, data, threads)
     folder = RunFolder.create(Path(out), stage.spec) if out is not None else None
-    return _play(stage, folder, None, [], on_round)
+    return _play(stage, folder, None, [], on_start, on_round)
 
 
 def resume(
@@ -81,7 +85,8 @@ def resume(
     model: ModelBuilder | None = None,
     data: Dataset | None = None,
     threads: int | None = None,
-    on_round: Callable[[RoundRecord], None] | None = None,
+    on_start: OnStart | None = None,
+    on_round: OnRound | None = None,
 ) -> Result:
     """Go on with the run in a folder; the numbers are those of a run that was never stopped."""
     folder, spec = RunFolder.open(Path(path))
@@ -93,7 +98,7 @@ def resume(
     except BaseException:
         folder.close()
         raise
-    return _play(stage, folder, checkpoint, records, on_round)
+    return _play(stage, folder, checkpoint, records, on_start, on_round)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,10 +167,13 @@ def _play(
     folder: RunFolder | None,
     checkpoint: Checkpoint | None,
     records: list[RoundRecord],
-    on_round: Callable[[RoundRecord], None] | None,
+    on_start: OnStart | None,
+    on_round: OnRound | None,
 ) -> Result:
     """Play the rounds that are left, and write down what happens."""
     try:
+        if on_start is not None:
+            on_start(stage.spec, folder.path if folder else None)
         first = state = checkpoint.state if checkpoint else stage.first_state()
         if checkpoint and checkpoint.particles:
             stage.swarm.restore(checkpoint.particles, state.round, state.global_best)

@@ -37,8 +37,7 @@ class _TimeLeft(ProgressColumn):
 class Display:
     """Shows the rounds of one run as they are played."""
 
-    def __init__(self, spec: Spec, folder: Path | None) -> None:
-        self._spec, self._folder = spec, folder
+    def __init__(self) -> None:
         self._console = Console(stderr=True)
         self._bar = Progress(
             TextColumn("round"),
@@ -49,15 +48,10 @@ class Display:
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=spec.rounds, state="preparing data and models", left=None)
         self._uploads = self._uplink = self._played = 0
         self._spent, self._logged = 0.0, time.monotonic()
 
     def __enter__(self) -> Display:
-        self._console.print(headline(self._spec), highlight=False)
-        if self._folder is not None:
-            self._console.print(f"folder: {self._folder}", highlight=False, soft_wrap=True)
-        self._bar.start()
         return self
 
     def __exit__(
@@ -65,24 +59,33 @@ class Display:
     ) -> None:
         self._bar.stop()
 
+    def begin(self, spec: Spec, folder: Path | None) -> None:
+        """Say what is about to be run."""
+        self._rounds = spec.rounds
+        self._console.print(headline(spec), highlight=False, soft_wrap=True)
+        if folder is not None:
+            self._console.print(f"folder: {folder}", highlight=False, soft_wrap=True)
+        self._task = self._bar.add_task("", total=spec.rounds, state="first round", left=None)
+        self._bar.start()
+
     def show(self, line: RoundRecord) -> None:
         """Show a round that was just played."""
         self._uploads += line.uploads
         self._uplink += line.uplink_bytes
         self._spent += line.seconds
         self._played += 1
-        left = (self._spec.rounds - line.round) * self._spent / self._played
+        left = (self._rounds - line.round) * self._spent / self._played
         score = "" if line.global_score is None else f"  F^g {line.global_score:.4f}"
         state = (
             f"accuracy {line.test_accuracy:6.2%}{score}  uploads {self._uploads:,}  bans {len(line.banned)}  "
             f"uplink {size(self._uplink)}"
         )
         self._bar.update(self._task, completed=line.round, state=state, left=left)
-        now, last = time.monotonic(), line.round == self._spec.rounds
+        now, last = time.monotonic(), line.round == self._rounds
         if not self._console.is_terminal and (last or now - self._logged > _LOG_SECONDS):
             self._logged = now
             self._console.print(
-                f"round {line.round}/{self._spec.rounds}  {state}  {clock(left)} left", highlight=False, soft_wrap=True
+                f"round {line.round}/{self._rounds}  {state}  {clock(left)} left", highlight=False, soft_wrap=True
             )
 
 
@@ -109,8 +112,8 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     ]
     if summary.method != "fedavg":
         fedavg = f"{summary.rounds * summary.workers:,} models ({size(summary.fedavg_model_uplink_bytes)})"
-        saving = f"; this is 1/{1 / share:.0f} of it" if share else ""
-        rows.append(("compared with", f"FedAvg would have uploaded {fedavg}{saving}"))
+        saving = f", {1 / share:.1f} times as much" if share else ""
+        rows.append(("compared with", f"FedAvg: {fedavg}{saving}"))
     rows.append(("traffic", f"{size(summary.uplink_bytes)} up, {size(summary.downlink_bytes)} down, payload alone"))
     if summary.byzantine:
         caught = sorted(set(summary.byzantine) & set(summary.banned))

@@ -90,7 +90,7 @@ class SwarmSpec:
 class VerificationSpec:
     """How the server measures a claim (Algorithm 1, line 11)."""
 
-    tolerance: float = 1e-4  # |measured - claimed| <= tolerance * max(1, measured)
+    tolerance: float = 1e-4  # |measured - claimed| <= tolerance * max(1, claimed)
 
     def __post_init__(self) -> None:
         _within(0.0, 1.0, "verification.tolerance", self.tolerance)

@@ -69,7 +69,7 @@ def measuring(score: Callable[[Floats], float], size: int, tolerance: float) -> 
         if fault:
             return Finding(False, None, fault)
         measured = score(weights)
-        if abs(measured - claimed) <= tolerance * max(1.0, measured):  # False for NaN
+        if abs(measured - claimed) <= tolerance * max(1.0, claimed):  # False for NaN and infinity: a claim is finite
             return Finding(True, measured, "")
         return Finding(False, measured, "the claim is not what the server measures")
 

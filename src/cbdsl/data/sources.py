@@ -105,7 +105,7 @@ def read_idx(path: Path, dimensions: int) -> Bytes:
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read ({error}). It is truncated or damaged: copy it again.") from error
     header = 4 + 4 * dimensions
-    if len(content) < header or content[:3] != b"\x00\x00\x08":
+    if len(content) < 4 or content[:3] != b"\x00\x00\x08":
         raise UserError(
             f"{path} is not an IDX file of unsigned bytes (it starts with {content[:4].hex() or 'nothing'})."
         )
@@ -114,6 +114,8 @@ def read_idx(path: Path, dimensions: int) -> Bytes:
             f"{path} holds an array of {content[3]} dimension(s); {dimensions} expected. "
             "Image and label files may have been swapped or misnamed."
         )
+    if len(content) < header:
+        raise UserError(f"{path} ends within its header: truncated or damaged.")
     shape = struct.unpack(f">{dimensions}I", content[4:header])
     expected = header + int(np.prod(shape, dtype=np.int64))
     if len(content) != expected:

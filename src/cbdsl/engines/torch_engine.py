@@ -11,7 +11,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TypeVar
 
 import numpy as np
@@ -179,14 +179,14 @@ def _step(flat: Tensor, gradient: Tensor, velocity: Tensor | None, sgd: Sgd) -> 
 @contextmanager
 def _one_thread_per_operation(plain_convolution: bool) -> Iterator[None]:
     """Keep torch from splitting operations over threads: how it splits them shows in the last digits."""
-    threads = torch.get_num_threads()
+    threads, onednn = torch.get_num_threads(), torch.backends.mkldnn.enabled
     torch.set_num_threads(1)
-    onednn = torch.backends.mkldnn.flags(enabled=False) if plain_convolution else nullcontext()
+    torch.backends.mkldnn.enabled = bool(onednn) and not plain_convolution  # type: ignore[assignment]
     try:
-        with onednn:
-            yield
+        yield
     finally:
         torch.set_num_threads(threads)
+        torch.backends.mkldnn.enabled = onednn
 
 
 def _tensors(samples: Samples) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,5 @@
+"""`python -m cbdsl`: the command line."""
+
+from cbdsl.cli import main
+
+main()

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import gzip
+import hashlib
+import struct
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cbdsl.data.sources import Dataset, load, read_idx
+from cbdsl.errors import UserError
+
+SHA256 = {
+    "train-images-idx3-ubyte": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+    "train-labels-idx1-ubyte": "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+    "t10k-images-idx3-ubyte": "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+    "t10k-labels-idx1-ubyte": "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+}
+
+
+def idx(array: np.ndarray) -> bytes:
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+
+
+def write_folder(
+    folder: Path, train: int = 6, test: int = 3, labels: int | None = None, compress: bool = False
+) -> None:
+    rng = np.random.default_rng(0)
+    for name, count in (("train", train), ("t10k", test)):
+        images = idx(rng.integers(0, 256, (count, 4, 5)))
+        truth = idx(np.arange(count if labels is None or name == "t10k" else labels) % 3)
+        for kind, content in (("images-idx3", images), ("labels-idx1", truth)):
+            path = folder / f"{name}-{kind}-ubyte{'.gz' if compress else ''}"
+            path.write_bytes(gzip.compress(content) if compress else content)
+
+
+@pytest.mark.parametrize("name", SHA256)
+def test_the_embedded_files_are_the_original_ones(name: str) -> None:
+    packed = (resources.files("cbdsl.data") / "mnist" / f"{name}.gz").read_bytes()
+    assert hashlib.sha256(gzip.decompress(packed)).hexdigest() == SHA256[name]
+
+
+def test_mnist_is_whole_and_scaled(mnist: Dataset) -> None:
+    assert mnist.train.features.shape == (60_000, 1, 28, 28)
+    assert mnist.test.features.shape == (10_000, 1, 28, 28)
+    assert (mnist.classes, mnist.shape, mnist.train.labels[0]) == (10, (1, 28, 28), 5)
+    assert abs(float(mnist.train.features.mean(dtype=np.float64))) < 1e-4
+    assert float(mnist.train.features.std(dtype=np.float64)) == pytest.approx(1.0, abs=1e-4)
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_folder_of_idx_files_is_read_compressed_or_not(tmp_path: Path, compress: bool) -> None:
+    write_folder(tmp_path, compress=compress)
+    data = load(str(tmp_path))
+    assert data.train.features.shape == (6, 1, 4, 5)
+    assert data.test.labels.tolist() == [0, 1, 2]
+    assert data.classes == 3
+
+
+def test_a_truncated_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    path = tmp_path / "train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(UserError, match=r"train-images-idx3-ubyte announces shape \(6, 4, 5\).*truncated"):
+        load(str(tmp_path))
+
+
+def test_a_truncated_gzip_file_is_an_error_that_names_it(tmp_path: Path) -> None:
+    write_folder(tmp_path, compress=True)
+    path = tmp_path / "t10k-labels-idx1-ubyte.gz"
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"t10k-labels-idx1-ubyte.gz cannot be read"):
+        load(str(tmp_path))
+
+
+def test_swapped_files_are_an_error(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    images, labels = tmp_path / "train-images-idx3-ubyte", tmp_path / "train-labels-idx1-ubyte"
+    content = images.read_bytes()
+    images.write_bytes(labels.read_bytes())
+    labels.write_bytes(content)
+    with pytest.raises(UserError, match=r"1 dimension\(s\); 3 expected.*swapped"):
+        load(str(tmp_path))
+
+
+def test_labels_that_do_not_match_the_images_are_an_error(tmp_path: Path) -> None:
+    write_folder(tmp_path, labels=5)
+    with pytest.raises(UserError, match="5 labels for 6 images"):
+        load(str(tmp_path))
+
+
+def test_something_else_than_idx_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "train-images-idx3-ubyte"
+    path.write_bytes(b"PNG, perhaps")
+    with pytest.raises(UserError, match="not an IDX file"):
+        read_idx(path, 3)
+
+
+def test_a_missing_or_ambiguous_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"exactly one IDX file of train images.*found: none"):
+        load(str(tmp_path))
+    write_folder(tmp_path)
+    (tmp_path / "emnist-train-images-idx3-ubyte").write_bytes(b"")
+    with pytest.raises(UserError, match=r"found: emnist-train-images-idx3-ubyte, train-images"):
+        load(str(tmp_path))
+    with pytest.raises(UserError, match=r"neither 'mnist' .* nor a folder"):
+        load(str(tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "message"),
+    [
+        (np.zeros((3, 2)), [0, 1], r"given \(3, 2\) and \(2,\)"),
+        (np.zeros((2, 2)), [0.5, 1], "must be integers"),
+        (np.zeros((2, 2)), [-1, 1], "integers from 0"),
+        (np.array([[np.nan, 0], [0, 0]]), [0, 1], "NaN or infinite"),
+        (np.zeros((0, 2)), [], r"N > 0"),
+        (np.zeros((2, 2)), [0, 0], "at least two classes"),
+    ],
+)
+def test_arrays_that_are_no_dataset_are_an_error(features: np.ndarray, labels: list[float], message: str) -> None:
+    test = np.zeros((1, 2)), [0]
+    with pytest.raises(UserError, match=message):
+        Dataset.from_arrays(features, labels, *test)

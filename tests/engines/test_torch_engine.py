@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from cbdsl.engines.base import PADDING, Samples, Sgd
+from cbdsl.engines.torch_engine import TorchEngine
+from cbdsl.errors import UserError
+from cbdsl.models import cnn, load_flat, to_flat
+
+RNG = np.random.default_rng(5)
+IMAGES = Samples(RNG.normal(size=(80, 1, 16, 16)).astype(np.float32), RNG.integers(0, 4, 80).astype(np.int32))
+
+
+def network() -> nn.Module:
+    return cnn((1, 16, 16), 4)
+
+
+def stack(workers: int) -> np.ndarray:
+    torch.manual_seed(0)
+    return np.stack([to_flat(network()) for _ in range(workers)])
+
+
+def batches(workers: int, steps: int = 3, size: int = 5) -> np.ndarray:
+    chosen = np.random.default_rng(1).integers(0, 80, (workers, steps, size)).astype(np.int32)
+    chosen[:, -1, -2:] = PADDING  # a short last batch
+    chosen[0, 0] = PADDING  # no step at all
+    return chosen
+
+
+@pytest.mark.parametrize("sgd", [Sgd(0.1), Sgd(0.1, momentum=0.9), Sgd(0.1, momentum=0.5, weight_decay=0.01)])
+def test_training_is_what_torch_does_to_each_worker_alone(sgd: Sgd) -> None:
+    weights, chosen = stack(3), batches(3)
+    trained = TorchEngine(network(), threads=2).train(weights, IMAGES, chosen, sgd)
+    for worker in range(3):
+        module = network()
+        load_flat(module, weights[worker])
+        optimiser = torch.optim.SGD(
+            module.parameters(), lr=sgd.learning_rate, momentum=sgd.momentum, weight_decay=sgd.weight_decay
+        )
+        for row in chosen[worker]:
+            own = row[row != PADDING]
+            if len(own):
+                optimiser.zero_grad()
+                inputs, labels = torch.from_numpy(IMAGES.features[own]), torch.from_numpy(IMAGES.labels[own]).long()
+                nn.functional.cross_entropy(module(inputs), labels).backward()
+                optimiser.step()
+        np.testing.assert_allclose(trained[worker], to_flat(module), rtol=1e-4, atol=1e-6)
+
+
+def test_training_leaves_its_input_alone() -> None:
+    weights = stack(2)
+    before = weights.copy()
+    trained = TorchEngine(network()).train(weights, IMAGES, batches(2), Sgd(0.1))
+    np.testing.assert_array_equal(weights, before)
+    assert not np.array_equal(trained, before)
+
+
+def test_losses_accuracies_and_gradients_are_those_of_the_module() -> None:
+    weights, engine = stack(2), TorchEngine(network())
+    shared = np.arange(60, dtype=np.int32)
+    module = network()
+    load_flat(module, weights[1])
+    module = copy.deepcopy(module).double()
+    logits = module(torch.from_numpy(IMAGES.features[:60]).double())
+    labels = torch.from_numpy(IMAGES.labels[:60]).long()
+    loss = nn.functional.cross_entropy(logits, labels)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert engine.losses(weights, IMAGES, shared)[1] == pytest.approx(loss.item(), rel=1e-6)
+    assert engine.accuracies(weights, IMAGES, shared)[1] == (logits.argmax(1) == labels).double().mean().item()
+    gradient = np.concatenate([p.grad.reshape(-1).numpy() for p in module.parameters() if p.grad is not None])
+    np.testing.assert_allclose(engine.gradients(weights, IMAGES, shared)[1], gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_each_worker_may_have_samples_of_its_own() -> None:
+    weights, engine = stack(2), TorchEngine(network())
+    own = np.array([[1, 2, 3], [7, PADDING, PADDING]], dtype=np.int32)
+    losses = engine.losses(weights, IMAGES, own)
+    assert losses[0] == engine.losses(weights[:1], IMAGES, own[0])[0]
+    assert losses[1] == engine.losses(weights[1:], IMAGES, own[1, :1])[0]
+
+
+def test_a_ceiling_stops_early_and_changes_no_minimum() -> None:
+    weights, engine = stack(4), TorchEngine(network())
+    many = np.tile(np.arange(80, dtype=np.int32), 10)  # more than one chunk
+    exact = engine.losses(weights, IMAGES, many)
+    ceilings = exact * np.array([0.2, 0.999, 1.0, 2.0])
+    capped = engine.losses(weights, IMAGES, many, ceilings)
+    np.testing.assert_array_equal(np.minimum(capped, ceilings), np.minimum(exact, ceilings))
+    np.testing.assert_array_equal(capped[2:], exact[2:])
+    assert capped[0] == np.inf
+
+
+def test_nan_weights_score_nan_even_with_a_ceiling() -> None:
+    weights = stack(1)
+    weights[0, 0] = np.nan
+    losses = TorchEngine(network()).losses(weights, IMAGES, np.arange(10, dtype=np.int32), np.array([0.1]))
+    assert np.isnan(losses[0])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_numbers_do_not_depend_on_threads_or_on_the_order_of_workers(threads: int) -> None:
+    weights, chosen, shared = stack(5), batches(5), np.arange(80, dtype=np.int32)
+    alone, other = TorchEngine(network(), 1), TorchEngine(network(), threads)
+    order = np.array([3, 0, 4, 2, 1])
+    sgd = Sgd(0.05, 0.9)
+    np.testing.assert_array_equal(
+        alone.train(weights, IMAGES, chosen, sgd)[order], other.train(weights[order], IMAGES, chosen[order], sgd)
+    )
+    np.testing.assert_array_equal(
+        alone.losses(weights, IMAGES, shared)[order], other.losses(weights[order], IMAGES, shared)
+    )
+    np.testing.assert_array_equal(
+        alone.gradients(weights, IMAGES, shared)[order], other.gradients(weights[order], IMAGES, shared)
+    )
+
+
+def test_dropout_draws_from_the_seeds_given_and_not_when_scoring() -> None:
+    def dropping() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(256, 4))
+
+    weights = np.zeros((3, 1028), dtype=np.float32)
+    chosen = np.tile(batches(1, steps=2)[:, 1:], (3, 1, 1))
+    seeds = np.array([1, 1, 2], dtype=np.uint64)
+    engine = TorchEngine(dropping(), threads=2)
+    first, same, different = engine.train(weights, IMAGES, chosen, Sgd(0.1), seeds)
+    np.testing.assert_array_equal(first, same)
+    assert not np.array_equal(first, different)
+    every = np.arange(80, dtype=np.int32)
+    np.testing.assert_array_equal(engine.losses(weights, IMAGES, every), engine.losses(weights, IMAGES, every))
+
+
+def test_the_callers_torch_settings_are_put_back() -> None:
+    torch.set_num_threads(2)
+    TorchEngine(network()).losses(stack(1), IMAGES, np.arange(4, dtype=np.int32))
+    assert torch.get_num_threads() == 2
+    assert torch.backends.mkldnn.enabled
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "GroupNorm"), (nn.Flatten(), "no parameters")],
+)
+def test_a_module_that_cannot_be_exchanged_is_refused(module: nn.Module, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        TorchEngine(module)

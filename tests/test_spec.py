@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cbdsl import spec as specs
+from cbdsl.errors import UserError
+from cbdsl.methods import METHODS, resolve
+from cbdsl.presets import PRESETS, preset
+from cbdsl.spec import Spec, from_mapping, from_toml, parse_setting
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_spec_survives_toml(name: str) -> None:
+    assert from_toml(PRESETS[name].to_toml()) == PRESETS[name]
+
+
+@given(st.integers(0, 2**31), st.floats(1e-6, 10), st.floats(0, 1), st.floats(0, 1))
+def test_numbers_survive_toml_exactly(seed: int, rate: float, first: float, last: float) -> None:
+    spec = Spec().with_settings({"seed": seed, "local.learning_rate": rate, "swarm.inertia": [first, last]})
+    assert from_toml(spec.to_toml()) == spec
+    assert from_toml(spec.to_toml()).key() == spec.key()
+
+
+def test_the_key_changes_with_every_setting() -> None:
+    base = Spec()
+    others = [
+        {"seed": 1},
+        {"method": "fedavg"},
+        {"local.decay": 0.5},
+        {"swarm.inertia": 0.9},
+        {"attack.scale": 2.0},
+        {"data.holdout": 1},
+        {"verification.tolerance": 0.0},
+    ]
+    keys = {base.key()} | {base.with_settings(change).key() for change in others}
+    assert len(keys) == len(others) + 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"local.epoch": 3}, r"Unknown setting 'local.epoch'. Did you mean 'local.epochs'\?"),
+        ({"locl.epochs": 3}, r"Unknown setting 'locl.epochs'. Did you mean 'local.epochs'\?"),
+        ({"seed.x": 3}, r"Unknown setting 'seed.x'"),
+        ({"local.epochs.x": 3}, r"Unknown setting 'local.epochs.x'"),
+        ({"local": 3}, r"local is a group of settings"),
+        ({"local.epochs": "three"}, r"local.epochs takes a whole number; given 'three'"),
+        ({"local.epochs": 1.5}, r"local.epochs takes a whole number; given 1.5"),
+        ({"local.epochs": True}, r"local.epochs takes a whole number; given True"),
+        ({"local.batch_size": 0}, r"local.batch_size must be at least 1; given 0"),
+        ({"local.learning_rate": -1}, r"local.learning_rate must be a positive number; given -1.0"),
+        ({"local.learning_rate": float("nan")}, r"must be a positive number; given nan"),
+        ({"swarm.inertia": [1, 2, 3]}, r"takes one number or two"),
+        ({"swarm.sgd_from": "currant"}, r"Did you mean 'current'\? Allowed: current, moved"),
+        ({"shared": "all"}, r"Unknown value of shared 'all'.*Allowed: default, none, score, train, both"),
+        ({"rounds": 0}, r"rounds must be at least 1"),
+        ({"workers": 3, "attack.byzantine": 4}, r"4 Byzantine workers of 3"),
+        ({"model": 5}, r"model takes text; given 5"),
+    ],
+)
+def test_a_wrong_setting_says_what_is_wrong(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Spec().with_settings(settings)
+
+
+def test_an_unknown_key_in_toml_is_an_error_with_a_suggestion() -> None:
+    with pytest.raises(UserError, match=r"Unknown setting 'swarm.inerta'. Did you mean 'swarm.inertia'\?"):
+        from_toml("[swarm]\ninerta = 0.5")
+    with pytest.raises(UserError, match="not valid TOML"):
+        from_toml("[swarm")
+
+
+def test_one_number_of_inertia_means_constant() -> None:
+    assert from_mapping({"swarm": {"inertia": 0.9}}).swarm.inertia == (0.9, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("local.epochs=3", ("local.epochs", 3)),
+        ("local.decay=0.5", ("local.decay", 0.5)),
+        ("swarm.inertia=[1, 0.2]", ("swarm.inertia", [1, 0.2])),
+        ("method=cb-dsl", ("method", "cb-dsl")),
+        ('data.source="a b"', ("data.source", "a b")),
+    ],
+)
+def test_settings_of_the_command_line_are_parsed(text: str, expected: tuple[str, object]) -> None:
+    assert parse_setting(text) == expected
+
+
+@pytest.mark.parametrize("text", ["epochs", "=3", ""])
+def test_a_setting_without_key_or_value_is_an_error(text: str) -> None:
+    with pytest.raises(UserError, match="is not a setting"):
+        parse_setting(text)
+
+
+def test_a_spec_file_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cannot be read"):
+        specs.read(tmp_path / "missing.toml")
+
+
+def test_presets_say_what_the_paper_says() -> None:
+    text = preset("paper-noniid")
+    assert (text.workers, text.rounds, text.local.epochs, text.local.learning_rate) == (50, 30, 1, 0.005)
+    assert (text.local.batch_size, text.swarm.inertia, text.swarm.cognitive, text.swarm.social) == (10, (1, 0), 1, 1)
+    assert (text.data.shared_scoring, text.data.shared_training, text.data.partition) == (2000, 600, "shards")
+    script = preset("script-iid")
+    assert (script.local.epochs, script.local.momentum, script.local.decay, script.rounds) == (3, 0.9, 0.5, 10)
+    with pytest.raises(UserError, match="Unknown preset 'paper'"):
+        preset("paper")
+
+
+def test_each_method_brings_its_own_shared_data_unless_told_otherwise() -> None:
+    shared = {name: resolve(replace(Spec(), method=name)).shared for name in METHODS}
+    assert shared == {"cb-dsl": "both", "fedavg": "none", "fedpso": "none", "pso": "score"}
+    assert resolve(Spec(method="fedavg", shared="train")).shared == "train"
+    with pytest.raises(UserError, match="Unknown method 'fedprox'"):
+        resolve(Spec(method="fedprox"))
+
+
+def test_resolving_writes_out_what_defines_the_method() -> None:
+    assert resolve(Spec(method="fedpso")).swarm.sgd_from == "moved"
+    assert resolve(Spec(method="pso")).swarm.start == "apart"
+    assert resolve(resolve(Spec(method="pso"))) == resolve(Spec(method="pso"))
