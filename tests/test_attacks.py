@@ -26,7 +26,7 @@ def test_a_liar_uploads_random_weights_of_the_stated_scale() -> None:
 def test_an_attack_is_the_same_for_the_same_stream(name: str) -> None:
     attack = make_attack(AttackSpec(name))
     uploads = [attack.upload(np.ones(5, dtype=np.float32), np.random.default_rng(4)) for _ in range(2)]
-    np.testing.assert_array_equal(*uploads)
+    np.testing.assert_array_equal(uploads[0], uploads[1])
 
 
 def test_an_unknown_attack_is_named_with_the_ones_there_are() -> None:

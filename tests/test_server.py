@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cbdsl.engines.base import Floats
 from cbdsl.ledger import Traffic
-from cbdsl.server import Order, ServerState, fresh_state, next_order, play_round
-from cbdsl.verification import measuring, trusting
+from cbdsl.server import Order, RoundLog, ServerState, fresh_state, next_order, play_round
+from cbdsl.verification import Verifier, measuring, trusting
 
 SIZE = 2
 
@@ -41,13 +41,14 @@ def honest(scores: Mapping[int, float]) -> ScriptedSwarm:
     return ScriptedSwarm(scores, {worker: model(score) for worker, score in scores.items()})
 
 
-def verify_by_first_weight(tolerance: float = 1e-4):  # noqa: ANN201 - a Verifier
-    return measuring(lambda weights: float(weights[0]), SIZE, tolerance)
+VERIFY = measuring(lambda weights: float(weights[0]), SIZE, 1e-4)
 
 
-def play(state: ServerState, swarm: ScriptedSwarm, workers: int = 4, verify=None):  # noqa: ANN001, ANN201
+def play(
+    state: ServerState, swarm: ScriptedSwarm, workers: int = 4, verify: Verifier = VERIFY
+) -> tuple[ServerState, RoundLog]:
     order = next_order(state, "swarm", range(workers), 0.5, 0.01)
-    return play_round(state, order, swarm, verify or verify_by_first_weight())
+    return play_round(state, order, swarm, verify)
 
 
 START = fresh_state(model(1.0), 1.0)
@@ -122,7 +123,7 @@ def test_a_claim_that_cannot_be_true_is_set_aside(claim: float, reason: str) -> 
 @pytest.mark.parametrize("trust", [True, False])
 def test_an_upload_that_is_no_model_is_refuted_even_without_measuring(upload: Floats, trust: bool) -> None:
     swarm = ScriptedSwarm({0: 0.25, 1: 0.5}, {0: upload.astype(np.float32), 1: model(0.5)})
-    after, log = play(START, swarm, verify=trusting(SIZE) if trust else None)
+    after, log = play(START, swarm, verify=trusting(SIZE) if trust else VERIFY)
     assert log.outcome("refuted") == [0]
     assert log.outcome("accepted") == [1]
     assert np.isfinite(after.global_best).all()

@@ -28,7 +28,7 @@ def test_numbers_survive_toml_exactly(seed: int, rate: float, first: float, last
 
 def test_the_key_changes_with_every_setting() -> None:
     base = Spec()
-    others = [
+    others: list[dict[str, object]] = [
         {"seed": 1},
         {"method": "fedavg"},
         {"local.decay": 0.5},

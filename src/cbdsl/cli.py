@@ -32,14 +32,20 @@ _Threads = Annotated[int | None, typer.Option(help="Threads to use; all cores if
 _Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, alone on standard output.")]
 
 
-@app.callback()
-def common(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
-) -> None:
-    """Hold what all commands share."""
-    if version:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(__version__)
         raise typer.Exit
+
+
+_Version = Annotated[
+    bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+]
+
+
+@app.callback()
+def common(version: _Version = False) -> None:
+    """Distributed swarm learning: communication-efficient, Byzantine-robust (CB-DSL, arXiv 2208.05578)."""
 
 
 @app.command(no_args_is_help=False)

@@ -15,14 +15,13 @@ from cbdsl.attacks import Attack, make_attack
 from cbdsl.baselines import play_average_round
 from cbdsl.data import Dataset, Split, load, split
 from cbdsl.data.sources import CUSTOM
-from cbdsl.engines import make_engine
 from cbdsl.engines.base import Engine, Floats
+from cbdsl.engines.choose import make_engine
 from cbdsl.errors import UserError, unknown
 from cbdsl.methods import Method, method_of, resolve
 from cbdsl.models import MODELS, initial_weights, load_flat
 from cbdsl.presets import preset
 from cbdsl.records import RoundRecord, Summary, record, summarise
-from cbdsl.report.plots import save_accuracy_plot
 from cbdsl.rng import seed_of, stream
 from cbdsl.runs import Checkpoint, RunFolder
 from cbdsl.server import RoundLog, ServerState, WorkerId, fresh_state, next_order, play_round
@@ -189,6 +188,8 @@ def _play(
         module = stage.build_model()
         load_flat(module, state.global_best)
         if folder is not None:
+            from cbdsl.report.plots import save_accuracy_plot  # noqa: PLC0415 - half a second, and only for a folder
+
             tensors = {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
             save_accuracy_plot(folder.path / "accuracy.png", summary, records)
             folder.finish(summary, tensors)

@@ -18,6 +18,7 @@ import tomli_w
 
 from cbdsl.errors import UserError, unknown
 
+PartitionName = Literal["iid", "shards", "dirichlet", "similarity"]
 Shared = Literal["default", "none", "score", "train", "both"]
 
 
@@ -26,7 +27,7 @@ class DataSpec:
     """Which data, and who holds it (Sec. VI.A)."""
 
     source: str = "mnist"  # "mnist" (embedded), a folder of IDX files, or "custom" (arrays given in Python)
-    partition: Literal["iid", "shards", "dirichlet", "similarity"] = "iid"
+    partition: PartitionName = "iid"
     samples_per_worker: int = 300  # K_i, for every partition but shards
     shard_size: int = 300
     shards_per_worker: int = 2

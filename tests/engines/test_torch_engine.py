@@ -47,7 +47,7 @@ def test_training_is_what_torch_does_to_each_worker_alone(sgd: Sgd) -> None:
             if len(own):
                 optimiser.zero_grad()
                 inputs, labels = torch.from_numpy(IMAGES.features[own]), torch.from_numpy(IMAGES.labels[own]).long()
-                nn.functional.cross_entropy(module(inputs), labels).backward()
+                nn.functional.cross_entropy(module(inputs), labels).backward()  # type: ignore[no-untyped-call]
                 optimiser.step()
         np.testing.assert_allclose(trained[worker], to_flat(module), rtol=1e-4, atol=1e-6)
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from cbdsl.engines.base import Indices
 from cbdsl.errors import UserError
 from cbdsl.rng import stream
-from cbdsl.spec import DataSpec
+from cbdsl.spec import DataSpec, PartitionName
 
 Labels = NDArray[np.int32]
 
@@ -108,7 +108,12 @@ def similarity(labels: Labels, pool: Indices, spec: DataSpec, workers: int, rng:
 
 Partition = Callable[[Labels, Indices, DataSpec, int, np.random.Generator], list[Indices]]
 
-PARTITIONS: dict[str, Partition] = {"iid": iid, "shards": shards, "dirichlet": dirichlet, "similarity": similarity}
+PARTITIONS: dict[PartitionName, Partition] = {
+    "iid": iid,
+    "shards": shards,
+    "dirichlet": dirichlet,
+    "similarity": similarity,
+}
 
 
 def _demand(needed: int, available: int, what: str) -> None:

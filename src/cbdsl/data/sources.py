@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cbdsl.engines.base import Samples
+from cbdsl.engines.base import Floats, Samples
 from cbdsl.errors import UserError
 
 Bytes = NDArray[np.uint8]
@@ -88,13 +88,18 @@ def read_folder(folder: Path, name: str) -> Dataset:
                 f"{labels_path} has {len(labels):,} labels for {len(images):,} images; the files do not match."
             )
         arrays[part] = (images, labels)
-    pixels = arrays["train"][0]
-    mean, deviation = pixels.mean() / 255.0, max(float(pixels.std()) / 255.0, 1e-6)
-    scaled = {
-        part: ((images[:, None].astype(np.float32) / 255.0 - mean) / deviation).astype(np.float32)
-        for part, (images, _) in arrays.items()
-    }
+    shades = _standardised_shades(arrays["train"][0])
+    scaled = {part: shades[images[:, None]] for part, (images, _) in arrays.items()}
     return Dataset.from_arrays(scaled["train"], arrays["train"][1], scaled["test"], arrays["test"][1], name)
+
+
+def _standardised_shades(images: Bytes) -> Floats:
+    """What each of the 256 shades becomes when the images are scaled to mean 0 and deviation 1, (256,)."""
+    counts = np.bincount(images.reshape(-1), minlength=256)
+    shades = np.arange(256) / 255.0
+    mean = np.average(shades, weights=counts)
+    deviation = np.sqrt(np.average((shades - mean) ** 2, weights=counts))
+    return np.asarray((shades - mean) / max(deviation, 1e-6), dtype=np.float32)
 
 
 def read_idx(path: Path, dimensions: int) -> Bytes:
