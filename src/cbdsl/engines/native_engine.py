@@ -211,7 +211,7 @@ def _floats(name: str, array: NDArray[Any]) -> Floats:
     array = np.asarray(array)
     if array.dtype.kind != "f":
         raise ValueError(f"{name} have type {array.dtype}; give float32")
-    return np.ascontiguousarray(array, np.float32)
+    return np.asarray(array, np.float32, order="C")
 
 
 def _whole_numbers(name: str, array: NDArray[Any]) -> Indices:
@@ -220,7 +220,7 @@ def _whole_numbers(name: str, array: NDArray[Any]) -> Indices:
         raise ValueError(f"{name} have type {array.dtype}; give int32")
     if array.dtype != np.int32 and array.size and (array.max() > np.iinfo(np.int32).max or array.min() < PADDING):
         raise ValueError(f"{name} reach from {array.min()} to {array.max()}; give numbers that fit into int32")
-    return np.ascontiguousarray(array, np.int32)
+    return np.asarray(array, np.int32, order="C")
 
 
 def _pointer(array: NDArray[Any]) -> int:
