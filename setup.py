@@ -1,0 +1,72 @@
+"""Build the native engine's library if a C++ compiler is at hand; without one the package still installs.
+
+CBDSL_PORTABLE=1 builds for any machine of this kind (x86-64: three levels, the best is chosen when it is loaded).
+CBDSL_SANITIZE=address,undefined builds with those sanitizers, for tests.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+NATIVE = Path("src/cbdsl/engines/native")
+SOURCES = [str(NATIVE / name) for name in ("engine.cpp", "machine.cpp", "plan.cpp")]
+HEADERS = sorted(str(path) for path in NATIVE.glob("*.hpp"))
+# NaN must stay NaN from a weight to a loss, so nothing of -ffast-math that assumes it away.
+FLAGS = ["-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math"]
+FLAGS += ["-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"]
+
+
+def levels() -> dict[str, list[str]]:
+    """The libraries to build: the end of each name, and the flags that choose its instructions."""
+    arm = platform.machine().lower() in {"arm64", "aarch64"}
+    if os.environ.get("CBDSL_PORTABLE", "0") in {"", "0"}:
+        return {"": ["-mcpu=native" if arm else "-march=native"]}
+    if platform.machine().lower() in {"x86_64", "amd64"}:
+        return {
+            "_v1": ["-march=x86-64"],
+            "_v3": ["-march=x86-64-v3"],
+            "_v4": ["-march=x86-64-v4", "-mprefer-vector-width=512"],
+        }
+    return {"": []}
+
+
+def extension(suffix: str, flags: list[str]) -> Extension:
+    """One library; a failure to build it is a warning, and the torch engine takes over."""
+    sanitize = os.environ.get("CBDSL_SANITIZE")
+    extra = [f"-fsanitize={sanitize}", "-fno-sanitize-recover=all", "-g", "-O1"] if sanitize else []
+    return Extension(
+        f"cbdsl.engines.native._lanes{suffix}",
+        SOURCES,
+        depends=HEADERS,
+        language="c++",
+        extra_compile_args=[*FLAGS, *flags, *extra],
+        extra_link_args=["-pthread", *extra],
+        optional=True,
+    )
+
+
+class BuildLibraries(build_ext):
+    """Builds each library from its own objects: the same sources are compiled with different flags."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Compile into a directory of its own, so that no level reuses the objects of another."""
+        shared = self.build_temp
+        self.build_temp = str(Path(shared) / ext.name.rpartition(".")[2])
+        try:
+            super().build_extension(ext)
+        finally:
+            self.build_temp = shared
+
+    def get_export_symbols(self, _ext: Extension) -> list[str]:
+        """None: the library is loaded through ctypes and has no Python module inside."""
+        return []
+
+
+setup(
+    ext_modules=[extension(suffix, flags) for suffix, flags in levels().items()], cmdclass={"build_ext": BuildLibraries}
+)

@@ -1,0 +1,271 @@
+// Convolution with its activation and 2x2 pooling, forwards and backwards, on one lane group.
+//
+// Every kernel keeps a block of results in vector registers through all its additions: four positions
+// times several channels forwards, a row of positions times several channels backwards. Block sizes
+// follow the number of registers; no kernel knows a network, and any kernel size runs through the same code.
+#pragma once
+
+#include <algorithm>
+
+#include "activation.hpp"
+#include "plan.hpp"
+
+namespace cbdsl {
+
+constexpr int FORWARD_CHANNELS = MANY_REGISTERS ? 6 : 2;
+
+// accumulator[o][q] += sum over channels and kernel positions of weight * input, for four input positions.
+template <int OUTPUTS>
+CBDSL_INLINE void multiply(lanes (&accumulator)[OUTPUTS][4], const lanes *const (&from)[4], const Stage &stage,
+                           const float *weights) {
+    const int channels = stage.input.channels, height = stage.kernel_height, width = stage.kernel_width;
+    const size_t stride = size_t(channels) * height * width;
+    for (int channel = 0; channel < channels; channel++)
+        for (int y = 0; y < height; y++) {
+            const size_t start = stage.input.at(channel, y);
+            for (int x = 0; x < width; x++, weights++) {
+                const lanes in0 = from[0][start + x], in1 = from[1][start + x];
+                const lanes in2 = from[2][start + x], in3 = from[3][start + x];
+#pragma GCC unroll 8
+                for (int o = 0; o < OUTPUTS; o++) {
+                    const float weight = weights[o * stride];
+                    accumulator[o][0] += weight * in0;
+                    accumulator[o][1] += weight * in1;
+                    accumulator[o][2] += weight * in2;
+                    accumulator[o][3] += weight * in3;
+                }
+            }
+        }
+}
+
+// The largest of four, and which it was; the first of equals, as torch chooses. A NaN among them wins.
+template <bool TRAINING> CBDSL_INLINE lanes largest(const lanes (&of)[4], whole *chosen) {
+    lanes best = of[0];
+    if constexpr (TRAINING) {
+        whole which{};
+#pragma GCC unroll 4
+        for (int q = 1; q < 4; q++) {
+            const whole better = of[q] > best;
+            best = better ? of[q] : best;
+            which = better ? whole{} + q : which;
+        }
+        *chosen = which;
+    } else {
+        best = larger(larger(best, of[1]), larger(of[2], of[3]));
+    }
+    // A comparison with NaN is false, so the maximum may have dropped one; the sum has not.
+    const lanes all = (of[0] + of[1]) + (of[2] + of[3]);
+    return all == all ? best : all;
+}
+
+template <int OUTPUTS, bool TRAINING>
+void convolve_block(const Stage &stage, const float *weights, int first, const lanes *input, lanes *output, lanes *full,
+                    whole *chosen) {
+    const float *kernel = weights + stage.weight + size_t(first) * stage.input.channels * stage.kernel_height * stage.kernel_width;
+    lanes bias[OUTPUTS];
+    for (int o = 0; o < OUTPUTS; o++) bias[o] = splat(stage.bias == NOWHERE ? 0.0f : weights[stage.bias + first + o]);
+    const bool pooled = stage.fused != Fused::none;
+    const int height = stage.height, width = stage.width, positions = height * width;
+    // Without pooling the four positions are neighbours in reading order; the last block repeats its last one.
+    const int step = pooled ? 1 : 4;
+    for (int p = 0; p < positions; p += step) {
+        const lanes *from[4];
+        size_t to[4]{};
+        if (pooled) {
+            const int y = p / width, x = p % width;
+            from[0] = input + 2 * y * stage.input.row + 2 * x, from[1] = from[0] + 1;
+            from[2] = from[0] + stage.input.row, from[3] = from[2] + 1;
+            to[0] = y * stage.output.row + x;
+        } else {
+            for (int q = 0; q < 4; q++) {
+                const int at = std::min(p + q, positions - 1), y = at / width, x = at % width;
+                from[q] = input + y * stage.input.row + x;
+                to[q] = y * stage.output.row + x;
+            }
+        }
+        lanes accumulator[OUTPUTS][4];
+#pragma GCC unroll 8
+        for (int o = 0; o < OUTPUTS; o++)
+#pragma GCC unroll 4
+            for (int q = 0; q < 4; q++) accumulator[o][q] = bias[o];
+        multiply(accumulator, from, stage, kernel);
+#pragma GCC unroll 8
+        for (int o = 0; o < OUTPUTS; o++) {
+            lanes *out = output + (first + o) * stage.output.plane;
+            if (stage.fused == Fused::max2) {
+                whole *which = TRAINING ? chosen + size_t(first + o) * positions + p : nullptr;
+                out[to[0]] = activate(stage.activation, largest<TRAINING>(accumulator[o], which));
+            } else {
+#pragma GCC unroll 4
+                for (int q = 0; q < 4; q++) accumulator[o][q] = activate(stage.activation, accumulator[o][q]);
+                if (stage.fused == Fused::average2) {
+                    out[to[0]] = 0.25f * ((accumulator[o][0] + accumulator[o][1]) + (accumulator[o][2] + accumulator[o][3]));
+                    if (TRAINING) {
+                        lanes *corner = full + stage.full.at(first + o, p / width * 2) + p % width * 2;
+                        corner[0] = accumulator[o][0], corner[1] = accumulator[o][1];
+                        corner[stage.full.row] = accumulator[o][2], corner[stage.full.row + 1] = accumulator[o][3];
+                    }
+                } else {
+#pragma GCC unroll 4
+                    for (int q = 0; q < 4; q++) out[to[q]] = accumulator[o][q];
+                }
+            }
+        }
+    }
+}
+
+// corner is the start of the input with its border, output the first element inside its own border.
+// `kept` is what the way back needs of a fused pooling.
+template <bool TRAINING>
+void convolve(const Stage &stage, const float *weights, const lanes *corner, lanes *output, lanes *kept) {
+    in_blocks<FORWARD_CHANNELS>(stage.channels, [&](auto size, int first) {
+        convolve_block<decltype(size)::value, TRAINING>(stage, weights, first, corner, output, kept, (whole *)kept);
+    });
+}
+
+// Gradient before activation and pooling, at full resolution; also the gradient of the bias.
+// Positions that no pooling window covers stay zero from the start.
+inline void convolve_unfuse(const Stage &stage, const lanes *output, const lanes *output_gradient, const lanes *kept,
+                            lanes *full, const Sink &sink) {
+    const whole *chosen = (const whole *)kept;
+    for (int channel = 0; channel < stage.channels; channel++) {
+        lanes total{};
+        for (int y = 0; y < stage.height; y++) {
+            const lanes *value = output + stage.output.at(channel, y);
+            const lanes *gradient = output_gradient + stage.output_gradient.at(channel, y);
+            if (stage.fused == Fused::none) {
+                lanes *to = full + stage.full.at(channel, y);
+                for (int x = 0; x < stage.width; x++) {
+                    to[x] = slope(stage.activation, value[x], gradient[x]);
+                    total += to[x];
+                }
+                continue;
+            }
+            lanes *above = full + stage.full.at(channel, 2 * y), *below = above + stage.full.row;
+            if (stage.fused == Fused::max2) {
+                const whole *which = chosen + (size_t(channel) * stage.height + y) * stage.width;
+                for (int x = 0; x < stage.width; x++) {
+                    const lanes one = slope(stage.activation, value[x], gradient[x]);
+                    above[2 * x] = which[x] == 0 ? one : lanes{};
+                    above[2 * x + 1] = which[x] == 1 ? one : lanes{};
+                    below[2 * x] = which[x] == 2 ? one : lanes{};
+                    below[2 * x + 1] = which[x] == 3 ? one : lanes{};
+                    total += one;
+                }
+            } else {
+                const lanes *value_above = kept + stage.full.at(channel, 2 * y), *value_below = value_above + stage.full.row;
+                for (int x = 0; x < 2 * stage.width; x++) {
+                    const lanes share = 0.25f * gradient[x / 2];
+                    above[x] = slope(stage.activation, value_above[x], share);
+                    below[x] = slope(stage.activation, value_below[x], share);
+                    total += above[x] + below[x];
+                }
+            }
+        }
+        if (stage.bias != NOWHERE) sink.add(stage.bias + channel, sum(total));
+    }
+}
+
+// Both gradients take the kernel's columns in slices of 5, 3, 2 or 1, each with its own register block.
+template <class Body> CBDSL_INLINE void in_slices(int width, const Body &body) {
+    for (int start = 0; start < width;) {
+        const int left = width - start;
+        if (left >= 5) body(Size<5>{}, start), start += 5;
+        else if (left >= 3) body(Size<3>{}, start), start += 3;
+        else if (left == 2) body(Size<2>{}, start), start += 2;
+        else body(Size<1>{}, start), start += 1;
+    }
+}
+
+// Kernel gradient of some output channels and one slice of columns: sums over positions in the lanes first.
+template <int OUTPUTS, int COLUMNS>
+void kernel_gradient_block(const Stage &stage, int first, int column, const lanes *corner, const lanes *full, const Sink &sink) {
+    const int kernel_height = stage.kernel_height, kernel_width = stage.kernel_width, channels = stage.input.channels;
+    for (int channel = 0; channel < channels; channel++)
+        for (int kernel_y = 0; kernel_y < kernel_height; kernel_y++) {
+            lanes accumulator[OUTPUTS][COLUMNS]{};
+            for (int y = 0; y < stage.full_height; y++) {
+                const lanes *in = corner + stage.input.at(channel, y + kernel_y) + column;
+                const lanes *gradient = full + stage.full.at(first, y);
+                for (int x = 0; x < stage.full_width; x++) {
+                    lanes value[COLUMNS];
+#pragma GCC unroll 8
+                    for (int k = 0; k < COLUMNS; k++) value[k] = in[x + k];
+#pragma GCC unroll 8
+                    for (int o = 0; o < OUTPUTS; o++) {
+                        const lanes g = gradient[o * stage.full.plane + x];
+#pragma GCC unroll 8
+                        for (int k = 0; k < COLUMNS; k++) accumulator[o][k] += g * value[k];
+                    }
+                }
+            }
+            for (int o = 0; o < OUTPUTS; o++) {
+                const size_t at = stage.weight + ((size_t(first + o) * channels + channel) * kernel_height + kernel_y) * kernel_width;
+                for (int k = 0; k < COLUMNS; k++) sink.add(at + column + k, sum(accumulator[o][k]));
+            }
+        }
+}
+
+inline void convolve_kernel_gradient(const Stage &stage, const lanes *corner, const lanes *full, const Sink &sink) {
+    in_slices(stage.kernel_width, [&](auto columns, int column) {
+        constexpr int COLUMNS = decltype(columns)::value;
+        constexpr int OUTPUTS = std::min(MANY_REGISTERS ? 20 / COLUMNS : 10 / COLUMNS, 8);
+        in_blocks<OUTPUTS>(stage.channels, [&](auto size, int first) {
+            kernel_gradient_block<decltype(size)::value, COLUMNS>(stage, first, column, corner, full, sink);
+        });
+    });
+}
+
+// Input gradient of some input channels and one slice of columns. A tile of four output positions
+// reaches COLUMNS + 3 neighbouring input positions, which stay in registers over all output channels.
+template <int INPUTS, int COLUMNS>
+void input_gradient_block(const Stage &stage, const float *weights, int first, int column, const lanes *full, lanes *gradient) {
+    constexpr int TILE = MANY_REGISTERS ? 4 : 2, REACH = TILE + COLUMNS - 1;
+    const int kernel_height = stage.kernel_height, kernel_width = stage.kernel_width, channels = stage.input.channels;
+    const int above = int(stage.input_gradient.origin / stage.input_gradient.row);
+    const size_t channel_stride = size_t(kernel_height) * kernel_width;
+    for (int y = above; y < above + stage.input.height; y++) {
+        // Kernel rows that meet this input row inside the output.
+        const int from = std::max(0, y - stage.full_height + 1), until = std::min(kernel_height, y + 1);
+        for (int x = 0; x < stage.full_width; x += TILE) {
+            lanes accumulator[INPUTS][REACH]{};
+            for (int output = 0; output < stage.channels; output++)
+                for (int kernel_y = from; kernel_y < until; kernel_y++) {
+                    const lanes *in = full + stage.full.at(output, y - kernel_y) + x;
+                    const float *kernel = weights + stage.weight + (size_t(output) * channels + first) * channel_stride +
+                                          size_t(kernel_y) * kernel_width + column;
+                    lanes value[TILE];
+#pragma GCC unroll 4
+                    for (int t = 0; t < TILE; t++) value[t] = in[t];
+#pragma GCC unroll 8
+                    for (int i = 0; i < INPUTS; i++)
+#pragma GCC unroll 8
+                        for (int k = 0; k < COLUMNS; k++) {
+                            const float weight = kernel[i * channel_stride + k];
+#pragma GCC unroll 4
+                            for (int t = 0; t < TILE; t++) accumulator[i][t + k] += weight * value[t];
+                        }
+                }
+#pragma GCC unroll 8
+            for (int i = 0; i < INPUTS; i++) {
+                lanes *to = gradient + stage.input_gradient.at(first + i, y) + column + x;
+#pragma GCC unroll 8
+                for (int r = 0; r < REACH; r++) to[r] += accumulator[i][r];
+            }
+        }
+    }
+}
+
+// gradient points at the corner of its buffer, border included.
+inline void convolve_input_gradient(const Stage &stage, const float *weights, const lanes *full, lanes *gradient) {
+    std::fill_n(gradient, stage.input_gradient.size, lanes{});
+    in_slices(stage.kernel_width, [&](auto columns, int column) {
+        constexpr int COLUMNS = decltype(columns)::value;
+        constexpr int INPUTS = MANY_REGISTERS ? 24 / (COLUMNS + 3) : std::max(1, 12 / (COLUMNS + 1));
+        in_blocks<INPUTS>(stage.input.channels, [&](auto size, int first) {
+            input_gradient_block<decltype(size)::value, COLUMNS>(stage, weights, first, column, full, gradient);
+        });
+    });
+}
+
+}  // namespace cbdsl

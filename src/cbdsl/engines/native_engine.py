@@ -1,0 +1,249 @@
+"""The native engine: C++ kernels that train and score thousands of small models. It never imports torch.
+
+Every argument is checked here, before a pointer is handed over: wrong input is an error with a sentence, never a
+crash. `cbdsl.engines.native` finds the library; ctypes releases the GIL while it runs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbdsl.engines.architecture import (
+    Architecture,
+    ArchitectureError,
+    AvgPool2d,
+    Conv2d,
+    Flatten,
+    Layer,
+    Linear,
+    MaxPool2d,
+    Relu,
+    Sigmoid,
+    Tanh,
+    from_module,
+    layers_of,
+)
+from cbdsl.engines.base import PADDING, Doubles, Floats, Indices, Samples, Seeds, Sgd
+from cbdsl.engines.native import (
+    NativeEngineError,
+    NativeInfo,
+    available,
+    default_threads,
+    info,
+    library,
+    peak_multiply_adds,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = [
+    "NativeEngine",
+    "NativeEngineError",
+    "NativeInfo",
+    "available",
+    "default_threads",
+    "info",
+    "peak_multiply_adds",
+    "supports",
+]
+
+LAYER_FIELDS = 8
+"""Numbers that describe one layer to the library: a code and up to seven sizes."""
+
+
+def supports(module: nn.Module, shape: tuple[int, ...] | None = None) -> str | None:
+    """None if the engine can run this torch module; otherwise a sentence that names what it cannot.
+
+    Without the `shape` of a sample only the kinds of layers are checked, not whether their sizes fit.
+    """
+    try:
+        if shape is None:
+            layers_of(module)
+        else:
+            from_module(module, shape)
+    except ArchitectureError as error:
+        return f"the native engine cannot run this model: {error}"
+    return None
+
+
+class NativeEngine:
+    """One network on the native kernels; fulfils `base.Engine`."""
+
+    name = "native"
+
+    def __init__(self, architecture: Architecture, threads: int | None = None) -> None:
+        """Prepare the kernels for one network; `threads` defaults to all processors of this process."""
+        if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
+            raise ValueError(f"threads is {threads!r}; give a whole number of at least 1, or None for all processors")
+        self.architecture = architecture
+        self.threads = min(threads or default_threads(), 256)
+        self._classes = architecture.classes
+        self._library = library()[1]
+        table = np.array([_codes(layer) for layer in architecture.layers], np.int32)  # (layers, LAYER_FIELDS)
+        shape = np.array(architecture.shape if len(architecture.shape) == 3 else (*architecture.shape, 1, 1), np.int32)
+        self._handle = self._library.cbdsl_create(_pointer(table), len(table), _pointer(shape))
+        if not self._handle:
+            raise NativeEngineError("the native library refused this architecture; please report it with the model")
+        weakref.finalize(self, self._library.cbdsl_destroy, self._handle)
+        self.size = int(self._library.cbdsl_parameters(self._handle))
+        if self.size != architecture.size:
+            raise NativeEngineError("the native library is out of date with this package; install the package again")
+
+    def train(
+        self, weights: Floats, samples: Samples, batches: Indices, sgd: Sgd, seeds: Seeds | None = None
+    ) -> Floats:
+        """Take every model through its own batches; see `Engine.train`. No layer here draws random numbers."""
+        del seeds
+        stack = np.array(self._stack(weights), np.float32, order="C", copy=True)  # (U, D), changed in place
+        features, labels = self._samples(samples)
+        batches = _whole_numbers("batches", batches)
+        if batches.ndim != 3 or len(batches) != len(stack):
+            raise ValueError(f"batches have shape {batches.shape}; give (U, S, B) with U = {len(stack)} workers")
+        _check_indices("batches", batches, len(labels))
+        for name in ("learning_rate", "momentum", "weight_decay"):
+            if not np.isfinite(getattr(sgd, name)):
+                raise ValueError(f"{name} is {getattr(sgd, name)}; give a finite number")
+        self._call(
+            self._library.cbdsl_train, len(stack), _pointer(stack), _pointer(features), _pointer(labels),
+            _pointer(batches), batches.shape[1], batches.shape[2], sgd.learning_rate, sgd.momentum, sgd.weight_decay,
+            self.threads,
+        )  # fmt: skip
+        return stack
+
+    def losses(self, weights: Floats, samples: Samples, indices: Indices, ceilings: Doubles | None = None) -> Doubles:
+        """Mean loss of every model; see `Engine.losses`. A model without samples has the loss NaN."""
+        return self._score(weights, samples, indices, ceilings)[0]
+
+    def accuracies(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
+        """Share of samples classified correctly; see `Engine.accuracies`. Logits that hold a NaN are wrong."""
+        return self._score(weights, samples, indices, None)[1]
+
+    def gradients(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:
+        """Gradient of the mean loss; see `Engine.gradients`. A model without samples has NaN gradients."""
+        stack = self._stack(weights)
+        features, labels = self._samples(samples)
+        indices = self._indices(indices, len(stack), len(labels))
+        out = np.zeros_like(stack)
+        self._call(
+            self._library.cbdsl_gradients, len(stack), _pointer(stack), _pointer(features), _pointer(labels),
+            _pointer(indices), indices.shape[-1], indices.ndim == 2, _pointer(out), self.threads,
+        )  # fmt: skip
+        return out
+
+    def _score(
+        self, weights: Floats, samples: Samples, indices: Indices, ceilings: Doubles | None
+    ) -> tuple[Doubles, Doubles]:
+        stack = self._stack(weights)
+        features, labels = self._samples(samples)
+        indices = self._indices(indices, len(stack), len(labels))
+        if ceilings is not None:
+            ceilings = np.ascontiguousarray(ceilings, np.float64)
+            if ceilings.shape != (len(stack),):
+                raise ValueError(
+                    f"ceilings have shape {ceilings.shape}; give one number for each of {len(stack)} workers"
+                )
+        losses, accuracies = np.empty(len(stack)), np.empty(len(stack))
+        self._call(
+            self._library.cbdsl_score, len(stack), _pointer(stack), _pointer(features), _pointer(labels),
+            _pointer(indices), indices.shape[-1], indices.ndim == 2, None if ceilings is None else _pointer(ceilings),
+            _pointer(losses), _pointer(accuracies), self.threads,
+        )  # fmt: skip
+        return losses, accuracies
+
+    def _call(self, function: Any, *arguments: Any) -> None:  # noqa: ANN401
+        if function(self._handle, *arguments) != 0:
+            raise MemoryError(f"no memory for {self.threads} threads of the native engine; use fewer threads")
+
+    def _stack(self, weights: Floats) -> Floats:
+        stack = _floats("weights", weights)
+        if stack.ndim != 2 or stack.shape[1] != self.size:
+            raise ValueError(
+                f"weights have shape {stack.shape}; give (U, {self.size}), one row of flat weights a worker"
+            )
+        return stack
+
+    def _samples(self, samples: Samples) -> tuple[Floats, Indices]:
+        features = _floats("features", samples.features)
+        labels = _whole_numbers("labels", samples.labels)
+        if features.shape[1:] != self.architecture.shape:
+            raise ValueError(
+                f"features have shape {features.shape}; give (N, *shape), shape being {self.architecture.shape} here"
+            )
+        if labels.shape != features.shape[:1]:
+            raise ValueError(f"labels have shape {labels.shape}; give one label for each of {len(features)} samples")
+        if labels.size and (labels.min() < 0 or labels.max() >= self._classes):
+            raise ValueError(
+                f"labels lie in {labels.min()} to {labels.max()}; the network's classes are 0 to {self._classes - 1}"
+            )
+        return features, labels
+
+    def _indices(self, indices: Indices, workers: int, samples: int) -> Indices:
+        indices = _whole_numbers("indices", indices)
+        if indices.ndim not in {1, 2} or (indices.ndim == 2 and len(indices) != workers):
+            raise ValueError(f"indices have shape {indices.shape}; give (N,) for all workers or ({workers}, N)")
+        _check_indices("indices", indices, samples)
+        if indices.ndim == 1:
+            indices = indices[: np.count_nonzero(indices != PADDING)]
+        return indices
+
+
+def _check_indices(name: str, indices: Indices, samples: int) -> None:
+    if not indices.size:
+        return
+    lowest, highest = int(indices.min()), int(indices.max())
+    if lowest < PADDING or highest >= samples:
+        wrong = lowest if lowest < PADDING else highest
+        raise ValueError(
+            f"{name} name sample {wrong} of {samples}; allowed are 0 to {samples - 1}, and {PADDING} as padding"
+        )
+    if lowest == PADDING:
+        real = indices != PADDING
+        if np.any(real[..., 1:] & ~real[..., :-1]):
+            raise ValueError(f"{name} hold padding ({PADDING}) before a sample; put all padding at the end of its row")
+
+
+def _floats(name: str, array: NDArray[Any]) -> Floats:
+    array = np.asarray(array)
+    if array.dtype.kind != "f":
+        raise ValueError(f"{name} have type {array.dtype}; give float32")
+    return np.asarray(array, np.float32, order="C")
+
+
+def _whole_numbers(name: str, array: NDArray[Any]) -> Indices:
+    array = np.asarray(array)
+    if array.dtype.kind not in "iu" and array.size:
+        raise ValueError(f"{name} have type {array.dtype}; give int32")
+    if array.dtype != np.int32 and array.size and (array.max() > np.iinfo(np.int32).max or array.min() < PADDING):
+        raise ValueError(f"{name} reach from {array.min()} to {array.max()}; give numbers that fit into int32")
+    return np.asarray(array, np.int32, order="C")
+
+
+def _pointer(array: NDArray[Any]) -> int:
+    return int(array.ctypes.data)
+
+
+def _codes(layer: Layer) -> tuple[int, ...]:
+    """One layer as the library reads it; see LayerCode in plan.hpp."""
+    match layer:
+        case Conv2d():
+            codes: tuple[int, ...] = (1, layer.inputs, layer.outputs, *layer.kernel, *layer.padding, layer.bias)
+        case Relu():
+            codes = (2,)
+        case Tanh():
+            codes = (3,)
+        case Sigmoid():
+            codes = (4,)
+        case MaxPool2d():
+            codes = (5, *layer.kernel, *layer.stride)
+        case AvgPool2d():
+            codes = (6, *layer.kernel, *layer.stride)
+        case Flatten():
+            codes = (7,)
+        case Linear():
+            codes = (8, layer.inputs, layer.outputs, layer.bias)
+    return codes + (0,) * (LAYER_FIELDS - len(codes))

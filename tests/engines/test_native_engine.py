@@ -1,0 +1,497 @@
+"""The native engine against torch, and against itself: any model, any batch, any grouping of workers."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Thread
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from cbdsl.engines import native
+from cbdsl.engines.architecture import (
+    Architecture,
+    AvgPool2d,
+    Conv2d,
+    Flatten,
+    Layer,
+    Linear,
+    MaxPool2d,
+    Relu,
+    Sigmoid,
+    Tanh,
+    from_module,
+)
+from cbdsl.engines.base import Floats, Indices, Samples, Sgd
+from cbdsl.engines.native_engine import NativeEngine, available, info, peak_multiply_adds, supports
+
+pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
+
+
+@pytest.fixture(autouse=True)
+def _one_torch_thread() -> Iterator[None]:
+    """Models this small run faster in torch without its own threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+POOL2 = MaxPool2d((2, 2), (2, 2))
+SMALL = Architecture((1, 8, 8), (Conv2d(1, 3, (3, 3)), Relu(), POOL2, Flatten(), Linear(27, 8), Tanh(), Linear(8, 4)))
+
+
+def module_of(architecture: Architecture) -> nn.Sequential:
+    parts: list[nn.Module] = []
+    for layer in architecture.layers:
+        match layer:
+            case Conv2d():
+                parts.append(
+                    nn.Conv2d(layer.inputs, layer.outputs, layer.kernel, padding=layer.padding, bias=layer.bias)
+                )
+            case Linear():
+                parts.append(nn.Linear(layer.inputs, layer.outputs, layer.bias))
+            case MaxPool2d():
+                parts.append(nn.MaxPool2d(layer.kernel, layer.stride))
+            case AvgPool2d():
+                parts.append(nn.AvgPool2d(layer.kernel, layer.stride))
+            case Flatten():
+                parts.append(nn.Flatten())
+            case Relu():
+                parts.append(nn.ReLU())
+            case Tanh():
+                parts.append(nn.Tanh())
+            case Sigmoid():
+                parts.append(nn.Sigmoid())
+    return nn.Sequential(*parts)
+
+
+def initial(architecture: Architecture, workers: int, seed: int = 0) -> Floats:
+    """Weights as torch would start with them, (U, D)."""
+    torch.manual_seed(seed)
+    rows = [nn.utils.parameters_to_vector(module_of(architecture).parameters()).detach() for _ in range(workers)]
+    return torch.stack(rows).numpy()
+
+
+def samples_for(architecture: Architecture, count: int, seed: int = 0) -> Samples:
+    generator = np.random.default_rng(seed)
+    features = generator.standard_normal((count, *architecture.shape), dtype=np.float32)
+    return Samples(features, generator.integers(0, architecture.classes, count).astype(np.int32))
+
+
+def reference(architecture: Architecture, weights: Floats) -> nn.Sequential:
+    """One model in torch, in double precision: the truth that float32 results are held against."""
+    module = module_of(architecture).double()
+    nn.utils.vector_to_parameters(torch.from_numpy(weights.astype(np.float64)), module.parameters())
+    return module
+
+
+def reference_loss(module: nn.Module, samples: Samples, indices: Indices) -> torch.Tensor:
+    real = indices[indices >= 0]
+    features, labels = torch.from_numpy(samples.features[real]).double(), torch.from_numpy(samples.labels[real]).long()
+    return nn.functional.cross_entropy(module(features), labels)
+
+
+def reference_training(
+    architecture: Architecture, weights: Floats, samples: Samples, batches: Indices, sgd: Sgd
+) -> Floats:
+    module = reference(architecture, weights)
+    optimizer = torch.optim.SGD(
+        module.parameters(), sgd.learning_rate, momentum=sgd.momentum, weight_decay=sgd.weight_decay
+    )
+    for batch in batches:
+        if batch[0] >= 0:
+            optimizer.zero_grad()
+            reference_loss(module, samples, batch).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    result: Floats = nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
+    return result
+
+
+def distance(found: Floats, expected: Floats) -> float:
+    return float(np.linalg.norm(found - expected) / max(float(np.linalg.norm(expected)), 1e-3))
+
+
+@st.composite
+def architectures(draw: st.DrawFn) -> Architecture:
+    """Sequential classifiers of every supported layer, in any order that fits."""
+    choices: list[Layer] = [Relu(), Tanh(), Sigmoid()]
+    activations = st.sampled_from(choices)
+    layers: list[Layer] = []
+    shape: tuple[int, ...]
+    if draw(st.integers(0, 4)) == 0:
+        shape = (draw(st.integers(1, 40)),)
+    else:
+        shape = (draw(st.integers(1, 3)), draw(st.integers(1, 13)), draw(st.integers(1, 13)))
+    first, (channels, height, width) = shape, (*shape, 1, 1)[:3]
+    for _ in range(draw(st.integers(0, 3)) if len(first) == 3 else 0):
+        if draw(st.integers(0, 5)) == 0:
+            layers.append(draw(activations))
+        padding = draw(st.integers(0, 2)), draw(st.integers(0, 2))
+        kernel = tuple(
+            draw(st.integers(1, min(side + 2 * pad, 8))) for side, pad in zip((height, width), padding, strict=True)
+        )
+        outputs = draw(st.integers(1, 9))
+        layers.append(Conv2d(channels, outputs, (kernel[0], kernel[1]), padding, draw(st.booleans())))
+        channels, height, width = (
+            outputs,
+            height + 2 * padding[0] - kernel[0] + 1,
+            width + 2 * padding[1] - kernel[1] + 1,
+        )
+        activation = draw(st.none() | activations)
+        pooling = draw(st.sampled_from([None, MaxPool2d, AvgPool2d]))
+        pool_first = draw(st.booleans())
+        if activation is not None and not pool_first:
+            layers.append(activation)
+        if pooling is not None:
+            usual = draw(st.booleans()) and height > 1 and width > 1
+            window = (2, 2) if usual else (draw(st.integers(1, min(height, 3))), draw(st.integers(1, min(width, 3))))
+            stride = (2, 2) if usual else (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+            layers.append(pooling(window, stride))
+            height, width = (height - window[0]) // stride[0] + 1, (width - window[1]) // stride[1] + 1
+        if activation is not None and pool_first:
+            layers.append(activation)
+    if len(first) == 3:
+        layers.append(Flatten())
+    inputs = channels * height * width
+    for _ in range(draw(st.integers(0, 2))):
+        outputs = draw(st.integers(1, 40))
+        layers.append(Linear(inputs, outputs, draw(st.booleans())))
+        layers += [draw(activations)] if draw(st.booleans()) else []
+        inputs = outputs
+    layers.append(Linear(inputs, draw(st.integers(2, 11)), draw(st.booleans())))
+    return Architecture(first, tuple(layers))
+
+
+# The examples are always the same ones: a float32 result may fall on the other side of a ReLU's corner once in a
+# million, and a test must not fail on that day.
+PROPERTY = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+@PROPERTY
+@given(
+    architecture=architectures(),
+    batch=st.integers(1, 40),
+    momentum=st.sampled_from([0.0, 0.9]),
+    decay=st.sampled_from([0.0, 0.01]),
+)
+def test_weights_after_45_steps_are_those_of_torch(
+    architecture: Architecture, batch: int, momentum: float, decay: float
+) -> None:
+    engine = NativeEngine(architecture, threads=2)
+    samples, weights = samples_for(architecture, 60), initial(architecture, 2)
+    batches = np.random.default_rng(1).integers(0, 60, (2, 45, batch)).astype(np.int32)
+    sgd = Sgd(0.02, momentum, decay)
+    trained = engine.train(weights, samples, batches, sgd)
+    expected = reference_training(architecture, weights[1], samples, batches[1], sgd)
+    assert distance(trained[1], expected) < 1e-5
+
+
+@PROPERTY
+@given(architecture=architectures(), count=st.integers(1, 90))
+def test_losses_accuracies_and_gradients_are_those_of_torch(architecture: Architecture, count: int) -> None:
+    engine = NativeEngine(architecture, threads=2)
+    samples, weights = samples_for(architecture, 100), initial(architecture, 2)
+    indices = np.random.default_rng(2).integers(0, 100, count).astype(np.int32)
+    losses, accuracies = engine.losses(weights, samples, indices), engine.accuracies(weights, samples, indices)
+    gradients = engine.gradients(weights, samples, indices)
+    for worker in range(2):
+        module = reference(architecture, weights[worker])
+        loss = reference_loss(module, samples, indices)
+        loss.backward()  # type: ignore[no-untyped-call]
+        gradient = torch.cat(
+            [parameter.grad.flatten() for parameter in module.parameters() if parameter.grad is not None]
+        )
+        assert losses[worker] == pytest.approx(loss.item(), rel=1e-5)
+        assert distance(gradients[worker], gradient.numpy()) < 1e-4
+        answers = module(torch.from_numpy(samples.features[indices]).double()).argmax(1).numpy()
+        assert accuracies[worker] == np.mean(answers == samples.labels[indices])
+
+
+def test_short_batches_count_their_real_samples_and_empty_ones_are_no_step() -> None:
+    engine, samples, weights = NativeEngine(SMALL), samples_for(SMALL, 30), initial(SMALL, 3)
+    batches = np.full((3, 4, 20), -1, np.int32)
+    batches[0, 0, :20], batches[0, 1, :5], batches[0, 3, :17] = np.arange(20), np.arange(5), np.arange(17)
+    batches[1, 2, :1] = 7
+    sgd = Sgd(0.1, 0.9, 0.01)
+    trained = engine.train(weights, samples, batches, sgd)
+    for worker in range(3):
+        expected = reference_training(SMALL, weights[worker], samples, batches[worker], sgd)
+        assert distance(trained[worker], expected) < 1e-5
+    assert np.array_equal(trained[2], weights[2])
+
+
+def test_no_worker_no_step_and_no_sample_are_fine() -> None:
+    engine, samples, weights = NativeEngine(SMALL), samples_for(SMALL, 30), initial(SMALL, 2)
+    assert engine.train(weights[:0], samples, np.zeros((0, 3, 2), np.int32), Sgd(0.1)).shape == (0, SMALL.size)
+    assert np.array_equal(engine.train(weights, samples, np.zeros((2, 0, 2), np.int32), Sgd(0.1)), weights)
+    assert np.array_equal(engine.train(weights, samples, np.zeros((2, 2, 0), np.int32), Sgd(0.1)), weights)
+    nothing = np.zeros(0, np.int32)
+    assert engine.losses(weights[:0], samples, nothing).shape == (0,)
+    for empty in (nothing, np.full(3, -1, np.int32), np.full((2, 3), -1, np.int32)):
+        assert np.isnan(engine.losses(weights, samples, empty)).all()
+        assert np.isnan(engine.accuracies(weights, samples, empty)).all()
+        assert np.isnan(engine.gradients(weights, samples, empty)).all()
+
+
+def test_training_leaves_the_given_weights_alone() -> None:
+    engine, samples, weights = NativeEngine(SMALL), samples_for(SMALL, 30), initial(SMALL, 2)
+    before = weights.copy()
+    engine.train(weights, samples, np.zeros((2, 1, 4), np.int32), Sgd(0.1))
+    assert np.array_equal(weights, before)
+
+
+def test_threads_company_and_order_of_workers_never_change_a_bit() -> None:
+    samples, weights = samples_for(SMALL, 1500), initial(SMALL, 9)
+    generator = np.random.default_rng(3)
+    batches = generator.integers(0, 1500, (9, 5, 21)).astype(np.int32)
+    shared = generator.integers(0, 1500, 1300).astype(np.int32)
+    tasks: list[Callable[[NativeEngine, Floats, Indices, Indices], np.ndarray]] = [
+        lambda engine, rows, own, _: engine.train(rows, samples, own, Sgd(0.1, 0.9)),
+        lambda engine, rows, own, _: engine.train(rows, samples, own[:, :, :9], Sgd(0.1)),
+        lambda engine, rows, _, all_: engine.losses(rows, samples, all_),
+        lambda engine, rows, _, all_: engine.losses(rows, samples, np.tile(all_, (len(rows), 1))),
+        lambda engine, rows, _, all_: engine.accuracies(rows, samples, all_),
+        lambda engine, rows, _, all_: engine.gradients(rows, samples, all_),
+    ]
+    order = generator.permutation(9)
+    for task in tasks:
+        expected = task(NativeEngine(SMALL, threads=1), weights, batches, shared)
+        for threads in (1, 2, 3, 7):
+            engine = NativeEngine(SMALL, threads=threads)
+            assert np.array_equal(task(engine, weights, batches, shared), expected)
+            assert np.array_equal(task(engine, weights[order], batches[order], shared), expected[order])
+            alone = [task(engine, weights[u : u + 1], batches[u : u + 1], shared)[0] for u in range(9)]
+            assert np.array_equal(np.stack(alone), expected)
+
+
+def test_the_same_samples_score_the_same_whether_shared_or_own() -> None:
+    engine, samples, weights = NativeEngine(SMALL), samples_for(SMALL, 1500), initial(SMALL, 3)
+    shared = np.random.default_rng(4).integers(0, 1500, 1111).astype(np.int32)
+    own = np.full((3, 1200), -1, np.int32)
+    own[:, :1111] = shared
+    assert np.array_equal(engine.losses(weights, samples, shared), engine.losses(weights, samples, own))
+    assert np.array_equal(engine.accuracies(weights, samples, shared), engine.accuracies(weights, samples, own))
+    assert np.array_equal(engine.gradients(weights, samples, shared), engine.gradients(weights, samples, own))
+
+
+@pytest.mark.parametrize("workers", [3, 40])
+@pytest.mark.parametrize("own", [False, True])
+def test_an_early_stop_reports_infinity_and_every_other_number_is_exact(workers: int, own: bool) -> None:
+    engine, samples = NativeEngine(SMALL, threads=2), samples_for(SMALL, 1500)
+    weights = initial(SMALL, workers)
+    indices = np.arange(1500, dtype=np.int32)
+    given_indices = np.tile(indices, (workers, 1)) if own else indices
+    exact = engine.losses(weights, samples, given_indices)
+    ceilings = exact.copy()
+    ceilings[0] = exact[0] / 3
+    ceilings[1] = np.nextafter(exact[1], 0)
+    found = engine.losses(weights, samples, given_indices, ceilings)
+    assert np.isposinf(found[:2]).all()
+    assert np.array_equal(found[2:], exact[2:])
+    assert np.array_equal(np.minimum(found, ceilings), np.minimum(exact, ceilings))
+    assert np.array_equal(engine.losses(weights, samples, given_indices, np.full(workers, np.inf)), exact)
+    assert np.array_equal(engine.losses(weights, samples, given_indices, np.full(workers, np.nan)), exact)
+
+
+ANY_POOL = Architecture(
+    (1, 8, 8),
+    (Conv2d(1, 3, (3, 3)), MaxPool2d((3, 3), (1, 1)), Relu(), Flatten(), Linear(48, 8), Sigmoid(), Linear(8, 4)),
+)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("architecture", [SMALL, ANY_POOL])
+def test_a_weight_that_is_no_number_never_gives_a_loss_that_could_win(architecture: Architecture, bad: float) -> None:
+    engine, samples, weights = NativeEngine(architecture), samples_for(architecture, 100), initial(architecture, 1)
+    indices = np.arange(100, dtype=np.int32)
+    broken = np.repeat(weights, architecture.size, axis=0)
+    np.fill_diagonal(broken, bad)  # worker u has one bad weight: number u
+    losses = engine.losses(broken, samples, indices)
+    ceilings = np.full(len(broken), engine.losses(weights, samples, indices)[0])
+    stopped = engine.losses(broken, samples, indices, ceilings)
+    for worker, row in enumerate(broken):
+        expected = reference_loss(reference(architecture, row), samples, indices).item()
+        if np.isnan(bad) or not np.isfinite(expected):
+            assert not np.isfinite(losses[worker])
+            assert not np.isfinite(stopped[worker])
+        else:
+            assert losses[worker] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_sample_that_is_no_number_makes_its_loss_none() -> None:
+    engine, samples, weights = NativeEngine(SMALL), samples_for(SMALL, 100), initial(SMALL, 2)
+    samples.features[50, 0, 3, 3] = np.nan
+    indices = np.arange(100, dtype=np.int32)
+    assert np.isnan(engine.losses(weights, samples, indices)).all()
+    assert np.isnan(engine.losses(weights, samples, indices, np.full(2, 100.0))).all()
+    assert np.isfinite(engine.losses(weights, samples, indices[:50])).all()
+    assert np.all(engine.accuracies(weights, samples, indices[50:51]) == 0)
+
+
+def test_one_diverged_worker_does_not_touch_the_next() -> None:
+    engine, samples = NativeEngine(SMALL, threads=1), samples_for(SMALL, 30)
+    weights = initial(SMALL, 3)
+    batches = np.random.default_rng(5).integers(0, 30, (3, 4, 20)).astype(np.int32)
+    expected = engine.train(weights, samples, batches, Sgd(0.1, 0.5))
+    weights[1] = np.nan
+    found = engine.train(weights, samples, batches, Sgd(0.1, 0.5))
+    assert np.array_equal(found[[0, 2]], expected[[0, 2]])
+    assert np.isnan(found[1]).all()
+
+
+def test_extreme_logits_have_the_loss_that_torch_gives() -> None:
+    architecture = Architecture((3,), (Linear(3, 3, bias=False),))
+    engine, samples = NativeEngine(architecture), Samples(np.eye(3, dtype=np.float32), np.array([0, 1, 2], np.int32))
+    weights = np.array([[500, 0, -500, 0, 90, -300, 88, 1e-30, 2]], np.float32)
+    for sample in range(3):
+        indices = np.array([sample], np.int32)
+        expected = reference_loss(reference(architecture, weights[0]), samples, indices).item()
+        assert engine.losses(weights, samples, indices)[0] == pytest.approx(expected, rel=1e-6, abs=1e-30)
+
+
+@pytest.mark.parametrize(("layer", "exact"), [(Tanh(), torch.tanh), (Sigmoid(), torch.sigmoid)])
+def test_curves_are_accurate_everywhere(layer: Layer, exact: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    # Two logits, the second always 0: the loss of class 1 is a function of the activation that can be turned back.
+    architecture = Architecture((1,), (Linear(1, 1, bias=False), layer, Linear(1, 2, bias=False)))
+    engine = NativeEngine(architecture)
+    values = np.concatenate([np.linspace(-12, 12, 4001), [-200, 200]]).astype(np.float32)
+    weights = np.stack([values, np.ones_like(values), np.zeros_like(values)], axis=1)
+    samples = Samples(np.ones((1, 1), np.float32), np.array([1], np.int32))
+    losses = engine.losses(weights, samples, np.zeros(1, np.int32))
+    activation = exact(torch.from_numpy(values).double()).numpy()
+    assert np.allclose(losses, np.log1p(np.exp(activation)), rtol=3e-7, atol=0)
+
+
+def _child(engine: NativeEngine, weights: Floats, samples: Samples, queue: multiprocessing.Queue[Floats]) -> None:
+    queue.put(engine.train(weights, samples, np.zeros((4, 2, 3), np.int32), Sgd(0.1)))
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_process_that_forks_after_using_the_engine_does_not_hang() -> None:
+    engine, samples, weights = NativeEngine(SMALL, threads=3), samples_for(SMALL, 30), initial(SMALL, 4)
+    expected = engine.train(weights, samples, np.zeros((4, 2, 3), np.int32), Sgd(0.1))
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_child, args=(engine, weights, samples, queue))
+    child.start()
+    assert np.array_equal(queue.get(timeout=60), expected)
+    child.join(60)
+    assert child.exitcode == 0
+
+
+def test_several_python_threads_may_share_an_engine() -> None:
+    engine, samples, weights = NativeEngine(SMALL, threads=2), samples_for(SMALL, 300), initial(SMALL, 4)
+    indices = np.arange(300, dtype=np.int32)
+    expected, found = engine.losses(weights, samples, indices), []
+    threads = [Thread(target=lambda: found.append(engine.losses(weights, samples, indices))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    assert all(np.array_equal(losses, expected) for losses in found)
+
+
+def test_other_layouts_and_number_types_are_converted() -> None:
+    engine, samples, weights = NativeEngine(SMALL), samples_for(SMALL, 40), initial(SMALL, 3)
+    indices = np.arange(40, dtype=np.int32)
+    expected = engine.losses(weights, samples, indices)
+    wide = Samples(samples.features.astype(np.float64), samples.labels.astype(np.int64))
+    strided = np.asfortranarray(np.repeat(weights, 2, axis=0))[::2]
+    assert np.array_equal(engine.losses(strided, wide, np.repeat(indices, 2)[::2].astype(np.int64)), expected)
+
+
+GOOD = np.zeros((2, 1, 4), np.int32)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"weights": np.zeros((2, 5), np.float32)}, "give \\(U, "),
+        ({"weights": np.zeros(SMALL.size, np.float32)}, "give \\(U, "),
+        ({"weights": np.zeros((2, SMALL.size), np.int64)}, "weights have type int64"),
+        ({"features": np.zeros((30, 8, 8), np.float32)}, "features have shape"),
+        ({"features": np.zeros((30, 1, 8, 8), np.uint8)}, "features have type uint8"),
+        ({"labels": np.zeros(29, np.int32)}, "one label for each of 30"),
+        ({"labels": np.full(30, 4, np.int32)}, "classes are 0 to 3"),
+        ({"labels": np.full(30, -1, np.int32)}, "classes are 0 to 3"),
+        ({"labels": np.zeros(30)}, "labels have type float64"),
+        ({"indices": np.array([0, 30], np.int32)}, "sample 30 of 30"),
+        ({"indices": np.array([0, -2], np.int32)}, "sample -2 of 30"),
+        ({"indices": np.array([0, 2**40])}, "fit into int32"),
+        ({"indices": np.array([0, -1, 3], np.int32)}, "padding .* before a sample"),
+        ({"indices": np.zeros((3, 4), np.int32)}, "indices have shape"),
+        ({"indices": np.int32(3)}, "indices have shape"),
+        ({"indices": np.zeros(3)}, "indices have type float64"),
+        ({"ceilings": np.zeros(3)}, "one number for each of 2"),
+    ],
+)
+def test_wrong_input_to_scoring_is_an_error_with_a_reason(change: dict[str, np.ndarray], words: str) -> None:
+    samples = samples_for(SMALL, 30)
+    samples = Samples(change.get("features", samples.features), change.get("labels", samples.labels))
+    weights, indices = change.get("weights", initial(SMALL, 2)), change.get("indices", np.arange(30, dtype=np.int32))
+    with pytest.raises(ValueError, match=words):
+        NativeEngine(SMALL).losses(weights, samples, indices, change.get("ceilings"))
+
+
+@pytest.mark.parametrize(
+    ("batches", "sgd", "words"),
+    [
+        (np.zeros((2, 4), np.int32), Sgd(0.1), "batches have shape"),
+        (np.zeros((3, 1, 4), np.int32), Sgd(0.1), "batches have shape"),
+        (np.full((2, 1, 4), 30, np.int32), Sgd(0.1), "sample 30 of 30"),
+        (np.array([[[0, -1, 2]]] * 2, np.int32), Sgd(0.1), "padding .* before a sample"),
+        (np.zeros((2, 1, 4), np.int32), Sgd(float("nan")), "learning_rate is nan"),
+        (np.zeros((2, 1, 4), np.int32), Sgd(0.1, float("inf")), "momentum is inf"),
+    ],
+)
+def test_wrong_input_to_training_is_an_error_with_a_reason(batches: Indices, sgd: Sgd, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        NativeEngine(SMALL).train(initial(SMALL, 2), samples_for(SMALL, 30), batches, sgd)
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1.5, True])
+def test_a_wrong_number_of_threads_is_an_error(threads: int) -> None:
+    with pytest.raises(ValueError, match="threads is"):
+        NativeEngine(SMALL, threads)
+
+
+def test_supports_says_yes_or_names_the_layer() -> None:
+    assert supports(module_of(SMALL)) is None
+    assert supports(module_of(SMALL), SMALL.shape) is None
+    assert "BatchNorm2d" in str(supports(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))))
+    assert "takes 27 inputs" in str(supports(module_of(SMALL), (1, 10, 10)))
+
+
+def test_a_module_and_its_description_are_one_network() -> None:
+    assert from_module(module_of(SMALL), SMALL.shape) == SMALL
+
+
+def test_a_missing_library_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "HERE", tmp_path)
+    native.library.cache_clear()
+    try:
+        assert "was not built" in str(available())
+        (tmp_path / "_lanes.so").write_text("no library")
+        assert "does not load" in str(available())
+    finally:
+        monkeypatch.undo()
+        native.library.cache_clear()
+    assert available() is None
+
+
+def test_info_describes_the_library_that_runs() -> None:
+    found = info()
+    assert found.lanes in {4, 8, 16}
+    assert found.threads >= 1
+    assert found.instructions
+    assert found.compiler
+    assert peak_multiply_adds(1, 0.01) > 0
