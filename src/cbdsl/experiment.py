@@ -16,7 +16,7 @@ from cbdsl.baselines import play_average_round
 from cbdsl.data import Dataset, Split, load, split
 from cbdsl.data.sources import CUSTOM
 from cbdsl.engines.base import Engine, Floats
-from cbdsl.engines.choose import make_engine
+from cbdsl.engines.choose import choose_engine
 from cbdsl.errors import UserError, unknown
 from cbdsl.methods import Method, method_of, resolve
 from cbdsl.models import MODELS, initial_weights, load_flat
@@ -31,7 +31,7 @@ from cbdsl.swarm import inertia_at
 from cbdsl.verification import Verifier, measuring, trusting
 
 ModelBuilder = Callable[[], nn.Module]
-OnStart = Callable[[Spec, Path | None], None]
+OnStart = Callable[[Spec, Path | None, str], None]
 OnRound = Callable[[RoundRecord], None]
 _CHECKPOINT_SECONDS = 5.0
 _CHECKPOINT_SHARE = 20.0  # a checkpoint may take one part in twenty of the time
@@ -65,7 +65,8 @@ def run(
     data: arrays of your own; instead of `spec.data.source`.
     out: a new folder for the records; none are written without it.
     threads: how many threads to use, all cores if not given. It changes the time and no number.
-    on_start: called with the resolved spec and the folder, once everything that the spec names was found.
+    on_start: called with the resolved spec and the folder, once everything that the spec names was found, and a note
+        if the model could not have the native engine.
     on_round: called with the record of every round that was played.
     """
     chosen = preset(spec) if isinstance(spec, str) else spec
@@ -114,6 +115,7 @@ class Stage:
     swarm: SimulatedSwarm
     verify: Verifier
     byzantine: tuple[WorkerId, ...]
+    note: str  # why the fastest engine is not used; empty if it is
 
     @staticmethod
     def prepare(spec: Spec, model: ModelBuilder | None, data: Dataset | None, threads: int | None) -> Stage:
@@ -125,7 +127,8 @@ class Stage:
         dataset = data or load(spec.data.source)
         build = model or _builder(spec.model, dataset)
         parts = split(dataset.train.labels, spec.data, spec.workers, spec.seed)
-        engine = make_engine(spec.engine, build(), threads or os.cpu_count() or 1)
+        choice = choose_engine(spec.engine, build(), dataset.shape, threads or os.cpu_count() or 1)
+        engine = choice.engine
         starts = spec.workers if spec.swarm.start == "apart" else 1
         initial = np.stack(
             [initial_weights(build, seed_of(spec.seed, "initial-weights", worker=number)) for number in range(starts)]
@@ -136,7 +139,7 @@ class Stage:
         verify = trusting(engine.size)
         if method.verifies and spec.shares_scoring:
             verify = measuring(_scorer(engine, dataset, parts), engine.size, spec.verification.tolerance)
-        return Stage(spec, method, dataset, parts, build, engine, initial, swarm, verify, byzantine)
+        return Stage(spec, method, dataset, parts, build, engine, initial, swarm, verify, byzantine, choice.note)
 
     def first_state(self) -> ServerState:
         """The server before round 1; it scores the initial model itself where it has D_sc."""
@@ -172,7 +175,7 @@ def _play(
     """Play the rounds that are left, and write down what happens."""
     try:
         if on_start is not None:
-            on_start(stage.spec, folder.path if folder else None)
+            on_start(stage.spec, folder.path if folder else None, stage.note)
         first = state = checkpoint.state if checkpoint else stage.first_state()
         if checkpoint and checkpoint.particles:
             stage.swarm.restore(checkpoint.particles, state.round, state.global_best)

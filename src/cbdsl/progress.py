@@ -59,12 +59,14 @@ class Display:
     ) -> None:
         self._bar.stop()
 
-    def begin(self, spec: Spec, folder: Path | None) -> None:
+    def begin(self, spec: Spec, folder: Path | None, note: str = "") -> None:
         """Say what is about to be run."""
         self._rounds = spec.rounds
         self._console.print(headline(spec), highlight=False, soft_wrap=True)
         if folder is not None:
             self._console.print(f"folder: {folder}", highlight=False, soft_wrap=True)
+        if note:
+            self._console.print(note, style="yellow", highlight=False, soft_wrap=True)
         self._task = self._bar.add_task("", total=spec.rounds, state="first round", left=None)
         self._bar.start()
 
