@@ -128,6 +128,15 @@ def presets() -> None:
         typer.echo(f"# {name}\n{spec.to_toml()}")
 
 
+@app.command()
+def doctor() -> None:
+    """Say what this installation can do: engine, threads, vector width, data, versions."""
+    from cbdsl.doctor import examine  # noqa: PLC0415
+
+    for name, finding in examine():
+        typer.echo(f"{name:12} {finding}")
+
+
 def _conclude(result: Result, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(asdict(result.summary), indent=2))

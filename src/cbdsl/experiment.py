@@ -35,6 +35,7 @@ OnStart = Callable[[Spec, Path | None, str], None]
 OnRound = Callable[[RoundRecord], None]
 _CHECKPOINT_SECONDS = 5.0
 _CHECKPOINT_SHARE = 20.0  # a checkpoint may take one part in twenty of the time
+_CHECKPOINT_SPEED = 3e8  # bytes a second, before the first one was measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,20 +212,22 @@ def _rounds(stage: Stage, state: ServerState) -> Iterator[tuple[ServerState, Rou
 
 
 class _Keeper:
-    """Decides when a checkpoint is due: after the last round, and before that not too often for its cost."""
+    """Decides when a checkpoint is due: not too often for its cost, and once, without the swarm, at the end."""
 
     def __init__(self, stage: Stage, folder: RunFolder | None) -> None:
         self._stage, self._folder = stage, folder
-        self._last, self._cost = time.monotonic(), 0.0
+        self._keeps_swarm = stage.method.task == "swarm"
+        size = sum(array.nbytes for array in vars(stage.swarm.particles).values()) if self._keeps_swarm else 0
+        self._last, self._cost = time.monotonic(), size / _CHECKPOINT_SPEED  # a guess, until one was written
 
     def consider(self, state: ServerState) -> None:
         """Write a checkpoint if it is time."""
         if self._folder is None:
             return
         started = time.monotonic()
-        due = started - self._last >= max(_CHECKPOINT_SECONDS, _CHECKPOINT_SHARE * self._cost)
-        if due or state.round == self._stage.spec.rounds:
-            particles = self._stage.swarm.particles if self._stage.method.task == "swarm" else None
+        finished = state.round == self._stage.spec.rounds
+        if finished or started - self._last >= max(_CHECKPOINT_SECONDS, _CHECKPOINT_SHARE * self._cost):
+            particles = self._stage.swarm.particles if self._keeps_swarm and not finished else None
             self._folder.save_checkpoint(Checkpoint(state, particles), self._stage.spec.key())
             self._last = time.monotonic()
             self._cost = self._last - started

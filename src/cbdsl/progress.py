@@ -42,7 +42,7 @@ class Display:
         self._bar = Progress(
             TextColumn("round"),
             MofNCompleteColumn(),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=16),
             TextColumn("{task.fields[state]}"),
             _TimeLeft(),
             console=self._console,

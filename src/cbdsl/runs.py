@@ -33,7 +33,7 @@ rounds.jsonl       one object a round: accuracy, score, verdicts, messages and b
 summary.json       the run in one object
 accuracy.png       test accuracy by round
 model.safetensors  the final global model
-checkpoint.npz     the state of server and swarm; `cbdsl resume` goes on from it
+checkpoint.npz     the state of the server and, until the run is finished, of the swarm; `cbdsl resume` goes on from it
 """
 
 
@@ -42,7 +42,7 @@ class Checkpoint:
     """Server and swarm after a round."""
 
     state: ServerState
-    particles: Particles | None  # none for methods whose workers keep nothing between rounds
+    particles: Particles | None  # none once the run is finished, or if workers keep nothing between rounds
 
 
 class RunFolder:
