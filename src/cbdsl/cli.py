@@ -129,6 +129,31 @@ def presets() -> None:
 
 
 @app.command()
+def sweep(
+    start: Annotated[str, typer.Argument(metavar="SPEC", help="A preset, or a TOML file.")],
+    over: Annotated[
+        list[str], typer.Option(metavar="KEY=VALUES", help="seed=0..4, or swarm.inertia=0.5,0.9; may repeat.")
+    ],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the spec.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder of the sweep; the same one continues it.")] = Path("sweep"),
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; as many as cores if not given.")] = None,
+) -> None:
+    """Run a grid of experiments in parallel; finished ones are not run again."""
+    from cbdsl.progress import SweepDisplay, print_sweep  # noqa: PLC0415
+    from cbdsl.sweep import grid, parse_axis, run_all, write_table  # noqa: PLC0415
+
+    base = preset(start) if start in PRESETS or not Path(start).exists() else specs.read(Path(start))
+    axes = [parse_axis(text) for text in over]
+    points = grid(base.with_settings(dict(map(specs.parse_setting, settings or []))), axes)
+    with SweepDisplay(len(points), out) as display:
+        results = run_all(points, out, jobs, display.show)
+    write_table(results, [key for key, _ in axes], out)
+    print_sweep(results, [key for key, _ in axes], out)
+
+
+@app.command()
 def doctor() -> None:
     """Say what this installation can do: engine, threads, vector width, data, versions."""
     from cbdsl.doctor import examine  # noqa: PLC0415

@@ -6,6 +6,7 @@ Progress goes to standard error, so that standard output holds the result alone.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -17,10 +18,11 @@ from rich.text import Text
 
 from cbdsl.methods import method_of
 from cbdsl.records import RoundRecord, Summary
-from cbdsl.spec import Spec
+from cbdsl.spec import Spec, setting_values
 
 if TYPE_CHECKING:
     from cbdsl.experiment import Result
+    from cbdsl.sweep import Finished
 
 _LOG_SECONDS = 10.0  # without a terminal, a line at most this often
 
@@ -89,6 +91,68 @@ class Display:
             self._console.print(
                 f"round {line.round}/{self._rounds}  {state}  {clock(left)} left", highlight=False, soft_wrap=True
             )
+
+
+class SweepDisplay:
+    """Shows how far a grid of runs is."""
+
+    def __init__(self, runs: int, out: Path) -> None:
+        self._console = Console(stderr=True)
+        self._console.print(f"{runs} runs, folder: {out}", highlight=False, soft_wrap=True)
+        self._bar = Progress(
+            TextColumn("rounds"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:.0f} %"),
+            _TimeLeft(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=None, left=None)
+        self._started = self._logged = time.monotonic()
+        self._before: int | None = None  # rounds that earlier processes had played
+
+    def __enter__(self) -> SweepDisplay:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, played: int, total: int) -> None:
+        """Show how many rounds are done of how many."""
+        if self._before is None:
+            self._before = played
+        now = time.monotonic()
+        here = played - self._before
+        left = (total - played) * (now - self._started) / here if here else None
+        self._bar.update(self._task, completed=played, total=total, left=left)
+        if not self._console.is_terminal and now - self._logged > 3 * _LOG_SECONDS:
+            self._logged = now
+            remaining = f"  {clock(left)} left" if left is not None else ""
+            self._console.print(f"rounds {played}/{total}{remaining}", highlight=False)
+
+
+def print_sweep(results: Sequence[Finished], axes: Sequence[str], out: Path) -> None:
+    """The results of a grid as a table, on standard output."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in (*axes, "accuracy", "best", "uploads", "uplink", "banned"):
+        table.add_column(heading, justify="left" if heading in axes else "right")
+    for result in results:
+        summary = result.summary
+        table.add_row(
+            *(str(value) for value in setting_values(result.spec, axes).values()),
+            f"{summary.final_accuracy:.2%}",
+            f"{summary.best_accuracy:.2%}",
+            f"{summary.uploads:,}",
+            size(summary.uplink_bytes),
+            str(len(summary.banned)),
+        )
+    console = Console()
+    console.print(table, highlight=False)
+    console.print(f"table: {out / 'results.csv'}", highlight=False, soft_wrap=True)
 
 
 def print_summary(result: Result) -> None:

@@ -56,7 +56,7 @@ class RunFolder:
     def create(path: Path, spec: Spec) -> RunFolder:
         """Start a folder; it must not exist or be empty."""
         try:
-            if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            if path.exists() and not (path.is_dir() and all(file.name.startswith(".") for file in path.iterdir())):
                 raise UserError(
                     f"{path} exists and is not an empty folder; nothing was overwritten. "
                     f"Give another --out, or continue that run with: cbdsl resume {path}"
@@ -64,8 +64,8 @@ class RunFolder:
             path.mkdir(parents=True, exist_ok=True)
             folder = RunFolder(path)
             folder._acquire()
-            _write(path / "README.txt", _README.encode())
-            _write(path / "spec.toml", spec.to_toml().encode())
+            write_atomically(path / "spec.toml", spec.to_toml().encode())
+            write_atomically(path / "README.txt", _README.encode())
         except OSError as error:
             raise UserError(f"The folder {path} cannot be written: {error.strerror}. Give another --out.") from error
         return folder
@@ -116,7 +116,7 @@ class RunFolder:
     def rewind(self, records: Sequence[RoundRecord]) -> None:
         """Keep only these rounds in rounds.jsonl: later ones are played again."""
         text = "".join(json.dumps(line.to_json(), allow_nan=False) + "\n" for line in records)
-        _write(self.path / "rounds.jsonl", text.encode())
+        write_atomically(self.path / "rounds.jsonl", text.encode())
 
     def save_checkpoint(self, checkpoint: Checkpoint, key: str) -> None:
         """Write the checkpoint whole, or leave the old one."""
@@ -164,8 +164,10 @@ class RunFolder:
     def finish(self, summary: Summary, tensors: dict[str, Floats]) -> None:
         """Write the model and the summary."""
         metadata = {"format": "pt", "cbdsl_spec_key": summary.spec_key}
-        _write(self.path / "model.safetensors", safetensors_bytes(tensors, metadata))
-        _write(self.path / "summary.json", (json.dumps(asdict(summary), indent=2, allow_nan=False) + "\n").encode())
+        write_atomically(self.path / "model.safetensors", safetensors_bytes(tensors, metadata))
+        write_atomically(
+            self.path / "summary.json", (json.dumps(asdict(summary), indent=2, allow_nan=False) + "\n").encode()
+        )
 
     def _acquire(self) -> None:
         lock = (self.path / ".lock").open("w")
@@ -177,6 +179,17 @@ class RunFolder:
         self._lock = lock
 
 
+def read_result(path: Path) -> tuple[Spec, Summary, list[RoundRecord]]:
+    """What a finished run recorded."""
+    try:
+        summary = Summary(**json.loads((path / "summary.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"{path} is not the folder of a finished run: {error}. Finish it: cbdsl resume {path}"
+        ) from error
+    return specs.read(path / "spec.toml"), summary, RunFolder(path).records(summary.rounds)
+
+
 def free_folder(name: str, parent: Path = Path("runs")) -> Path:
     """`runs/name`, or with a number behind it if that is taken."""
     candidate, number = parent / name, 2
@@ -185,7 +198,8 @@ def free_folder(name: str, parent: Path = Path("runs")) -> Path:
     return candidate
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a small file whole, or leave the old one."""
     _replace(path, lambda file: file.write(content))
 
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -206,6 +206,16 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key.strip(), value.strip()
+
+
+def setting_values(spec: Spec, keys: Sequence[str]) -> dict[str, Any]:
+    """The values of dotted keys, such as {"local.epochs": 3}."""
+    tree = asdict(spec)
+    values = {}
+    for key in keys:
+        branch, _, leaf = key.partition(".")
+        values[key] = tree[branch][leaf] if leaf else tree[branch]
+    return values
 
 
 _Section = TypeVar("_Section")

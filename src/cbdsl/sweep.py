@@ -1,0 +1,176 @@
+"""Many runs: a grid of specs, played by parallel processes, each run in a folder named by the hash of its whole spec.
+
+Finished runs are recognised by that hash and never played twice; stopped ones go on. How a run is played is
+`experiment`'s affair, what the results mean is `paper`'s or the reader's.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+from cbdsl.errors import UserError
+from cbdsl.methods import resolve
+from cbdsl.records import RoundRecord, Summary
+from cbdsl.runs import read_result, write_atomically
+from cbdsl.spec import Spec, parse_setting, setting_values
+
+OnProgress = Callable[[int, int], None]  # rounds played here or earlier, rounds in all
+
+_PATIENCE = 0.2  # seconds between looks at the processes
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """A run that is done."""
+
+    spec: Spec
+    summary: Summary
+    rounds: tuple[RoundRecord, ...]
+    folder: Path
+
+
+def parse_axis(text: str) -> tuple[str, list[Any]]:
+    """Parse `key=0..4` or `key=a,b,c` of the command line: a setting and the values it takes."""
+    key, _ = parse_setting(text)
+    values = text.partition("=")[2].strip()
+    first, dots, last = values.partition("..")
+    span: list[Any]
+    if dots and first.strip().isdigit() and last.strip().isdigit():
+        span = list(range(int(first), int(last) + 1))
+    else:
+        whole = parse_setting(f"{key}=[{values}]")[1]  # numbers, pairs and quoted words, as TOML
+        span = whole if isinstance(whole, list) else [word.strip() for word in values.split(",") if word.strip()]
+    if not span:
+        raise UserError(f"'{text}' names no values. Write --over seed=0..4 or --over swarm.inertia=0.5,0.9.")
+    return key, span
+
+
+def grid(start: Spec, axes: Sequence[tuple[str, Sequence[Any]]]) -> list[Spec]:
+    """Every combination of the axes' values, each a whole spec."""
+    keys = [key for key, _ in axes]
+    if len(set(keys)) != len(keys):
+        raise UserError(f"A setting can be swept once; given {', '.join(keys)}.")
+    points = itertools.product(*(values for _, values in axes))
+    return [start.with_settings(dict(zip(keys, point, strict=True))) for point in points]
+
+
+def run_all(
+    specs: Sequence[Spec], out: Path, jobs: int | None = None, on_progress: OnProgress | None = None
+) -> list[Finished]:
+    """Play every spec that is not finished in `out`/runs; the results in the order of the specs.
+
+    jobs: processes at a time; as many as there are cores if not given. Together they use as many threads as cores.
+    """
+    wanted = {spec.key(): spec for spec in map(resolve, specs)}
+    folders = {key: out / "runs" / key for key in wanted}
+    if on_progress is not None:
+        on_progress(sum(_rounds_in(folder) for folder in folders.values()), _total(wanted.values()))
+    missing = {key: spec for key, spec in wanted.items() if not (folders[key] / "summary.json").exists()}
+    if missing:
+        _play(missing, folders, jobs, on_progress, _total(wanted.values()))
+    results = {key: _finished(folder) for key, folder in folders.items()}
+    return [results[resolve(spec).key()] for spec in specs]
+
+
+def write_table(results: Sequence[Finished], axes: Sequence[str], out: Path) -> None:
+    """One row a run: the swept settings, then the summary. As CSV and as JSONL."""
+    rows = [{**setting_values(result.spec, axes), **asdict(result.summary)} for result in results]
+    write_atomically(out / "results.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+    partial = out / ".results.csv.partial"
+    with partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+    partial.replace(out / "results.csv")
+
+
+def _play(
+    missing: Mapping[str, Spec],
+    folders: Mapping[str, Path],
+    jobs: int | None,
+    on_progress: OnProgress | None,
+    total: int,
+) -> None:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = min(jobs or cores, len(missing))
+    threads = max(1, cores // count)
+    context = multiprocessing.get_context("spawn")  # a fork would inherit threads that are not there
+    news: multiprocessing.queues.Queue[int] = context.Queue()
+    played = sum(_rounds_in(folder) for folder in folders.values())
+    with ProcessPoolExecutor(count, context, _start_process, (news, threads, os.getpid())) as pool:
+        pending = {pool.submit(_play_one, spec, folders[key]) for key, spec in missing.items()}
+        try:
+            while pending:
+                done, pending = wait(pending, _PATIENCE, FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+                played += sum(_drain(news))
+                if on_progress is not None:
+                    on_progress(min(played, total), total)
+        except BaseException:
+            for future in pending:
+                future.cancel()
+            for process in list(pool._processes.values()):
+                process.terminate()
+            raise
+
+
+_news: Any = None
+_threads = 1
+_parent = 0
+
+
+def _start_process(news: Any, threads: int, parent: int) -> None:  # noqa: ANN401 - a queue of the spawn context
+    global _news, _threads, _parent
+    _news, _threads, _parent = news, threads, parent
+
+
+def _play_one(spec: Spec, folder: Path) -> None:
+    """Run or resume one spec, in a process of its own."""
+    from cbdsl import experiment  # noqa: PLC0415 - the parent need not load torch
+
+    def report(_: RoundRecord) -> None:
+        if os.getppid() != _parent:  # whoever asked is gone: stop, so that a new sweep finds the folder free
+            os._exit(1)
+        _news.put(1)
+
+    if (folder / "spec.toml").exists():
+        experiment.resume(folder, threads=_threads, on_round=report)
+    else:
+        experiment.run(spec, out=folder, threads=_threads, on_round=report)
+
+
+def _drain(news: Any) -> Iterator[int]:  # noqa: ANN401
+    while True:
+        try:
+            yield news.get_nowait()
+        except Empty:
+            return
+
+
+def _finished(path: Path) -> Finished:
+    spec, summary, rounds = read_result(path)
+    return Finished(spec, summary, tuple(rounds), path)
+
+
+def _total(specs: Iterable[Spec]) -> int:
+    return sum(spec.rounds for spec in specs)
+
+
+def _rounds_in(folder: Path) -> int:
+    path = folder / "rounds.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def _cell(value: object) -> object:
+    return json.dumps(value) if isinstance(value, (list, dict, tuple)) else value
