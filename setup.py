@@ -53,6 +53,14 @@ def extension(suffix: str, flags: list[str]) -> Extension:
 class BuildLibraries(build_ext):
     """Builds each library from its own objects: the same sources are compiled with different flags."""
 
+    def run(self) -> None:
+        """Start clean: a library left over from other flags would be shipped, and might suit no other machine."""
+        built = Path(self.build_lib) / "cbdsl/engines/native"
+        for directory in (built, NATIVE) if self.inplace else (built,):
+            for old in directory.glob("_lanes*"):
+                old.unlink()
+        super().run()
+
     def build_extension(self, ext: Extension) -> None:
         """Compile into a directory of its own, so that no level reuses the objects of another."""
         shared = self.build_temp

@@ -74,13 +74,17 @@ def library() -> tuple[Path, Any]:
         )
     by_level = {path.name.split(".")[0].removeprefix("_lanes"): path for path in built}
     try:
-        if "" in by_level:  # built for this very machine
-            return _load(by_level[""])
-        baseline = _load(by_level["_v1"])
-        for level in range(baseline[1].cbdsl_level(), 1, -1):
-            if f"_v{level}" in by_level:
-                return _load(by_level[f"_v{level}"])
-        return baseline
+        if "" not in by_level:
+            baseline = _load(by_level["_v1"])
+            fitting = (f"_v{level}" for level in range(baseline[1].cbdsl_level(), 1, -1))
+            return next((_load(by_level[level]) for level in fitting if level in by_level), baseline)
+        path, loaded = _load(by_level[""])  # built for one machine: this one, unless it was copied
+        if loaded.cbdsl_level() < loaded.cbdsl_needed_level():
+            raise NativeEngineError(
+                "the native engine was built for another processor; install the package again on this machine, "
+                "or with CBDSL_PORTABLE=1 for several"
+            )
+        return path, loaded
     except (OSError, KeyError, AttributeError) as error:
         raise NativeEngineError(f"the native engine does not load ({error}); install the package again") from None
 
@@ -101,6 +105,7 @@ def _load(path: Path) -> tuple[Path, Any]:
         "cbdsl_compiler": (ctypes.c_char_p, []),
         "cbdsl_instructions": (ctypes.c_char_p, []),
         "cbdsl_level": (whole, []),
+        "cbdsl_needed_level": (whole, []),
         "cbdsl_peak": (double, [whole, double]),
     }
     for name, (result, arguments) in signatures.items():

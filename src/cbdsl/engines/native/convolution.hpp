@@ -58,59 +58,69 @@ template <bool TRAINING> CBDSL_INLINE lanes largest(const lanes (&of)[4], whole 
     return all == all ? best : all;
 }
 
-template <int OUTPUTS, bool TRAINING>
-void convolve_block(const Stage &stage, const float *weights, int first, const lanes *input, lanes *output, lanes *full,
-                    whole *chosen) {
-    const float *kernel = weights + stage.weight + size_t(first) * stage.input.channels * stage.kernel_height * stage.kernel_width;
-    lanes bias[OUTPUTS];
-    for (int o = 0; o < OUTPUTS; o++) bias[o] = splat(stage.bias == NOWHERE ? 0.0f : weights[stage.bias + first + o]);
-    const bool pooled = stage.fused != Fused::none;
-    const int height = stage.height, width = stage.width, positions = height * width;
-    // Without pooling the four positions are neighbours in reading order; the last block repeats its last one.
-    const int step = pooled ? 1 : 4;
-    for (int p = 0; p < positions; p += step) {
-        const lanes *from[4];
-        size_t to[4]{};
-        if (pooled) {
-            const int y = p / width, x = p % width;
-            from[0] = input + 2 * y * stage.input.row + 2 * x, from[1] = from[0] + 1;
-            from[2] = from[0] + stage.input.row, from[3] = from[2] + 1;
-            to[0] = y * stage.output.row + x;
-        } else {
-            for (int q = 0; q < 4; q++) {
-                const int at = std::min(p + q, positions - 1), y = at / width, x = at % width;
-                from[q] = input + y * stage.input.row + x;
-                to[q] = y * stage.output.row + x;
-            }
-        }
-        lanes accumulator[OUTPUTS][4];
+// The results of a block of output channels at four positions, with bias, before activation.
+template <int OUTPUTS> struct Tile {
+    lanes at[OUTPUTS][4];
+
+    CBDSL_INLINE Tile(const Stage &stage, const float *kernel, const float *bias, const lanes *const (&from)[4]) {
 #pragma GCC unroll 8
         for (int o = 0; o < OUTPUTS; o++)
 #pragma GCC unroll 4
-            for (int q = 0; q < 4; q++) accumulator[o][q] = bias[o];
-        multiply(accumulator, from, stage, kernel);
+            for (int q = 0; q < 4; q++) at[o][q] = splat(bias[o]);
+        multiply(at, from, stage, kernel);
+    }
+};
+
+// One block of output channels with 2x2 pooling: a tile is one pooling window.
+template <int OUTPUTS, bool TRAINING, Fused FUSED>
+void convolve_pooled(const Stage &stage, const float *kernel, const float *bias, int first, const lanes *corner, lanes *output,
+                     lanes *kept) {
+    const size_t row = stage.input.row, positions = size_t(stage.height) * stage.width;
+    const Activation activation = stage.activation;
+    for (int y = 0; y < stage.height; y++)
+        for (int x = 0; x < stage.width; x++) {
+            const lanes *top = corner + 2 * y * row + 2 * x, *const from[4] = {top, top + 1, top + row, top + row + 1};
+            Tile<OUTPUTS> tile(stage, kernel, bias, from);
+            lanes *out = output + stage.output.at(first, y) + x;
+            if constexpr (FUSED == Fused::max2) {
+                whole *chosen = (whole *)kept + first * positions + y * stage.width + x;
 #pragma GCC unroll 8
-        for (int o = 0; o < OUTPUTS; o++) {
-            lanes *out = output + (first + o) * stage.output.plane;
-            if (stage.fused == Fused::max2) {
-                whole *which = TRAINING ? chosen + size_t(first + o) * positions + p : nullptr;
-                out[to[0]] = activate(stage.activation, largest<TRAINING>(accumulator[o], which));
+                for (int o = 0; o < OUTPUTS; o++)
+                    out[o * stage.output.plane] = activate(activation, largest<TRAINING>(tile.at[o], chosen + o * positions));
             } else {
+                lanes *full = kept + stage.full.at(first, 2 * y) + 2 * x;
+#pragma GCC unroll 8
+                for (int o = 0; o < OUTPUTS; o++, full += stage.full.plane) {
 #pragma GCC unroll 4
-                for (int q = 0; q < 4; q++) accumulator[o][q] = activate(stage.activation, accumulator[o][q]);
-                if (stage.fused == Fused::average2) {
-                    out[to[0]] = 0.25f * ((accumulator[o][0] + accumulator[o][1]) + (accumulator[o][2] + accumulator[o][3]));
+                    for (int q = 0; q < 4; q++) tile.at[o][q] = activate(activation, tile.at[o][q]);
                     if (TRAINING) {
-                        lanes *corner = full + stage.full.at(first + o, p / width * 2) + p % width * 2;
-                        corner[0] = accumulator[o][0], corner[1] = accumulator[o][1];
-                        corner[stage.full.row] = accumulator[o][2], corner[stage.full.row + 1] = accumulator[o][3];
+                        full[0] = tile.at[o][0], full[1] = tile.at[o][1];
+                        full[stage.full.row] = tile.at[o][2], full[stage.full.row + 1] = tile.at[o][3];
                     }
-                } else {
-#pragma GCC unroll 4
-                    for (int q = 0; q < 4; q++) out[to[q]] = accumulator[o][q];
+                    out[o * stage.output.plane] = 0.25f * ((tile.at[o][0] + tile.at[o][1]) + (tile.at[o][2] + tile.at[o][3]));
                 }
             }
         }
+}
+
+// One block of output channels without pooling: a tile is four neighbours in reading order, and the last one
+// repeats its last position as often as needed.
+template <int OUTPUTS>
+void convolve_plain(const Stage &stage, const float *kernel, const float *bias, int first, const lanes *corner, lanes *output) {
+    const int positions = stage.height * stage.width;
+    for (int p = 0; p < positions; p += 4) {
+        const lanes *from[4];
+        size_t to[4];
+        for (int q = 0; q < 4; q++) {
+            const int at = std::min(p + q, positions - 1), y = at / stage.width, x = at % stage.width;
+            from[q] = corner + y * stage.input.row + x;
+            to[q] = stage.output.at(first, y) + x;
+        }
+        Tile<OUTPUTS> tile(stage, kernel, bias, from);
+#pragma GCC unroll 8
+        for (int o = 0; o < OUTPUTS; o++)
+#pragma GCC unroll 4
+            for (int q = 0; q < 4; q++) output[o * stage.output.plane + to[q]] = activate(stage.activation, tile.at[o][q]);
     }
 }
 
@@ -118,8 +128,18 @@ void convolve_block(const Stage &stage, const float *weights, int first, const l
 // `kept` is what the way back needs of a fused pooling.
 template <bool TRAINING>
 void convolve(const Stage &stage, const float *weights, const lanes *corner, lanes *output, lanes *kept) {
+    const size_t taps = size_t(stage.input.channels) * stage.kernel_height * stage.kernel_width;
     in_blocks<FORWARD_CHANNELS>(stage.channels, [&](auto size, int first) {
-        convolve_block<decltype(size)::value, TRAINING>(stage, weights, first, corner, output, kept, (whole *)kept);
+        constexpr int OUTPUTS = decltype(size)::value;
+        const float *kernel = weights + stage.weight + first * taps;
+        float bias[OUTPUTS] = {};
+        if (stage.bias != NOWHERE) std::copy_n(weights + stage.bias + first, OUTPUTS, bias);
+        if (stage.fused == Fused::max2)
+            convolve_pooled<OUTPUTS, TRAINING, Fused::max2>(stage, kernel, bias, first, corner, output, kept);
+        else if (stage.fused == Fused::average2)
+            convolve_pooled<OUTPUTS, TRAINING, Fused::average2>(stage, kernel, bias, first, corner, output, kept);
+        else
+            convolve_plain<OUTPUTS>(stage, kernel, bias, first, corner, output);
     });
 }
 
@@ -199,9 +219,16 @@ void kernel_gradient_block(const Stage &stage, int first, int column, const lane
                     }
                 }
             }
+            float sums[(OUTPUTS * COLUMNS + 3) / 4 * 4];
+            const lanes *flat = &accumulator[0][0], none{};
+#pragma GCC unroll 8
+            for (int i = 0; i < OUTPUTS * COLUMNS; i += 4) {
+                const auto one = [&](int j) { return i + j < OUTPUTS * COLUMNS ? flat[i + j] : none; };
+                *(loose_quad *)(sums + i) = sum_each(one(0), one(1), one(2), one(3));
+            }
             for (int o = 0; o < OUTPUTS; o++) {
                 const size_t at = stage.weight + ((size_t(first + o) * channels + channel) * kernel_height + kernel_y) * kernel_width;
-                for (int k = 0; k < COLUMNS; k++) sink.add(at + column + k, sum(accumulator[o][k]));
+                for (int k = 0; k < COLUMNS; k++) sink.add(at + column + k, sums[o * COLUMNS + k]);
             }
         }
 }

@@ -75,15 +75,10 @@ int real_count(const int32_t *indices, size_t room) {
 void batch_gradient(Network &network, Workspace &space, const float *weights, const Data &data, const int32_t *indices,
                     int count, Sink sink) {
     const Plan &plan = network.plan;
-    const Stage &last = plan.stages.back();
-    lanes *input = space.at(plan.stages[0].input_at);
     for (int start = 0; start < count; start += LANES) {
         const Group group = collect(data.features, data.labels, data.width, indices + start, std::min(LANES, count - start),
                                     network.zeros.data());
-        load(plan.input, group, input);
-        forward<true>(plan, space, weights, input, 1);
-        logit_gradient(plan, space.at(last.output_at), group, 1.0f / float(count), space.at(last.output_gradient_at));
-        backward(plan, space, weights, group, sink);
+        Pass(plan, space, weights, group).run(1.0f / float(count), sink);
         sink.keep = 1.0f;
     }
 }
@@ -118,7 +113,7 @@ void score_chunk(const Network &network, Workspace &space, const float *weights,
                  const lanes *input, double *losses, uint8_t *correct) {
     const Plan &plan = network.plan;
     const Stage &last = plan.stages.back();
-    forward<false>(plan, space, weights, input, count);
+    forward(plan, space, weights, input, count);
     for (int g = 0; g < count; g++)
         judge(plan, space.at(last.output_at) + g * last.output_step, groups[g], losses + g * LANES, correct + g * LANES);
 }

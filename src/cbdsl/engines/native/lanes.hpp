@@ -56,15 +56,34 @@ CBDSL_INLINE lanes relu(lanes v) { return lanes{} > v ? lanes{} : v; }
 
 CBDSL_INLINE lanes larger(lanes a, lanes b) { return a > b ? a : b; }
 
-// Sum over the lanes as a tree, in an order that is fixed for one instruction set.
-CBDSL_INLINE float sum(lanes v) {
+// Sums over the lanes are trees, in an order that is fixed for one instruction set.
+CBDSL_INLINE quad fold(lanes v) {
     quad parts[LANES / 4];
     std::memcpy(parts, &v, sizeof v);
     for (int width = LANES / 8; width > 0; width /= 2)
         for (int i = 0; i < width; i++) parts[i] += parts[i + width];
-    quad total = parts[0];
-    total += CBDSL_SHUFFLE(total, total, 2, 3, 0, 1);
-    return total[0] + total[1];
+    return parts[0];
+}
+
+CBDSL_INLINE float sum(lanes v) {
+    const quad four = fold(v), two = four + CBDSL_SHUFFLE(four, four, 2, 3, 0, 1);
+    return two[0] + two[1];
+}
+
+CBDSL_INLINE void transpose_quad(quad &a, quad &b, quad &c, quad &d) {
+    const quad ab_low = CBDSL_SHUFFLE(a, b, 0, 4, 1, 5), ab_high = CBDSL_SHUFFLE(a, b, 2, 6, 3, 7);
+    const quad cd_low = CBDSL_SHUFFLE(c, d, 0, 4, 1, 5), cd_high = CBDSL_SHUFFLE(c, d, 2, 6, 3, 7);
+    a = CBDSL_SHUFFLE(ab_low, cd_low, 0, 1, 4, 5);
+    b = CBDSL_SHUFFLE(ab_low, cd_low, 2, 3, 6, 7);
+    c = CBDSL_SHUFFLE(ab_high, cd_high, 0, 1, 4, 5);
+    d = CBDSL_SHUFFLE(ab_high, cd_high, 2, 3, 6, 7);
+}
+
+// Four sums at once, for less than four times the work of one.
+CBDSL_INLINE quad sum_each(lanes a, lanes b, lanes c, lanes d) {
+    quad p = fold(a), q = fold(b), r = fold(c), s = fold(d);
+    transpose_quad(p, q, r, s);
+    return (p + r) + (q + s);
 }
 
 // e^v, at most 2 units in the last place off between -87 and 88; smaller arguments give 0, larger ones
@@ -114,25 +133,17 @@ CBDSL_INLINE lanes hyperbolic_tangent(lanes v) {
 
 CBDSL_INLINE lanes logistic(lanes v) { return 1.0f / (1.0f + exponential(-v)); }
 
-CBDSL_INLINE void transpose_quad(quad &a, quad &b, quad &c, quad &d) {
-    const quad ab_low = CBDSL_SHUFFLE(a, b, 0, 4, 1, 5), ab_high = CBDSL_SHUFFLE(a, b, 2, 6, 3, 7);
-    const quad cd_low = CBDSL_SHUFFLE(c, d, 0, 4, 1, 5), cd_high = CBDSL_SHUFFLE(c, d, 2, 6, 3, 7);
-    a = CBDSL_SHUFFLE(ab_low, cd_low, 0, 1, 4, 5);
-    b = CBDSL_SHUFFLE(ab_low, cd_low, 2, 3, 6, 7);
-    c = CBDSL_SHUFFLE(ab_high, cd_high, 0, 1, 4, 5);
-    d = CBDSL_SHUFFLE(ab_high, cd_high, 2, 3, 6, 7);
-}
-
 // rows[lane][0..count) -> target[0..count), the samples of one lane group side by side.
 inline void rows_to_lanes(const float *const rows[LANES], size_t offset, size_t count, lanes *target) {
     float *out = reinterpret_cast<float *>(target);
     const size_t whole_quads = count / 4 * 4;
-    for (int lane = 0; lane < LANES; lane += 4) {
-        const float *r0 = rows[lane] + offset, *r1 = rows[lane + 1] + offset;
-        const float *r2 = rows[lane + 2] + offset, *r3 = rows[lane + 3] + offset;
-        for (size_t i = 0; i < whole_quads; i += 4) {
-            quad a = *(const loose_quad *)(r0 + i), b = *(const loose_quad *)(r1 + i);
-            quad c = *(const loose_quad *)(r2 + i), d = *(const loose_quad *)(r3 + i);
+    // Lanes innermost: a line of the target is filled at once, not once for every four lanes.
+    for (size_t i = 0; i < whole_quads; i += 4)
+#pragma GCC unroll 4
+        for (int lane = 0; lane < LANES; lane += 4) {
+            const size_t at = offset + i;
+            quad a = *(const loose_quad *)(rows[lane] + at), b = *(const loose_quad *)(rows[lane + 1] + at);
+            quad c = *(const loose_quad *)(rows[lane + 2] + at), d = *(const loose_quad *)(rows[lane + 3] + at);
             transpose_quad(a, b, c, d);
             float *to = out + i * LANES + lane;
             *(quad *)to = a;
@@ -140,11 +151,8 @@ inline void rows_to_lanes(const float *const rows[LANES], size_t offset, size_t 
             *(quad *)(to + 2 * LANES) = c;
             *(quad *)(to + 3 * LANES) = d;
         }
-        for (size_t i = whole_quads; i < count; i++) {
-            float *to = out + i * LANES + lane;
-            to[0] = r0[i], to[1] = r1[i], to[2] = r2[i], to[3] = r3[i];
-        }
-    }
+    for (size_t i = whole_quads; i < count; i++)
+        for (int lane = 0; lane < LANES; lane++) out[i * LANES + lane] = rows[lane][offset + i];
 }
 
 // The way back: source[0..count) -> rows[lane * stride + i], for the first `used` lanes rounded up to 4.
@@ -183,6 +191,10 @@ struct Sink {
     CBDSL_INLINE void add(size_t at, lanes gradient) const {
         loose *to = (loose *)(target + at);
         *to = keep * *to + scale * gradient;
+    }
+    CBDSL_INLINE void add(size_t at, lanes gradient, lanes keep_each) const {
+        loose *to = (loose *)(target + at);
+        *to = keep_each * *to + scale * gradient;
     }
 };
 

@@ -48,6 +48,17 @@ CBDSL_EXPORT int32_t cbdsl_level() {
 #endif
 }
 
+// The level that this library was compiled for: below it, the processor would stop at the first kernel.
+CBDSL_EXPORT int32_t cbdsl_needed_level() {
+#if defined(__AVX512F__)
+    return 4;
+#elif defined(__AVX2__)
+    return 3;
+#else
+    return 0;
+#endif
+}
+
 // Multiply-adds per second that `threads` threads reach with everything in registers: the peak that kernels
 // are held against. Chains are independent and long enough to hide the latency of an addition.
 CBDSL_EXPORT double cbdsl_peak(int32_t threads, double seconds) {

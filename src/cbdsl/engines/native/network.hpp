@@ -7,6 +7,7 @@
 
 #include "convolution.hpp"
 #include "dense.hpp"
+#include "dense_rows.hpp"
 
 namespace cbdsl {
 
@@ -68,32 +69,31 @@ inline void load(const Map &map, const Group &group, lanes *target) {
                           target + map.origin + map.at(channel, y));
 }
 
+// One stage before the first dense one, on one lane group.
 template <bool TRAINING>
-void forward_stage(const Stage &stage, Workspace &space, const float *weights, const lanes *input, int group, int groups) {
+void forward_image_stage(const Stage &stage, Workspace &space, const float *weights, const lanes *input, int group) {
     lanes *output = space.at(stage.output_at) + stage.output.origin + group * stage.output_step;
-    const lanes *from = input ? input : space.at(stage.input_at) + group * stage.input_step;
     lanes *kept = space.at(stage.chosen_at);
-    switch (stage.kind) {
-        case StageKind::convolution: convolve<TRAINING>(stage, weights, from, output, kept); break;
-        case StageKind::dense: dense(stage, weights, from, output, groups); break;
-        case StageKind::pool: pool(stage, from, output, (whole *)kept); break;
-        case StageKind::activation: activate_all(stage, from, output); break;
-    }
+    if (stage.kind == StageKind::convolution) convolve<TRAINING>(stage, weights, input, output, kept);
+    else if (stage.kind == StageKind::pool) pool(stage, input, output, (whole *)kept);
+    else activate_all(stage, input, output);
 }
 
-// input: lane groups one after the other, each plan.input.size vectors.
-template <bool TRAINING>
-void forward(const Plan &plan, Workspace &space, const float *weights, const lanes *input, int groups) {
+// Logits of a few lane groups. input: lane groups one after the other, each plan.input.size vectors.
+inline void forward(const Plan &plan, Workspace &space, const float *weights, const lanes *input, int groups) {
     for (int group = 0; group < groups; group++)
-        for (size_t i = 0; i < plan.first_dense; i++)
-            forward_stage<TRAINING>(plan.stages[i], space, weights, i ? nullptr : input + group * plan.input.size, group, 1);
+        for (size_t i = 0; i < plan.first_dense; i++) {
+            const Stage &stage = plan.stages[i];
+            forward_image_stage<false>(stage, space, weights, i ? space.at(stage.input_at) : input + group * plan.input.size, group);
+        }
     for (size_t i = plan.first_dense; i < plan.stages.size(); i++) {
-        const lanes *from = i ? nullptr : input;
-        if (plan.stages[i].kind == StageKind::dense)
-            forward_stage<TRAINING>(plan.stages[i], space, weights, from, 0, groups);
+        const Stage &stage = plan.stages[i];
+        const lanes *from = i ? space.at(stage.input_at) : input;
+        lanes *to = space.at(stage.output_at);
+        if (stage.kind == StageKind::dense) dense(stage, weights, from, to, groups);
         else
             for (int group = 0; group < groups; group++)
-                forward_stage<TRAINING>(plan.stages[i], space, weights, from, group, 1);
+                activate_all(stage, from + group * stage.input_step, to + group * stage.output_step);
     }
 }
 
@@ -135,40 +135,112 @@ inline void logit_gradient(const Plan &plan, const lanes *logits, const Group &g
     }
 }
 
-// Sends the gradient of every parameter into the sink. Within a stage the input gradient comes first,
-// because the sink may be the weights themselves.
-inline void backward(const Plan &plan, Workspace &space, const float *weights, const Group &group, const Sink &sink) {
-    for (size_t i = plan.stages.size(); i-- > 0;) {
-        const Stage &stage = plan.stages[i];
-        if (!stage.wants_input_gradient && stage.weight == NOWHERE) return;
-        const lanes *input = space.at(stage.input_at);
-        const lanes *output = space.at(stage.output_at) + stage.output.origin;
-        lanes *output_gradient = space.at(stage.output_gradient_at) + stage.output_gradient.origin;
-        lanes *input_gradient = space.at(stage.input_gradient_at), *kept = space.at(stage.chosen_at);
-        switch (stage.kind) {
-            case StageKind::convolution: {
-                lanes *full = space.at(stage.full_at);
-                convolve_unfuse(stage, output, output_gradient, kept, full, sink);
-                if (stage.wants_input_gradient) convolve_input_gradient(stage, weights, full, input_gradient);
-                convolve_kernel_gradient(stage, input, full, sink);
-                break;
-            }
-            case StageKind::dense: {
-                for (int o = 0; o < stage.channels; o++)
-                    output_gradient[o] = slope(stage.activation, output[o], output_gradient[o]);
-                if (stage.wants_input_gradient) dense_input_gradient(stage, weights, output_gradient, input_gradient);
-                // The first layer finds its inputs as rows already: they are the samples.
+// Training takes one lane group through the network and back. Images stay in lanes; from the first dense stage
+// on every sample is a row (see dense_rows.hpp).
+class Pass {
+  public:
+    Pass(const Plan &plan, Workspace &space, const float *weights, const Group &group)
+        : plan_(plan), space_(space), weights_(weights), group_(group) {}
+
+    // Gradient of scale * (sum of losses) with respect to every parameter, into the sink.
+    void run(float scale, const Sink &sink) {
+        const Stage &last = plan_.stages.back();
+        const bool rows = plan_.first_dense < plan_.stages.size();
+        forward_images();
+        forward_rows();
+        lanes *logits = space_.at(last.output_at), *gradient = space_.at(last.output_gradient_at);
+        if (rows) gather(last.output_rows_at, last.output_stride, last.output.size, logits);
+        logit_gradient(plan_, logits, group_, scale, gradient);
+        if (rows) lanes_to_rows(gradient, last.output.size, group_.count, floats(last.output_gradient_rows_at), last.output_stride);
+        backward_rows(sink);
+        backward_images(sink);
+    }
+
+  private:
+    float *floats(size_t at) { return reinterpret_cast<float *>(space_.at(at)); }
+
+    // Rows of real samples -> lanes; zeros where there is no sample.
+    void gather(size_t rows_at, size_t stride, size_t count, lanes *target) {
+        const float *rows[LANES];
+        for (int s = 0; s < LANES; s++) rows[s] = s < group_.count ? floats(rows_at) + s * stride : floats(plan_.zeros_at);
+        rows_to_lanes(rows, 0, count, target);
+    }
+
+    // The first layer finds its inputs as rows already: they are the samples.
+    void input_rows(size_t i, const float *(&rows)[LANES]) {
+        const Stage &stage = plan_.stages[i];
+        for (int s = 0; s < LANES; s++) rows[s] = i ? floats(stage.input_rows_at) + s * stage.input_stride : group_.rows[s];
+    }
+
+    void forward_images() {
+        if (plan_.first_dense == 0) return;
+        load(plan_.input, group_, space_.at(plan_.stages[0].input_at));
+        for (size_t i = 0; i < plan_.first_dense; i++)
+            forward_image_stage<true>(plan_.stages[i], space_, weights_, space_.at(plan_.stages[i].input_at), 0);
+    }
+
+    void forward_rows() {
+        for (size_t i = plan_.first_dense; i < plan_.stages.size(); i++) {
+            const Stage &stage = plan_.stages[i];
+            float *output = floats(stage.output_rows_at);
+            if (i == plan_.first_dense && i > 0)
+                lanes_to_rows(space_.at(stage.input_at), stage.input.size, group_.count, floats(stage.input_rows_at), stage.input_stride);
+            if (stage.kind == StageKind::dense) {
                 const float *rows[LANES];
-                float *scratch = reinterpret_cast<float *>(space.at(plan.rows_at));
-                if (i > 0) lanes_to_rows(input, stage.input.size, group.count, scratch, plan.row_stride);
-                for (int s = 0; s < LANES; s++) rows[s] = i > 0 ? scratch + s * plan.row_stride : group.rows[s];
-                dense_weight_gradient(stage, output_gradient, rows, group.count, sink);
-                break;
+                input_rows(i, rows);
+                rows_forward(stage, weights_, rows, group_.count, output, stage.output_stride);
+                rows_activate(stage, output, output, group_.count, stage.output_stride);
+            } else {
+                rows_activate(stage, floats(stage.input_rows_at), output, group_.count, stage.output_stride);
             }
-            case StageKind::pool: pool_gradient(stage, output_gradient, (const whole *)kept, input_gradient); break;
-            case StageKind::activation: activate_all_gradient(stage, output, output_gradient, input_gradient); break;
         }
     }
-}
+
+    // Within a stage the input gradient comes first, because the sink may be the weights themselves.
+    void backward_rows(const Sink &sink) {
+        for (size_t i = plan_.stages.size(); i-- > plan_.first_dense;) {
+            const Stage &stage = plan_.stages[i];
+            float *gradient = floats(stage.output_gradient_rows_at), *output = floats(stage.output_rows_at);
+            float *input_gradient = floats(stage.input_gradient_rows_at);
+            if (stage.kind == StageKind::activation) {
+                rows_slope(stage, output, gradient, input_gradient, group_.count, stage.output_stride);
+                continue;
+            }
+            rows_slope(stage, output, gradient, gradient, group_.count, stage.output_stride);
+            if (stage.wants_input_gradient)
+                rows_input_gradient(stage, weights_, gradient, stage.output_stride, group_.count, input_gradient, stage.input_stride);
+            const float *rows[LANES];
+            input_rows(i, rows);
+            rows_weight_gradient(stage, gradient, stage.output_stride, rows, group_.count, sink);
+            if (i == plan_.first_dense && stage.wants_input_gradient)
+                gather(stage.input_gradient_rows_at, stage.input_stride, stage.input.size, space_.at(stage.input_gradient_at));
+        }
+    }
+
+    void backward_images(const Sink &sink) {
+        for (size_t i = plan_.first_dense; i-- > 0;) {
+            const Stage &stage = plan_.stages[i];
+            if (!stage.wants_input_gradient && stage.weight == NOWHERE) return;  // no parameter from here on
+            const lanes *output = space_.at(stage.output_at) + stage.output.origin;
+            const lanes *output_gradient = space_.at(stage.output_gradient_at) + stage.output_gradient.origin;
+            lanes *input_gradient = space_.at(stage.input_gradient_at), *kept = space_.at(stage.chosen_at);
+            if (stage.kind == StageKind::convolution) {
+                lanes *full = space_.at(stage.full_at);
+                convolve_unfuse(stage, output, output_gradient, kept, full, sink);
+                if (stage.wants_input_gradient) convolve_input_gradient(stage, weights_, full, input_gradient);
+                convolve_kernel_gradient(stage, space_.at(stage.input_at), full, sink);
+            } else if (stage.kind == StageKind::pool) {
+                pool_gradient(stage, output_gradient, (const whole *)kept, input_gradient);
+            } else {
+                activate_all_gradient(stage, output, output_gradient, input_gradient);
+            }
+        }
+    }
+
+    const Plan &plan_;
+    Workspace &space_;
+    const float *weights_;
+    const Group &group_;
+};
 
 }  // namespace cbdsl

@@ -1,5 +1,7 @@
 #include "plan.hpp"
 
+#include <algorithm>
+
 namespace cbdsl {
 
 namespace {
@@ -22,6 +24,8 @@ Map padded(int channels, int height, int width, int above, int left, size_t row)
     map.origin = above * map.row + left;
     return map;
 }
+
+size_t rounded_to_lanes(size_t count) { return (count + LANES - 1) / LANES * LANES; }
 
 Activation activation_of(int32_t code) {
     switch (code) {
@@ -173,7 +177,11 @@ void place(Plan &plan) {
         stage.wants_input_gradient = parameters_before;
         stage.input_gradient_at = reserve(parameters_before ? stage.input_gradient.size : 0);
         parameters_before = parameters_before || stage.weight != NOWHERE;
-        if (stage.kind == StageKind::dense && stage.input.size > widest) widest = stage.input.size;
+        if (i < plan.first_dense) continue;
+        stage.input_stride = rounded_to_lanes(stage.input.size);
+        stage.input_rows_at = reserve(stage.input_stride);
+        stage.input_gradient_rows_at = reserve(stage.input_stride);
+        widest = std::max(widest, stage.input_stride);
     }
     for (size_t i = 0; i < stages.size(); i++) {
         Stage &stage = stages[i];
@@ -185,18 +193,23 @@ void place(Plan &plan) {
                 stage.output = reader.input, stage.output_gradient = reader.input_gradient;
             stage.output_at = reader.input_at, stage.output_gradient_at = reader.input_gradient_at;
             stage.output_step = reader.input_step;
+            stage.output_rows_at = reader.input_rows_at, stage.output_gradient_rows_at = reader.input_gradient_rows_at;
+            stage.output_stride = reader.input_stride;
         } else {
             stage.output_step = stage.output.size;
             stage.output_at = reserve(stage.output.size * GROUPS);
             stage.output_gradient_at = reserve(stage.output.size);
+            stage.output_stride = rounded_to_lanes(stage.output.size);
+            stage.output_rows_at = reserve(stage.output_stride);
+            stage.output_gradient_rows_at = reserve(stage.output_stride);
+            widest = std::max(widest, stage.output_stride);
         }
         if (stage.kind == StageKind::convolution) stage.full_at = reserve(stage.full.size);
         if (stage.fused != Fused::none || stage.kind == StageKind::pool)
             stage.chosen_at = reserve(stage.fused == Fused::average2 ? stage.full.size : stage.output.count());
     }
     plan.input = stages[0].input;
-    plan.row_stride = (widest + LANES - 1) / LANES * LANES;
-    plan.rows_at = reserve(plan.row_stride);  // LANES rows of row_stride floats
+    plan.zeros_at = reserve(widest / LANES);
     plan.workspace = used;
 }
 

@@ -47,6 +47,9 @@ struct Stage {
     // Offsets into the workspace, in vectors.
     size_t input_at = 0, output_at = 0, input_gradient_at = 0, output_gradient_at = 0;
     size_t full_at = 0, chosen_at = 0;
+    // From the first dense stage on, training keeps rows of samples: (LANES, stride) floats each.
+    size_t input_rows_at = 0, output_rows_at = 0, input_gradient_rows_at = 0, output_gradient_rows_at = 0;
+    size_t input_stride = 0, output_stride = 0;  // floats
     // Distance between the lane groups of a tensor; 0 where one buffer serves them one after another.
     size_t input_step = 0, output_step = 0;
 };
@@ -58,7 +61,7 @@ struct Plan {
     size_t parameters = 0;        // D
     int classes = 0;
     size_t workspace = 0;         // vectors
-    size_t rows_at = 0, row_stride = 0;  // scratch for dense gradients, in floats per row
+    size_t zeros_at = 0;          // as many zeros as the widest row of a dense stage
 };
 
 enum LayerCode : int32_t {
