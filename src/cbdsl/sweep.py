@@ -11,7 +11,7 @@ import itertools
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -64,6 +64,22 @@ def grid(start: Spec, axes: Sequence[tuple[str, Sequence[Any]]]) -> list[Spec]:
     return [start.with_settings(dict(zip(keys, point, strict=True))) for point in points]
 
 
+@dataclass(frozen=True)
+class Task:
+    """Something to do with a spec: the name of a worker in `TASKS`."""
+
+    kind: str
+    spec: Spec
+
+    def folder(self, out: Path) -> Path:
+        """Where its results are: known by the hash of the whole spec."""
+        return out / "runs" / self.spec.key()
+
+    def is_done(self, out: Path) -> bool:
+        """Whether its result is there."""
+        return (self.folder(out) / TASKS[self.kind][0]).exists()
+
+
 def run_all(
     specs: Sequence[Spec], out: Path, jobs: int | None = None, on_progress: OnProgress | None = None
 ) -> list[Finished]:
@@ -71,15 +87,41 @@ def run_all(
 
     jobs: processes at a time; as many as there are cores if not given. Together they use as many threads as cores.
     """
-    wanted = {spec.key(): spec for spec in map(resolve, specs)}
-    folders = {key: out / "runs" / key for key in wanted}
+    tasks = [Task("run", resolve(spec)) for spec in specs]
+    perform(tasks, out, jobs, on_progress)
+    return [finished(task.folder(out)) for task in tasks]
+
+
+def perform(tasks: Sequence[Task], out: Path, jobs: int | None = None, on_progress: OnProgress | None = None) -> None:
+    """Do every task that is not done, each once, in the order given."""
+    distinct = dict.fromkeys(tasks)
+    total = sum(task.spec.rounds for task in distinct)
+    missing = [task for task in distinct if not task.is_done(out)]
+    played = sum(task.spec.rounds if task.is_done(out) else _rounds_of(task, out) for task in distinct)
     if on_progress is not None:
-        on_progress(sum(_rounds_in(folder) for folder in folders.values()), _total(wanted.values()))
-    missing = {key: spec for key, spec in wanted.items() if not (folders[key] / "summary.json").exists()}
-    if missing:
-        _play(missing, folders, jobs, on_progress, _total(wanted.values()))
-    results = {key: _finished(folder) for key, folder in folders.items()}
-    return [results[resolve(spec).key()] for spec in specs]
+        on_progress(played, total)
+    if not missing:
+        return
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = min(jobs or cores, len(missing))
+    context = multiprocessing.get_context("spawn")  # a fork would inherit threads that are not there
+    news: multiprocessing.queues.Queue[int] = context.Queue()
+    with ProcessPoolExecutor(count, context, _start_process, (news, max(1, cores // count), os.getpid())) as pool:
+        pending = {pool.submit(_do, task, task.folder(out)) for task in missing}
+        try:
+            while pending:
+                done, pending = wait(pending, _PATIENCE, FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+                played += sum(_drain(news))
+                if on_progress is not None:
+                    on_progress(total if not pending else min(played, total), total)
+        except BaseException:
+            for future in pending:
+                future.cancel()
+            for process in list(pool._processes.values()):
+                process.terminate()
+            raise
 
 
 def write_table(results: Sequence[Finished], axes: Sequence[str], out: Path) -> None:
@@ -94,37 +136,6 @@ def write_table(results: Sequence[Finished], axes: Sequence[str], out: Path) -> 
     partial.replace(out / "results.csv")
 
 
-def _play(
-    missing: Mapping[str, Spec],
-    folders: Mapping[str, Path],
-    jobs: int | None,
-    on_progress: OnProgress | None,
-    total: int,
-) -> None:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = min(jobs or cores, len(missing))
-    threads = max(1, cores // count)
-    context = multiprocessing.get_context("spawn")  # a fork would inherit threads that are not there
-    news: multiprocessing.queues.Queue[int] = context.Queue()
-    played = sum(_rounds_in(folder) for folder in folders.values())
-    with ProcessPoolExecutor(count, context, _start_process, (news, threads, os.getpid())) as pool:
-        pending = {pool.submit(_play_one, spec, folders[key]) for key, spec in missing.items()}
-        try:
-            while pending:
-                done, pending = wait(pending, _PATIENCE, FIRST_EXCEPTION)
-                for future in done:
-                    future.result()
-                played += sum(_drain(news))
-                if on_progress is not None:
-                    on_progress(min(played, total), total)
-        except BaseException:
-            for future in pending:
-                future.cancel()
-            for process in list(pool._processes.values()):
-                process.terminate()
-            raise
-
-
 _news: Any = None
 _threads = 1
 _parent = 0
@@ -135,19 +146,30 @@ def _start_process(news: Any, threads: int, parent: int) -> None:  # noqa: ANN40
     _news, _threads, _parent = news, threads, parent
 
 
-def _play_one(spec: Spec, folder: Path) -> None:
-    """Run or resume one spec, in a process of its own."""
-    from cbdsl import experiment  # noqa: PLC0415 - the parent need not load torch
+def _do(task: Task, folder: Path) -> None:
+    """Do one task, in a process of its own."""
 
-    def report(_: RoundRecord) -> None:
+    def report(_: object) -> None:
         if os.getppid() != _parent:  # whoever asked is gone: stop, so that a new sweep finds the folder free
             os._exit(1)
         _news.put(1)
 
+    TASKS[task.kind][1](task.spec, folder, _threads, report)
+
+
+def _run(spec: Spec, folder: Path, threads: int, report: Callable[[object], None]) -> None:
+    from cbdsl import experiment  # noqa: PLC0415 - the parent need not load torch
+
     if (folder / "spec.toml").exists():
-        experiment.resume(folder, threads=_threads, on_round=report)
+        experiment.resume(folder, threads=threads, on_round=report)
     else:
-        experiment.run(spec, out=folder, threads=_threads, on_round=report)
+        experiment.run(spec, out=folder, threads=threads, on_round=report)
+
+
+Worker = Callable[[Spec, Path, int, Callable[[object], None]], None]
+"""Takes a spec, its folder, the threads it may use, and what to call after every round."""
+
+TASKS: dict[str, tuple[str, Worker]] = {"run": ("summary.json", _run)}  # kind -> the file that shows it is done, worker
 
 
 def _drain(news: Any) -> Iterator[int]:  # noqa: ANN401
@@ -158,18 +180,15 @@ def _drain(news: Any) -> Iterator[int]:  # noqa: ANN401
             return
 
 
-def _finished(path: Path) -> Finished:
+def finished(path: Path) -> Finished:
+    """Read the folder of a finished run."""
     spec, summary, rounds = read_result(path)
     return Finished(spec, summary, tuple(rounds), path)
 
 
-def _total(specs: Iterable[Spec]) -> int:
-    return sum(spec.rounds for spec in specs)
-
-
-def _rounds_in(folder: Path) -> int:
-    path = folder / "rounds.jsonl"
-    return path.read_bytes().count(b"\n") if path.exists() else 0
+def _rounds_of(task: Task, out: Path) -> int:
+    path = task.folder(out) / "rounds.jsonl"
+    return path.read_bytes().count(b"\n") if task.kind == "run" and path.exists() else 0
 
 
 def _cell(value: object) -> object:

@@ -98,8 +98,9 @@ def test_a_ceiling_stops_early_and_changes_no_minimum() -> None:
 def test_nan_weights_score_nan_even_with_a_ceiling() -> None:
     weights = stack(1)
     weights[0, 0] = np.nan
-    losses = TorchEngine(network()).losses(weights, IMAGES, np.arange(10, dtype=np.int32), np.array([0.1]))
-    assert np.isnan(losses[0])
+    engine, some = TorchEngine(network()), np.arange(10, dtype=np.int32)
+    assert np.isnan(engine.losses(weights, IMAGES, some, np.array([0.1]))[0])
+    assert engine.accuracies(weights, IMAGES, some)[0] == 0
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

@@ -76,7 +76,7 @@ class Engine(Protocol):
         ...
 
     def accuracies(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
-        """Share of samples classified correctly, (U,); indices as in `losses`."""
+        """Share of samples classified correctly, (U,); indices as in `losses`. Logits that hold a NaN are wrong."""
         ...
 
     def gradients(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:

@@ -97,7 +97,9 @@ class TorchEngine:
         def accuracy(worker: int) -> float:
             chosen = _chosen(indices, worker)
             outputs = self._outputs(weights[worker], features, labels, chosen)
-            correct = sum(int((logits.argmax(1) == truth).sum()) for logits, truth in outputs)
+            correct = sum(
+                int(((logits.argmax(1) == truth) & ~logits.isnan().any(1)).sum()) for logits, truth in outputs
+            )
             return correct / len(chosen) if len(chosen) else np.nan
 
         return np.array(self._for_each(len(weights), accuracy))

@@ -1,0 +1,121 @@
+"""The paper's Section VI: its figures as lists of specs, and the numbers that were published.
+
+Only says what to run and what was claimed to come out; `claims` judges, `reproduce` runs, `report` draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from cbdsl.presets import preset
+from cbdsl.spec import Spec
+
+Regime = Literal["paper", "script"]
+REGIMES: dict[Regime, str] = {
+    "paper": "as the text says: one epoch of plain SGD a round",
+    "script": "as the authors' published script: three epochs, momentum, learning rate halved every round",
+}
+
+
+@dataclass(frozen=True)
+class Approach:
+    """One of the five approaches of Sec. VI.C."""
+
+    key: str
+    label: str
+    method: str
+    shared: str
+
+
+APPROACHES = {
+    approach.key: approach
+    for approach in (
+        Approach("fedavg", "FedAvg", "fedavg", "none"),
+        Approach("fedavg-tr", "FedAvg + D_tr", "fedavg", "train"),
+        Approach("cb-dsl", "CB-DSL, no D_G", "cb-dsl", "none"),
+        Approach("cb-dsl-sc", "CB-DSL + D_sc", "cb-dsl", "score"),
+        Approach("cb-dsl-g", "CB-DSL + D_G", "cb-dsl", "both"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """One figure: which runs it shows, and what was read off the published plot."""
+
+    number: int
+    title: str
+    setting: Literal["iid", "noniid"]
+    byzantine: int
+    approaches: tuple[str, ...]
+    published_round: int  # where the published values were read; 0: at the end
+    published: dict[str, tuple[float, float]]  # approach -> lowest and highest value read
+
+
+FIGURES = (
+    PaperFigure(
+        1, "i.i.d. data", "iid", 0, ("fedavg", "fedavg-tr", "cb-dsl", "cb-dsl-sc", "cb-dsl-g"), 10,
+        {"fedavg": (0.903, 0.903), "fedavg-tr": (0.927, 0.927), "cb-dsl": (0.905, 0.905), "cb-dsl-sc": (0.91, 0.91),
+         "cb-dsl-g": (0.937, 0.937)},
+    ),
+    PaperFigure(
+        2, "non-i.i.d. data", "noniid", 0, ("fedavg", "fedavg-tr", "cb-dsl", "cb-dsl-sc", "cb-dsl-g"), 15,
+        {"fedavg": (0.77, 0.77), "fedavg-tr": (0.835, 0.835), "cb-dsl": (0.10, 0.10), "cb-dsl-sc": (0.39, 0.39),
+         "cb-dsl-g": (0.90, 0.90)},
+    ),
+    PaperFigure(
+        3, "i.i.d. data, one Byzantine attacker", "iid", 1, ("fedavg", "cb-dsl", "cb-dsl-g"), 0,
+        {"fedavg": (0.10, 0.10), "cb-dsl": (0.11, 0.11), "cb-dsl-g": (0.92, 0.97)},
+    ),
+    PaperFigure(
+        4, "non-i.i.d. data, one Byzantine attacker", "noniid", 1, ("fedavg", "cb-dsl", "cb-dsl-g"), 0,
+        {"fedavg": (0.09, 0.11), "cb-dsl": (0.10, 0.10), "cb-dsl-g": (0.85, 0.89)},
+    ),
+    PaperFigure(
+        5, "weight divergence from a genie worker, non-i.i.d. data", "noniid", 0, ("cb-dsl", "cb-dsl-g"), 0,
+        {"cb-dsl": (1.23, 1.23), "cb-dsl-g": (0.81, 0.81)},
+    ),
+)  # fmt: skip
+
+DIVERGENCE_FIGURE = 5
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to run."""
+
+    regimes: tuple[Regime, ...]
+    seeds: tuple[int, ...]
+    rounds_share: float  # of the preset's rounds
+
+
+FULL = Plan(("paper", "script"), (0, 1, 2), 1.0)
+QUICK = Plan(("paper", "script"), (0,), 0.4)
+
+
+def spec_of(figure: PaperFigure, approach: str, regime: Regime, seed: int, plan: Plan) -> Spec:
+    """The run behind one curve of one figure."""
+    start = preset(f"{regime}-{figure.setting}")
+    chosen = APPROACHES[approach]
+    return start.with_settings(
+        {
+            "method": chosen.method,
+            "shared": chosen.shared,
+            "seed": seed,
+            "attack.byzantine": figure.byzantine,
+            "rounds": max(3, round(start.rounds * plan.rounds_share)),
+        }
+    )
+
+
+def specs_of(figures: Sequence[PaperFigure], plan: Plan) -> list[Spec]:
+    """All runs behind some figures; figures may share runs."""
+    return [
+        spec_of(figure, approach, regime, seed, plan)
+        for seed in plan.seeds
+        for regime in plan.regimes
+        for figure in figures
+        for approach in figure.approaches
+    ]

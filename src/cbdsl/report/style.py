@@ -1,0 +1,85 @@
+"""How figures look: colours that colour-blind readers can tell apart, one set for light pages and one for dark."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import re
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+INK, PALE, PAPER = "#222222", "#d0d0d0", "#ffffff"
+
+# Okabe and Ito's palette, lightened for dark pages. approach -> (light, dark)
+SHADES = {
+    "fedavg": ("#d55e00", "#ff8a3d"),
+    "fedavg-tr": ("#b87900", "#f0b429"),
+    "cb-dsl": ("#8a4f7d", "#e09fd0"),
+    "cb-dsl-sc": ("#00805f", "#3fd0a8"),
+    "cb-dsl-g": ("#0072b2", "#5bb8f5"),
+}
+MARKERS = {"fedavg": "s", "fedavg-tr": "D", "cb-dsl": "v", "cb-dsl-sc": "^", "cb-dsl-g": "o"}
+
+_THEMED = {INK: "--ink", PALE: "--pale", PAPER: "--page"} | {light: f"--{key}" for key, (light, _) in SHADES.items()}
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure that needs no screen."""
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAPER)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def dress(axes: Axes, title: str) -> None:
+    """Quiet axes: a title at the left, a pale grid, no box."""
+    axes.set_title(title, loc="left", fontsize=11, color=INK)
+    axes.grid(color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_facecolor(PAPER)
+    axes.spines[["top", "right"]].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(INK)
+    axes.tick_params(colors=INK)
+    axes.xaxis.label.set_color(INK)
+    axes.yaxis.label.set_color(INK)
+
+
+def save(figure: Figure, stem: Path) -> None:
+    """Write a figure as PNG, SVG and PDF; the same figure gives the same bytes."""
+    with mpl.rc_context({"svg.hashsalt": "cbdsl", "svg.fonttype": "none", "pdf.fonttype": 42}):
+        figure.savefig(stem.with_suffix(".png"), dpi=160, metadata={"Software": None})
+        figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None, "Creator": None})
+        figure.savefig(stem.with_suffix(".pdf"), metadata={"CreationDate": None, "Producer": None, "Creator": None})
+
+
+def themed_svg(figure: Figure, name: str, description: str) -> str:
+    """A figure as an SVG element for a page: its colours are the page's variables, its text the page's font."""
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    for colour, variable in _THEMED.items():
+        svg = svg.replace(colour, f"var({variable})")
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r'(href="#|url\(#)', rf"\1{name}-", svg)
+    svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt" ', "", svg, count=1)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
+
+
+def spread_labels(heights: list[float], gap: float) -> list[float]:
+    """Move labels apart until neighbours are at least `gap` away, as little as possible."""
+    order = sorted(range(len(heights)), key=lambda i: heights[i])
+    placed = list(heights)
+    for _ in range(50):
+        for lower, upper in itertools.pairwise(order):
+            overlap = gap - (placed[upper] - placed[lower])
+            if overlap > 1e-9:
+                placed[lower] -= overlap / 2
+                placed[upper] += overlap / 2
+    return placed
