@@ -122,6 +122,22 @@ def resume(
 
 
 @app.command()
+def theory(
+    subject: Annotated[
+        str, typer.Argument(metavar="RUN", help="The folder of a run, a preset, or a spec's TOML file.")
+    ],
+    threads: _Threads = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the findings as JSON, alone on standard output.")
+    ] = False,
+) -> None:
+    """Play a run again and put the paper's two theorems beside it."""
+    from cbdsl.theory.command import examine  # noqa: PLC0415 - torch, and only for this command
+
+    examine(subject, threads, as_json)
+
+
+@app.command()
 def presets() -> None:
     """List the presets and print what each one says."""
     for name, spec in PRESETS.items():

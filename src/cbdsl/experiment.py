@@ -24,7 +24,7 @@ from cbdsl.presets import preset
 from cbdsl.records import RoundRecord, Summary, record, summarise
 from cbdsl.rng import seed_of, stream
 from cbdsl.runs import Checkpoint, RunFolder
-from cbdsl.server import RoundLog, ServerState, WorkerId, fresh_state, next_order, play_round
+from cbdsl.server import Order, RoundLog, ServerState, WorkerId, fresh_state, next_order, play_round
 from cbdsl.simulate import SimulatedSwarm, holdings
 from cbdsl.spec import Spec
 from cbdsl.swarm import inertia_at
@@ -148,12 +148,16 @@ class Stage:
         score = _scorer(self.engine, self.dataset, self.split)(self.initial[0]) if can_score else np.inf
         return fresh_state(self.initial[0], float(np.float32(score)))
 
-    def play(self, state: ServerState) -> tuple[ServerState, RoundLog]:
-        """The next round."""
+    def order(self, state: ServerState) -> Order:
+        """The order that starts the next round."""
         number, spec = state.round + 1, self.spec
         rate = spec.local.learning_rate * spec.local.decay ** (number - 1)
         inertia = inertia_at(number, spec.rounds, spec.swarm.inertia)
-        order = next_order(state, self.method.task, range(spec.workers), inertia, rate)
+        return next_order(state, self.method.task, range(spec.workers), inertia, rate)
+
+    def play(self, state: ServerState) -> tuple[ServerState, RoundLog]:
+        """The next round."""
+        order = self.order(state)
         if self.method.task == "average":
             sizes = {worker: len(own) for worker, own in enumerate(self.split.workers)}
             return play_average_round(state, order, self.swarm, sizes)

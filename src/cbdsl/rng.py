@@ -20,6 +20,7 @@ Purpose = Literal[
     "layers",  # layers that draw while they train, such as dropout
     "byzantine",  # which workers are attackers
     "attack",  # what an attacker sends
+    "genie",  # the batches of the genie worker, see theory/genie.py
 ]
 
 

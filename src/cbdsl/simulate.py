@@ -116,7 +116,7 @@ class SimulatedSwarm:
         positions, velocities = move(
             rows,
             self._global_best,
-            self._coefficients(workers, order),
+            self.coefficients(workers, order),
             lambda start: self._train(start, workers, order),
             settings.sgd_from,
             settings.velocity,
@@ -145,7 +145,7 @@ class SimulatedSwarm:
         own = self._held.scoring if self._held.scoring.ndim == 1 else self._held.scoring[workers]
         return self._engine.losses(positions, self._samples, own, ceilings)
 
-    def _coefficients(self, workers: Indices, order: Order) -> Coefficients:
+    def coefficients(self, workers: Indices, order: Order) -> Coefficients:
         """c1 ~ U(0, delta_1) and c2 ~ U(0, delta_2), for each worker from its own stream."""
         settings = self._spec.swarm
         width = self._engine.size if settings.draw == "parameter" else 1

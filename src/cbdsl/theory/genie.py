@@ -1,0 +1,122 @@
+"""The genie worker of Sec. V, who holds the population, and how far the swarm's models are from its model (Fig. 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cbdsl.data import Dataset
+from cbdsl.engines.base import Doubles, Floats, Indices, Sgd
+from cbdsl.experiment import ModelBuilder, Stage
+from cbdsl.rng import seed_of, stream
+from cbdsl.simulate import batches_of, holdings
+from cbdsl.spec import LocalSpec, Spec
+from cbdsl.swarm import Coefficients, Particles, move
+from cbdsl.theory.constants import norms
+from cbdsl.theory.trajectory import replay, stage_of
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """Model divergence after a round, over the workers."""
+
+    round: int
+    mean: float
+    deviation: float  # the standard deviation over workers
+    low: float
+    high: float
+
+
+OnDivergence = Callable[[Divergence], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Genie:
+    """One worker that knows all data: v^g_{t+1} = c0 v^g_t - alpha grad F(w^g_t), w^g_{t+1} = w^g_t + v^g_{t+1}."""
+
+    stage: Stage
+    population: Indices
+    steps: int  # as many batches a round as a worker's
+    position: Floats  # w^g_t, (D,)
+    velocity: Floats  # v^g_t, (D,)
+
+    @staticmethod
+    def at_start(stage: Stage) -> Genie:
+        """The genie before round 1, at the swarm's common initial model."""
+        steps = int(steps_of(stage).max())
+        start = stage.initial[0]
+        return Genie(stage, population_of(stage), steps, start, np.zeros_like(start))
+
+    def moved(self, round_number: int, inertia: float, learning_rate: float) -> Genie:
+        """The genie after a round: inertia and as much SGD as a worker does, in the order in which workers do it."""
+        settings = self.stage.spec.swarm
+        nothing = np.zeros((1, 1), np.float32)
+        own = Particles(self.position[None], self.velocity[None], self.position[None], np.zeros(1))
+        positions, velocities = move(
+            own,
+            self.position,
+            Coefficients(inertia, nothing, nothing),
+            lambda start: self._train(start, round_number, learning_rate),
+            settings.sgd_from,
+            settings.velocity,
+        )
+        return replace(self, position=positions[0], velocity=velocities[0])
+
+    def _train(self, start: Floats, round_number: int, learning_rate: float) -> Floats:
+        if self.steps == 0:
+            return start.copy()
+        spec, stage = self.stage.spec, self.stage
+        local = replace(spec.local, steps=self.steps)
+        batches = batches_of(self.population, local, stream(spec.seed, "genie", round_number))
+        seeds = np.array([seed_of(spec.seed, "genie", round_number, worker=1)], dtype=np.uint64)
+        sgd = Sgd(learning_rate, local.momentum, local.weight_decay)
+        return stage.engine.train(np.ascontiguousarray(start), stage.dataset.train, batches[None], sgd, seeds)
+
+
+def population_of(stage: Stage) -> Indices:
+    """D, the union of all D_i (Sec. III). D_G is no part of it: runs with and without it have one population."""
+    return np.concatenate(stage.split.workers)
+
+
+def steps_of(stage: Stage) -> Indices:
+    """How many SGD steps each worker takes in a round, (U,)."""
+    return np.array([_steps(len(own), stage.spec.local) for own in holdings(stage.split, stage.spec).training])
+
+
+def _steps(samples: int, local: LocalSpec) -> int:
+    return local.steps or local.epochs * -(-samples // local.batch_size)
+
+
+def divergences(positions: Floats, genie: Floats) -> Doubles:
+    """||w_i - w^genie|| / ||w^genie|| for rows of workers, (U, D) and (D,) -> (U,)."""
+    return norms(np.subtract(positions, genie, dtype=np.float64)) / norms(genie[None])
+
+
+def summarise(round_number: int, values: Doubles) -> Divergence:
+    """The divergences of one round in four numbers."""
+    low, high = float(values.min()), float(values.max())
+    return Divergence(round_number, float(values.mean()), float(values.std()), low, high)
+
+
+def divergence_curve(
+    spec: Spec,
+    threads: int | None = None,
+    on_round: OnDivergence | None = None,
+    *,
+    model: ModelBuilder | None = None,
+    data: Dataset | None = None,
+) -> list[dict[str, Any]]:
+    """Figure 5 for one spec: round, mean, deviation, low and high of the model divergence, as plain numbers."""
+    stage = stage_of(spec, threads, model, data)
+    genie = Genie.at_start(stage)
+    rows: list[dict[str, Any]] = []
+    for step in replay(stage):
+        genie = genie.moved(step.round, step.inertia, step.learning_rate)
+        found = summarise(step.round, divergences(step.after, genie.position))
+        rows.append(vars(found).copy())
+        if on_round is not None:
+            on_round(found)
+    return rows

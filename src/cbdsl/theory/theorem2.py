@@ -1,0 +1,235 @@
+"""Theorem 2: how far a worker's model is from the genie's. The bound as printed, and corrected so that it follows.
+
+Everything is an inequality between norms measured at the points that the proof names, so the corrected bound holds on
+every round of every run, whatever the network. docs/theory.md derives it and says what is left of the printed one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cbdsl.engines.base import Doubles, Floats
+from cbdsl.theory.constants import Range, Rows, norms, quotient
+from cbdsl.theory.theorem1 import ROUNDING
+from cbdsl.theory.trajectory import Move
+
+
+@dataclass(frozen=True, eq=False)
+class GenieMove:
+    """One round of the genie worker, and the population's gradients where it started."""
+
+    before: Floats  # w^g_t, (D,)
+    after: Floats  # w^g_{t+1}
+    velocity: Rows  # v^g_t, (D,)
+    by_class: Rows  # the gradients of E_{x|c}[f_c] at w^g_t, (C, D)
+
+
+@dataclass(frozen=True, eq=False)
+class Gap:
+    """One round of every worker beside the genie, reduced to what Theorem 2 needs; (k,) unless said otherwise."""
+
+    rates: Doubles  # alpha in this reading
+    distance: Doubles  # ||w_{i,t+1} - w^g_{t+1}||
+    velocity: Doubles  # |c0 - c1 - c2| ||v_{i,t} - v^g_t||, the printed second term
+    swarm: Doubles  # ||(c0 - c1 - c2) v_i + c1 v^p_i + c2 v^best - c0 v^g||, with nothing replaced
+    steepest: float  # f_max(w^g_t)
+    local: Doubles  # what local SGD does beyond one step of size alpha, workers against genie
+    sampling: Doubles  # how far a worker's samples of a class are from the population's, in gradient
+
+
+def emd(shares: Doubles, population: Doubles) -> Doubles:
+    """sum_c |p_i(c) - p(c)|, (U, C) and (C,) -> (U,)."""
+    return np.asarray(np.abs(shares - population).sum(-1))
+
+
+def class_secants(at_worker: Rows, at_genie: Rows, apart: Rows) -> Doubles:
+    """||G_c(w_i) - G_c(w^g)|| / ||w_i - w^g||, (k, C, D) twice and (k, D) -> (k, C): L_c at the pairs of the proof."""
+    lengths = norms(apart)[:, None]
+    change = np.stack([norms(np.subtract(*pair, dtype=np.float64)) for pair in zip(at_worker, at_genie, strict=True)])
+    return quotient(change, np.broadcast_to(lengths, change.shape))
+
+
+def gap_of(
+    move: Move, genie: GenieMove, shares: Doubles, population: Doubles, gradient: Rows, gradient_at_genie: Rows,
+    rates: Doubles,
+) -> Gap:  # fmt: skip
+    """Measure one move beside the genie's.
+
+    gradient: of F_i at w_{i,t}. gradient_at_genie: of F_i at w^g_t. rates: alpha, (k,); any value is a valid reading.
+    """
+    swarm = move.swarm_part()
+    local = move.displacement() - swarm + rates[:, None] * gradient  # SGD beyond one full step
+    genie_inertia = move.inertia * np.asarray(genie.velocity, np.float64)
+    genie_gradient = population @ genie.by_class  # grad F(w^g_t)
+    genie_step = np.subtract(genie.after, genie.before, dtype=np.float64)
+    genie_local = (genie_step - genie_inertia)[None] + rates[:, None] * genie_gradient
+    mixed = shares @ np.asarray(genie.by_class, np.float64)  # the gradient a worker would have, were its classes alike
+    return Gap(
+        rates=rates,
+        distance=norms(np.subtract(move.after, genie.after, dtype=np.float64)),
+        velocity=norms(move.own_weight() * (move.velocity() - genie.velocity)),
+        swarm=norms(swarm - genie_inertia),
+        steepest=float(norms(genie.by_class).max()),
+        local=norms(local - genie_local),
+        sampling=norms(gradient_at_genie - mixed),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """A bound after every round, term by term, (T, U) each; a term that a form lacks is 0."""
+
+    initial: Doubles
+    swarm: Doubles
+    heterogeneity: Doubles  # EMD f_max
+    local: Doubles  # local work that is not one step of gradient descent
+    sampling: Doubles
+
+    @property
+    def bound(self) -> Doubles:
+        """The right-hand side, (T, U)."""
+        return self.initial + self.swarm + self.heterogeneity + self.local + self.sampling
+
+
+def betas(gaps: Sequence[Gap], shares: Doubles, lipschitz: Doubles) -> Doubles:
+    """beta = 1 + alpha sum_c p_i(c) L_c for every round, (T, U)."""
+    return np.stack([1 + gap.rates * (shares @ lipschitz) for gap in gaps])
+
+
+def printed(gaps: Sequence[Gap], growth: Doubles, distances: Doubles, start: Doubles) -> Terms:
+    """The right-hand side of Theorem 2, letter by letter: its third term is not multiplied by beta^{t-j}."""
+    zeros = np.zeros(growth.shape)
+    third = np.cumsum([gap.rates * distances * gap.steepest for gap in gaps], axis=0)
+    return Terms(_carry(growth, zeros, start), _carry(growth, [gap.velocity for gap in gaps]), third, zeros, zeros)
+
+
+def corrected(gaps: Sequence[Gap], growth: Doubles, distances: Doubles, start: Doubles) -> Terms:
+    """The right-hand side that follows: every term grows by beta, no velocity is replaced, local work is measured."""
+    return Terms(
+        initial=_carry(growth, np.zeros(growth.shape), start),
+        swarm=_carry(growth, [gap.swarm for gap in gaps]),
+        heterogeneity=_carry(growth, [gap.rates * distances * gap.steepest for gap in gaps]),
+        local=_carry(growth, [gap.local for gap in gaps]),
+        sampling=_carry(growth, [gap.rates * gap.sampling for gap in gaps]),
+    )
+
+
+def _carry(growth: Doubles, added: Sequence[Doubles] | Doubles, start: Doubles | float = 0.0) -> Doubles:
+    """x_{t+1} = beta x_t + added_t, after every round, (T, U)."""
+    value: Doubles | float = start
+    rows = []
+    for factor, more in zip(growth, added, strict=True):
+        value = factor * value + more
+        rows.append(value)
+    return np.stack(rows)
+
+
+@dataclass(frozen=True)
+class TermMeans:
+    """The terms of a bound after a round, each the mean over workers."""
+
+    initial: float
+    swarm: float
+    heterogeneity: float
+    local: float
+    sampling: float
+
+
+@dataclass(frozen=True)
+class BoundRow:
+    """A bound after one round beside the measurement."""
+
+    round: int
+    measured: float  # mean over workers of ||w_i - w^g||
+    bound: float  # mean over workers
+    held: int  # workers whose distance is within the bound
+    tightness: float  # median over workers of bound / measured
+    terms: TermMeans
+
+
+@dataclass(frozen=True)
+class DistanceBound:
+    """One form of Theorem 2 on one run."""
+
+    holds: bool  # on every round, for every worker
+    workers: int
+    held: int  # worker-rounds within the bound
+    checked: int  # worker-rounds
+    tightness: Range  # of the rounds' medians
+    beta: Range  # over workers and rounds
+    rounds: tuple[BoundRow, ...]
+
+
+@dataclass(frozen=True)
+class Theorem2:
+    """Theorem 2 on one run, with alpha read as the learning rate and as the rate times the steps of a round."""
+
+    emd: tuple[float, ...]  # one a worker
+    lipschitz: tuple[float, ...]  # L_c, one a class
+    steepest: tuple[float, ...]  # f_max(w^g_t), one a round
+    printed: DistanceBound
+    corrected: DistanceBound
+    printed_whole: DistanceBound
+    corrected_whole: DistanceBound
+
+
+def judge(
+    gaps: Sequence[Gap],
+    whole_gaps: Sequence[Gap],
+    problem: tuple[Doubles, Doubles],
+    lipschitz: Doubles,
+    start: Doubles,
+) -> Theorem2:
+    """Both forms in both readings; one `Gap` a round. problem: p_i(c) and p(c). start: ||w_{i,0} - w^g_0||, (U,)."""
+    shares, population = problem
+    heterogeneity = emd(shares, population)
+
+    def form(kind: str, seen: Sequence[Gap]) -> DistanceBound:
+        growth = betas(seen, shares, lipschitz)
+        make = printed if kind == "printed" else corrected
+        with np.errstate(over="ignore"):  # beta^T may leave the range of numbers; an infinite bound still holds
+            return compare(make(seen, growth, heterogeneity, start), np.stack([gap.distance for gap in seen]), growth)
+
+    return Theorem2(
+        emd=tuple(heterogeneity.tolist()),
+        lipschitz=tuple(lipschitz.tolist()),
+        steepest=tuple(gap.steepest for gap in gaps),
+        printed=form("printed", gaps),
+        corrected=form("corrected", gaps),
+        printed_whole=form("printed", whole_gaps),
+        corrected_whole=form("corrected", whole_gaps),
+    )
+
+
+def compare(terms: Terms, measured: Doubles, growth: Doubles) -> DistanceBound:
+    """A bound against distances measured, (T, U)."""
+    bound = terms.bound
+    within = measured <= bound * (1 + ROUNDING)
+    rows = tuple(
+        BoundRow(
+            round=index + 1,
+            measured=float(measured[index].mean()),
+            bound=float(bound[index].mean()),
+            held=int(within[index].sum()),
+            tightness=_median(quotient(bound[index], measured[index])),
+            terms=TermMeans(*(float(part[index].mean()) for part in vars(terms).values())),
+        )
+        for index in range(len(bound))
+    )
+    return DistanceBound(
+        holds=bool(within.all()),
+        workers=bound.shape[1],
+        held=int(within.sum()),
+        checked=int(within.size),
+        tightness=Range.of([np.array([row.tightness for row in rows])]),
+        beta=Range.of([growth]),
+        rounds=rows,
+    )
+
+
+def _median(values: Doubles) -> float:
+    return float(np.nanmedian(values)) if not np.isnan(values).all() else math.nan

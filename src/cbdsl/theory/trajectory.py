@@ -1,0 +1,109 @@
+"""The trajectory of a run, one move at a time: the spec is played again, and nothing is kept but the move at hand.
+
+Equal specs give equal numbers, so a replay is the run. Attackers are left out: the theorems speak of workers that
+follow Eq. (5), and nobody knows what an attacker does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cbdsl.data import Dataset
+from cbdsl.engines.base import Doubles, Floats, Indices
+from cbdsl.errors import UserError
+from cbdsl.experiment import ModelBuilder, Stage
+from cbdsl.methods import METHODS, method_of, resolve
+from cbdsl.spec import Spec
+
+
+@dataclass(frozen=True, eq=False)
+class Move:
+    """One round of Eq. (5) for some workers: everything that went in, and where it led."""
+
+    round: int  # t + 1
+    inertia: float  # c0
+    learning_rate: float  # alpha
+    cognitive: Floats  # c1, (k, 1) or (k, D)
+    social: Floats  # c2, (k, 1) or (k, D)
+    previous: Floats  # w_{i,t-1}, (k, D); w_{i,0} itself in the first round
+    before: Floats  # w_{i,t}
+    personal_best: Floats  # w^p_{i,t}
+    global_best: Floats  # w^g_t, (D,)
+    after: Floats  # w_{i,t+1}
+
+    def rows(self, chosen: slice) -> Move:
+        """The same move of some of its workers."""
+        names = ("cognitive", "social", "previous", "before", "personal_best", "after")
+        return replace(self, **{name: vars(self)[name][chosen] for name in names})
+
+    def velocity(self) -> Doubles:
+        """v_{i,t} = w_{i,t} - w_{i,t-1}."""
+        return np.subtract(self.before, self.previous, dtype=np.float64)
+
+    def personal_velocity(self) -> Doubles:
+        """v^p_{i,t} = w^p_{i,t} - w_{i,t-1}."""
+        return np.subtract(self.personal_best, self.previous, dtype=np.float64)
+
+    def social_velocity(self) -> Doubles:
+        """v^g_t = w^g_t - w_{i,t-1}, for each worker its own."""
+        return np.subtract(self.global_best, self.previous, dtype=np.float64)
+
+    def displacement(self) -> Doubles:
+        """v_{i,t+1} = w_{i,t+1} - w_{i,t}."""
+        return np.subtract(self.after, self.before, dtype=np.float64)
+
+    def own_weight(self) -> Doubles:
+        """c0 - c1 - c2, what is left of v_{i,t}; (k, 1) or (k, D)."""
+        return self.inertia - self.cognitive.astype(np.float64) - self.social
+
+    def swarm_part(self) -> Doubles:
+        """(c0 - c1 - c2) v + c1 v^p + c2 v^g: the move without its local work."""
+        part = self.own_weight() * self.velocity()
+        part += self.cognitive * self.personal_velocity()
+        part += self.social * self.social_velocity()
+        return part
+
+
+def stage_of(spec: Spec, threads: int | None, model: ModelBuilder | None = None, data: Dataset | None = None) -> Stage:
+    """Build a run to be measured; only swarms that learn by gradients have a theory here."""
+    method = method_of(spec)
+    if method.task != "swarm" or not method.gradients:
+        able = [name for name, each in METHODS.items() if each.task == "swarm" and each.gradients]
+        raise UserError(
+            f"The theorems speak of swarms that move by Eq. (5) with gradients; this run's method is '{spec.method}'. "
+            f"Measure a run of one of: {', '.join(able)}."
+        )
+    if spec.attack.byzantine == spec.workers:
+        raise UserError(f"All {spec.workers} workers are attackers; nobody is left to measure. Ask for fewer.")
+    return Stage.prepare(resolve(spec), model, data, threads)
+
+
+def honest_workers(stage: Stage) -> Indices:
+    """The workers that are measured."""
+    return np.setdiff1d(np.arange(stage.spec.workers, dtype=np.int32), np.asarray(stage.byzantine, np.int32))
+
+
+def replay(stage: Stage) -> Iterator[Move]:
+    """Play the rounds of a freshly prepared stage; every move is gone when the next one is made."""
+    workers = honest_workers(stage)
+    state = stage.first_state()
+    previous = before = stage.swarm.particles.positions[workers]
+    while state.round < stage.spec.rounds:
+        order = stage.order(state)
+        drawn = stage.swarm.coefficients(workers, order)
+        personal_best, global_best = stage.swarm.particles.personal_best[workers], state.global_best
+        state, _ = stage.play(state)
+        after = stage.swarm.particles.positions[workers]
+        if not np.isfinite(after).all():
+            raise UserError(
+                f"The weights of this run are not finite after round {state.round}; there is nothing to measure. "
+                "Set local.learning_rate lower."
+            )
+        yield Move(
+            order.round, drawn.inertia, order.learning_rate, drawn.cognitive, drawn.social, previous, before,
+            personal_best, global_best, after,
+        )  # fmt: skip
+        previous, before = before, after
