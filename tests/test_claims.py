@@ -102,7 +102,7 @@ def test_a_difference_that_seeds_do_not_settle_is_undecided() -> None:
     ],
 )
 def test_one_bad_seed_is_enough_to_refute(change: dict[str, Sequence[float]], claim: str) -> None:
-    assert verdicts(world(**change))[claim, "paper"] == "does not hold"
+    assert verdicts(world("paper", 3, **change))[claim, "paper"] == "does not hold"
 
 
 def test_a_ban_of_an_honest_worker_refutes_the_defence() -> None:

@@ -170,6 +170,27 @@ def sweep(
 
 
 @app.command()
+def reproduce(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One seed and fewer rounds: minutes instead of most of an hour.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="The folder; the same one continues a job that was stopped.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; as many as cores if not given.")] = None,
+) -> None:
+    """Make the paper's figures from fresh runs, judge its claims, measure its theorems: one page."""
+    from cbdsl import reproduce as job  # noqa: PLC0415
+    from cbdsl.paper import FULL, QUICK  # noqa: PLC0415
+    from cbdsl.progress import SweepDisplay, print_claims  # noqa: PLC0415
+
+    plan = QUICK if quick else FULL
+    folder = out or Path("reproduction-quick" if quick else "reproduction")
+    with SweepDisplay(len(job.tasks_of(plan)), folder) as display:
+        command = "cbdsl reproduce --quick" if quick else "cbdsl reproduce"
+        made = job.reproduce(plan, folder, command, jobs, display.show)
+    print_claims(made.claims, made.page)
+
+
+@app.command()
 def doctor() -> None:
     """Say what this installation can do: engine, threads, vector width, data, versions."""
     from cbdsl.doctor import examine  # noqa: PLC0415

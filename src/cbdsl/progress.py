@@ -21,6 +21,7 @@ from cbdsl.records import RoundRecord, Summary
 from cbdsl.spec import Spec, setting_values
 
 if TYPE_CHECKING:
+    from cbdsl.claims import JudgedClaim
     from cbdsl.experiment import Result
     from cbdsl.sweep import Finished
 
@@ -153,6 +154,20 @@ def print_sweep(results: Sequence[Finished], axes: Sequence[str], out: Path) -> 
     console = Console()
     console.print(table, highlight=False)
     console.print(f"table: {out / 'results.csv'}", highlight=False, soft_wrap=True)
+
+
+def print_claims(claims: Sequence[JudgedClaim], page: Path) -> None:
+    """The verdicts on the paper's claims, on standard output."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("fig.", "claim", "regime", "verdict", "measured"):
+        table.add_column(heading)
+    colours = {"holds": "green", "holds in this regime": "green", "undecided": "yellow", "does not hold": "red"}
+    for claim in claims:
+        verdict = Text(claim.verdict, style=colours[claim.verdict])
+        table.add_row(str(claim.figure), claim.claim, claim.regime, verdict, claim.measured)
+    console = Console()
+    console.print(table, highlight=False)
+    console.print(f"page: {page}", highlight=False, soft_wrap=True)
 
 
 def print_summary(result: Result) -> None:

@@ -73,7 +73,8 @@ class Task:
 
     def folder(self, out: Path) -> Path:
         """Where its results are: known by the hash of the whole spec."""
-        return out / "runs" / self.spec.key()
+        room = "runs" if self.kind == "run" else "theory"  # a run's folder belongs to the run
+        return out / room / self.spec.key()
 
     def is_done(self, out: Path) -> bool:
         """Whether its result is there."""
@@ -166,10 +167,33 @@ def _run(spec: Spec, folder: Path, threads: int, report: Callable[[object], None
         experiment.run(spec, out=folder, threads=threads, on_round=report)
 
 
+def _divergence(spec: Spec, folder: Path, threads: int, report: Callable[[object], None]) -> None:
+    from cbdsl.theory.genie import divergence_curve  # noqa: PLC0415
+
+    rows = divergence_curve(spec, threads, report)
+    _write_json(folder / "divergence.json", rows)
+
+
+def _theory(spec: Spec, folder: Path, threads: int, report: Callable[[object], None]) -> None:
+    from cbdsl.theory.measure import measure  # noqa: PLC0415
+
+    result = measure(spec, threads, report).to_json()
+    _write_json(folder / "theory.json", result)
+
+
+def _write_json(path: Path, content: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+
+
 Worker = Callable[[Spec, Path, int, Callable[[object], None]], None]
 """Takes a spec, its folder, the threads it may use, and what to call after every round."""
 
-TASKS: dict[str, tuple[str, Worker]] = {"run": ("summary.json", _run)}  # kind -> the file that shows it is done, worker
+TASKS: dict[str, tuple[str, Worker]] = {  # kind -> the file that shows it is done, and who does it
+    "run": ("summary.json", _run),
+    "divergence": ("divergence.json", _divergence),
+    "theory": ("theory.json", _theory),
+}
 
 
 def _drain(news: Any) -> Iterator[int]:  # noqa: ANN401
