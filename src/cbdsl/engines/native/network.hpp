@@ -5,6 +5,10 @@
 #include <cstdlib>
 #include <new>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
 #include "convolution.hpp"
 #include "dense.hpp"
 #include "dense_rows.hpp"
@@ -23,6 +27,9 @@ class Workspace {
             throw std::bad_alloc();
         }
         std::memset(static_cast<void *>(vectors_), 0, bytes);
+#if defined(__SANITIZE_ADDRESS__)
+        for (const size_t gap : plan.gaps) __asan_poison_memory_region(vectors_ + gap, sizeof(lanes));
+#endif
     }
     ~Workspace() { release(); }
     Workspace(const Workspace &) = delete;

@@ -160,9 +160,10 @@ class Reader {
 void place(Plan &plan) {
     std::vector<Stage> &stages = plan.stages;
     size_t used = 0;
-    const auto reserve = [&used](size_t vectors) {
+    const auto reserve = [&](size_t vectors) {
         const size_t at = used;
         used += vectors;
+        if (WATCHED) plan.gaps.push_back(used++);
         return at;
     };
     plan.first_dense = 0;

@@ -15,6 +15,12 @@ enum class StageKind { convolution, dense, pool, activation };
 // Pooling that a convolution does itself while its results are still in registers (2x2, stride 2).
 enum class Fused { none, max2, average2 };
 
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool WATCHED = true;
+#else
+constexpr bool WATCHED = false;
+#endif
+
 constexpr size_t NOWHERE = ~size_t(0);
 
 // Lane groups that dense layers score together, so that a weight is loaded once for all of them.
@@ -61,6 +67,7 @@ struct Plan {
     size_t parameters = 0;        // D
     int classes = 0;
     size_t workspace = 0;         // vectors
+    std::vector<size_t> gaps;     // vectors between buffers that nobody may touch; only where a sanitizer watches
     size_t zeros_at = 0;          // as many zeros as the widest row of a dense stage
 };
 
