@@ -132,7 +132,7 @@ def theory(
     ] = False,
 ) -> None:
     """Play a run again and put the paper's two theorems beside it."""
-    from cbdsl.theory.command import examine  # noqa: PLC0415 - torch, and only for this command
+    from cbdsl.theory.command import examine  # noqa: PLC0415
 
     examine(subject, threads, as_json)
 

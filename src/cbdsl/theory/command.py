@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -14,9 +16,12 @@ from cbdsl.presets import PRESETS
 from cbdsl.progress import headline
 from cbdsl.runs import RunFolder
 from cbdsl.spec import Spec
-from cbdsl.theory.genie import Divergence
-from cbdsl.theory.measure import measure
-from cbdsl.theory.report import TheoryResult, constants_table, table_of, verdict
+
+if TYPE_CHECKING:
+    from cbdsl.theory.genie import Divergence
+    from cbdsl.theory.report import TheoryResult
+
+_LOG_SECONDS = 10.0  # without a terminal, a line at most this often
 
 
 def examine(subject: str, threads: int | None, as_json: bool) -> None:
@@ -49,13 +54,21 @@ def _spec_of(subject: str) -> Spec:
 
 
 def _watched(spec: Spec, threads: int | None) -> TheoryResult:
+    from cbdsl.theory.measure import measure  # noqa: PLC0415 - torch takes seconds to load; a wrong name need not wait
+
     console = Console(stderr=True)
     console.print(headline(resolve(spec)), highlight=False, soft_wrap=True)
     columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(bar_width=16), TextColumn("{task.description}"))
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("played again beside the genie", total=spec.rounds)
 
+        last = time.monotonic()
+
         def show(found: Divergence) -> None:
+            nonlocal last
+            if not console.is_terminal and (time.monotonic() - last > _LOG_SECONDS or found.round == spec.rounds):
+                last = time.monotonic()
+                console.print(f"round {found.round}/{spec.rounds}  model divergence {found.mean:.3f}", highlight=False)
             bar.update(task, completed=found.round, description=f"model divergence {found.mean:.3f}")
 
         return measure(spec, threads, show)
@@ -76,6 +89,8 @@ def _show(result: TheoryResult, as_json: bool, kept: Path | None) -> None:
     if as_json:
         print(result.to_text(), end="")
         return
+    from cbdsl.theory.report import constants_table, table_of, verdict  # noqa: PLC0415
+
     console.print(constants_table(result.constants), highlight=False)
     console.print()
     console.print(table_of(result), highlight=False)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cbdsl.engines.base import Doubles, Floats, Indices
-from cbdsl.theory.constants import inner, joined, norms
+from cbdsl.engines.base import Doubles, Indices
+from cbdsl.theory.constants import Rows, inner, joined, norms
 from cbdsl.theory.problem import Problem
 from cbdsl.theory.theorem1 import Descent, Weights, descent_of
-from cbdsl.theory.theorem2 import Gap, GenieMove, class_secants, gap_of
+from cbdsl.theory.theorem2 import Gap, GenieMove, View, class_secants, gap_of
 from cbdsl.theory.trajectory import Move
 
 _BLOCK_BYTES = 64 * 2**20  # class gradients held at once
@@ -21,9 +21,9 @@ _BLOCK_BYTES = 64 * 2**20  # class gradients held at once
 class GenieStep:
     """One round of the genie worker."""
 
-    before: Floats  # w^g_t, (D,)
-    velocity: Floats  # v^g_t
-    after: Floats  # w^g_{t+1}
+    before: Rows  # w^g_t, (D,)
+    velocity: Rows  # v^g_t
+    after: Rows  # w^g_{t+1}
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,15 +39,6 @@ class Observations:
     last_squared_gradient: Doubles  # ||grad F_i(w_{i,T})||^2, (U,)
 
 
-@dataclass(frozen=True, eq=False)
-class _View:
-    """The gradients of all workers at one time."""
-
-    gradient: Doubles  # of F_i at w_{i,t}, (U, D)
-    at_genie: Doubles  # of F_i at w^g_t, (U, D)
-    secants: Doubles  # L_c as seen between the two, (U, C)
-
-
 def observe(
     problem: Problem, steps: Iterable[tuple[Move, GenieStep]], pulls: tuple[float, float], work: Doubles
 ) -> Observations:
@@ -59,7 +50,7 @@ def observe(
     gaps: list[Gap] = []
     whole_gaps: list[Gap] = []
     lipschitz: list[Doubles] = []
-    view: _View | None = None
+    view: View | None = None
     for move, genie in steps:
         if view is None:
             view = _look(problem, move.before, genie.before)
@@ -72,10 +63,10 @@ def observe(
         rates = np.full(len(work), move.learning_rate)
         parts = []
         for rows in _blocks(len(work), move.after.shape[1] * 4):
-            block, here = move.rows(rows), view.gradient[rows]
-            shared = (problem.shares[rows], problem.population, here, view.at_genie[rows])
+            block, seen = move.rows(rows), view.rows(rows)
+            shared = (problem.shares[rows], problem.population, seen)
             parts.append((
-                descent_of(block, weights, here, after.gradient[rows], (next_loss - loss)[rows]),
+                descent_of(block, weights, seen.gradient, after.gradient[rows], (next_loss - loss)[rows]),
                 gap_of(block, genie_move, *shared, rates[rows]),
                 gap_of(block, genie_move, *shared, (rates * work)[rows]),
             ))  # fmt: skip
@@ -97,7 +88,7 @@ def observe(
     )
 
 
-def _look(problem: Problem, positions: Floats, genie: Floats) -> _View:
+def _look(problem: Problem, positions: Rows, genie: Rows) -> View:
     """Gradients at the workers' positions and at the genie's; class by class within, then put together."""
     parts = []
     for rows in _blocks(len(positions), positions.shape[1] * len(problem.population) * 4):
@@ -106,11 +97,11 @@ def _look(problem: Problem, positions: Floats, genie: Floats) -> _View:
         at_worker = problem.class_gradients(workers, own)  # (k, C, D)
         at_genie = problem.class_gradients(workers, np.broadcast_to(genie, own.shape))
         apart = np.subtract(own, genie, dtype=np.float64)
-        parts.append(_View(_mix(shares, at_worker), _mix(shares, at_genie), class_secants(at_worker, at_genie, apart)))
+        parts.append(View(_mix(shares, at_worker), _mix(shares, at_genie), class_secants(at_worker, at_genie, apart)))
     return joined(parts)
 
 
-def _mix(shares: Doubles, by_class: Doubles | Floats) -> Doubles:
+def _mix(shares: Doubles, by_class: Rows) -> Doubles:
     """sum_c p_i(c) G_{i,c}, (k, C) and (k, C, D) -> (k, D)."""
     return np.stack([row @ gradients.astype(np.float64) for row, gradients in zip(shares, by_class, strict=True)])
 

@@ -14,6 +14,7 @@ import numpy as np
 from cbdsl.data.partition import Labels
 from cbdsl.engines.base import Doubles, Engine, Floats, Indices, Samples
 from cbdsl.simulate import padded
+from cbdsl.theory.constants import Rows
 
 
 class Problem(Protocol):
@@ -29,15 +30,15 @@ class Problem(Protocol):
         """p(c): how the population is spread over the classes, (C,)."""
         ...
 
-    def losses(self, weights: Floats) -> Doubles:
+    def losses(self, weights: Rows) -> Doubles:
         """F_i(w_i) for one model a worker, (U, D) -> (U,)."""
         ...
 
-    def class_gradients(self, workers: Indices, weights: Floats) -> Doubles | Floats:
+    def class_gradients(self, workers: Indices, weights: Rows) -> Rows:
         """The gradients of E_{x|c}[f_c] over each worker's own samples, (k, D) -> (k, C, D); zero where it has none."""
         ...
 
-    def population_gradients(self, weights: Floats) -> Doubles | Floats:
+    def population_gradients(self, weights: Rows) -> Rows:
         """The gradients of E_{x|c}[f_c] over the population, (D,) -> (C, D); zero for a class that nobody has."""
         ...
 
@@ -56,20 +57,20 @@ class EngineProblem:
         self.shares = np.array([proportions(rows, samples.labels, classes) for rows in training])  # (U, C)
         self.population = proportions(population, samples.labels, classes)  # (C,)
 
-    def losses(self, weights: Floats) -> Doubles:
+    def losses(self, weights: Rows) -> Doubles:
         """See `Problem.losses`."""
         return self._engine.losses(weights, self._samples, self._training)
 
-    def class_gradients(self, workers: Indices, weights: Floats) -> Floats:
+    def class_gradients(self, workers: Indices, weights: Rows) -> Floats:
         """See `Problem.class_gradients`."""
         return self._gradients([self._by_class[worker] for worker in workers], weights)
 
-    def population_gradients(self, weights: Floats) -> Floats:
+    def population_gradients(self, weights: Rows) -> Floats:
         """See `Problem.population_gradients`."""
         (only,) = self._gradients([self._population], weights[None])
         return np.asarray(only)
 
-    def _gradients(self, held: Sequence[Sequence[Indices]], weights: Floats) -> Floats:
+    def _gradients(self, held: Sequence[Sequence[Indices]], weights: Rows) -> Floats:
         """One row for every class that a worker has, all in one call: classes are spread over threads like workers."""
         present = [(row, label) for row, parts in enumerate(held) for label, part in enumerate(parts) if len(part)]
         rows, labels = (list(column) for column in zip(*present, strict=True))

@@ -62,15 +62,18 @@ def table_of(result: TheoryResult) -> Table:
         ("Theorem 1, corrected", first.corrected),
         ("Theorem 1, as played", first.played),
     ):
-        table.add_row(name, number(rate.bound), number(rate.measured), number(rate.tightness), rate_verdict(rate))
+        table.add_row(name, number(rate.bound), number(rate.measured), number(rate.tightness), _short_rate(rate))
     for name, bound in (
         ("Theorem 2, printed", second.printed),
         ("  alpha: a whole round", second.printed_whole),
         ("Theorem 2, corrected", second.corrected),
+        ("  beta round by round", second.played),
         ("  alpha: a whole round", second.corrected_whole),
     ):
         last = bound.rounds[-1]
-        table.add_row(name, number(last.bound), number(last.measured), number(last.tightness), distance_verdict(bound))
+        table.add_row(
+            name, number(last.bound), number(last.measured), number(last.tightness), _short(bound.held, bound.checked)
+        )
     return table
 
 
@@ -112,6 +115,14 @@ def verdict(result: TheoryResult) -> list[str]:
         f"Theorem 2 as printed {distance_verdict(second.printed)}; corrected, it {distance_verdict(second.corrected)}. "
         f"Its last bound is made of: {shares}.",
     ]
+
+
+def _short_rate(rate: RateBound) -> str:
+    return _short(rate.held, rate.speaks) if rate.speaks else "says nothing"
+
+
+def _short(held: int, of: int) -> str:
+    return f"holds, {held:,} of {of:,}" if held == of else f"fails, holds on {held:,} of {of:,}"
 
 
 def rate_verdict(rate: RateBound) -> str:

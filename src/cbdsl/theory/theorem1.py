@@ -204,11 +204,11 @@ def judge(
         return _rate(Range(phi, max(phis)), np.full(len(budget), phi), budget, measured, rounds)
 
     steps = np.stack([one.squared_step for one in descents])  # (T, k)
-    local_l = np.array([max(Range.of([one.secant]).high, Range.of([one.curvature]).high) for one in descents])
-    gains = np.stack([one.progress for one in descents]) - np.nan_to_num(local_l)[:, None] / 2 * steps
-    phi_played = quotient(gains.sum(0), squares.sum(0))  # (k,)
+    gains = np.stack([one.progress for one in descents])  # (T, k)
+    own_smoothness = np.stack([np.fmax(one.secant, one.curvature) for one in descents])  # of each move, NaN if none
+    phi_played = quotient((gains - np.nan_to_num(own_smoothness) / 2 * steps).sum(0), squares.sum(0))  # (k,)
     change = np.stack([one.loss_change for one in descents])
-    promised = np.stack([one.progress for one in descents]) - c.smoothness / 2 * steps
+    promised = gains - c.smoothness / 2 * steps
     progress = sum(float(one.progress.sum()) for one in descents)
     swarm = sum(float(one.swarm_progress.sum()) for one in descents)
     return Theorem1(

@@ -7,12 +7,12 @@ every round of every run, whatever the network. docs/theory.md derives it and sa
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from cbdsl.engines.base import Doubles, Floats
+from cbdsl.engines.base import Doubles
 from cbdsl.theory.constants import Range, Rows, norms, quotient
 from cbdsl.theory.theorem1 import ROUNDING
 from cbdsl.theory.trajectory import Move
@@ -22,10 +22,23 @@ from cbdsl.theory.trajectory import Move
 class GenieMove:
     """One round of the genie worker, and the population's gradients where it started."""
 
-    before: Floats  # w^g_t, (D,)
-    after: Floats  # w^g_{t+1}
+    before: Rows  # w^g_t, (D,)
+    after: Rows  # w^g_{t+1}
     velocity: Rows  # v^g_t, (D,)
     by_class: Rows  # the gradients of E_{x|c}[f_c] at w^g_t, (C, D)
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """The gradients of some workers at one time."""
+
+    gradient: Doubles  # of F_i at w_{i,t}, (k, D)
+    at_genie: Doubles  # of F_i at w^g_t, (k, D)
+    secants: Doubles  # L_c as seen between the two, (k, C); NaN where they are the same point
+
+    def rows(self, chosen: slice) -> View:
+        """The same of some of its workers."""
+        return View(self.gradient[chosen], self.at_genie[chosen], self.secants[chosen])
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +52,7 @@ class Gap:
     steepest: float  # f_max(w^g_t)
     local: Doubles  # what local SGD does beyond one step of size alpha, workers against genie
     sampling: Doubles  # how far a worker's samples of a class are from the population's, in gradient
+    slope: Doubles  # sum_c p_i(c) L_c, with L_c as seen between this worker and the genie in this round
 
 
 def emd(shares: Doubles, population: Doubles) -> Doubles:
@@ -54,15 +68,14 @@ def class_secants(at_worker: Rows, at_genie: Rows, apart: Rows) -> Doubles:
 
 
 def gap_of(
-    move: Move, genie: GenieMove, shares: Doubles, population: Doubles, gradient: Rows, gradient_at_genie: Rows,
-    rates: Doubles,
+    move: Move, genie: GenieMove, shares: Doubles, population: Doubles, view: View, rates: Doubles,
 ) -> Gap:  # fmt: skip
     """Measure one move beside the genie's.
 
-    gradient: of F_i at w_{i,t}. gradient_at_genie: of F_i at w^g_t. rates: alpha, (k,); any value is a valid reading.
+    shares: p_i(c), (k, C). population: p(c), (C,). rates: alpha, (k,); the inequality holds for any value.
     """
     swarm = move.swarm_part()
-    local = move.displacement() - swarm + rates[:, None] * gradient  # SGD beyond one full step
+    local = move.displacement() - swarm + rates[:, None] * view.gradient  # SGD beyond one full step
     genie_inertia = move.inertia * np.asarray(genie.velocity, np.float64)
     genie_gradient = population @ genie.by_class  # grad F(w^g_t)
     genie_step = np.subtract(genie.after, genie.before, dtype=np.float64)
@@ -75,7 +88,8 @@ def gap_of(
         swarm=norms(swarm - genie_inertia),
         steepest=float(norms(genie.by_class).max()),
         local=norms(local - genie_local),
-        sampling=norms(gradient_at_genie - mixed),
+        sampling=norms(view.at_genie - mixed),
+        slope=(shares * np.nan_to_num(view.secants)).sum(1),
     )
 
 
@@ -95,9 +109,9 @@ class Terms:
         return self.initial + self.swarm + self.heterogeneity + self.local + self.sampling
 
 
-def betas(gaps: Sequence[Gap], shares: Doubles, lipschitz: Doubles) -> Doubles:
-    """beta = 1 + alpha sum_c p_i(c) L_c for every round, (T, U)."""
-    return np.stack([1 + gap.rates * (shares @ lipschitz) for gap in gaps])
+def betas(gaps: Sequence[Gap], slopes: Sequence[Doubles]) -> Doubles:
+    """beta = 1 + alpha sum_c p_i(c) L_c for every round, (T, U); slopes are the sums, (U,) each."""
+    return np.stack([1 + gap.rates * slope for gap, slope in zip(gaps, slopes, strict=True)])
 
 
 def printed(gaps: Sequence[Gap], growth: Doubles, distances: Doubles, start: Doubles) -> Terms:
@@ -116,6 +130,9 @@ def corrected(gaps: Sequence[Gap], growth: Doubles, distances: Doubles, start: D
         local=_carry(growth, [gap.local for gap in gaps]),
         sampling=_carry(growth, [gap.rates * gap.sampling for gap in gaps]),
     )
+
+
+Form = Callable[[Sequence[Gap], Doubles, Doubles, Doubles], Terms]
 
 
 def _carry(growth: Doubles, added: Sequence[Doubles] | Doubles, start: Doubles | float = 0.0) -> Doubles:
@@ -173,6 +190,7 @@ class Theorem2:
     steepest: tuple[float, ...]  # f_max(w^g_t), one a round
     printed: DistanceBound
     corrected: DistanceBound
+    played: DistanceBound  # corrected, with beta of each worker and round instead of one L_c for all
     printed_whole: DistanceBound
     corrected_whole: DistanceBound
 
@@ -188,20 +206,22 @@ def judge(
     shares, population = problem
     heterogeneity = emd(shares, population)
 
-    def form(kind: str, seen: Sequence[Gap]) -> DistanceBound:
-        growth = betas(seen, shares, lipschitz)
-        make = printed if kind == "printed" else corrected
+    slopes = [shares @ lipschitz] * len(gaps)
+
+    def form(make: Form, seen: Sequence[Gap], slopes: Sequence[Doubles]) -> DistanceBound:
         with np.errstate(over="ignore"):  # beta^T may leave the range of numbers; an infinite bound still holds
+            growth = betas(seen, slopes)
             return compare(make(seen, growth, heterogeneity, start), np.stack([gap.distance for gap in seen]), growth)
 
     return Theorem2(
         emd=tuple(heterogeneity.tolist()),
         lipschitz=tuple(lipschitz.tolist()),
         steepest=tuple(gap.steepest for gap in gaps),
-        printed=form("printed", gaps),
-        corrected=form("corrected", gaps),
-        printed_whole=form("printed", whole_gaps),
-        corrected_whole=form("corrected", whole_gaps),
+        printed=form(printed, gaps, slopes),
+        corrected=form(corrected, gaps, slopes),
+        played=form(corrected, gaps, [gap.slope for gap in gaps]),
+        printed_whole=form(printed, whole_gaps, slopes),
+        corrected_whole=form(corrected, whole_gaps, slopes),
     )
 
 

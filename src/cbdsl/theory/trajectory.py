@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cbdsl.data import Dataset
-from cbdsl.engines.base import Doubles, Floats, Indices
+from cbdsl.engines.base import Doubles, Indices
 from cbdsl.errors import UserError
 from cbdsl.experiment import ModelBuilder, Stage
 from cbdsl.methods import METHODS, method_of, resolve
 from cbdsl.spec import Spec
+from cbdsl.theory.constants import Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,13 +27,13 @@ class Move:
     round: int  # t + 1
     inertia: float  # c0
     learning_rate: float  # alpha
-    cognitive: Floats  # c1, (k, 1) or (k, D)
-    social: Floats  # c2, (k, 1) or (k, D)
-    previous: Floats  # w_{i,t-1}, (k, D); w_{i,0} itself in the first round
-    before: Floats  # w_{i,t}
-    personal_best: Floats  # w^p_{i,t}
-    global_best: Floats  # w^g_t, (D,)
-    after: Floats  # w_{i,t+1}
+    cognitive: Rows  # c1, (k, 1) or (k, D)
+    social: Rows  # c2, (k, 1) or (k, D)
+    previous: Rows  # w_{i,t-1}, (k, D); w_{i,0} itself in the first round
+    before: Rows  # w_{i,t}
+    personal_best: Rows  # w^p_{i,t}
+    global_best: Rows  # w^g_t, (D,)
+    after: Rows  # w_{i,t+1}
 
     def rows(self, chosen: slice) -> Move:
         """The same move of some of its workers."""

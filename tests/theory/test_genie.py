@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from cbdsl.theory.genie import Genie, divergence_curve, divergences, population_of, steps_of
+from cbdsl.theory.trajectory import stage_of
+from helpers import blobs, perceptron, small_spec
+
+
+def test_divergence_by_hand() -> None:
+    genie = np.array([3.0, 4.0], np.float32)
+    rows = np.array([[3.0, 4.0], [6.0, 8.0], [3.0, 3.0]], np.float32)
+    assert divergences(rows, genie) == pytest.approx([0.0, 1.0, 0.2])
+
+
+def test_with_one_step_on_all_data_the_genie_follows_its_equation() -> None:
+    spec = small_spec(local__batch_size=1000, local__steps=1, rounds=3)
+    stage = stage_of(spec, 1, perceptron, blobs())
+    genie = Genie.at_start(stage)
+    position, velocity = stage.initial[0].astype(np.float64), np.zeros(stage.engine.size)
+    for number, inertia in enumerate((1.0, 0.5, 0.25), start=1):
+        where = position.astype(np.float32)[None]
+        gradient = stage.engine.gradients(where, stage.dataset.train, population_of(stage))[0]
+        velocity = inertia * velocity - 0.05 * gradient
+        position = position + velocity
+        genie = genie.moved(number, inertia, 0.05)
+        np.testing.assert_allclose(genie.position, position, atol=1e-5)
+        np.testing.assert_allclose(genie.velocity, velocity, atol=1e-5)
+
+
+def test_the_genie_holds_the_union_of_all_local_data_and_works_as_much_as_a_worker() -> None:
+    stage = stage_of(small_spec(local__epochs=2), 1, perceptron, blobs())
+    genie = Genie.at_start(stage)
+    assert sorted(genie.population) == sorted(np.concatenate(stage.split.workers))
+    assert genie.steps == 2 * 6  # 40 samples of its own and 20 shared, in batches of 10, twice
+    assert (steps_of(stage) == 12).all()
+    np.testing.assert_array_equal(genie.position, stage.initial[0])
+
+
+def test_a_worker_that_holds_the_population_and_listens_to_nobody_is_the_genie() -> None:
+    spec = small_spec(
+        workers=1, shared="none", local__batch_size=40, swarm__cognitive=0, swarm__social=0, swarm__inertia=0.5
+    )
+    curve = divergence_curve(spec, 1, model=perceptron, data=blobs())
+    assert max(row["high"] for row in curve) < 1e-5
+
+
+def test_without_local_work_the_genie_rests() -> None:
+    stage = stage_of(small_spec(local__epochs=0), 1, perceptron, blobs())
+    genie = Genie.at_start(stage)
+    np.testing.assert_array_equal(genie.moved(1, 1.0, 0.05).position, genie.position)
+
+
+def test_the_curve_is_plain_numbers_and_the_same_on_any_number_of_threads() -> None:
+    spec = small_spec(data__partition="shards")
+    shown: list[int] = []
+    curve = divergence_curve(spec, 1, lambda found: shown.append(found.round), model=perceptron, data=blobs())
+    assert shown == [1, 2, 3, 4, 5]
+    assert json.loads(json.dumps(curve)) == divergence_curve(spec, 2, model=perceptron, data=blobs())
+    assert set(curve[0]) == {"round", "mean", "deviation", "low", "high"}
+    assert all(row["low"] <= row["mean"] <= row["high"] for row in curve)

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from cbdsl.errors import UserError
+from cbdsl.experiment import Stage
+from cbdsl.methods import resolve
+from cbdsl.theory.constants import norms
+from cbdsl.theory.trajectory import honest_workers, replay, stage_of
+from helpers import blobs, perceptron, small_spec
+
+
+def test_a_replay_is_the_run() -> None:
+    spec = small_spec()
+    played = stage_of(spec, 1, perceptron, blobs())
+    state = played.first_state()
+    while state.round < spec.rounds:
+        state, _ = played.play(state)
+    moves = list(replay(stage_of(spec, 2, perceptron, blobs())))
+    np.testing.assert_array_equal(moves[-1].after, played.swarm.particles.positions)
+    assert [move.round for move in moves] == [1, 2, 3, 4, 5]
+    assert [move.inertia for move in moves] == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0])
+    for earlier, later in itertools.pairwise(moves):
+        np.testing.assert_array_equal(earlier.after, later.before)
+        np.testing.assert_array_equal(earlier.before, later.previous)
+    np.testing.assert_array_equal(moves[0].previous, moves[0].before)
+
+
+@pytest.mark.parametrize("draw", ["worker", "parameter"])
+def test_without_local_work_the_swarms_terms_are_the_whole_move(draw: str) -> None:
+    spec = resolve(small_spec(method="pso", swarm__draw=draw))
+    for move in replay(Stage.prepare(spec, perceptron, blobs(), 1)):
+        rest = norms(move.displacement() - move.swarm_part())
+        assert (rest <= 1e-5 * (1 + norms(move.displacement()))).all()
+
+
+def test_attackers_are_left_out() -> None:
+    stage = stage_of(small_spec(attack__byzantine=2), 1, perceptron, blobs())
+    workers = honest_workers(stage)
+    assert sorted([*workers.tolist(), *stage.byzantine]) == list(range(6))
+    assert all(len(move.after) == 4 for move in replay(stage))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "pso"])
+def test_a_method_without_swarm_or_gradients_is_refused_with_the_ones_that_can(method: str) -> None:
+    with pytest.raises(UserError, match=f"'{method}'.*cb-dsl, fedpso"):
+        stage_of(small_spec(method=method), 1, perceptron, blobs())
+
+
+def test_a_swarm_of_attackers_alone_is_refused() -> None:
+    with pytest.raises(UserError, match="nobody is left"):
+        stage_of(small_spec(attack__byzantine=6), 1, perceptron, blobs())
+
+
+def test_a_run_that_blew_up_says_so_and_what_to_change() -> None:
+    stage = stage_of(small_spec(local__learning_rate=3e38, rounds=3), 1, perceptron, blobs())
+    with pytest.raises(UserError, match=r"not finite after round 1.*learning_rate"), np.errstate(all="ignore"):
+        list(replay(stage))
