@@ -9,6 +9,7 @@ import gzip
 import struct
 import zlib
 from dataclasses import dataclass
+from functools import cache
 from importlib import resources
 from pathlib import Path
 
@@ -63,8 +64,7 @@ class Dataset:
 def load(source: str) -> Dataset:
     """Load the embedded MNIST (`mnist`) or the IDX files of a folder."""
     if source == EMBEDDED:
-        with resources.as_file(resources.files("cbdsl.data") / "mnist") as folder:
-            return read_folder(folder, EMBEDDED)
+        return _embedded()
     if source == CUSTOM:
         raise UserError("The data of this run was given as arrays in Python; give it again with data=Dataset(...).")
     folder = Path(source)
@@ -74,6 +74,13 @@ def load(source: str) -> Dataset:
             "Give a folder that holds the four IDX files of MNIST, Fashion-MNIST, KMNIST or EMNIST."
         )
     return read_folder(folder, source)
+
+
+@cache
+def _embedded() -> Dataset:
+    """Read once: a process that plays many runs needs no second copy."""
+    with resources.as_file(resources.files("cbdsl.data") / "mnist") as folder:
+        return read_folder(folder, EMBEDDED)
 
 
 def read_folder(folder: Path, name: str) -> Dataset:
