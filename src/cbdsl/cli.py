@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -174,6 +174,9 @@ def reproduce(
     quick: Annotated[
         bool, typer.Option("--quick", help="One seed and fewer rounds: minutes instead of most of an hour.")
     ] = False,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another setting for every run.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The folder; the same one continues a job that was stopped.")] = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; as many as cores if not given.")] = None,
 ) -> None:
@@ -182,11 +185,11 @@ def reproduce(
     from cbdsl.paper import FULL, QUICK  # noqa: PLC0415
     from cbdsl.progress import SweepDisplay, print_claims  # noqa: PLC0415
 
-    plan = QUICK if quick else FULL
+    plan = replace(QUICK if quick else FULL, settings=tuple(map(specs.parse_setting, settings or [])))
     folder = out or Path("reproduction-quick" if quick else "reproduction")
     with SweepDisplay(len(job.tasks_of(plan)), folder) as display:
-        command = "cbdsl reproduce --quick" if quick else "cbdsl reproduce"
-        made = job.reproduce(plan, folder, command, jobs, display.show)
+        words = ["cbdsl reproduce", *(["--quick"] if quick else []), *(f"--set {text}" for text in settings or [])]
+        made = job.reproduce(plan, folder, " ".join(words), jobs, display.show)
     print_claims(made.claims, made.page)
 
 

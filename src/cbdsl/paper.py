@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from cbdsl.presets import preset
 from cbdsl.spec import Spec
@@ -89,6 +89,7 @@ class Plan:
     regimes: tuple[Regime, ...]
     seeds: tuple[int, ...]
     rounds_share: float  # of the preset's rounds
+    settings: tuple[tuple[str, Any], ...] = ()  # other settings for every run, such as another model or other data
 
 
 FULL = Plan(("paper", "script"), (0, 1, 2), 1.0)
@@ -106,6 +107,7 @@ def spec_of(figure: PaperFigure, approach: str, regime: Regime, seed: int, plan:
             "seed": seed,
             "attack.byzantine": figure.byzantine,
             "rounds": max(3, round(start.rounds * plan.rounds_share)),
+            **dict(plan.settings),
         }
     )
 

@@ -100,7 +100,7 @@ def _draw(plan: Plan, evidence: Sequence[Evidence], claims: Sequence[JudgedClaim
 
     pictures = {
         (figure.number, item.regime): keep(
-            paper_figures.draw(figure, item),
+            paper_figures.draw(figure, item, published=not plan.settings),
             f"figure{figure.number}-{item.regime}",
             f"Figure {figure.number}: {figure.title}, {item.regime} regime",
         )
@@ -130,7 +130,7 @@ def _read_json(path: Path) -> Any:  # noqa: ANN401 - what JSON holds
 
 def _claim_folder(out: Path, plan: Plan) -> None:
     """Keep a plan's folder for that plan: another plan's results would be mixed with it."""
-    path, text = out / "plan.json", json.dumps(asdict(plan), indent=2) + "\n"
+    path, text = out / "plan.json", json.dumps(asdict(plan), indent=2, default=str) + "\n"
     try:
         out.mkdir(parents=True, exist_ok=True)
         if not path.exists():

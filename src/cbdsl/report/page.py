@@ -11,6 +11,7 @@ from cbdsl.claims import JudgedClaim
 from cbdsl.paper import FIGURES, REGIMES, Plan
 from cbdsl.report.style import SHADES
 
+_NOTHING_FROM_OUTSIDE = "default-src 'none'; style-src 'unsafe-inline'"
 _MARKS = {"holds": "✓", "holds in this regime": "✓", "undecided": "~", "does not hold": "✗"}
 _CLASSES = {"holds": "yes", "holds in this regime": "partly", "undecided": "open", "does not hold": "no"}
 
@@ -41,6 +42,7 @@ def build(
     )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_NOTHING_FROM_OUTSIDE}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>CB-DSL reproduced</title><style>{_style()}</style></head><body>"
         f"<header><h1>CB-DSL, reproduced</h1><p>{_lead(claims, plan)}</p><nav>{links}</nav></header>"
@@ -113,6 +115,8 @@ def _method(plan: Plan, command: str) -> str:
     band = (
         "Lines are means over seeds, bands reach from the lowest seed to the highest. " if len(plan.seeds) > 1 else ""
     )
+    other = ", ".join(f"{key} = {value}" for key, value in plan.settings)
+    changed = f"<p>Not the paper's experiment: {escape(other)}.</p>" if other else ""
     fewer = (
         f"<p>This is a quick look: {plan.rounds_share:.0%} of the rounds, {_seeds(plan)}. "
         "Run without <code>--quick</code> for the whole.</p>"
@@ -120,8 +124,8 @@ def _method(plan: Plan, command: str) -> str:
         else ""
     )
     return (
-        f"{fewer}<p>Made by <code>{escape(command)}</code>. {band}Hollow stars are values read off the published plots "
-        "(± 0.01). The uplink counts payload bytes of every score and every model, refuted ones too. The attacker "
+        f"{changed}{fewer}<p>Made by <code>{escape(command)}</code>. {band}Hollow stars are values read off the published "
+        "plots (± 0.01). The uplink counts payload bytes of every score and every model, refuted ones too. The attacker "
         "claims a score of 10⁻⁶ and uploads weights drawn from N(0, 10²). Nothing was tuned so that a claim comes "
         "true.</p><p>Beside this page: <code>claims.json</code>, <code>figures/</code> (PNG, SVG, PDF) and "
         "<code>runs/</code>, a folder for every run with its spec, its rounds and its model.</p>"

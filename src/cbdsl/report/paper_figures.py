@@ -18,12 +18,13 @@ from cbdsl.report.style import INK, MARKERS, SHADES, dress, new_figure, spread_l
 Curve = tuple[str, Sequence[float], Sequence[Sequence[float]]]  # approach, x, a row of y for each seed
 
 
-def draw(figure: PaperFigure, evidence: Evidence) -> Figure:
-    """One figure of the paper in one regime."""
-    return _divergence(figure, evidence) if figure.number == DIVERGENCE_FIGURE else _accuracy(figure, evidence)
+def draw(figure: PaperFigure, evidence: Evidence, published: bool) -> Figure:
+    """One figure of the paper in one regime, with or without the published values."""
+    painter = _divergence if figure.number == DIVERGENCE_FIGURE else _accuracy
+    return painter(figure, evidence, published)
 
 
-def _accuracy(figure: PaperFigure, evidence: Evidence) -> Figure:
+def _accuracy(figure: PaperFigure, evidence: Evidence, published: bool) -> Figure:
     canvas = new_figure(10.5, 4.3)
     by_round, by_byte = canvas.subplots(1, 2, sharey=True)
     rounds: list[Curve] = []
@@ -36,7 +37,8 @@ def _accuracy(figure: PaperFigure, evidence: Evidence) -> Figure:
         uplink.append((approach, [fmean(column) for column in zip(*sent, strict=True)], accuracy))
     _plot(by_round, rounds, gap=0.055, labels=True)
     _plot(by_byte, uplink, gap=0.055, labels=False)
-    _published(by_round, figure, last=len(rounds[0][1]))
+    if published:
+        _published(by_round, figure, last=len(rounds[0][1]))
     dress(by_round, "by communication round")
     dress(by_byte, "by bytes uploaded, all workers together (log scale)")
     by_round.set_xlabel("communication round")
@@ -50,7 +52,7 @@ def _accuracy(figure: PaperFigure, evidence: Evidence) -> Figure:
     return canvas
 
 
-def _divergence(figure: PaperFigure, evidence: Evidence) -> Figure:
+def _divergence(figure: PaperFigure, evidence: Evidence, published: bool) -> Figure:
     canvas = new_figure(7.2, 4.3)
     axes = canvas.subplots()
     curves: list[Curve] = [
@@ -59,7 +61,8 @@ def _divergence(figure: PaperFigure, evidence: Evidence) -> Figure:
     ]
     top = max(max(max(row) for row in rows) for _, _, rows in curves)
     _plot(axes, curves, gap=0.055 * top, labels=True)
-    _published(axes, figure, last=len(curves[0][1]))
+    if published:
+        _published(axes, figure, last=len(curves[0][1]))
     dress(axes, "mean over workers of ‖wᵢ − w genie‖ / ‖w genie‖")
     axes.set_xlabel("communication round")
     axes.set_ylabel("weight divergence")

@@ -1,0 +1,147 @@
+"""The page as a reader has it: whole, self-contained, and the same in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from cbdsl.claims import CLAIMS
+from cbdsl.errors import UserError
+from cbdsl.paper import FIGURES, Plan
+from cbdsl.report.style import spread_labels
+from cbdsl.reproduce import Reproduction, reproduce, tasks_of
+
+TINY = Plan(
+    regimes=("paper", "script"),
+    seeds=(0, 1),
+    rounds_share=0.1,
+    settings=(
+        ("model", "softmax"),
+        ("workers", 5),
+        ("data.shared_scoring", 60),
+        ("data.shared_training", 30),
+        ("data.samples_per_worker", 30),
+        ("data.shard_size", 20),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
+    return reproduce(TINY, tmp_path_factory.mktemp("reproduction") / "out", "cbdsl reproduce", jobs=2)
+
+
+def test_the_page_has_every_figure_and_every_claim(made: Reproduction) -> None:
+    page = made.page.read_text()
+    for figure in FIGURES:
+        for regime in TINY.regimes:
+            assert f'id="figure{figure.number}-{regime}"' in page
+    assert page.count("<svg ") == 2 * (len(FIGURES) + 1)
+    for claim in CLAIMS:
+        assert f'id="claim-{claim.id}"' in page
+
+
+def test_the_page_fetches_nothing(made: Reproduction) -> None:
+    page = made.page.read_text()
+    assert not re.findall(r"""(?:src|href)=["'](?!#)[^"']*["']""", page.replace('xlink:href="#', 'href="#'))
+    assert "@import" not in page
+    assert not re.findall(r"url\((?!#)", page)
+    assert "<script" not in page
+
+
+def test_claims_are_written_with_what_was_measured(made: Reproduction) -> None:
+    rows = json.loads((made.page.parent / "claims.json").read_text())
+    assert len(rows) == 2 * len(CLAIMS)
+    assert all({"id", "claim", "figure", "regime", "verdict", "measured"} <= set(row) for row in rows)
+
+
+@pytest.mark.parametrize("ending", [".png", ".svg", ".pdf"])
+def test_every_figure_is_a_file_for_a_paper(made: Reproduction, ending: str) -> None:
+    names = {path.stem for path in (made.page.parent / "figures").glob(f"*{ending}")}
+    expected = {f"figure{figure.number}-{regime}" for figure in FIGURES for regime in TINY.regimes}
+    assert names == expected | {"theorem2-paper", "theorem2-script"}
+
+
+def test_made_again_the_page_is_the_same_and_nothing_is_run_twice(made: Reproduction) -> None:
+    folder = made.page.parent
+    stamps = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/summary.json")}
+    before = made.page.read_text()
+    (lost,) = list(folder.glob("runs/*"))[:1]
+    shutil.rmtree(lost)
+    again = reproduce(TINY, folder, "cbdsl reproduce", jobs=1)
+    assert again.page.read_text() == before
+    after = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/summary.json")}
+    assert {path for path in stamps if after[path] != stamps[path]} == {lost / "summary.json"}
+
+
+def test_another_plan_does_not_mix_with_this_one(made: Reproduction, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="other seeds, regimes or rounds"):
+        reproduce(Plan(("paper",), (0,), 0.1), made.page.parent, "")
+    (tmp_path / "precious.txt").write_text("mine")
+    with pytest.raises(UserError, match="not empty and not the folder of a reproduction"):
+        reproduce(TINY, tmp_path, "")
+
+
+def test_figures_share_runs_and_theory_brings_its_own_curve() -> None:
+    tasks = tasks_of(TINY)
+    kinds = [task.kind for task in tasks]
+    assert len(tasks) == len(set(tasks))
+    assert (kinds.count("run"), kinds.count("theory"), kinds.count("divergence")) == (2 * 2 * 16, 4, 4)
+
+
+def test_labels_are_moved_apart_as_little_as_possible() -> None:
+    assert spread_labels([0.2, 0.8], 0.1) == [0.2, 0.8]
+    low, high = spread_labels([0.50, 0.52], 0.1)
+    assert high - low == pytest.approx(0.1)
+    assert low + high == pytest.approx(1.02)
+
+
+def chromium() -> str:
+    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if found is None:
+        pytest.skip("NO BROWSER: install Chromium to run this test (apt-get install chromium)")
+    return found
+
+
+def browse(address: str, folder: Path, *options: str) -> str:
+    """Open an address in a headless browser; what it prints."""
+    command = [
+        chromium(), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+        "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+        f"--user-data-dir={folder / 'profile'}", *options, address,
+    ]  # fmt: skip
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def test_a_browser_shows_all_figures_and_claims_and_asks_for_nothing_else(made: Reproduction, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002, ARG002 - its name in the library
+            asked.append(self.path)
+
+    handler = partial(Handler, directory=str(made.page.parent))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        shown = browse(f"http://127.0.0.1:{server.server_port}/report.html", tmp_path, "--dump-dom")
+        server.shutdown()
+    assert shown.count("<figure") == 2 * (len(FIGURES) + 1)
+    assert len(re.findall(r'<tr id="claim-', shown)) == len(CLAIMS)
+    assert asked == ["/report.html"]
+    assert "default-src 'none'" in shown  # the browser itself refuses anything from elsewhere
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_fits_wide_and_narrow_screens(made: Reproduction, tmp_path: Path, width: int) -> None:
+    picture = tmp_path / "page.png"
+    browse(made.page.as_uri(), tmp_path, f"--screenshot={picture}", f"--window-size={width},2000")
+    header = picture.read_bytes()[16:24]
+    assert int.from_bytes(header[:4], "big") == width
