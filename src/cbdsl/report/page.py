@@ -124,10 +124,10 @@ def _method(plan: Plan, command: str) -> str:
         else ""
     )
     return (
-        f"{changed}{fewer}<p>Made by <code>{escape(command)}</code>. {band}Hollow stars are values read off the published "
-        "plots (± 0.01). The uplink counts payload bytes of every score and every model, refuted ones too. The attacker "
-        "claims a score of 10⁻⁶ and uploads weights drawn from N(0, 10²). Nothing was tuned so that a claim comes "
-        "true.</p><p>Beside this page: <code>claims.json</code>, <code>figures/</code> (PNG, SVG, PDF) and "
+        f"{changed}{fewer}<p>Made by <code>{escape(command)}</code>. {band}Hollow stars are values read off the "
+        "published plots (± 0.01). The uplink counts payload bytes of every score and every model, refuted ones too. "
+        "The attacker claims a score of 10⁻⁶ and uploads weights drawn from N(0, 10²). Nothing was tuned so that a "
+        "claim comes true.</p><p>Beside this page: <code>claims.json</code>, <code>figures/</code> (PNG, SVG, PDF) and "
         "<code>runs/</code>, a folder for every run with its spec, its rounds and its model.</p>"
     )
 

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
 from cbdsl.claims import Evidence
 from cbdsl.paper import APPROACHES, DIVERGENCE_FIGURE, PaperFigure
@@ -46,6 +46,7 @@ def _accuracy(figure: PaperFigure, evidence: Evidence, published: bool) -> Figur
     by_byte.set_xlabel("uplink payload")
     by_byte.set_xscale("log")
     by_byte.xaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value).replace(".0 ", " ")))
+    by_byte.xaxis.set_minor_formatter(NullFormatter())
     by_round.set_ylim(0, 1.02)
     by_round.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     by_round.xaxis.set_major_locator(MaxNLocator(integer=True))
