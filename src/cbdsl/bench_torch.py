@@ -55,6 +55,16 @@ class Setting:
     threads: int
     onednn: bool
 
+    @classmethod
+    def now(cls) -> Setting:
+        """What torch uses at the moment."""
+        return cls(torch.get_num_threads(), torch._C._get_mkldnn_enabled())
+
+    def use(self) -> None:
+        """Make torch use it."""
+        torch.set_num_threads(self.threads)
+        torch._C._set_mkldnn_enabled(self.onednn)
+
 
 class _Contender:
     """Puts torch's global settings back when it is closed."""
@@ -65,7 +75,7 @@ class _Contender:
         self.features = torch.from_numpy(task.samples.features)
         self.labels = torch.from_numpy(task.samples.labels).long()
         self.batches = torch.from_numpy(self.task.indices).long()  # (U, steps, batch)
-        self._before = Setting(torch.get_num_threads(), torch.backends.mkldnn.enabled)
+        self._before = Setting.now()
         torch.set_num_threads(task.threads)
 
     def __enter__(self) -> Self:
@@ -74,8 +84,7 @@ class _Contender:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        torch.set_num_threads(self._before.threads)
-        torch.backends.mkldnn.enabled = self._before.onednn
+        self._before.use()
 
     def build(self) -> nn.Module:
         return MODELS[self.task.model](SHAPE, CLASSES)
@@ -113,8 +122,7 @@ class TorchLoop(_Contender):
         """Seconds of one step, or of one scoring, of all workers."""
         body = self._train if self.task.kind == "train" else self._score
         count = min(workers or self.task.workers, self.task.workers)
-        torch.set_num_threads(self.setting.threads)
-        torch.backends.mkldnn.enabled = self.setting.onednn
+        self.setting.use()
         start = time.perf_counter()
         for worker in range(count):
             body(worker)
@@ -155,8 +163,7 @@ class TorchVmap(_Contender):
 
     def run(self) -> float:
         """Seconds of one step, or of one scoring, of all workers."""
-        torch.set_num_threads(self.task.threads)
-        torch.backends.mkldnn.enabled = True
+        Setting(self.task.threads, onednn=True).use()
         start = time.perf_counter()
         if self.task.kind == "train":
             step: Callable[..., dict[str, Tensor]] = vmap(grad(self._loss))
