@@ -187,7 +187,9 @@ def test_weights_after_45_steps_are_those_of_torch(
     engine = NativeEngine(architecture, threads=2)
     samples, weights = samples_for(architecture, 60), initial(architecture, 2)
     batches = np.random.default_rng(1).integers(0, 60, (2, 45, batch)).astype(np.int32)
-    sgd = Sgd(0.02, momentum, decay)
+    # The paper's rate: at four times as much, some of these models amplify float32 rounding (torch's own, too)
+    # beyond the tolerance.
+    sgd = Sgd(0.005, momentum, decay)
     trained = engine.train(weights, samples, batches, sgd)
     expected = reference_training(architecture, weights[1], samples, batches[1], sgd)
     assert distance(trained[1], expected) < 1e-5

@@ -99,7 +99,8 @@ class NativeEngine:
     ) -> Floats:
         """Take every model through its own batches; see `Engine.train`. No layer here draws random numbers."""
         del seeds
-        stack = np.array(self._stack(weights), np.float32, order="C", copy=True)  # (U, D), changed in place
+        stack = self._stack(weights)
+        trained = np.empty_like(stack)  # (U, D)
         features, labels = self._samples(samples)
         batches = _whole_numbers("batches", batches)
         if batches.ndim != 3 or len(batches) != len(stack):
@@ -111,9 +112,9 @@ class NativeEngine:
         self._call(
             self._library.cbdsl_train, len(stack), _pointer(stack), _pointer(features), _pointer(labels),
             _pointer(batches), batches.shape[1], batches.shape[2], sgd.learning_rate, sgd.momentum, sgd.weight_decay,
-            self.threads,
+            _pointer(trained), self.threads,
         )  # fmt: skip
-        return stack
+        return trained
 
     def losses(self, weights: Floats, samples: Samples, indices: Indices, ceilings: Doubles | None = None) -> Doubles:
         """Mean loss of every model; see `Engine.losses`. A model without samples has the loss NaN."""

@@ -159,15 +159,18 @@ CBDSL_EXPORT int64_t cbdsl_parameters(const void *handle) {
     return int64_t(static_cast<const Network *>(handle)->plan.parameters);
 }
 
-// weights: (U, D), changed in place. batches: (U, steps, room).
-CBDSL_EXPORT int cbdsl_train(void *handle, int64_t workers, float *weights, const float *features, const int32_t *labels,
-                             const int32_t *batches, int64_t steps, int64_t room, float rate, float momentum, float decay,
-                             int32_t threads) {
+// weights: (U, D). batches: (U, steps, room). trained: (U, D), written whole; every worker's row is copied by the
+// thread that trains it, when it is about to be used anyway.
+CBDSL_EXPORT int cbdsl_train(void *handle, int64_t workers, const float *weights, const float *features,
+                             const int32_t *labels, const int32_t *batches, int64_t steps, int64_t room, float rate,
+                             float momentum, float decay, float *trained, int32_t threads) {
     Network &network = *static_cast<Network *>(handle);
     const Data data{features, labels, network.plan.input.count()};
     const bool done = for_each_item(size_t(workers), threads, [&](int, size_t worker) {
         Borrowed space(network);
-        train_worker(network, *space, weights + worker * network.plan.parameters, data,
+        const size_t size = network.plan.parameters;
+        float *own = std::copy_n(weights + worker * size, size, trained + worker * size) - size;
+        train_worker(network, *space, own, data,
                      batches + worker * size_t(steps * room), size_t(steps), size_t(room), Sgd{rate, momentum, decay});
     });
     return done ? OK : OUT_OF_MEMORY;
