@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from cbdsl.theory.genie import Genie, divergence_curve, divergences, population_of, steps_of
+from cbdsl.theory.genie import Genie, divergence_curve, divergences, population_of, steps_of, summarise
 from cbdsl.theory.trajectory import stage_of
 from helpers import blobs, perceptron, small_spec
 
@@ -60,5 +60,28 @@ def test_the_curve_is_plain_numbers_and_the_same_on_any_number_of_threads() -> N
     curve = divergence_curve(spec, 1, lambda found: shown.append(found.round), model=perceptron, data=blobs())
     assert shown == [1, 2, 3, 4, 5]
     assert json.loads(json.dumps(curve)) == divergence_curve(spec, 2, model=perceptron, data=blobs())
-    assert set(curve[0]) == {"round", "mean", "deviation", "low", "high"}
+    assert set(curve[0]) == {"round", "mean", "deviation", "low", "high", "median", "lost"}
     assert all(row["low"] <= row["mean"] <= row["high"] for row in curve)
+
+
+def test_workers_that_left_the_range_of_numbers_are_counted_and_left_out() -> None:
+    found = summarise(3, np.array([0.5, np.inf, np.nan, 1.5]))
+    assert found.to_json() == {
+        "round": 3,
+        "mean": 1.0,
+        "deviation": 0.5,
+        "low": 0.5,
+        "high": 1.5,
+        "median": 1.0,
+        "lost": 2,
+    }
+    nobody = summarise(3, np.array([np.nan]))
+    assert nobody.to_json() == {
+        "round": 3,
+        "mean": None,
+        "deviation": None,
+        "low": None,
+        "high": None,
+        "median": None,
+        "lost": 1,
+    }

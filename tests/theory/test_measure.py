@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -67,13 +68,19 @@ def test_the_papers_network_on_images_keeps_within_the_corrected_bounds(mnist: D
     assert found.theorem2.corrected.holds
     assert found.theorem2.played.holds
     assert found.theorem1.played.held == found.theorem1.played.speaks
-    assert [vars(row) for row in found.divergence] == divergence_curve(spec, 2, data=mnist)
+    assert [row.to_json() for row in found.divergence] == divergence_curve(spec, 2, data=mnist)
 
 
 def test_threads_change_no_finding() -> None:
     spec = small_spec(data__partition="dirichlet")
     one, two = (measure(spec, threads, model=perceptron, data=blobs()) for threads in (1, 2))
     assert one.to_text() == two.to_text()
+
+
+def test_a_run_in_which_everybody_left_the_range_of_numbers_says_so() -> None:
+    spec = small_spec(local__learning_rate=3e38, rounds=3)
+    with pytest.raises(UserError, match=r"stay finite.*learning_rate"), np.errstate(all="ignore"):
+        measure(spec, 1, model=perceptron, data=blobs())
 
 
 def test_a_theorem_that_says_nothing_prints_no_number() -> None:

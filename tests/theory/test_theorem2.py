@@ -103,3 +103,23 @@ def test_beta_by_round_is_never_looser_than_one_constant_for_all() -> None:
     found = _judged(observe(problem, play(problem, rng, 8, 0.5, (1.0, 1.0), 0.1), (1.0, 1.0), np.ones(4)), problem)
     for sharp, blunt in zip(found.played.rounds, found.corrected.rounds, strict=True):
         assert sharp.bound <= blunt.bound * (1 + 1e-9)
+
+
+def test_a_worker_that_leaves_the_range_of_numbers_is_left_out_and_changes_nothing_for_others() -> None:
+    rng = np.random.default_rng(6)
+    problem = random_quadratic(rng)
+    steps = list(play(problem, rng, 4, 0.5, (1.0, 1.0), 0.1))
+    broken = []
+    for move, genie in steps:
+        arrays = {name: getattr(move, name).copy() for name in ("previous", "before", "after")}
+        for name, first in (("after", 2), ("before", 3), ("previous", 4)):  # from round 2 on
+            if move.round >= first:
+                arrays[name][0] = np.nan
+        broken.append((replace(move, **arrays), genie))
+    with np.errstate(invalid="ignore"):
+        seen = observe(problem, broken, (1.0, 1.0), np.ones(4))
+    assert seen.kept.tolist() == [False, True, True, True]
+    whole = observe(problem, steps, (1.0, 1.0), np.ones(4))
+    np.testing.assert_array_equal(seen.gaps[-1].distance, whole.gaps[-1].distance[1:])
+    found = judge(seen.gaps, seen.whole_gaps, (problem.shares[1:], problem.population), seen.lipschitz, seen.start)
+    assert found.corrected.holds

@@ -80,6 +80,17 @@ def joined(parts: Sequence[_Reduced]) -> _Reduced:
     return type(first)(**{name: join([vars(part)[name] for part in parts]) for name in vars(first)})
 
 
+def chosen(part: _Reduced, rows: NDArray[np.bool_]) -> _Reduced:
+    """The same of some of its workers: their places in every array, everything else as it is."""
+
+    def choose(value: Any) -> Any:  # noqa: ANN401 - any field of a dataclass
+        if isinstance(value, np.ndarray):
+            return value[rows]
+        return chosen(value, rows) if isinstance(value, Alignment) else value
+
+    return type(part)(**{name: choose(value) for name, value in vars(part).items()})
+
+
 @dataclass(frozen=True)
 class Range:
     """The least and the greatest value seen; NaN if none was."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 from cbdsl.data import Dataset
 from cbdsl.engines.base import Doubles, Floats, Indices, Sgd
 from cbdsl.experiment import ModelBuilder, Stage
+from cbdsl.records import finite
 from cbdsl.rng import seed_of, stream
 from cbdsl.simulate import batches_of, holdings
 from cbdsl.spec import LocalSpec, Spec
@@ -21,13 +23,19 @@ from cbdsl.theory.trajectory import replay, stage_of
 
 @dataclass(frozen=True)
 class Divergence:
-    """Model divergence after a round, over the workers."""
+    """Model divergence after a round, over the workers whose weights are finite; NaN if there are none."""
 
     round: int
     mean: float
     deviation: float  # the standard deviation over workers
     low: float
     high: float
+    median: float  # where a few workers run away, the mean is theirs
+    lost: int  # workers whose weights are not finite any more
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {name: finite(value) for name, value in vars(self).items()}
 
 
 OnDivergence = Callable[[Divergence], None]
@@ -91,14 +99,19 @@ def _steps(samples: int, local: LocalSpec) -> int:
 
 
 def divergences(positions: Floats, genie: Floats) -> Doubles:
-    """||w_i - w^genie|| / ||w^genie|| for rows of workers, (U, D) and (D,) -> (U,)."""
-    return norms(np.subtract(positions, genie, dtype=np.float64)) / norms(genie[None])
+    """||w_i - w^genie|| / ||w^genie|| for rows of workers, (U, D) and (D,) -> (U,); not finite for one that is lost."""
+    with np.errstate(invalid="ignore"):
+        return norms(np.subtract(positions, genie, dtype=np.float64)) / norms(genie[None])
 
 
 def summarise(round_number: int, values: Doubles) -> Divergence:
-    """The divergences of one round in four numbers."""
-    low, high = float(values.min()), float(values.max())
-    return Divergence(round_number, float(values.mean()), float(values.std()), low, high)
+    """The divergences of one round in six numbers."""
+    kept = values[np.isfinite(values)]
+    lost = len(values) - len(kept)
+    if not len(kept):
+        return Divergence(round_number, *[math.nan] * 5, lost)
+    numbers = (kept.mean(), kept.std(), kept.min(), kept.max(), np.median(kept))
+    return Divergence(round_number, *(float(value) for value in numbers), lost)
 
 
 def divergence_curve(
@@ -109,14 +122,14 @@ def divergence_curve(
     model: ModelBuilder | None = None,
     data: Dataset | None = None,
 ) -> list[dict[str, Any]]:
-    """Figure 5 for one spec: round, mean, deviation, low and high of the model divergence, as plain numbers."""
+    """Figure 5 for one spec: one `Divergence` a round, as plain numbers for JSON."""
     stage = stage_of(spec, threads, model, data)
     genie = Genie.at_start(stage)
     rows: list[dict[str, Any]] = []
     for step in replay(stage):
         genie = genie.moved(step.round, step.inertia, step.learning_rate)
         found = summarise(step.round, divergences(step.after, genie.position))
-        rows.append(vars(found).copy())
+        rows.append(found.to_json())
         if on_round is not None:
             on_round(found)
     return rows

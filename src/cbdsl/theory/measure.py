@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from cbdsl.data import Dataset
+from cbdsl.errors import UserError
 from cbdsl.experiment import ModelBuilder, Stage
 from cbdsl.simulate import holdings
 from cbdsl.spec import Spec
@@ -51,7 +52,12 @@ def measure_stage(stage: Stage, on_round: OnDivergence | None = None) -> TheoryR
             if on_round is not None:
                 on_round(curve[-1])
 
-    seen = observe(problem, steps(), (spec.swarm.cognitive, spec.swarm.social), work)
+    with np.errstate(invalid="ignore", over="ignore"):  # a worker may leave the range of numbers; it is left out
+        seen = observe(problem, steps(), (spec.swarm.cognitive, spec.swarm.social), work)
+    if not seen.kept.any():
+        raise UserError(
+            "No worker's weights stay finite in this run; there is nothing to measure. Set local.learning_rate lower."
+        )
     whole_rates = [one.learning_rate * float(work.mean()) for one in seen.descents]
     return TheoryResult(
         spec_key=spec.key(),
@@ -62,14 +68,15 @@ def measure_stage(stage: Stage, on_round: OnDivergence | None = None) -> TheoryR
         seed=spec.seed,
         engine=stage.engine.name,
         parameters=stage.engine.size,
-        workers=len(workers),
+        workers=int(seen.kept.sum()),
+        lost=int((~seen.kept).sum()),
         rounds=spec.rounds,
         steps=float(work.mean()),
         divergence=tuple(curve),
         constants=theorem1.constants_of(seen.descents),
         theorem1=theorem1.judge(seen.descents, seen.last_squared_gradient, seen.first_loss, whole_rates),
         theorem2=theorem2.judge(
-            seen.gaps, seen.whole_gaps, (problem.shares, problem.population), seen.lipschitz, seen.start
+            seen.gaps, seen.whole_gaps, (problem.shares[seen.kept], problem.population), seen.lipschitz, seen.start
         ),
     )
 

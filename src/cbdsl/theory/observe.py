@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbdsl.engines.base import Doubles, Indices
-from cbdsl.theory.constants import Rows, inner, joined, norms
+from cbdsl.theory.constants import Rows, chosen, inner, joined, norms
 from cbdsl.theory.problem import Problem
 from cbdsl.theory.theorem1 import Descent, Weights, descent_of
 from cbdsl.theory.theorem2 import Gap, GenieMove, View, class_secants, gap_of
@@ -37,12 +38,15 @@ class Observations:
     start: Doubles  # ||w_{i,0} - w^g_0||, (U,)
     first_loss: Doubles  # F_i(w_{i,0}), (U,)
     last_squared_gradient: Doubles  # ||grad F_i(w_{i,T})||^2, (U,)
+    kept: NDArray[
+        np.bool_
+    ]  # of all workers observed, those whose weights and gradients stay finite: the U of everything above
 
 
 def observe(
     problem: Problem, steps: Iterable[tuple[Move, GenieStep]], pulls: tuple[float, float], work: Doubles
 ) -> Observations:
-    """Follow a trajectory and measure it.
+    """Follow a trajectory and measure it; a worker whose numbers do not stay finite is left out.
 
     pulls: delta_1 and delta_2. work: how many steps of size alpha the local work of a round amounts to, (U,).
     """
@@ -77,14 +81,22 @@ def observe(
         view, loss = after, next_loss
     if view is None:
         raise ValueError("there are no moves to observe; give a trajectory of at least one round")
+    last = inner(view.gradient, view.gradient)
+    needed = [
+        last,
+        *(vars(gap)[name] for gap in gaps for name in ("distance", "velocity", "swarm", "local", "sampling")),
+    ]
+    needed += [vars(one)[name] for one in descents for name in ("squared_gradient", "loss_change")]
+    kept: NDArray[np.bool_] = np.asarray(np.isfinite(np.stack(needed)).all(0))  # (U,)
     return Observations(
-        tuple(descents),
-        tuple(gaps),
-        tuple(whole_gaps),
-        np.nan_to_num(_greatest(np.concatenate(lipschitz))),
-        start,
-        first_loss,
-        inner(view.gradient, view.gradient),
+        tuple(chosen(one, kept) for one in descents),
+        tuple(chosen(one, kept) for one in gaps),
+        tuple(chosen(one, kept) for one in whole_gaps),
+        np.nan_to_num(_greatest(np.concatenate([seen[kept] for seen in lipschitz]))),
+        start[kept],
+        first_loss[kept],
+        last[kept],
+        kept,
     )
 
 
@@ -107,8 +119,8 @@ def _mix(shares: Doubles, by_class: Rows) -> Doubles:
 
 
 def _greatest(values: Doubles) -> Doubles:
-    """The greatest value of every column that is not NaN; -inf never, NaN for a column without any."""
-    return np.where(np.isnan(values).all(0), np.nan, np.fmax.reduce(values, axis=0))
+    """The greatest value of every column that is not NaN; NaN for a column without any."""
+    return np.asarray(np.fmax.reduce(values, axis=0, initial=np.nan))
 
 
 def _blocks(count: int, row_bytes: int) -> Iterator[slice]:

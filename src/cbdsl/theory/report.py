@@ -28,7 +28,8 @@ class TheoryResult:
     seed: int
     engine: str
     parameters: int  # D
-    workers: int  # that were measured: all but attackers
+    workers: int  # that were measured: all but attackers and the lost
+    lost: int  # workers whose weights did not stay finite
     rounds: int  # T
     steps: float  # how many steps of size alpha the local work of a round amounts to
     divergence: tuple[Divergence, ...]  # one a round
@@ -104,7 +105,8 @@ def verdict(result: TheoryResult) -> list[str]:
     shares = ", ".join(f"{name} {value / total:.0%}" for name, value in vars(last).items()) if total else "all 0"
     return [
         f"Model divergence: {curve[0].mean:.3f} after round 1, {curve[-1].mean:.3f} ± {curve[-1].deviation:.3f} after "
-        f"round {curve[-1].round}; EMD {_mean(second.emd):.3f} on average.",
+        f"round {curve[-1].round}; EMD {_mean(second.emd):.3f} on average."
+        + (f" Left out: {result.lost} workers whose weights did not stay finite." if result.lost else ""),
         f"L is at least {number(result.constants.smoothness)} (secants); the descent lemma needs "
         f"{number(result.constants.curvature)} on the moves made.",
         f"Theorem 1 as printed {rate_verdict(first.printed)}; corrected, it {rate_verdict(first.corrected)}; over the "

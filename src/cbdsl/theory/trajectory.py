@@ -98,11 +98,6 @@ def replay(stage: Stage) -> Iterator[Move]:
         personal_best, global_best = stage.swarm.particles.personal_best[workers], state.global_best
         state, _ = stage.play(state)
         after = stage.swarm.particles.positions[workers]
-        if not np.isfinite(after).all():
-            raise UserError(
-                f"The weights of this run are not finite after round {state.round}; there is nothing to measure. "
-                "Set local.learning_rate lower."
-            )
         yield Move(
             order.round, drawn.inertia, order.learning_rate, drawn.cognitive, drawn.social, previous, before,
             personal_best, global_best, after,
