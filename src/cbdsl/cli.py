@@ -194,6 +194,37 @@ def reproduce(
 
 
 @app.command()
+def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
+    models: Annotated[str, typer.Option(help="Models to measure, separated by commas.")] = "cnn,mlp,softmax",
+    workers: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = "50",
+    batch: Annotated[int, typer.Option(min=1, help="Samples in a training batch.")] = 10,
+    scoring: Annotated[int, typer.Option(min=1, help="Samples that every worker scores.")] = 2000,
+    threads: _Threads = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Turns each contender takes; its fastest counts.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="Two turns, 500 samples to score.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON, alone on standard output.")] = False,
+) -> None:
+    """Measure the native engine against torch, in one run: trust the ratios."""
+    from rich.console import Console  # noqa: PLC0415
+
+    from cbdsl.bench import measure, table  # noqa: PLC0415
+
+    try:
+        counts = [int(word) for word in workers.split(",")]
+        with Console(stderr=True).status("starting") as status:
+            rows = measure(
+                models.split(","), counts, batch, threads, repeats, scoring=scoring, quick=quick,
+                progress=lambda done, total, what: status.update(f"{done}/{total}  {what}"),
+            )  # fmt: skip
+    except ValueError as error:
+        raise UserError(f"{error}.") from error
+    if as_json:
+        typer.echo(json.dumps([row.to_dict() for row in rows], indent=2))
+    else:
+        Console().print(table(rows))
+
+
+@app.command()
 def doctor() -> None:
     """Say what this installation can do: engine, threads, vector width, data, versions."""
     from cbdsl.doctor import examine  # noqa: PLC0415
