@@ -109,9 +109,16 @@ def summarise(round_number: int, values: Doubles) -> Divergence:
     kept = values[np.isfinite(values)]
     lost = len(values) - len(kept)
     if not len(kept):
-        return Divergence(round_number, *[math.nan] * 5, lost)
-    numbers = (kept.mean(), kept.std(), kept.min(), kept.max(), np.median(kept))
-    return Divergence(round_number, *(float(value) for value in numbers), lost)
+        kept = np.array([math.nan])
+    return Divergence(
+        round=round_number,
+        mean=float(kept.mean()),
+        deviation=float(kept.std()),
+        low=float(kept.min()),
+        high=float(kept.max()),
+        median=float(np.median(kept)),
+        lost=lost,
+    )
 
 
 def divergence_curve(

@@ -160,7 +160,7 @@ class RateBound:
     speaks: int  # workers of whom it says something: those with a positive Phi
     held: int  # of these, the workers whose gradients stay within the bound
     bound: float  # the median of the bounds it gives; NaN if it gives none
-    measured: float  # the median of what is bounded
+    measured: float  # the median of what is bounded; of all workers if it speaks of none
     tightness: float  # the median of bound / measured
 
 
@@ -238,7 +238,7 @@ def _rate(phi: Range, phis: Doubles, budget: Doubles, measured: Doubles, rounds:
         speaks=int(speaks.sum()),
         held=int(held.sum()),
         bound=_median(bounds),
-        measured=float(np.median(measured)),
+        measured=_median(measured[speaks] if speaks.any() else measured),
         tightness=_median(quotient(bounds, measured[speaks])),
     )
 
