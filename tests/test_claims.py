@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +36,7 @@ PAPER_WORLD: dict[tuple[int, str], Sequence[float]] = {
     (5, "cb-dsl-g"): (0.90, 0.91, 0.89),
 }
 CURVES = {"cb-dsl": [[0.4, 0.8, 1.1, 1.2, 1.21, 1.21]] * 3, "cb-dsl-g": [[0.3, 0.6, 0.75, 0.8, 0.8, 0.8]] * 3}
+CURVES["cb-dsl-equal"] = CURVES["cb-dsl"]
 
 
 def finished(figure: int, approach: str, accuracy: float) -> Finished:
@@ -114,10 +116,12 @@ def test_a_ban_of_an_honest_worker_refutes_the_defence() -> None:
 
 
 def test_divergence_that_goes_on_rising_does_not_flatten() -> None:
-    rising = {"cb-dsl": [[0.1 * i for i in range(9)]] * 3, "cb-dsl-g": CURVES["cb-dsl-g"]}
+    rising = {**CURVES, "cb-dsl": [[0.1 * i for i in range(9)]] * 3}
     assert verdicts(replace(world(), divergence=rising))["divergence-flattens", "paper"] == "does not hold"
-    swapped = {"cb-dsl": CURVES["cb-dsl-g"], "cb-dsl-g": CURVES["cb-dsl"]}
+    swapped = {**CURVES, "cb-dsl": CURVES["cb-dsl-g"], "cb-dsl-g": CURVES["cb-dsl"]}
     assert verdicts(replace(world(), divergence=swapped))["divergence-lower", "paper"] == "does not hold"
+    lost = {**CURVES, "cb-dsl": [[0.4, math.nan]] * 3}
+    assert verdicts(replace(world(), divergence=lost))["divergence-lower", "paper"] == "holds"
 
 
 def test_every_judgement_says_what_was_measured() -> None:

@@ -80,6 +80,8 @@ FIGURES = (
 )  # fmt: skip
 
 DIVERGENCE_FIGURE = 5
+EQUAL_WORK = "cb-dsl-equal"
+"""CB-DSL without D_G, but with as many local steps as with D_G: sharing D_tr makes an epoch longer."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,15 @@ def spec_of(figure: PaperFigure, approach: str, regime: Regime, seed: int, plan:
             **dict(plan.settings),
         }
     )
+
+
+def equal_work_spec(regime: Regime, seed: int, plan: Plan) -> Spec:
+    """Figure 5's run without D_G, with as many steps a round as the run with D_G takes."""
+    figure = FIGURES[DIVERGENCE_FIGURE - 1]
+    without, with_set = (spec_of(figure, approach, regime, seed, plan) for approach in ("cb-dsl", "cb-dsl-g"))
+    samples = with_set.data.shard_size * with_set.data.shards_per_worker + with_set.data.shared_training
+    steps = with_set.local.epochs * -(-samples // with_set.local.batch_size)
+    return without.with_settings({"local.steps": steps})
 
 
 def specs_of(figures: Sequence[PaperFigure], plan: Plan) -> list[Spec]:

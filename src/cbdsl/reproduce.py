@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 from cbdsl.claims import Evidence, JudgedClaim, judge
 from cbdsl.errors import UserError
 from cbdsl.methods import resolve
-from cbdsl.paper import DIVERGENCE_FIGURE, FIGURES, PaperFigure, Plan, Regime, spec_of, specs_of
+from cbdsl.paper import (
+    DIVERGENCE_FIGURE,
+    EQUAL_WORK,
+    FIGURES,
+    PaperFigure,
+    Plan,
+    Regime,
+    equal_work_spec,
+    spec_of,
+    specs_of,
+)
 from cbdsl.runs import write_atomically
 from cbdsl.spec import Spec
 from cbdsl.sweep import OnProgress, Task, finished, perform
@@ -39,7 +50,7 @@ def reproduce(
     evidence = [gather(plan, regime, out) for regime in plan.regimes]
     claims = judge(evidence)
     rows = [asdict(claim) for claim in claims]
-    write_atomically(out / "claims.json", (json.dumps(rows, indent=2) + "\n").encode())
+    write_atomically(out / "claims.json", (json.dumps(rows, indent=2, allow_nan=False) + "\n").encode())
     page = _draw(plan, evidence, claims, out, command)
     return Reproduction(tuple(claims), page)
 
@@ -49,7 +60,11 @@ def tasks_of(plan: Plan) -> list[Task]:
     runs = [Task("run", resolve(spec)) for spec in specs_of(FIGURES, plan)]
     theory = [Task("theory", spec) for spec in theory_specs(plan).values()]
     measured = {task.spec for task in theory}  # a theory measurement brings its curve with it
-    curves = [Task("divergence", spec) for spec in map(resolve, specs_of([_DIVERGENCE], plan)) if spec not in measured]
+    figure = [
+        *specs_of([_DIVERGENCE], plan),
+        *(equal_work_spec(r, seed, plan) for r in plan.regimes for seed in plan.seeds),
+    ]
+    curves = [Task("divergence", spec) for spec in map(resolve, figure) if spec not in measured]
     return sorted(dict.fromkeys([*theory, *curves, *runs]), key=lambda task: -_weight(task))
 
 
@@ -77,6 +92,8 @@ def gather(plan: Plan, regime: Regime, out: Path) -> Evidence:
         approach: [_curve(Task("divergence", spec), out) for spec in seeds(_DIVERGENCE, approach)]
         for approach in _DIVERGENCE.approaches
     }
+    equal = [resolve(equal_work_spec(regime, seed, plan)) for seed in plan.seeds]
+    divergence[EQUAL_WORK] = [_curve(Task("divergence", spec), out) for spec in equal]
     return Evidence(regime, runs, divergence)
 
 
@@ -84,7 +101,7 @@ def _curve(task: Task, out: Path) -> list[float]:
     """Mean divergence by round: measured by itself, or with the theory."""
     alone, whole = task.folder(out) / "divergence.json", task.folder(out) / "theory.json"
     rows: list[dict[str, Any]] = _read_json(alone) if alone.exists() else _read_json(whole)["divergence"]
-    return [float(row["mean"]) for row in rows]
+    return [math.nan if row["mean"] is None else float(row["mean"]) for row in rows]
 
 
 def _draw(plan: Plan, evidence: Sequence[Evidence], claims: Sequence[JudgedClaim], out: Path, command: str) -> Path:

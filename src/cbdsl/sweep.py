@@ -20,7 +20,7 @@ from typing import Any
 
 from cbdsl.errors import UserError
 from cbdsl.methods import resolve
-from cbdsl.records import RoundRecord, Summary
+from cbdsl.records import RoundRecord, Summary, finite
 from cbdsl.runs import read_result, write_atomically
 from cbdsl.spec import Spec, parse_setting, setting_values
 
@@ -170,7 +170,7 @@ def _run(spec: Spec, folder: Path, threads: int, report: Callable[[object], None
 def _divergence(spec: Spec, folder: Path, threads: int, report: Callable[[object], None]) -> None:
     from cbdsl.theory.genie import divergence_curve  # noqa: PLC0415
 
-    rows = divergence_curve(spec, threads, report)
+    rows = [{key: finite(value) for key, value in row.items()} for row in divergence_curve(spec, threads, report)]
     _write_json(folder / "divergence.json", rows)
 
 

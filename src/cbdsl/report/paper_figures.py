@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from statistics import fmean
 
@@ -11,9 +12,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
 from cbdsl.claims import Evidence
-from cbdsl.paper import APPROACHES, DIVERGENCE_FIGURE, PaperFigure
+from cbdsl.paper import APPROACHES, DIVERGENCE_FIGURE, EQUAL_WORK, PaperFigure
 from cbdsl.progress import size
 from cbdsl.report.style import INK, MARKERS, SHADES, dress, new_figure, spread_labels
+
+LABELS = {key: approach.label for key, approach in APPROACHES.items()} | {EQUAL_WORK: "no D_G, equal steps"}
 
 Curve = tuple[str, Sequence[float], Sequence[Sequence[float]]]  # approach, x, a row of y for each seed
 
@@ -58,9 +61,9 @@ def _divergence(figure: PaperFigure, evidence: Evidence, published: bool) -> Fig
     axes = canvas.subplots()
     curves: list[Curve] = [
         (approach, range(1, len(evidence.divergence[approach][0]) + 1), evidence.divergence[approach])
-        for approach in figure.approaches
+        for approach in (*figure.approaches, EQUAL_WORK)
     ]
-    top = max(max(max(row) for row in rows) for _, _, rows in curves)
+    top = max(value for _, _, rows in curves for row in rows for value in row if math.isfinite(value))
     _plot(axes, curves, gap=0.055 * top, labels=True)
     if published:
         _published(axes, figure, last=len(curves[0][1]))
@@ -90,7 +93,7 @@ def _plot(axes: Axes, curves: Sequence[Curve], gap: float, labels: bool) -> None
         heights = spread_labels([end[2] for end in ends], gap)
         for (approach, x_end, _), height in zip(ends, heights, strict=True):
             axes.annotate(
-                APPROACHES[approach].label,
+                LABELS[approach],
                 (x_end, height),
                 xytext=(9, 0),
                 textcoords="offset points",

@@ -21,8 +21,9 @@ SHADES = {
     "cb-dsl": ("#8a4f7d", "#e09fd0"),
     "cb-dsl-sc": ("#00805f", "#3fd0a8"),
     "cb-dsl-g": ("#0072b2", "#5bb8f5"),
+    "cb-dsl-equal": ("#5b6770", "#a7b4be"),
 }
-MARKERS = {"fedavg": "s", "fedavg-tr": "D", "cb-dsl": "v", "cb-dsl-sc": "^", "cb-dsl-g": "o"}
+MARKERS = {"fedavg": "s", "fedavg-tr": "D", "cb-dsl": "v", "cb-dsl-sc": "^", "cb-dsl-g": "o", "cb-dsl-equal": "x"}
 
 _THEMED = {INK: "--ink", PALE: "--pale", PAPER: "--page"} | {light: f"--{key}" for key, (light, _) in SHADES.items()}
 
