@@ -10,7 +10,7 @@ run: $(READY)
 	$(BIN)/cbdsl run --preset paper-iid
 
 test: $(READY) lint
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 lint: $(READY)
 	$(BIN)/ruff check .
