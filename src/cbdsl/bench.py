@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import TypeAlias
 
 import numpy as np
+from rich import box
 from rich.table import Table
 
 from cbdsl import bench_torch
@@ -161,8 +162,8 @@ def _rows(task: Task, best: dict[str, float], peak: float) -> list[Row]:
 
 def table(rows: Sequence[Row]) -> Table:
     """The rows as a table for a terminal."""
-    result = Table(title="Engines in one run")
-    for heading in ("model", "task", "workers", "batch", "engine", "time", "x torch loop", "of peak"):
+    result = Table(title="Engines in one run", box=box.SIMPLE_HEAD)
+    for heading in ("model", "task", "workers", "batch", "engine", "time", "x loop", "of peak"):
         words = heading in {"model", "task", "engine"}
         result.add_column(heading, justify="left" if words else "right", no_wrap=True)
     before: tuple[str, str, int] | None = None

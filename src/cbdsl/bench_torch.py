@@ -7,6 +7,7 @@ in proportion to its workers, so beyond LIMIT workers it is measured on LIMIT of
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -198,18 +199,26 @@ class TorchProcesses(_Contender):
                 target=_serve, args=(replace(part, threads=1), Setting(1, onednn), theirs), daemon=True
             )
             process.start()
+            theirs.close()  # so that the end of the process is the end of the pipe
             self.pipes.append(mine)
             self.processes.append(process)
-        for pipe in self.pipes:
-            pipe.recv()  # ready and warm
+        self._wait()  # until all are ready and warm
+
+    def _wait(self) -> None:
+        for pipe, process in zip(self.pipes, self.processes, strict=True):
+            try:
+                pipe.recv()
+            except EOFError:
+                process.join()
+                raise RuntimeError(f"a torch process ended with exit code {process.exitcode}; measure again") from None
 
     def run(self) -> float:
         """Seconds from the word to start until the last process is done."""
         start = time.perf_counter()
         for pipe in self.pipes:
-            pipe.send("run")
-        for pipe in self.pipes:
-            pipe.recv()
+            with contextlib.suppress(BrokenPipeError):  # _wait says why
+                pipe.send("run")
+        self._wait()
         return (time.perf_counter() - start) / self.task.steps * self.scale
 
     def __exit__(

@@ -4,7 +4,6 @@
 // the number of threads nor the company a worker keeps can change a bit of its result. Arguments are
 // checked by the Python layer; here they are taken as they come.
 
-#include <chrono>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -91,7 +90,7 @@ void train_worker(Network &network, Workspace &space, float *weights, const Data
                   size_t room, const Sgd &sgd) {
     const size_t parameters = network.plan.parameters;
     float *velocity = space.gradient;
-    std::fill_n(velocity, parameters, 0.0f);
+    bool cleared = false;
     for (size_t step = 0; step < steps; step++) {
         const int32_t *indices = batches + step * room;
         const int count = real_count(indices, room);
@@ -100,6 +99,7 @@ void train_worker(Network &network, Workspace &space, float *weights, const Data
             batch_gradient(network, space, weights, data, indices, count, Sink{weights, 1.0f, -sgd.rate});
             continue;
         }
+        if (!cleared) std::fill_n(velocity, parameters, 0.0f), cleared = true;
         batch_gradient(network, space, weights, data, indices, count, Sink{velocity, sgd.momentum, 1.0f});
         for (size_t i = 0; i < parameters; i++) {
             velocity[i] += sgd.decay * weights[i];
