@@ -162,7 +162,7 @@ def _rows(task: Task, best: dict[str, float], peak: float) -> list[Row]:
 
 def table(rows: Sequence[Row]) -> Table:
     """The rows as a table for a terminal."""
-    result = Table(title="Engines in one run", box=box.SIMPLE_HEAD)
+    result = Table(title="Engines in one run", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for heading in ("model", "task", "workers", "batch", "engine", "time", "x loop", "of peak"):
         words = heading in {"model", "task", "engine"}
         result.add_column(heading, justify="left" if words else "right", no_wrap=True)
