@@ -22,6 +22,7 @@ from cbdsl.engines.architecture import Architecture, from_module
 from cbdsl.engines.base import Samples, Sgd
 from cbdsl.engines.native_engine import NativeEngine, available, default_threads, peak_multiply_adds, supports
 from cbdsl.models import MODELS
+from cbdsl.simulate import workers_at_once
 
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Called with the turns taken, all turns and what comes next; an exception it raises ends the measurement."""
@@ -105,7 +106,7 @@ def make_task(name: str, kind: str, workers: int, batch: int, threads: int) -> T
         generator.standard_normal((count, *SHAPE), dtype=np.float32),
         generator.integers(0, CLASSES, count).astype(np.int32),
     )
-    steps = max(1, min(10, 1000 // workers)) if kind == "train" else 1
+    steps = 10 if kind == "train" else 1  # the same for every number of workers, so that times per worker compare
     indices = generator.integers(0, count, (workers, steps, batch)).astype(np.int32)
     return Task(name, kind, workers, batch, steps, threads, samples, indices)
 
@@ -129,12 +130,17 @@ def _native(task: Task, architecture: Architecture) -> Callable[[], float]:
     weights = 0.05 * generator.standard_normal((task.workers, engine.size), dtype=np.float32)  # (U, D)
     scored = np.arange(task.batch, dtype=np.int32)
 
+    blocks = [
+        slice(at, at + workers_at_once(engine.size)) for at in range(0, task.workers, workers_at_once(engine.size))
+    ]
+
     def run() -> float:
         start = time.perf_counter()
-        if task.kind == "train":
-            engine.train(weights, task.samples, task.indices, Sgd(0.005))
-        else:
-            engine.losses(weights, task.samples, scored)
+        for block in blocks:  # as the simulator does it
+            if task.kind == "train":
+                engine.train(weights[block], task.samples, task.indices[block], Sgd(0.005))
+            else:
+                engine.losses(weights[block], task.samples, scored)
         return (time.perf_counter() - start) / task.steps
 
     run()
@@ -160,10 +166,17 @@ def _rows(task: Task, best: dict[str, float], peak: float) -> list[Row]:
     ]
 
 
+def _duration(seconds: float) -> str:
+    for unit, name in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= unit:
+            return f"{seconds / unit:,.3g} {name}"
+    return f"{seconds * 1e6:,.3g} us"
+
+
 def table(rows: Sequence[Row]) -> Table:
     """The rows as a table for a terminal."""
     result = Table(title="Engines in one run", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for heading in ("model", "task", "workers", "batch", "engine", "time", "x loop", "of peak"):
+    for heading in ("model", "task", "workers", "batch", "engine", "time", "a worker", "x loop", "of peak"):
         words = heading in {"model", "task", "engine"}
         result.add_column(heading, justify="left" if words else "right", no_wrap=True)
     before: tuple[str, str, int] | None = None
@@ -178,7 +191,8 @@ def table(rows: Sequence[Row]) -> Table:
             f"{row.workers:,}",
             f"{row.batch:,}",
             row.engine,
-            f"{row.seconds * 1e3:,.3g} ms" if row.seconds < 1 else f"{row.seconds:,.3g} s",
+            _duration(row.seconds),
+            _duration(row.seconds / row.workers),
             f"{row.ratio_to_torch_loop:.1f}",
             "-" if row.peak_share is None else f"{row.peak_share:.0%}",
         )

@@ -19,7 +19,7 @@ from cbdsl.server import Order, WorkerId
 from cbdsl.spec import LocalSpec, Spec
 from cbdsl.swarm import Coefficients, Particles, move, remember
 
-_BLOCK_BYTES = 64 * 2**20  # weights moved at once: enough to keep threads busy, little beside the swarm's own memory
+_BLOCK_BYTES = 16 * 2**20  # small enough that the allocator reuses it: fresh memory costs more than it holds
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +35,11 @@ def holdings(split: Split, spec: Spec) -> Holdings:
     extra = split.shared_training if spec.shares_training else split.shared_training[:0]
     training = tuple(np.concatenate([own, extra]) for own in split.workers)
     return Holdings(training, split.shared_scoring if spec.shares_scoring else padded(split.workers))
+
+
+def workers_at_once(size: int) -> int:
+    """How many workers of so many parameters are moved together: time and memory per worker do not grow with U."""
+    return max(1, _BLOCK_BYTES // (4 * size))
 
 
 def padded(rows: Sequence[Indices]) -> Indices:
@@ -74,7 +79,7 @@ class SimulatedSwarm:
         self._gradients = method_of(spec).gradients
         self._round = 0
         self._global_best = initial[0]
-        self._block = max(1, _BLOCK_BYTES // (4 * engine.size))
+        self._block = workers_at_once(engine.size)
         self.particles = Particles(
             positions=np.broadcast_to(initial, (spec.workers, engine.size)).copy(),
             velocities=np.zeros((spec.workers, engine.size), np.float32),
