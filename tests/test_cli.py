@@ -137,3 +137,19 @@ def test_help_version_and_presets_answer(tmp_path: Path) -> None:
     assert "run" in cbdsl("--help", cwd=tmp_path).stdout
     assert cbdsl("--version", cwd=tmp_path).stdout.strip()
     assert "[swarm]" in cbdsl("presets", cwd=tmp_path).stdout
+
+
+def test_doctor_names_engine_threads_data_and_versions(tmp_path: Path) -> None:
+    said = cbdsl("doctor", cwd=tmp_path).stdout
+    for word in ("engine", "threads", "embedded MNIST is whole", "torch", "numpy"):
+        assert word in said
+
+
+def test_bench_prints_rows_that_programs_can_read(tmp_path: Path) -> None:
+    done = cbdsl("bench", "--quick", "--models", "softmax", "--workers", "3", "--scoring", "20", "--json", cwd=tmp_path)
+    rows = json.loads(done.stdout)
+    keys = {"model", "task", "workers", "batch", "engine", "seconds", "ratio_to_torch_loop", "peak_share"}
+    assert all(set(row) == keys for row in rows)
+    assert {row["task"] for row in rows} == {"train", "score"}
+    assert {"torch-loop", "torch-vmap"} <= {row["engine"] for row in rows}
+    assert cbdsl("bench", "--models", "resnet", cwd=tmp_path).returncode == 2

@@ -172,7 +172,7 @@ def sweep(
 @app.command()
 def reproduce(
     quick: Annotated[
-        bool, typer.Option("--quick", help="One seed and fewer rounds: minutes instead of most of an hour.")
+        bool, typer.Option("--quick", help="One seed, one regime, fewer rounds: minutes instead of most of an hour.")
     ] = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another setting for every run.")
