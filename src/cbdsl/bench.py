@@ -13,7 +13,6 @@ from dataclasses import asdict, dataclass
 from typing import TypeAlias
 
 import numpy as np
-from rich import box
 from rich.table import Table
 
 from cbdsl import bench_torch
@@ -175,15 +174,15 @@ def _duration(seconds: float) -> str:
 
 def table(rows: Sequence[Row]) -> Table:
     """The rows as a table for a terminal."""
-    result = Table(title="Engines in one run", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for heading in ("model", "task", "workers", "batch", "engine", "time", "a worker", "x loop", "of peak"):
+    result = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("model", "task", "workers", "batch", "engine", "time", "each", "x loop", "peak"):
         words = heading in {"model", "task", "engine"}
         result.add_column(heading, justify="left" if words else "right", no_wrap=True)
     before: tuple[str, str, int] | None = None
     for row in rows:
         group = (row.model, row.task, row.workers)
         if before not in {None, group}:
-            result.add_section()
+            result.add_row()
         before = group
         result.add_row(
             row.model,
