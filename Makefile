@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: run test lint bench clean
+.PHONY: run test lint bench sanitize clean
 
 run: $(READY)
 	$(BIN)/cbdsl run --preset paper-iid
@@ -27,3 +27,10 @@ $(READY): pyproject.toml constraints.txt
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# The native engine's tests on a build that checks every address and every undefined operation.
+sanitize: $(READY)
+	rm -rf build/sanitized
+	CBDSL_SANITIZE=address,undefined $(BIN)/pip install --quiet --no-deps --target build/sanitized .
+	LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
+	ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitized $(BIN)/pytest tests/engines/test_native_engine.py

@@ -227,6 +227,8 @@ def _rises_then_flattens(evidence: Evidence) -> Judgement:
     holds = all(early > 0 and abs(late) <= FLAT * early for early, late in slopes.values())
     text = "; ".join(
         f"{name}: slope {early:+.3f} a round in the first third, {late:+.3f} in the last"
+        if math.isfinite(late)
+        else f"{name}: the weights of most workers overflow"
         for name, (early, late) in slopes.items()
     )
     return Judgement(holds, text, {"slopes": {name: list(map(finite, pair)) for name, pair in slopes.items()}})
@@ -239,7 +241,9 @@ def _lower_divergence(without: str) -> Callable[[Evidence], Judgement]:
         ours, theirs = ([curve[-1] for curve in evidence.divergence[name]] for name in ("cb-dsl-g", without))
         numbers = {"cb-dsl-g": list(map(finite, ours)), without: list(map(finite, theirs))}
         if not all(map(math.isfinite, theirs)):
-            return Judgement(all(map(math.isfinite, ours)), "without D_G the weights of all workers overflow", numbers)
+            kept = all(map(math.isfinite, ours))
+            with_set = f"{fmean(ours):.2f} with D_G" if kept else "with D_G too"
+            return Judgement(kept, f"{with_set}; without, the weights of most workers overflow", numbers)
         holds, p = paired([a - b for a, b in zip(theirs, ours, strict=True)])
         text = f"{fmean(ours):.2f} with D_G, {fmean(theirs):.2f} without ({_chance(p)})"
         return Judgement(holds, text, {**numbers, "p": p})

@@ -98,10 +98,10 @@ def gather(plan: Plan, regime: Regime, out: Path) -> Evidence:
 
 
 def _curve(task: Task, out: Path) -> list[float]:
-    """Mean divergence by round: measured by itself, or with the theory."""
+    """Median divergence over workers by round, measured alone or with the theory; NaN once most overflowed."""
     alone, whole = task.folder(out) / "divergence.json", task.folder(out) / "theory.json"
     rows: list[dict[str, Any]] = _read_json(alone) if alone.exists() else _read_json(whole)["divergence"]
-    return [math.nan if row["mean"] is None else float(row["mean"]) for row in rows]
+    return [math.nan if 2 * row["lost"] > task.spec.workers else float(row["median"]) for row in rows]
 
 
 def _draw(plan: Plan, evidence: Sequence[Evidence], claims: Sequence[JudgedClaim], out: Path, command: str) -> Path:

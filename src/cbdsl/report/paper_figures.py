@@ -18,6 +18,8 @@ from cbdsl.report.style import INK, MARKERS, SHADES, dress, new_figure, spread_l
 
 LABELS = {key: approach.label for key, approach in APPROACHES.items()} | {EQUAL_WORK: "no D_G, equal steps"}
 
+_TALL = 10.0  # divergence beyond this is drawn on a log scale
+
 Curve = tuple[str, Sequence[float], Sequence[Sequence[float]]]  # approach, x, a row of y for each seed
 
 
@@ -63,14 +65,18 @@ def _divergence(figure: PaperFigure, evidence: Evidence, published: bool) -> Fig
         (approach, range(1, len(evidence.divergence[approach][0]) + 1), evidence.divergence[approach])
         for approach in (*figure.approaches, EQUAL_WORK)
     ]
-    top = max(value for _, _, rows in curves for row in rows for value in row if math.isfinite(value))
-    _plot(axes, curves, gap=0.055 * top, labels=True)
+    finite = [value for _, _, rows in curves for row in rows for value in row if math.isfinite(value) and value > 0]
+    if max(finite) > _TALL:
+        axes.set_yscale("log")
+        _plot(axes, curves, gap=0.055 * math.log10(max(finite) / min(finite)), labels=True)
+    else:
+        _plot(axes, curves, gap=0.055 * max(finite), labels=True)
+        axes.set_ylim(bottom=0)
     if published:
         _published(axes, figure, last=len(curves[0][1]))
-    dress(axes, "mean over workers of ‖wᵢ − w genie‖ / ‖w genie‖")
+    dress(axes, "median over workers of ‖wᵢ − w genie‖ / ‖w genie‖, until most overflow")
     axes.set_xlabel("communication round")
     axes.set_ylabel("weight divergence")
-    axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return canvas
 
@@ -88,13 +94,15 @@ def _plot(axes: Axes, curves: Sequence[Curve], gap: float, labels: bool) -> None
             axes.fill_between(
                 x, list(map(min, columns)), list(map(max, columns)), color=colour, alpha=0.18, linewidth=0
             )
-        ends.append((approach, x[-1], mean[-1]))
+        last = max((i for i, value in enumerate(mean) if math.isfinite(value)), default=0)
+        ends.append((approach, x[last], mean[last]))
     if labels:
-        heights = spread_labels([end[2] for end in ends], gap)
+        logarithmic = axes.get_yscale() == "log"  # labels are moved apart as the eye sees them
+        heights = spread_labels([math.log10(end[2]) if logarithmic else end[2] for end in ends], gap)
         for (approach, x_end, _), height in zip(ends, heights, strict=True):
             axes.annotate(
                 LABELS[approach],
-                (x_end, height),
+                (x_end, 10**height if logarithmic else height),
                 xytext=(9, 0),
                 textcoords="offset points",
                 va="center",

@@ -104,8 +104,8 @@ def verdict(result: TheoryResult) -> list[str]:
     total = sum(vars(last).values())
     shares = ", ".join(f"{name} {value / total:.0%}" for name, value in vars(last).items()) if total else "all 0"
     return [
-        f"Model divergence: {curve[0].mean:.3f} after round 1, {curve[-1].mean:.3f} ± {curve[-1].deviation:.3f} after "
-        f"round {curve[-1].round}; EMD {_mean(second.emd):.3f} on average."
+        f"Model divergence: {number(curve[0].mean)} after round 1, {number(curve[-1].mean)} ± "
+        f"{number(curve[-1].deviation)} after round {curve[-1].round}; EMD {_mean(second.emd):.3f} on average."
         + (f" Left out: {result.lost} workers whose weights did not stay finite." if result.lost else ""),
         f"L is at least {number(result.constants.smoothness)} (secants); the descent lemma needs "
         f"{number(result.constants.curvature)} on the moves made.",
