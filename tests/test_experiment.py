@@ -226,6 +226,13 @@ def test_a_corrupt_checkpoint_is_an_error_and_nothing_is_changed(damage: str, tm
     assert {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir()} == before
 
 
+def test_a_run_does_not_go_on_with_another_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cbdsl.run(small_spec(), model=perceptron, data=blobs(), out=tmp_path / "run")
+    monkeypatch.setattr("cbdsl.experiment.Stage.key", "another-engine")
+    with pytest.raises(UserError, match="belongs to another spec or engine"):
+        cbdsl.resume(tmp_path / "run", model=perceptron, data=blobs())
+
+
 def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     def second(_: cbdsl.RoundRecord) -> None:
         with pytest.raises(UserError, match="Another process is working"):

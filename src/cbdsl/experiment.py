@@ -92,9 +92,9 @@ def resume(
     """Go on with the run in a folder; the numbers are those of a run that was never stopped."""
     folder, spec = RunFolder.open(Path(path))
     try:
-        checkpoint = folder.load_checkpoint(spec.key())
-        records = folder.records(checkpoint.state.round if checkpoint else 0)
         stage = Stage.prepare(spec, model, data, threads)
+        checkpoint = folder.load_checkpoint(stage.key)
+        records = folder.records(checkpoint.state.round if checkpoint else 0)
         folder.rewind(records)
     except BaseException:
         folder.close()
@@ -141,6 +141,11 @@ class Stage:
         if method.verifies and spec.shares_scoring:
             verify = measuring(_scorer(engine, dataset, parts), engine.size, spec.verification.tolerance)
         return Stage(spec, method, dataset, parts, build, engine, initial, swarm, verify, byzantine, choice.note)
+
+    @property
+    def key(self) -> str:
+        """What the numbers of a run depend on: the spec, and the engine that was chosen for it."""
+        return f"{self.spec.key()}-{self.engine.name}"
 
     def first_state(self) -> ServerState:
         """The server before round 1; it scores the initial model itself where it has D_sc."""
@@ -232,7 +237,7 @@ class _Keeper:
         finished = state.round == self._stage.spec.rounds
         if finished or started - self._last >= max(_CHECKPOINT_SECONDS, _CHECKPOINT_SHARE * self._cost):
             particles = self._stage.swarm.particles if self._keeps_swarm and not finished else None
-            self._folder.save_checkpoint(Checkpoint(state, particles), self._stage.spec.key())
+            self._folder.save_checkpoint(Checkpoint(state, particles), self._stage.key)
             self._last = time.monotonic()
             self._cost = self._last - started
 

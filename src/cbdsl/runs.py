@@ -157,7 +157,8 @@ class RunFolder:
             ) from error
         if meta["key"] != key:
             raise UserError(
-                f"{path} belongs to another spec than spec.toml beside it: was one of them edited? Nothing was changed."
+                f"{path} belongs to another spec or engine ({meta['key']}) than this run's ({key}): was spec.toml "
+                "edited, or the package installed again without its native engine? Nothing was changed."
             )
         return Checkpoint(state, particles)
 
