@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from torch import nn
 
 import cbdsl
 from cbdsl.data.sources import Dataset
@@ -231,6 +232,15 @@ def test_a_run_does_not_go_on_with_another_engine(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("cbdsl.experiment.Stage.key", "another-engine")
     with pytest.raises(UserError, match="belongs to another spec or engine"):
         cbdsl.resume(tmp_path / "run", model=perceptron, data=blobs())
+
+
+def test_a_model_that_the_native_engine_cannot_run_is_announced(caplog: pytest.LogCaptureFixture) -> None:
+    def unusual() -> nn.Module:
+        return nn.Sequential(nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 3))
+
+    result = cbdsl.run(small_spec(rounds=1), model=unusual, data=blobs())
+    assert result.summary.engine == "torch"
+    assert [record.message.startswith("torch engine: ") for record in caplog.records] == [True]
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:

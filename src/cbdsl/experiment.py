@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -186,6 +187,8 @@ def _play(
     try:
         if on_start is not None:
             on_start(stage.spec, folder.path if folder else None, stage.note)
+        elif stage.note:
+            logging.getLogger("cbdsl").warning(stage.note)
         first = state = checkpoint.state if checkpoint else stage.first_state()
         if checkpoint and checkpoint.particles:
             stage.swarm.restore(checkpoint.particles, state.round, state.global_best)
