@@ -1,8 +1,8 @@
 """The engine for any `nn.Module`: a loop over workers, spread over threads.
 
-Each worker is computed by itself on one thread, so its numbers do not depend on who else is in the stack. Measured on
-the paper's CNN with 50 workers and two cores, `torch.func.vmap` trains no faster than two threads of a loop and scores
-half as fast, and its grouped kernels would tie a worker's rounding to its neighbours.
+Each worker is computed by itself on one thread, so its numbers do not depend on who else is in the stack;
+`torch.func.vmap`'s grouped kernels would tie a worker's rounding to its neighbours. Measured in one run on the paper's
+CNN, 50 workers, two cores: vmap trains a tenth faster (76 against 85 ms a step) and scores 1.8 times slower.
 """
 
 from __future__ import annotations
