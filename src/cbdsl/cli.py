@@ -14,7 +14,6 @@ from cbdsl import __version__
 from cbdsl import spec as specs
 from cbdsl.errors import UserError
 from cbdsl.presets import PRESETS, preset
-from cbdsl.spec import Spec
 
 if TYPE_CHECKING:
     from cbdsl.experiment import Result
@@ -252,6 +251,3 @@ def main() -> None:
     except KeyboardInterrupt:
         print("\ncbdsl: interrupted. A run with a folder goes on with: cbdsl resume DIR", file=sys.stderr)
         sys.exit(130)
-
-
-__all__ = ["Spec", "app", "main"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from cbdsl.data import Dataset, Split, load, split
 from cbdsl.data.sources import CUSTOM
 from cbdsl.engines.base import Engine, Floats
 from cbdsl.engines.choose import choose_engine
+from cbdsl.engines.native import default_threads
 from cbdsl.errors import UserError, unknown
 from cbdsl.methods import Method, method_of, resolve
 from cbdsl.models import MODELS, initial_weights, load_flat
@@ -129,7 +129,7 @@ class Stage:
         dataset = data or load(spec.data.source)
         build = model or _builder(spec.model, dataset)
         parts = split(dataset.train.labels, spec.data, spec.workers, spec.seed)
-        choice = choose_engine(spec.engine, build(), dataset.shape, threads or os.cpu_count() or 1)
+        choice = choose_engine(spec.engine, build(), dataset.shape, threads or default_threads())
         engine = choice.engine
         starts = spec.workers if spec.swarm.start == "apart" else 1
         initial = np.stack(

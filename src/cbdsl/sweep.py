@@ -7,6 +7,7 @@ Finished runs are recognised by that hash and never played twice; stopped ones g
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import json
 import multiprocessing
@@ -18,6 +19,7 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
+from cbdsl.engines.native import default_threads
 from cbdsl.errors import UserError
 from cbdsl.methods import resolve
 from cbdsl.records import RoundRecord, Summary, finite
@@ -103,7 +105,7 @@ def perform(tasks: Sequence[Task], out: Path, jobs: int | None = None, on_progre
         on_progress(played, total)
     if not missing:
         return
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = default_threads()
     count = min(jobs or cores, len(missing))
     context = multiprocessing.get_context("spawn")  # a fork would inherit threads that are not there
     news: multiprocessing.queues.Queue[int] = context.Queue()
@@ -129,12 +131,11 @@ def write_table(results: Sequence[Finished], axes: Sequence[str], out: Path) -> 
     """One row a run: the swept settings, then the summary. As CSV and as JSONL."""
     rows = [{**setting_values(result.spec, axes), **asdict(result.summary)} for result in results]
     write_atomically(out / "results.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
-    partial = out / ".results.csv.partial"
-    with partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
-        writer.writeheader()
-        writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
-    partial.replace(out / "results.csv")
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+    write_atomically(out / "results.csv", text.getvalue().encode())
 
 
 _news: Any = None
