@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from cbdsl.engines.base import Floats
 from cbdsl.ledger import Traffic
-from cbdsl.server import Order, RoundLog, ServerState, fresh_state, next_order, play_round
-from cbdsl.verification import Verifier, measuring, trusting
+from cbdsl.selection import Policy
+from cbdsl.server import PAPER, WORSENS, Claim, Order, RoundLog, ServerState, fresh_state, next_order, play_round
+from cbdsl.verification import Verifier, commitment_of, measuring, trusting
 
 SIZE = 2
 
@@ -25,12 +26,12 @@ def model(score: float) -> Floats:
 class ScriptedSwarm:
     """Workers that claim and upload what a test tells them to; one without a model stays silent."""
 
-    def __init__(self, claims: Mapping[int, float], models: Mapping[int, Floats]) -> None:
-        self.claims, self.models = claims, models
+    def __init__(self, scores: Mapping[int, float], models: Mapping[int, Floats]) -> None:
+        self.scores, self.models = scores, models
         self.invited: list[int] = []
 
-    def report(self, order: Order) -> Mapping[int, float]:  # noqa: ARG002 - the script is fixed
-        return self.claims
+    def report(self, order: Order) -> Mapping[int, Claim]:  # noqa: ARG002 - the script is fixed
+        return {worker: Claim(score) for worker, score in self.scores.items()}
 
     def upload(self, workers: Sequence[int]) -> Mapping[int, Floats]:
         self.invited += workers
@@ -45,10 +46,14 @@ VERIFY = measuring(lambda weights: float(weights[0]), SIZE, 1e-4)
 
 
 def play(
-    state: ServerState, swarm: ScriptedSwarm, workers: int = 4, verify: Verifier = VERIFY
+    state: ServerState,
+    swarm: ScriptedSwarm,
+    workers: int = 4,
+    verify: Verifier = VERIFY,
+    policy: Policy = PAPER,
 ) -> tuple[ServerState, RoundLog]:
     order = next_order(state, "swarm", range(workers), 0.5, 0.01)
-    return play_round(state, order, swarm, verify)
+    return play_round(state, order, swarm, verify, policy)
 
 
 START = fresh_state(model(1.0), 1.0)
@@ -65,7 +70,7 @@ def test_only_the_best_claimant_is_invited_and_becomes_the_global_best() -> None
 
 def test_a_liar_is_banned_and_the_next_best_is_invited() -> None:
     swarm = honest({0: 0.75, 1: 0.25, 2: 0.5})
-    swarm = ScriptedSwarm({**swarm.claims, 3: 1e-6}, {**swarm.models, 3: model(7.0)})
+    swarm = ScriptedSwarm({**swarm.scores, 3: 1e-6}, {**swarm.models, 3: model(7.0)})
     after, log = play(START, swarm)
     assert swarm.invited == [3, 1]
     assert log.outcome("refuted") == [3]
@@ -197,3 +202,93 @@ def test_whatever_is_claimed_the_global_best_is_true_and_honest_workers_stay(
     assert abs(float(after.global_best[0]) - after.global_score) <= 1e-4 * max(1, after.global_score)
     assert all(workers[i][1] for i in after.banned)
     assert len(log.outcome("accepted")) <= 1
+
+
+def test_a_round_ends_at_its_cap_of_invitations() -> None:
+    swarm = ScriptedSwarm(dict.fromkeys(range(8), 1e-6), {worker: model(7.0) for worker in range(8)})
+    after, log = play(START, swarm, workers=8, policy=Policy(invitations=3))
+    assert swarm.invited == [0, 1, 2]
+    assert after.banned == {0, 1, 2}
+    assert traffic(log.traffic)["upload"] == (3, 3 * SIZE * 4)
+
+
+def test_a_silent_worker_waits_longer_and_longer_and_comes_after_the_reliable() -> None:
+    state = START
+    swarm = ScriptedSwarm({0: 1e-6, 1: 0.9}, {})
+    rounds = []
+    for number in range(1, 32):
+        swarm.invited.clear()
+        state, _ = play(state, swarm, workers=1)
+        rounds += [number] * (0 in swarm.invited)
+    assert rounds == [1, 4, 9, 18]  # passed over for 2, 4, 8 rounds
+    assert state.banned == frozenset()
+    state = replace(state, round=99)
+    swarm = honest({0: 0.5, 1: 0.75})
+    after, _ = play(state, swarm)
+    assert swarm.invited == [1]  # worker 0 claims more, but was silent before
+    swarm = honest({0: 0.5})
+    after, _ = play(after, swarm)
+    assert after.global_score == 0.5
+    assert 0 not in after.silences  # it delivered: forgiven
+
+
+def test_an_upload_must_be_what_was_promised() -> None:
+    class Committed(ScriptedSwarm):
+        def report(self, order: Order) -> Mapping[int, Claim]:
+            claims = super().report(order)
+            promised = {0: model(0.25), 1: model(0.5)}
+            return {
+                worker: Claim(claim.score, commitment_of(promised[worker]) if worker in promised else b"")
+                for worker, claim in claims.items()
+            }
+
+    swapped = np.array([0.25, 2.0], dtype=np.float32)  # as good a score, another model
+    swarm = Committed({0: 0.25, 1: 0.5, 2: 0.125}, {0: swapped, 1: model(0.5), 2: model(0.125)})
+    after, log = play(START, swarm, policy=Policy(commitment=True))
+    assert log.set_aside == {2: "no commitment"}
+    assert log.outcome("refuted") == [0]
+    assert log.verdicts[0].reason == "not the model that was promised"
+    assert log.outcome("accepted") == [1]
+    assert after.global_score == 0.5
+    assert traffic(log.traffic)["score"] == (3, 3 * 4 + 2 * 16)
+
+
+def pair(first: float, second: float) -> Floats:
+    return np.array([first, second], dtype=np.float32)
+
+
+def around(goal: Floats) -> Verifier:
+    """A score that is the distance from a goal, so that an average can beat its parts."""
+    return measuring(lambda weights: float(np.linalg.norm(weights - goal)), SIZE, 1e-4)
+
+
+SOUP = {0: pair(1, 0), 1: pair(0, 1.25), 2: pair(3, 3)}
+CENTRED = {worker: float(np.linalg.norm(weights - pair(0.5, 0.5))) for worker, weights in SOUP.items()}
+
+
+def test_a_soup_averages_what_helps_and_declines_the_rest() -> None:
+    state = fresh_state(pair(9, 9), 5.0)
+    after, log = play(state, ScriptedSwarm(CENTRED, SOUP), 3, around(pair(0.5, 0.5)), Policy(soup=3))
+    np.testing.assert_allclose(after.global_best, pair(0.5, 0.625))
+    assert after.global_score == pytest.approx(0.125)
+    assert (log.outcome("accepted"), log.outcome("declined"), after.banned) == ([0, 1], [2], frozenset())
+
+
+def test_a_soup_that_does_not_beat_the_global_best_is_declined_and_not_uploaded_again() -> None:
+    state, swarm = fresh_state(pair(0.5, 0.6), 0.1), ScriptedSwarm(CENTRED, SOUP)
+    after, log = play(state, swarm, 3, around(pair(0.5, 0.5)), Policy(soup=2))
+    assert (after.global_score, after.changed, log.outcome("declined")) == (0.1, False, [0, 1])
+    swarm.invited.clear()
+    play(after, swarm, 3, around(pair(0.5, 0.5)), Policy(soup=2))
+    assert swarm.invited == [2]  # the other two have nothing new
+
+
+def test_a_model_that_worsens_the_private_loss_is_declined_and_the_next_is_asked() -> None:
+    verify = replace(VERIFY, worsens=lambda _, proposed, number: float(proposed[0]) < 0.4 and number == 1)
+    after, log = play(START, honest({0: 0.25, 1: 0.5}), verify=verify)
+    assert (log.outcome("declined"), log.outcome("accepted")) == ([0], [1])
+    assert log.verdicts[0].reason == WORSENS
+    assert after.banned == frozenset()
+    always = replace(around(pair(0.5, 0.5)), worsens=lambda *_: True)
+    after, log = play(fresh_state(pair(9, 9), 5.0), ScriptedSwarm(CENTRED, SOUP), 3, always, Policy(soup=3))
+    assert (log.outcome("declined"), after.changed) == ([0, 1, 2], False)

@@ -5,12 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cbdsl.attacks import ATTACKS
+from cbdsl.batches import batches_of, padded
 from cbdsl.engines.base import PADDING, Indices
 from cbdsl.experiment import Stage
 from cbdsl.methods import METHODS, resolve
 from cbdsl.server import next_order
-from cbdsl.simulate import batches_of, padded
 from cbdsl.spec import LocalSpec, Spec
+from cbdsl.verification import commitment_of
 from helpers import blobs, perceptron, small_spec
 
 
@@ -79,7 +81,8 @@ def test_a_claim_is_one_float32_of_the_best_score_so_far() -> None:
     stage = stage_of(small_spec())
     claims = stage.swarm.report(next_order(stage.first_state(), "swarm", range(6), 1.0, 0.05))
     for worker, claim in claims.items():
-        assert claim == float(np.float32(stage.swarm.particles.personal_score[worker]))
+        assert claim.score == float(np.float32(stage.swarm.particles.personal_score[worker]))
+        assert claim.commitment == b""
 
 
 def test_pso_moves_without_gradients_because_its_particles_start_apart() -> None:
@@ -100,3 +103,40 @@ def test_attackers_lie_and_honest_workers_do_not_pass_through_the_attack() -> No
         honest = clean.swarm.upload([worker])[worker]
         assert (claims[worker] == truth[worker]) is (worker not in attacked.byzantine)
         assert np.array_equal(uploads[worker], honest) is (worker not in attacked.byzantine)
+
+
+def test_a_commitment_is_the_digest_of_what_is_uploaded() -> None:
+    stage = stage_of(small_spec(defence__commitment=True, attack__byzantine=2, attack__name="gaussian"))
+    claims = stage.swarm.report(next_order(stage.first_state(), "swarm", range(6), 1.0, 0.05))
+    for worker, model in stage.swarm.upload(range(6)).items():
+        assert claims[worker].commitment == commitment_of(model)
+
+
+@pytest.mark.parametrize("method", ["cb-dsl", "fedavg"])
+@pytest.mark.parametrize("name", ATTACKS)
+def test_every_attack_plays_and_leaves_the_honest_alone(name: str, method: str) -> None:
+    settings = {"method": method, "attack__name": name, "rounds": 2}
+    clean, attacked = stage_of(small_spec(**settings)), stage_of(small_spec(attack__byzantine=2, **settings))
+    order = next_order(clean.first_state(), clean.method.task, range(6), 1.0, 0.05)
+    truth, claims = clean.swarm.report(order), attacked.swarm.report(order)
+    uploads, honest = attacked.swarm.upload(range(6)), clean.swarm.upload(range(6))
+    for worker in set(range(6)) - set(attacked.byzantine):
+        assert claims.get(worker) == truth.get(worker)
+        np.testing.assert_array_equal(uploads[worker], honest[worker])
+    changed = [
+        worker
+        for worker in attacked.byzantine
+        if claims.get(worker) != truth.get(worker)
+        or worker not in uploads
+        or not np.array_equal(uploads[worker], honest[worker])
+    ]
+    assert changed == list(attacked.byzantine) or name == "mimic"  # whoever is mimicked may be first of all
+
+
+def test_an_attack_is_the_same_however_workers_are_grouped() -> None:
+    spec = small_spec(attack__byzantine=3, attack__name="label-flip")
+    plain, grouped = stage_of(spec), stage_of(spec, threads=2)
+    grouped.swarm._block = 2
+    for stage in (plain, grouped):
+        stage.play(stage.first_state())
+    np.testing.assert_array_equal(plain.swarm.particles.positions, grouped.swarm.particles.positions)

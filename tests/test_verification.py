@@ -2,8 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cbdsl.verification import measuring, trusting
+from cbdsl.engines.base import Doubles, Floats
+from cbdsl.verification import HoldOut, Verifier, commitment_of, guarded, measuring, memorised, trusting
 
 WEIGHTS = np.array([1.0, 2.0], dtype=np.float32)
 
@@ -22,17 +25,77 @@ WEIGHTS = np.array([1.0, 2.0], dtype=np.float32)
     ],
 )
 def test_a_claim_is_believed_within_the_tolerance(claimed: float, measured: float, believed: bool) -> None:
-    finding = measuring(lambda _: measured, 2, 1e-4)(claimed, WEIGHTS)
+    finding = measuring(lambda _: measured, 2, 1e-4).check(claimed, WEIGHTS, 1)
     assert finding.believed is believed
     assert bool(finding.reason) is not believed
 
 
 def test_the_literal_comparison_of_the_paper_bans_for_rounding() -> None:
-    assert not measuring(lambda _: 0.5 + 4e-8, 2, 0.0)(0.5, WEIGHTS).believed
-    assert measuring(lambda _: 0.5 + 4e-8, 2, 1e-4)(0.5, WEIGHTS).believed
+    assert not measuring(lambda _: 0.5 + 4e-8, 2, 0.0).check(0.5, WEIGHTS, 1).believed
+    assert measuring(lambda _: 0.5 + 4e-8, 2, 1e-4).check(0.5, WEIGHTS, 1).believed
 
 
 def test_trust_measures_nothing() -> None:
-    finding = trusting(2)(0.0, WEIGHTS)
+    finding = trusting(2).check(0.0, WEIGHTS, 1)
     assert finding.believed
     assert finding.measured is None
+
+
+def guard(public: Doubles, private: dict[int, Doubles] | Doubles, false_alarm: float = 1e-4) -> Verifier:
+    """A guard over a verifier that believes a claim of 0.5; the hold-out's losses depend on the round, if at all."""
+
+    def losses(weights: Floats, round_number: int) -> Doubles:
+        found = private[round_number] if isinstance(private, dict) else private
+        return found * float(weights[0])
+
+    return guarded(measuring(lambda _: 0.5, 2, 1e-4), HoldOut(lambda _: public, losses), false_alarm)
+
+
+EVEN = np.array([0.4, 0.5, 0.6, 0.5] * 10)
+
+
+def test_the_guard_believes_what_generalises_and_refutes_what_was_learned_by_heart() -> None:
+    assert guard(EVEN, EVEN + 0.02).check(0.5, WEIGHTS, 1).believed  # standard error of the gap: 0.016
+    finding = guard(EVEN, EVEN + 0.2).check(0.5, WEIGHTS, 1)
+    assert not finding.believed
+    assert "by heart" in finding.reason
+
+
+def test_a_better_private_loss_is_no_offence() -> None:
+    assert guard(EVEN, EVEN - 0.3).check(0.5, WEIGHTS, 1).believed
+
+
+def test_the_guard_refutes_a_private_loss_that_is_not_a_number() -> None:
+    assert not guard(EVEN, np.full(40, np.nan)).check(0.5, WEIGHTS, 1).believed
+
+
+def test_the_guard_does_not_save_a_lie() -> None:
+    assert guard(EVEN, EVEN).check(0.1, WEIGHTS, 1).reason == "the claim is not what the server measures"
+
+
+def test_a_model_that_does_worse_than_the_global_one_on_the_rounds_part_worsens() -> None:
+    verifier = guard(EVEN, {1: EVEN, 2: -EVEN})
+    assert verifier.worsens is not None
+    better, worse = np.array([1, 0], np.float32), np.array([2, 0], np.float32)
+    assert verifier.worsens(better, worse, 1)
+    assert not verifier.worsens(better, better, 1)
+    assert not verifier.worsens(better, worse, 2)
+    assert verifier.worsens(better, np.array([np.nan, 0], np.float32), 1)
+
+
+def test_the_guards_false_alarms_are_as_rare_as_stated() -> None:
+    # Two samples of one population: at 1 in 100 some 20 of 2,000 tests must alarm, and 45 would be a miracle.
+    rng = np.random.default_rng(0)
+    drawn = rng.exponential(size=(2000, 2, 100, 20)).mean(-1)  # means of batches, as the guard sees them
+    alarms = sum(memorised(public, private, 2.3263) for public, private in drawn)
+    assert 5 <= alarms <= 45
+
+
+@given(st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=8), st.integers(0, 7))
+def test_a_commitment_fits_one_model_alone(values: list[float], at: int) -> None:
+    model = np.array(values, dtype=np.float32)
+    other = model.copy()
+    other[at % len(other)] += 1
+    assert commitment_of(model) == commitment_of(model.copy())
+    assert commitment_of(model) != commitment_of(other)
+    assert len(commitment_of(model)) == 16

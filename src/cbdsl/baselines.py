@@ -6,7 +6,7 @@ FedPSO and plain PSO need no round of their own: they play the server's with ano
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -24,13 +24,25 @@ def weighted_mean(models: Floats, shares: Doubles) -> Floats:
     return total.astype(np.float32)
 
 
-def play_average_round(
-    state: ServerState, order: Order, swarm: Swarm, sizes: Mapping[WorkerId, int]
-) -> tuple[ServerState, RoundLog]:
-    """One round of FedAvg (McMahan et al. 2017): everybody trains from w_t, everybody uploads, the server averages.
+Combination = Callable[[ServerState, Sequence[WorkerId], Sequence[Floats]], Floats]
+"""Takes the state, who sent a model, and the models; gives the new global model."""
 
-    Models are weighted by the number of samples behind them; with equal numbers that is Eq. (2). Nothing is verified: a
-    model of another shape cannot be averaged and is left out, anything else is believed.
+
+def averaging(sizes: Mapping[WorkerId, int]) -> Combination:
+    """FedAvg's own: models weighted by the number of samples behind them; with equal numbers that is Eq. (2)."""
+
+    def combine(state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats]) -> Floats:  # noqa: ARG001
+        return weighted_mean(np.stack(models), np.array([sizes[worker] for worker in workers], dtype=np.float64))
+
+    return combine
+
+
+def play_average_round(
+    state: ServerState, order: Order, swarm: Swarm, combine: Combination
+) -> tuple[ServerState, RoundLog]:
+    """One round of FedAvg (McMahan et al. 2017): everybody trains from w_t, everybody uploads, the server combines.
+
+    Nothing is verified: a model of another shape cannot be averaged and is left out, anything else is believed.
     """
     swarm.report(order)
     received = swarm.upload(order.participants)
@@ -39,8 +51,7 @@ def play_average_round(
     used = [verdict.worker for verdict in verdicts if verdict.outcome == "accepted"]
     after = replace(state, round=order.round, changed=True)
     if used:
-        shares = np.array([sizes[worker] for worker in used], dtype=np.float64)
-        after = replace(after, global_best=weighted_mean(np.stack([received[worker] for worker in used]), shares))
+        after = replace(after, global_best=combine(state, used, [received[worker] for worker in used]))
     traffic = (*start_traffic(order, size), ledger.uploads(len(received), size))
     return after, RoundLog(order.round, {}, {}, verdicts, traffic)
 

@@ -60,7 +60,16 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
     rounds: Annotated[int | None, typer.Option(help="Communication rounds.")] = None,
     workers: Annotated[int | None, typer.Option(help="Number of workers, U.")] = None,
     byzantine: Annotated[int | None, typer.Option(help="How many workers are attackers.")] = None,
-    attack: Annotated[str | None, typer.Option(help="What the attackers do: liar.")] = None,
+    attack: Annotated[
+        str | None, typer.Option(help="What the attackers do: liar, memoriser, alie, ...; `cbdsl attacks` lists them.")
+    ] = None,
+    aggregator: Annotated[
+        str | None, typer.Option(help="How FedAvg combines models: mean, median, krum, nnm+median, ...")
+    ] = None,
+    guard: Annotated[
+        bool, typer.Option("--guard", help="Check uploads on a private hold-out, too; claims come with commitments.")
+    ] = False,
+    soup: Annotated[int | None, typer.Option(help="Average up to K verified models instead of taking one.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     model: Annotated[str | None, typer.Option(help="cnn, mlp or softmax.")] = None,
     data: Annotated[str | None, typer.Option(help="A folder of IDX files instead of the embedded MNIST.")] = None,
@@ -83,6 +92,10 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
         "workers": workers,
         "attack.byzantine": byzantine,
         "attack.name": attack,
+        "defence.aggregator": aggregator,
+        "defence.soup": soup,
+        "defence.guard": guard or None,
+        "defence.commitment": guard or None,
         "seed": seed,
         "model": model,
         "data.source": data,

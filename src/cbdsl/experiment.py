@@ -11,11 +11,13 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from cbdsl.attacks import Attack, make_attack
-from cbdsl.baselines import play_average_round
+from cbdsl.adversary import Adversary
+from cbdsl.attacks import Attack, make_attack, stamped
+from cbdsl.baselines import Combination, play_average_round
 from cbdsl.data import Dataset, Split, load, split
 from cbdsl.data.sources import CUSTOM
-from cbdsl.engines.base import Engine, Floats
+from cbdsl.defence import combination_of, policy_of, rate_at, verifier_of
+from cbdsl.engines.base import Engine, Floats, Samples
 from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.native import default_threads
 from cbdsl.errors import UserError, unknown
@@ -29,7 +31,7 @@ from cbdsl.server import Order, RoundLog, ServerState, WorkerId, fresh_state, ne
 from cbdsl.simulate import SimulatedSwarm, holdings
 from cbdsl.spec import Spec
 from cbdsl.swarm import inertia_at
-from cbdsl.verification import Verifier, measuring, trusting
+from cbdsl.verification import Verifier
 
 ModelBuilder = Callable[[], nn.Module]
 OnStart = Callable[[Spec, Path | None, str], None]
@@ -115,7 +117,9 @@ class Stage:
     engine: Engine
     initial: Floats  # (1, D), or (U, D) if workers start apart
     swarm: SimulatedSwarm
-    verify: Verifier
+    verifier: Verifier
+    combine: Combination
+    attack: Attack
     byzantine: tuple[WorkerId, ...]
     note: str  # why the fastest engine is not used; empty if it is
 
@@ -136,12 +140,13 @@ class Stage:
             [initial_weights(build, seed_of(spec.seed, "initial-weights", worker=number)) for number in range(starts)]
         )
         byzantine = _byzantine(spec)
-        attackers: dict[WorkerId, Attack] = dict.fromkeys(byzantine, attack)
-        swarm = SimulatedSwarm(spec, engine, dataset.train, holdings(parts, spec), initial, attackers)
-        verify = trusting(engine.size)
-        if method.verifies and spec.shares_scoring:
-            verify = measuring(_scorer(engine, dataset, parts), engine.size, spec.verification.tolerance)
-        return Stage(spec, method, dataset, parts, build, engine, initial, swarm, verify, byzantine, choice.note)
+        adversary = Adversary(spec, attack, byzantine, engine, dataset, parts, initial[0])
+        swarm = SimulatedSwarm(spec, engine, dataset.train, holdings(parts, spec), initial, adversary)
+        return Stage(
+            spec, method, dataset, parts, build, engine, initial, swarm,
+            verifier_of(spec, engine, dataset.train, parts), combination_of(spec, engine, dataset.train, parts),
+            attack, byzantine, choice.note,
+        )  # fmt: skip
 
     @property
     def key(self) -> str:
@@ -151,28 +156,35 @@ class Stage:
     def first_state(self) -> ServerState:
         """The server before round 1; it scores the initial model itself where it has D_sc."""
         can_score = self.method.task == "swarm" and self.method.verifies and self.spec.shares_scoring
-        score = _scorer(self.engine, self.dataset, self.split)(self.initial[0]) if can_score else np.inf
+        score = self.verifier.score(self.initial[0]) if can_score and self.verifier.score else np.inf
         return fresh_state(self.initial[0], float(np.float32(score)))
 
     def order(self, state: ServerState) -> Order:
         """The order that starts the next round."""
         number, spec = state.round + 1, self.spec
-        rate = spec.local.learning_rate * spec.local.decay ** (number - 1)
         inertia = inertia_at(number, spec.rounds, spec.swarm.inertia)
-        return next_order(state, self.method.task, range(spec.workers), inertia, rate)
+        return next_order(state, self.method.task, range(spec.workers), inertia, rate_at(spec, number))
 
     def play(self, state: ServerState) -> tuple[ServerState, RoundLog]:
         """The next round."""
         order = self.order(state)
         if self.method.task == "average":
-            sizes = {worker: len(own) for worker, own in enumerate(self.split.workers)}
-            return play_average_round(state, order, self.swarm, sizes)
-        return play_round(state, order, self.swarm, self.verify)
+            return play_average_round(state, order, self.swarm, self.combine)
+        return play_round(state, order, self.swarm, self.verifier, policy_of(self.spec))
 
     def test_accuracy(self, state: ServerState) -> float:
         """Share of the test set that w^g classifies correctly."""
         everything = np.arange(len(self.dataset.test), dtype=np.int32)
         return float(self.engine.accuracies(state.global_best[None], self.dataset.test, everything)[0])
+
+    def attack_success(self, state: ServerState) -> float | None:
+        """Share of test samples of other classes that a trigger turns into the attack's target, if it has one."""
+        target, test = self.attack.target, self.dataset.test
+        if target is None or not self.byzantine:
+            return None
+        others = np.flatnonzero(test.labels != target).astype(np.int32)
+        marked = Samples(stamped(test.features[others]), np.full(len(others), target, np.int32))
+        return float(self.engine.accuracies(state.global_best[None], marked, np.arange(len(others), dtype=np.int32))[0])
 
 
 def _play(
@@ -200,7 +212,9 @@ def _play(
             keeper.consider(state)
             if on_round is not None:
                 on_round(line)
-        summary = summarise(stage.spec, records, stage.engine.name, stage.engine.size, stage.byzantine)
+        summary = summarise(
+            stage.spec, records, stage.engine.name, stage.engine.size, stage.byzantine, stage.attack_success(state)
+        )
         module = stage.build_model()
         load_flat(module, state.global_best)
         if folder is not None:
@@ -257,8 +271,3 @@ def _byzantine(spec: Spec) -> tuple[WorkerId, ...]:
     """Who the attackers are, drawn at random."""
     drawn = stream(spec.seed, "byzantine").permutation(spec.workers)[: spec.attack.byzantine]
     return tuple(sorted(int(worker) for worker in drawn))
-
-
-def _scorer(engine: Engine, dataset: Dataset, parts: Split) -> Callable[[Floats], float]:
-    """The server's own measurement: a model's loss on D_sc, always in full."""
-    return lambda weights: float(engine.losses(weights[None], dataset.train, parts.shared_scoring)[0])

@@ -43,9 +43,9 @@ def orders(workers: int) -> Traffic:
     return Traffic("order", workers, workers * 2 * NUMBER_BYTES)
 
 
-def scores(workers: int) -> Traffic:
-    """One number from each worker."""
-    return Traffic("score", workers, workers * NUMBER_BYTES)
+def scores(workers: int, commitments: int = 0) -> Traffic:
+    """One number from each worker, and so many bytes of commitments in all."""
+    return Traffic("score", workers, workers * NUMBER_BYTES + commitments)
 
 
 def invitations(workers: int) -> Traffic:

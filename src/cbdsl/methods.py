@@ -45,4 +45,6 @@ def resolve(spec: Spec) -> Spec:
     """Write out what the method decides, so that the spec says all there is to say about a run."""
     method = method_of(spec)
     shared = method.shared if spec.shared == "default" else spec.shared
-    return replace(spec, shared=shared, swarm=replace(spec.swarm, **method.swarm))
+    declared = spec.attack.byzantine if spec.defence.declared < 0 else spec.defence.declared
+    defence = replace(spec.defence, declared=declared)
+    return replace(spec, shared=shared, swarm=replace(spec.swarm, **method.swarm), defence=defence)

@@ -22,6 +22,7 @@ class RoundRecord:
     global_score: float | None  # F^g; none for FedAvg, and while nothing was believed
     accepted: list[int]
     refuted: list[int]
+    declined: list[int]  # believed, but not used
     silent: list[int]
     banned: list[int]  # all workers banned so far
     set_aside: dict[str, str]  # claims that could not be true, and why
@@ -62,9 +63,13 @@ class Summary:
     uplink_bytes: int
     downlink_bytes: int
     model_uplink_bytes: int  # uploads alone, without scores
+    wasted_uplink_bytes: int  # uploads that were not used
     fedavg_model_uplink_bytes: int  # what FedAvg would have uploaded in as many rounds
     banned: list[int]
     byzantine: list[int]  # who the attackers were; a server does not know
+    attack: str
+    defence: str  # the aggregator, or what the server does beyond the paper; empty: nothing
+    attack_success: float | None  # share of triggered test samples that are taken for the attack's target
     traffic: dict[str, list[int]]
     seconds: float
     spec_key: str
@@ -80,6 +85,7 @@ def record(log: RoundLog, state: ServerState, accuracy: float, seconds: float) -
         global_score=finite(state.global_score),
         accepted=log.outcome("accepted"),
         refuted=log.outcome("refuted"),
+        declined=log.outcome("declined"),
         silent=log.outcome("silent"),
         banned=sorted(state.banned),
         set_aside={str(worker): reason for worker, reason in log.set_aside.items()},
@@ -93,7 +99,12 @@ def record(log: RoundLog, state: ServerState, accuracy: float, seconds: float) -
 
 
 def summarise(
-    spec: Spec, records: Sequence[RoundRecord], engine: str, parameters: int, byzantine: Sequence[int]
+    spec: Spec,
+    records: Sequence[RoundRecord],
+    engine: str,
+    parameters: int,
+    byzantine: Sequence[int],
+    attack_success: float | None = None,
 ) -> Summary:
     """The summary of a run, from its records alone."""
     last = records[-1]
@@ -115,14 +126,26 @@ def summarise(
         uplink_bytes=sum(line.uplink_bytes for line in records),
         downlink_bytes=sum(line.downlink_bytes for line in records),
         model_uplink_bytes=traffic["upload"].payload,
+        wasted_uplink_bytes=sum(len(line.refuted) + len(line.declined) for line in records) * parameters * NUMBER_BYTES,
         fedavg_model_uplink_bytes=len(records) * spec.workers * parameters * NUMBER_BYTES,
         banned=last.banned,
         byzantine=sorted(byzantine),
+        attack=spec.attack.name if byzantine else "",
+        defence=describe(spec),
+        attack_success=attack_success,
         traffic={kind: [total.messages, total.payload] for kind, total in traffic.items()},
         seconds=round(sum(line.seconds for line in records), 3),
         spec_key=spec.key(),
         version=__version__,
     )
+
+
+def describe(spec: Spec) -> str:
+    """A server's defences beyond the paper in a few words."""
+    if spec.method == "fedavg":
+        return "" if spec.defence.aggregator == "mean" else spec.defence.aggregator
+    words = ["guard"] * spec.defence.guard + [f"soup {spec.defence.soup}"] * (spec.defence.soup > 1)
+    return ", ".join(words)
 
 
 def finite(value: float | None) -> float | None:

@@ -20,6 +20,8 @@ Purpose = Literal[
     "layers",  # layers that draw while they train, such as dropout
     "byzantine",  # which workers are attackers
     "attack",  # what an attacker sends
+    "hold-out",  # which half of the private hold-out the guard uses in a round
+    "root",  # the batches of a server that trains on D_tr itself
     "genie",  # the batches of the genie worker, see theory/genie.py
 ]
 

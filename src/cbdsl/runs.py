@@ -21,6 +21,7 @@ from cbdsl import spec as specs
 from cbdsl.engines.base import Floats
 from cbdsl.errors import UserError
 from cbdsl.records import RoundRecord, Summary
+from cbdsl.selection import Silence
 from cbdsl.server import ServerState
 from cbdsl.spec import Spec
 from cbdsl.swarm import Particles
@@ -127,6 +128,8 @@ class RunFolder:
             "global_score": state.global_score.hex(),
             "changed": state.changed,
             "banned": sorted(state.banned),
+            "silences": [[worker, one.times, one.until] for worker, one in sorted(state.silences.items())],
+            "heard": [[worker, claim.hex()] for worker, claim in sorted(state.heard.items())],
         }
         arrays: dict[str, Any] = {"global_best": state.global_best, "meta": np.array(json.dumps(meta))}
         if checkpoint.particles is not None:
@@ -148,6 +151,8 @@ class RunFolder:
                 global_score=float.fromhex(meta["global_score"]),
                 changed=bool(meta["changed"]),
                 banned=frozenset(int(worker) for worker in meta["banned"]),
+                silences={int(worker): Silence(int(times), int(until)) for worker, times, until in meta["silences"]},
+                heard={int(worker): float.fromhex(claim) for worker, claim in meta["heard"]},
             )
             particles = Particles(**arrays) if arrays else None
         except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from cbdsl import ledger
 from cbdsl.engines.base import Floats
 from cbdsl.ledger import Traffic
-from cbdsl.verification import Verifier, objection
+from cbdsl.selection import NEVER_SILENT, Policy, Silence, queue, soup
+from cbdsl.verification import COMMITMENT_BYTES, Verifier, commitment_of, objection
+
+PAPER = Policy()
+WORSENS = "the global model would get worse on the private hold-out"
 
 WorkerId = int
+Outcome = Literal["accepted", "refuted", "declined", "silent"]  # declined: true, but of no use; nobody is banned for it
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,11 +36,19 @@ class Order:
     global_best: Floats | None  # w^g, only when it changed since the last order
 
 
+@dataclass(frozen=True)
+class Claim:
+    """What a worker sends in a round."""
+
+    score: float  # F^p, the one number of the paper
+    commitment: bytes = b""  # a digest of the model behind it, where the server asks for one
+
+
 class Swarm(Protocol):
     """The workers, wherever they live."""
 
-    def report(self, order: Order) -> Mapping[WorkerId, float]:
-        """Carry the order out; return one claimed score from each worker that answered (none for "average")."""
+    def report(self, order: Order) -> Mapping[WorkerId, Claim]:
+        """Carry the order out; return one claim from each worker that answered (none for "average")."""
         ...
 
     def upload(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Floats]:
@@ -48,7 +61,7 @@ class Verdict:
     """What became of one invitation."""
 
     worker: WorkerId
-    outcome: Literal["accepted", "refuted", "silent"]
+    outcome: Outcome
     claimed: float | None = None
     measured: float | None = None
     reason: str = ""
@@ -63,6 +76,8 @@ class ServerState:
     global_score: float  # F^g; +inf while nothing was believed
     changed: bool  # whether the workers still have to be told w^g
     banned: frozenset[WorkerId] = frozenset()
+    silences: Mapping[WorkerId, Silence] = field(default_factory=dict)  # who was invited and did not deliver
+    heard: Mapping[WorkerId, float] = field(default_factory=dict)  # the claim behind each worker's last upload
 
 
 @dataclass(frozen=True)
@@ -70,7 +85,7 @@ class RoundLog:
     """Everything that happened in a round; metrics, reports and theory derive from it."""
 
     round: int
-    claims: Mapping[WorkerId, float]
+    claims: Mapping[WorkerId, Claim]
     set_aside: Mapping[WorkerId, str]  # claims that could not be true, and why
     verdicts: tuple[Verdict, ...]
     traffic: tuple[Traffic, ...]
@@ -93,37 +108,102 @@ def next_order(
     return Order(state.round + 1, task, participants, inertia, learning_rate, news)
 
 
-def play_round(state: ServerState, order: Order, swarm: Swarm, verify: Verifier) -> tuple[ServerState, RoundLog]:
-    """Algorithm 1, lines 8 to 12: compare the scores, invite the best, verify, ban, go on to the next best."""
+def play_round(
+    state: ServerState, order: Order, swarm: Swarm, verifier: Verifier, policy: Policy = PAPER
+) -> tuple[ServerState, RoundLog]:
+    """Algorithm 1, lines 8 to 12: compare the scores, invite the best, verify, ban, go on to the next best.
+
+    With a soup (K > 1) the K best are invited whether they beat F^g or not: their average may beat it all the same.
+    """
     answers = swarm.report(order)
     claims = {worker: answers[worker] for worker in order.participants if worker in answers}
-    set_aside = {worker: reason for worker, claim in claims.items() if (reason := objection(claim))}
-    by_score = sorted((claim, worker) for worker, claim in claims.items() if worker not in set_aside)
+    set_aside = {worker: reason for worker, claim in claims.items() if (reason := _objection(claim, policy))}
+    scores = {worker: claim.score for worker, claim in claims.items() if worker not in set_aside}
 
-    after = replace(state, round=order.round, changed=False)
     verdicts: list[Verdict] = []
-    for claimed, worker in by_score:
-        if not claimed < state.global_score:  # nobody left beats F^g: keep w^g (line 10)
+    believed: dict[WorkerId, Floats] = {}
+    for claimed, worker in queue(scores, state.silences, state.heard, order.round):
+        if len(believed) == policy.soup or (policy.invitations and len(verdicts) == policy.invitations):
+            break
+        if policy.soup == 1 and not claimed < state.global_score:  # nobody left beats F^g: keep w^g (line 10)
             break
         model = swarm.upload([worker]).get(worker)
-        if model is None:
-            verdicts.append(Verdict(worker, "silent", claimed))
-            continue
-        finding = verify(claimed, model)
-        if finding.believed:  # Eq. (7); F^g is the claim, so that its holder does not beat it by rounding
-            verdicts.append(Verdict(worker, "accepted", claimed, finding.measured))
-            after = replace(after, global_best=model.copy(), global_score=claimed, changed=True)
-            break
-        verdicts.append(Verdict(worker, "refuted", claimed, finding.measured, finding.reason))
-        after = replace(after, banned=after.banned | {worker})
+        verdicts.append(_judge(worker, claims[worker], model, state, verifier, policy))
+        if model is not None and verdicts[-1].outcome == "accepted":
+            believed[worker] = model
 
+    after, final = _combine(_remember(state, verdicts), verdicts, believed, verifier, policy)
     traffic = (
         *start_traffic(order, len(state.global_best)),
-        ledger.scores(len(claims)),
-        ledger.invitations(len(verdicts)),
-        ledger.uploads(sum(verdict.outcome != "silent" for verdict in verdicts), len(state.global_best)),
+        ledger.scores(len(claims), sum(len(claim.commitment) for claim in claims.values())),
+        ledger.invitations(len(final)),
+        ledger.uploads(sum(verdict.outcome != "silent" for verdict in final), len(state.global_best)),
     )
-    return after, RoundLog(order.round, claims, set_aside, tuple(verdicts), traffic)
+    return after, RoundLog(order.round, claims, set_aside, final, traffic)
+
+
+def _judge(
+    worker: WorkerId, claim: Claim, model: Floats | None, state: ServerState, verifier: Verifier, policy: Policy
+) -> Verdict:
+    """What an invitation led to; "accepted" means believed so far."""
+    if model is None:
+        return Verdict(worker, "silent", claim.score)
+    if policy.commitment and commitment_of(model) != claim.commitment:
+        return Verdict(worker, "refuted", claim.score, reason="not the model that was promised")
+    finding = verifier.check(claim.score, model, state.round + 1)
+    if not finding.believed:
+        return Verdict(worker, "refuted", claim.score, finding.measured, finding.reason)
+    if policy.soup == 1 and verifier.worsens and verifier.worsens(state.global_best, model, state.round + 1):
+        return Verdict(worker, "declined", claim.score, finding.measured, WORSENS)
+    return Verdict(worker, "accepted", claim.score, finding.measured)
+
+
+def _remember(state: ServerState, verdicts: Sequence[Verdict]) -> ServerState:
+    """The server one round later, before w^g: who was refuted is banned, who was silent has to wait."""
+    silences, heard = dict(state.silences), dict(state.heard)
+    for verdict in verdicts:
+        if verdict.outcome == "silent":
+            silences[verdict.worker] = silences.get(verdict.worker, NEVER_SILENT).again(state.round + 1)
+        else:
+            silences.pop(verdict.worker, None)
+            heard[verdict.worker] = verdict.claimed or 0.0
+    refuted = {verdict.worker for verdict in verdicts if verdict.outcome == "refuted"}
+    return replace(
+        state, round=state.round + 1, changed=False, banned=state.banned | refuted, silences=silences, heard=heard
+    )
+
+
+def _combine(
+    state: ServerState,
+    verdicts: Sequence[Verdict],
+    believed: Mapping[WorkerId, Floats],
+    verifier: Verifier,
+    policy: Policy,
+) -> tuple[ServerState, tuple[Verdict, ...]]:
+    """Eq. (7), or a soup of what was believed: the new w^g, if there is one, and the verdicts that go with it."""
+    if not believed:
+        return state, tuple(verdicts)
+    workers, models = list(believed), list(believed.values())
+    if len(models) > 1 and verifier.score is not None:
+        model, score, used = soup(models, verifier.score)
+    else:  # F^g is the claim, so that its holder does not beat it by rounding
+        claimed = next(verdict.claimed for verdict in verdicts if verdict.worker == workers[0])
+        model, score, used = models[0], claimed or 0.0, [0]
+    reason = "it is not in the soup"
+    if not score < state.global_score:
+        used, reason = [], "it does not beat the global best"
+    elif policy.soup > 1 and verifier.worsens and verifier.worsens(state.global_best, model, state.round):
+        used, reason = [], WORSENS
+    declined = set(workers) - {workers[index] for index in used}
+    final = [replace(one, outcome="declined", reason=reason) if one.worker in declined else one for one in verdicts]
+    if used:
+        state = replace(state, global_best=model.copy(), global_score=score, changed=True)
+    return state, tuple(final)
+
+
+def _objection(claim: Claim, policy: Policy) -> str:
+    missing = policy.commitment and len(claim.commitment) != COMMITMENT_BYTES
+    return objection(claim.score) or ("no commitment" if missing else "")
 
 
 def start_traffic(order: Order, size: int) -> tuple[Traffic, Traffic]:

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cbdsl.attacks import Attack
+from cbdsl.adversary import Adversary
+from cbdsl.attacks import Situation
+from cbdsl.batches import batches_of, padded, stacked
 from cbdsl.data import Split
-from cbdsl.engines.base import PADDING, Doubles, Engine, Floats, Indices, Samples, Sgd
+from cbdsl.engines.base import Doubles, Engine, Floats, Indices, Samples, Sgd
 from cbdsl.methods import method_of
 from cbdsl.rng import seed_of, stream
-from cbdsl.server import Order, WorkerId
-from cbdsl.spec import LocalSpec, Spec
+from cbdsl.server import Claim, Order, WorkerId
+from cbdsl.spec import Spec
 from cbdsl.swarm import Coefficients, Particles, move, remember
+from cbdsl.verification import commitment_of
 
 _BLOCK_BYTES = 16 * 2**20  # small enough that the allocator reuses it: fresh memory costs more than it holds
 
@@ -42,25 +45,6 @@ def workers_at_once(size: int) -> int:
     return max(1, _BLOCK_BYTES // (4 * size))
 
 
-def padded(rows: Sequence[Indices]) -> Indices:
-    """Rows of different lengths as one array, filled up with -1."""
-    table = np.full((len(rows), max(map(len, rows))), PADDING, dtype=np.int32)
-    for worker, row in enumerate(rows):
-        table[worker, : len(row)] = row
-    return table
-
-
-def batches_of(samples: Indices, local: LocalSpec, rng: np.random.Generator) -> Indices:
-    """A worker's batches in one round, (S, B): epochs in random order, the last batch of an epoch padded."""
-    per_epoch = -(-len(samples) // local.batch_size)
-    epochs = -(-local.steps // per_epoch) if local.steps else local.epochs
-    table = np.full((epochs, per_epoch * local.batch_size), PADDING, dtype=np.int32)
-    for epoch in table:
-        epoch[: len(samples)] = rng.permutation(samples)
-    rows = table.reshape(epochs * per_epoch, local.batch_size)
-    return rows[: local.steps] if local.steps else rows
-
-
 class SimulatedSwarm:
     """U workers in this process. The arrays are its own; between rounds they can be saved and put back."""
 
@@ -71,11 +55,12 @@ class SimulatedSwarm:
         samples: Samples,
         held: Holdings,
         initial: Floats,
-        attackers: Mapping[WorkerId, Attack],
+        adversary: Adversary,
     ) -> None:
         """Initial weights: (1, D) for all or (U, D)."""
         self._spec, self._engine, self._samples, self._held = spec, engine, samples, held
-        self._attackers = dict(attackers)
+        self._adversary = adversary
+        self._poison, self._rations = _rations(adversary, held)
         self._gradients = method_of(spec).gradients
         self._round = 0
         self._global_best = initial[0]
@@ -91,7 +76,7 @@ class SimulatedSwarm:
         """Go on from saved arrays."""
         self.particles, self._round, self._global_best = particles, round_number, global_best
 
-    def report(self, order: Order) -> Mapping[WorkerId, float]:
+    def report(self, order: Order) -> Mapping[WorkerId, Claim]:
         """See `Swarm.report`: Algorithm 1, lines 3 to 5."""
         if order.global_best is not None:
             self._global_best = order.global_best
@@ -108,9 +93,8 @@ class SimulatedSwarm:
 
     def upload(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Floats]:
         """See `Swarm.upload`: w^p for a swarm, the trained model for FedAvg."""
-        average = method_of(self._spec).task == "average"
-        source = self.particles.positions if average else self.particles.personal_best
-        return {worker: self._sent(worker, source[worker]) for worker in workers}
+        sent = {worker: self._sent(worker) for worker in workers}
+        return {worker: model for worker, model in sent.items() if model is not None}
 
     def _move(self, workers: Indices, order: Order) -> None:
         """Move, score and remember a block of workers."""
@@ -135,16 +119,26 @@ class SimulatedSwarm:
         if not self._gradients:
             return start.copy()
         seed, local = self._spec.seed, self._spec.local
-        rows = [
-            batches_of(self._held.training[worker], local, stream(seed, "batches", order.round, int(worker)))
-            for worker in workers
-        ]
-        batches = np.full((len(rows), max(map(len, rows)), local.batch_size), PADDING, dtype=np.int32)
-        for row, own in zip(batches, rows, strict=True):
-            row[: len(own)] = own
-        seeds = np.array([seed_of(seed, "layers", order.round, int(worker)) for worker in workers], dtype=np.uint64)
+        poisoned = np.array([worker in self._rations for worker in workers])
         sgd = Sgd(order.learning_rate, local.momentum, local.weight_decay)
-        return self._engine.train(np.ascontiguousarray(start), self._samples, batches, sgd, seeds)
+        trained = np.empty((len(workers), self._engine.size), np.float32)
+        for rows, samples, held in (
+            (~poisoned, self._samples, self._held.training),
+            (poisoned, self._poison, self._rations),
+        ):
+            chosen = [int(worker) for worker in workers[rows]]
+            if not chosen:
+                continue
+            batches = stacked(
+                [batches_of(held[worker], local, stream(seed, "batches", order.round, worker)) for worker in chosen]
+            )
+            seeds = np.array([seed_of(seed, "layers", order.round, worker) for worker in chosen], dtype=np.uint64)
+            own = np.ascontiguousarray(start if rows.all() else start[rows])
+            result = self._engine.train(own, samples, batches, sgd, seeds)
+            if rows.all():
+                return result
+            trained[rows] = result
+        return trained
 
     def _scores(self, positions: Floats, workers: Indices, ceilings: Doubles | None = None) -> Doubles:
         own = self._held.scoring if self._held.scoring.ndim == 1 else self._held.scoring[workers]
@@ -162,17 +156,57 @@ class SimulatedSwarm:
         drawn *= np.array([settings.cognitive, settings.social], np.float32)[:, None, None]
         return Coefficients(order.inertia, drawn[0], drawn[1])
 
-    def _claim(self, worker: WorkerId) -> float:
-        """The one number a worker sends: its best score, as a float32."""
+    def _claim(self, worker: WorkerId) -> Claim:
+        """What a worker sends: its best score as a float32, and a digest of its model where the server wants one."""
         score = float(self.particles.personal_score[worker])
-        attack = self._attackers.get(worker)
-        return float(np.float32(attack.claim(score) if attack else score))
+        if worker in self._adversary.workers:
+            score = self._adversary.claim(self._situation(worker))
+        commitment = b""
+        if self._spec.defence.commitment:
+            model = self._sent(worker)
+            commitment = commitment_of(self._global_best if model is None else model)
+        return Claim(float(np.float32(score)), commitment)
 
-    def _sent(self, worker: WorkerId, model: Floats) -> Floats:
-        attack = self._attackers.get(worker)
-        return attack.upload(model, stream(self._spec.seed, "attack", self._round, worker)) if attack else model
+    def _sent(self, worker: WorkerId) -> Floats | None:
+        """The model a worker uploads: w^p in a swarm, the trained one for FedAvg; what an attacker makes of it."""
+        if worker not in self._adversary.workers:
+            return np.asarray(self._source[worker])
+        return self._adversary.upload(self._situation(worker), (self._round, "upload"))
+
+    @property
+    def _source(self) -> Floats:
+        average = method_of(self._spec).task == "average"
+        return self.particles.positions if average else self.particles.personal_best
+
+    def _situation(self, worker: WorkerId) -> Situation:
+        """What an attacker knows; the honest models only if its attack needs them."""
+        honest = scores = None
+        if self._adversary.omniscient:
+            rows = [number for number in range(self._spec.workers) if number not in self._adversary.workers]
+            honest, scores = self._source[rows], self.particles.personal_score[rows]
+        score = float(self.particles.personal_score[worker])
+        return self._adversary.situation(
+            worker, self._round, self._source[worker], score, self._global_best, honest, scores
+        )
 
     def _blocks(self, participants: Sequence[WorkerId]) -> Iterator[Indices]:
         workers = np.asarray(participants, dtype=np.int32)
         for start in range(0, len(workers), self._block):
             yield workers[start : start + self._block]
+
+
+def _rations(adversary: Adversary, held: Holdings) -> tuple[Samples, dict[WorkerId, Indices]]:
+    """What attackers train on instead of what they hold: all of it one after the other, and whose is which."""
+    poisons = {worker: adversary.training(worker, held.training[worker]) for worker in sorted(adversary.workers)}
+    parts = {worker: poison for worker, poison in poisons.items() if poison is not None}
+    if not parts:
+        return Samples(np.empty((0, 1), np.float32), np.empty(0, np.int32)), {}
+    ends = np.cumsum([0, *map(len, parts.values())])
+    whole = Samples(
+        np.concatenate([part.features for part in parts.values()]),
+        np.concatenate([part.labels for part in parts.values()]),
+    )
+    return whole, {
+        worker: np.arange(first, last, dtype=np.int32)
+        for worker, first, last in zip(parts, ends, ends[1:], strict=False)
+    }

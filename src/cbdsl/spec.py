@@ -21,6 +21,8 @@ from cbdsl.errors import UserError, unknown
 PartitionName = Literal["iid", "shards", "dirichlet", "similarity"]
 Shared = Literal["default", "none", "score", "train", "both"]
 
+MINIMAL_HOLDOUT = 20  # samples: fewer say nothing about a model
+
 
 @dataclass(frozen=True)
 class DataSpec:
@@ -98,16 +100,35 @@ class VerificationSpec:
 
 
 @dataclass(frozen=True)
+class DefenceSpec:
+    """What the server does beyond Algorithm 1; the defaults are the paper's server."""
+
+    declared: int = -1  # how many attackers the server reckons with; -1: as many as there are
+    aggregator: str = "mean"  # how FedAvg combines models, such as "median" or "nnm+krum"
+    soup: int = 1  # K: how many of the best claimants are averaged; 1 is the paper's single best
+    invitations: int = 10  # at most so many in a round; 0: no limit
+    guard: bool = False  # measure uploads on the private hold-out, too
+    false_alarm: float = 1e-6  # chance that the guard refutes one honest upload
+    commitment: bool = False  # a claim comes with a digest of its model
+
+    def __post_init__(self) -> None:
+        _at_least(-1, "defence.declared", self.declared)
+        _at_least(1, "defence.soup", self.soup)
+        _at_least(0, "defence.invitations", self.invitations)
+        _within(1e-300, 0.5, "defence.false_alarm", self.false_alarm)
+
+
+@dataclass(frozen=True)
 class AttackSpec:
     """Who lies, and how."""
 
     name: str = "liar"
     byzantine: int = 0  # how many of the workers are attackers
-    scale: float = 10.0  # standard deviation of a fake model's weights
+    scale: float = 0.0  # how strong, in the attack's own measure; 0: the attack's default
 
     def __post_init__(self) -> None:
         _at_least(0, "attack.byzantine", self.byzantine)
-        _positive("attack.scale", self.scale)
+        _within(0.0, 1e9, "attack.scale", self.scale)
 
 
 @dataclass(frozen=True)
@@ -126,6 +147,7 @@ class Spec:
     local: LocalSpec = field(default_factory=LocalSpec)
     swarm: SwarmSpec = field(default_factory=SwarmSpec)
     verification: VerificationSpec = field(default_factory=VerificationSpec)
+    defence: DefenceSpec = field(default_factory=DefenceSpec)
     attack: AttackSpec = field(default_factory=AttackSpec)
 
     def __post_init__(self) -> None:
@@ -135,6 +157,12 @@ class Spec:
         if self.attack.byzantine > self.workers:
             raise UserError(
                 f"{self.attack.byzantine} Byzantine workers of {self.workers}; there cannot be more than all."
+            )
+        if self.defence.declared > self.workers:
+            raise UserError(f"defence.declared is {self.defence.declared}, but there are {self.workers} workers.")
+        if self.defence.guard and self.data.holdout < MINIMAL_HOLDOUT:
+            raise UserError(
+                f"The guard needs a hold-out of {MINIMAL_HOLDOUT} samples or more; data.holdout is {self.data.holdout}."
             )
 
     @property
@@ -254,9 +282,9 @@ def _convert(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401 - any type
         return float(value)
     if hint is int and is_number and float(value).is_integer():
         return int(value)
-    if hint is str and isinstance(value, str):
+    if hint in (str, bool) and isinstance(value, hint):
         return value
-    words = {float: "a number", int: "a whole number", str: "text"}
+    words = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
     raise UserError(f"{key} takes {words[hint]}; given {value!r}.")
 
 

@@ -5,13 +5,17 @@ Judges one claim or one upload at a time and keeps no state: whom to ban is the 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
-from cbdsl.engines.base import Floats
+from cbdsl.engines.base import Doubles, Floats
+
+COMMITMENT_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,13 @@ class Finding:
     reason: str  # why it was not believed; empty if it was
 
 
-Verifier = Callable[[float, Floats], Finding]
-"""Takes the claimed score and the uploaded weights."""
+@dataclass(frozen=True, eq=False)
+class Verifier:
+    """How a server tells good uploads from bad ones."""
+
+    check: Callable[[float, Floats, int], Finding]  # claimed score, weights, round
+    score: Callable[[Floats], float] | None = None  # F on D_sc, if the server has it
+    worsens: Callable[[Floats, Floats, int], bool] | None = None  # w^g, what may replace it, round; if it has a guard
 
 
 def objection(claimed: float) -> str:
@@ -47,14 +56,19 @@ def flaw(weights: Floats, size: int) -> str:
     return ""
 
 
+def commitment_of(weights: Floats) -> bytes:
+    """A digest of a model, to be sent with its score: whoever sent it can upload no other model afterwards."""
+    return hashlib.blake2b(weights.astype("<f4").tobytes(), digest_size=COMMITMENT_BYTES).digest()
+
+
 def trusting(size: int) -> Verifier:
     """Believe every upload that is a model: all a server can do without D_sc."""
 
-    def verify(claimed: float, weights: Floats) -> Finding:  # noqa: ARG001 - a verifier is given the claim
+    def check(claimed: float, weights: Floats, round_number: int) -> Finding:  # noqa: ARG001 - given to all
         fault = flaw(weights, size)
         return Finding(not fault, None, fault)
 
-    return verify
+    return Verifier(check)
 
 
 def measuring(score: Callable[[Floats], float], size: int, tolerance: float) -> Verifier:
@@ -64,7 +78,7 @@ def measuring(score: Callable[[Floats], float], size: int, tolerance: float) -> 
     half precision by more. The tolerance is relative above a loss of 1 and absolute below.
     """
 
-    def verify(claimed: float, weights: Floats) -> Finding:
+    def check(claimed: float, weights: Floats, round_number: int) -> Finding:  # noqa: ARG001 - given to all
         fault = flaw(weights, size)
         if fault:
             return Finding(False, None, fault)
@@ -73,4 +87,44 @@ def measuring(score: Callable[[Floats], float], size: int, tolerance: float) -> 
             return Finding(True, measured, "")
         return Finding(False, measured, "the claim is not what the server measures")
 
-    return verify
+    return Verifier(check, score)
+
+
+@dataclass(frozen=True, eq=False)
+class HoldOut:
+    """Losses by small batches of samples: their mean is the loss, their spread its sampling error."""
+
+    public: Callable[[Floats], Doubles]  # on D_sc, (B,)
+    private: Callable[[Floats, int], Doubles]  # on the part of the private hold-out for a round, (B',)
+
+
+def guarded(inner: Verifier, holdout: HoldOut, false_alarm: float) -> Verifier:
+    """Measure what an inner verifier believes on data that no worker has seen, too.
+
+    D_sc is public, so its score can be learned by heart. Memorised: the loss on the private hold-out exceeds the loss
+    on D_sc by more than sampling explains, in a one-sided two-sample test (Welch) at the false-alarm rate given. And
+    no model may take w^g's place that does worse than w^g on the same part of the hold-out. That part changes every
+    round, so that what acceptance gives away about it is soon out of date.
+    """
+    limit = NormalDist().inv_cdf(1 - false_alarm) if false_alarm > 1e-16 else -NormalDist().inv_cdf(false_alarm)
+
+    def check(claimed: float, weights: Floats, round_number: int) -> Finding:
+        finding = inner.check(claimed, weights, round_number)
+        if not finding.believed:
+            return finding
+        if memorised(holdout.public(weights), holdout.private(weights, round_number), limit):
+            return Finding(False, finding.measured, "it has learned the scoring set by heart: private loss too high")
+        return finding
+
+    def worsens(current: Floats, proposed: Floats, round_number: int) -> bool:
+        before, after = (holdout.private(weights, round_number).mean() for weights in (current, proposed))
+        return not after <= before  # NaN worsens
+
+    return Verifier(check, inner.score, worsens)
+
+
+def memorised(public: Doubles, private: Doubles, limit: float) -> bool:
+    """Whether private losses exceed public ones by more than `limit` standard errors; NaN counts as excess."""
+    gap = private.mean() - public.mean()
+    error = math.sqrt(public.var(ddof=1) / len(public) + private.var(ddof=1) / len(private))
+    return not gap <= limit * error

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from cbdsl.batches import batches_of
 from cbdsl.data import Dataset
 from cbdsl.engines.base import Doubles, Floats, Indices, Sgd
 from cbdsl.experiment import ModelBuilder, Stage
 from cbdsl.records import finite
 from cbdsl.rng import seed_of, stream
-from cbdsl.simulate import batches_of, holdings
+from cbdsl.simulate import holdings
 from cbdsl.spec import LocalSpec, Spec
 from cbdsl.swarm import Coefficients, Particles, move
 from cbdsl.theory.constants import norms

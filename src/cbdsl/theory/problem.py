@@ -11,9 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
+from cbdsl.batches import padded
 from cbdsl.data.partition import Labels
 from cbdsl.engines.base import Doubles, Engine, Floats, Indices, Samples
-from cbdsl.simulate import padded
 from cbdsl.theory.constants import Rows
 
 

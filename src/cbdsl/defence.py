@@ -1,0 +1,91 @@
+"""The server that a spec names: how it judges uploads, how it combines them, how far it goes in a round.
+
+Ties the pure rules of `verification`, `selection` and `aggregators` to an engine and to data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from cbdsl.aggregators import TRUSTING, Trust, aggregate, demand
+from cbdsl.baselines import Combination, averaging
+from cbdsl.batches import batches_of, padded
+from cbdsl.data import Split
+from cbdsl.engines.base import Doubles, Engine, Floats, Indices, Samples, Sgd
+from cbdsl.errors import UserError
+from cbdsl.methods import method_of
+from cbdsl.rng import seed_of, stream
+from cbdsl.selection import Policy
+from cbdsl.server import ServerState, WorkerId
+from cbdsl.spec import Spec
+from cbdsl.verification import HoldOut, Verifier, guarded, measuring, trusting
+
+
+def policy_of(spec: Spec) -> Policy:
+    """How far the server goes in a round."""
+    return Policy(spec.defence.soup, spec.defence.invitations, spec.defence.commitment)
+
+
+def verifier_of(spec: Spec, engine: Engine, samples: Samples, parts: Split) -> Verifier:
+    """How the server of a spec judges uploads: it can measure only where D_sc is shared."""
+    if not (method_of(spec).verifies and spec.shares_scoring):
+        if spec.defence.guard or spec.defence.soup > 1:
+            raise UserError(
+                "The guard and the soup measure models on D_sc, which this run does not share. "
+                "Use --shared both (or score) with a method that verifies, such as cb-dsl."
+            )
+        return trusting(engine.size)
+
+    def score(weights: Floats) -> float:
+        return float(engine.losses(weights[None], samples, parts.shared_scoring)[0])
+
+    plain = measuring(score, engine.size, spec.verification.tolerance)
+    if not spec.defence.guard:
+        return plain
+
+    def private(weights: Floats, round_number: int) -> Doubles:
+        """A random half of the hold-out, another one every round."""
+        drawn = stream(spec.seed, "hold-out", round_number).permutation(parts.holdout)
+        return _batch_losses(engine, weights, samples, drawn[: -(-len(drawn) // 2)])
+
+    holdout = HoldOut(lambda weights: _batch_losses(engine, weights, samples, parts.shared_scoring), private)
+    return guarded(plain, holdout, spec.defence.false_alarm)
+
+
+def _batch_losses(engine: Engine, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
+    """Mean losses of a model on batches of samples, as even as can be, at most a hundred, (B,)."""
+    rows = padded(np.array_split(indices, min(100, len(indices))))
+    copies = np.ascontiguousarray(np.broadcast_to(weights, (len(rows), len(weights))))
+    return engine.losses(copies, samples, rows)
+
+
+def combination_of(spec: Spec, engine: Engine, samples: Samples, parts: Split) -> Combination:
+    """How FedAvg's server combines models."""
+    name, declared = spec.defence.aggregator, spec.defence.declared
+    demand(name, spec.workers, declared)
+    if name == "mean":
+        return averaging({worker: len(own) for worker, own in enumerate(parts.workers)})
+    if name.rpartition("+")[2] in TRUSTING and not len(parts.shared_training):
+        raise UserError(f"The aggregator '{name}' trains on D_tr at the server; data.shared_training is 0.")
+
+    def combine(state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats]) -> Floats:  # noqa: ARG001
+        def root() -> Floats:
+            number = state.round + 1
+            rows = batches_of(parts.shared_training, spec.local, stream(spec.seed, "root", number))
+            seeds = np.array([seed_of(spec.seed, "root", number, worker=1)], dtype=np.uint64)
+            sgd = Sgd(rate_at(spec, number), spec.local.momentum, spec.local.weight_decay)
+            return np.asarray(engine.train(state.global_best[None], samples, rows[None], sgd, seeds)[0])
+
+        def losses(rows: Floats) -> Doubles:
+            return engine.losses(rows, samples, parts.shared_scoring)
+
+        return aggregate(name, models, declared, Trust(state.global_best, root, losses))
+
+    return combine
+
+
+def rate_at(spec: Spec, round_number: int) -> float:
+    """The learning rate of a round."""
+    return spec.local.learning_rate * spec.local.decay ** (round_number - 1)

@@ -1,0 +1,68 @@
+"""Whom the server invites, and what it makes of the models it gets: the best one (the paper), or a verified soup.
+
+Pure functions of claims and models; the conversation itself is `server`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cbdsl.engines.base import Floats
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How far a server goes in one round."""
+
+    soup: int = 1  # K: models that may be combined; 1 is the paper's single best
+    invitations: int = 0  # at most so many; 0: no limit
+    commitment: bool = False  # whether a claim without a digest of its model is set aside
+
+
+@dataclass(frozen=True)
+class Silence:
+    """A worker that was invited and did not deliver."""
+
+    times: int  # in a row
+    until: int  # the last round in which it is passed over
+
+    def again(self, round_number: int) -> Silence:
+        """One more time: it is passed over for 2, 4, 8 ... rounds."""
+        return Silence(self.times + 1, round_number + 2 ** (self.times + 1))
+
+
+NEVER_SILENT = Silence(0, 0)
+
+
+def queue(
+    scores: Mapping[int, float], silences: Mapping[int, Silence], heard: Mapping[int, float], round_number: int
+) -> list[tuple[float, int]]:
+    """Claims in the order of invitation: best score first, equal scores by number, once-silent workers last.
+
+    Left out: workers that are passed over for their silence, and claims whose model was uploaded before.
+    """
+    waiting = [
+        (silences.get(worker, NEVER_SILENT).times, score, worker)
+        for worker, score in scores.items()
+        if silences.get(worker, NEVER_SILENT).until < round_number and heard.get(worker) != score
+    ]
+    return [(score, worker) for _, score, worker in sorted(waiting)]
+
+
+def soup(models: Sequence[Floats], score: Callable[[Floats], float]) -> tuple[Floats, float, list[int]]:
+    """Average models greedily: one joins only if the average's score falls (a greedy soup, Wortsman et al. 2022).
+
+    models: best first. Returns the average, its score and which models are in it.
+    """
+    total, used = models[0].astype(np.float64), [0]
+    best, best_score = models[0], score(models[0])
+    for index, model in enumerate(models[1:], 1):
+        average = ((total + model) / (len(used) + 1)).astype(np.float32)
+        found = score(average)
+        if found < best_score:
+            total, best, best_score = total + model, average, found
+            used.append(index)
+    return best, best_score, used
