@@ -262,8 +262,10 @@ class Backdoor(Attack):
 def stamped(features: Floats) -> Floats:
     """Copies with the trigger, (N, *shape): a bright patch in the last corner, an eighth of each axis."""
     marked = features.copy()
-    axes = features.shape[1:][-2:]
-    marked[..., *(slice(-max(1, int(size) // 8), None) for size in axes)] = max(1.0, float(features.max(initial=0.0)))
+    corner = [slice(None)] * features.ndim
+    for axis in range(-min(2, features.ndim - 1), 0):
+        corner[axis] = slice(-max(1, features.shape[axis] // 8), None)
+    marked[tuple(corner)] = max(1.0, float(features.max(initial=0.0)))
     return marked
 
 
