@@ -48,7 +48,7 @@ def finished(figure: int, approach: str, accuracy: float) -> Finished:
     lines = [
         RoundRecord(
             round=number, test_accuracy=accuracy if number >= fast else accuracy / 2, global_score=None, accepted=[1],
-            refuted=[], silent=[], banned=[], set_aside={}, uploads=WORKERS if fedavg else 1, uplink_bytes=uplink,
+            refuted=[], declined=[], silent=[], banned=[], set_aside={}, uploads=WORKERS if fedavg else 1, uplink_bytes=uplink,
             downlink_bytes=0, verdicts=[], traffic={}, seconds=0.1,
         )
         for number in range(1, rounds + 1)
@@ -57,9 +57,9 @@ def finished(figure: int, approach: str, accuracy: float) -> Finished:
         method="", preset="", shared="", model="", engine="", seed=0, workers=WORKERS, parameters=PARAMETERS,
         rounds=rounds, final_accuracy=accuracy, best_accuracy=accuracy, final_score=None,
         uploads=rounds * (WORKERS if fedavg else 1), uplink_bytes=uplink * rounds, downlink_bytes=0,
-        model_uplink_bytes=uplink * rounds, fedavg_model_uplink_bytes=0,
-        banned=attackers if approach == "cb-dsl-g" else [], byzantine=attackers, traffic={}, seconds=1.0, spec_key="",
-        version="",
+        model_uplink_bytes=uplink * rounds, wasted_uplink_bytes=0, fedavg_model_uplink_bytes=0,
+        banned=attackers if approach == "cb-dsl-g" else [], byzantine=attackers, attack="",
+        defence="", attack_success=None, traffic={}, seconds=1.0, spec_key="", version="",
     )  # fmt: skip
     return Finished(Spec(), summary, tuple(lines), Path())
 

@@ -16,6 +16,10 @@ from cbdsl.data import Dataset, Split
 from cbdsl.engines.base import Doubles, Engine, Floats, Indices, Samples, Sgd
 from cbdsl.rng import stream
 from cbdsl.spec import LocalSpec, Spec
+from cbdsl.verification import commitment_of
+
+_CRAFTED: dict[object, tuple[Floats, Floats | None]] = {}
+"""The last model made at home, for runs on the same data one after the other; the features keep their identity."""
 
 
 class Adversary:
@@ -85,6 +89,14 @@ class Adversary:
         """Made when it is first needed; a resumed run makes the same again."""
         if not self._attack.crafts:
             return None
+        features = self._dataset.train.features
+        key = (id(features), commitment_of(self._initial), self._spec.seed, self._spec.data, self._attack)
+        if key not in _CRAFTED:
+            _CRAFTED.clear()
+            _CRAFTED[key] = features, self._craft()
+        return _CRAFTED[key][1]
+
+    def _craft(self) -> Floats | None:
         rng = stream(self._spec.seed, "attack")
         private = np.concatenate([self._split.shared_scoring, self._split.holdout])
         others = np.setdiff1d(np.arange(len(self._dataset.train), dtype=np.int32), private)

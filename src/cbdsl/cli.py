@@ -206,6 +206,54 @@ def reproduce(
 
 
 @app.command()
+def arena(  # noqa: PLR0913, PLR0917 - one parameter an option
+    attacks: Annotated[str | None, typer.Option(help="Attacks, separated by commas; all if not given.")] = None,
+    defences: Annotated[str | None, typer.Option(help="Defences, separated by commas; all if not given.")] = None,
+    byzantine: Annotated[str | None, typer.Option(help="Numbers of attackers; 1,5,10,20 if not given.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0.")] = None,
+    preset_name: Annotated[str | None, typer.Option("--preset", help="Starting point of every run.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Another setting for every run.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A taste: four attacks, six defences, five rounds.")] = False,
+    out: Annotated[Path | None, typer.Option(help="The folder; the same one continues what was stopped.")] = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Processes at a time; as many as cores if not given.")] = None,
+) -> None:
+    """Set every attack on every defence: heatmaps, worst cases, detection, cost: one page."""
+    from cbdsl import arena as job  # noqa: PLC0415
+    from cbdsl.progress import SweepDisplay, print_arena  # noqa: PLC0415
+
+    start = job.QUICK if quick else job.Contest()
+    chosen: dict[str, Any] = {
+        "attacks": attacks and specs.words(attacks),
+        "defences": defences and specs.words(defences),
+        "byzantine": byzantine and specs.numbers(byzantine, "--byzantine"),
+        "seeds": seeds and tuple(range(seeds)),
+        "preset": preset_name,
+        "settings": {**start.settings, **dict(map(specs.parse_setting, settings))} if settings else None,
+    }
+    contest = replace(start, **{key: value for key, value in chosen.items() if value is not None})
+    folder = out or Path("arena-quick" if quick else "arena")
+    with SweepDisplay(len(job.tasks_of(contest)), folder) as display:
+        held = job.hold(contest, folder, " ".join(["cbdsl", *sys.argv[1:]]), jobs, display.show)
+    print_arena(held, contest)
+
+
+@app.command()
+def attacks() -> None:
+    """List the attacks, the aggregators and the defences of the arena."""
+    from cbdsl.aggregators import RULES  # noqa: PLC0415
+    from cbdsl.arena import DEFENCES  # noqa: PLC0415
+    from cbdsl.attacks import ATTACKS  # noqa: PLC0415
+
+    for title, entries in (("attacks (--attack)", ATTACKS), ("aggregators (--aggregator, nnm+...)", RULES)):
+        typer.echo(f"{title}:")
+        for name, entry in entries.items():
+            typer.echo(f"  {name:17} {(entry.__doc__ or '').strip().splitlines()[0]}")
+    typer.echo(f"defences of the arena: {', '.join(DEFENCES)}")
+
+
+@app.command()
 def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
     models: Annotated[str, typer.Option(help="Models to measure, separated by commas.")] = "cnn,mlp,softmax",
     workers: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = "50",

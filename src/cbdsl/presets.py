@@ -15,6 +15,7 @@ _SCRIPT_REGIME = Spec(
         inertia=(0.2, 0.2), cognitive=1.0, social=2.0, draw="parameter", sgd_from="moved", velocity="swarm"
     ),
 )
+_STRONG_REGIME = replace(_SCRIPT_REGIME, local=replace(_SCRIPT_REGIME.local, decay=1.0))
 _NONIID = DataSpec(partition="shards", shared_training=600)
 
 PRESETS: dict[str, Spec] = {
@@ -24,6 +25,9 @@ PRESETS: dict[str, Spec] = {
     # The regime of the authors' published script: three epochs, momentum, the rate halved every round.
     "script-iid": replace(_SCRIPT_REGIME, preset="script-iid"),
     "script-noniid": replace(_SCRIPT_REGIME, preset="script-noniid", rounds=15, data=_NONIID),
+    # As the script, but the rate stays: the strong local training in which averaging pays.
+    "strong-iid": replace(_STRONG_REGIME, preset="strong-iid"),
+    "strong-noniid": replace(_STRONG_REGIME, preset="strong-noniid", rounds=15, data=_NONIID),
 }
 
 

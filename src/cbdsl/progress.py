@@ -17,10 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from cbdsl.methods import method_of
-from cbdsl.records import RoundRecord, Summary
+from cbdsl.records import RoundRecord, Summary, describe
 from cbdsl.spec import Spec, setting_values
 
 if TYPE_CHECKING:
+    from cbdsl.arena import Arena, Contest
     from cbdsl.claims import JudgedClaim
     from cbdsl.experiment import Result
     from cbdsl.sweep import Finished
@@ -170,6 +171,31 @@ def print_claims(claims: Sequence[JudgedClaim], page: Path) -> None:
     console.print(f"page: {page}", highlight=False, soft_wrap=True)
 
 
+def print_arena(held: Arena, contest: Contest) -> None:
+    """Where every defence stands in its worst bout, on standard output."""
+    from cbdsl.arena import DEFENCES  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("defence", "clean", "worst", "under", "lost bouts", "uplink", "honest banned"):
+        table.add_column(heading, justify="left" if heading in {"defence", "under"} else "right")
+    for name in contest.defences:
+        own = [bout for bout in held.bouts if bout.defence == name]
+        worst = min(own, key=lambda bout: bout.accuracy)
+        lost = sum(not bout.stands for bout in own)
+        table.add_row(
+            DEFENCES[name].label,
+            f"{own[0].accuracy:.1%}",
+            f"{worst.accuracy:.1%}",
+            f"{worst.attack or 'no attack'}, {worst.byzantine}",
+            Text(f"{lost} of {len(own) - 1}", style="red" if lost else "green"),
+            size(own[0].uplink_bytes),
+            f"{sum(bout.false_bans for bout in own):g}",
+        )
+    console = Console()
+    console.print(table, highlight=False)
+    console.print(f"page: {held.page}", highlight=False, soft_wrap=True)
+
+
 def print_summary(result: Result) -> None:
     """A summary that a newcomer understands, on standard output."""
     summary, console = result.summary, Console()
@@ -202,6 +228,10 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     honest = sorted(set(summary.banned) - set(summary.byzantine))
     if honest:
         rows.append(("honest but banned", _names(honest)))
+    if summary.attack_success is not None:
+        rows.append(("attack success", f"{summary.attack_success:.1%} of triggered test images"))
+    if summary.wasted_uplink_bytes:
+        rows.append(("wasted", f"{size(summary.wasted_uplink_bytes)} of uploads that were refuted or declined"))
     rows.append(("time", f"{clock(summary.seconds)} ({summary.seconds:.1f} s) on the {summary.engine} engine"))
     return rows
 
@@ -210,8 +240,9 @@ def headline(spec: Spec) -> str:
     """One line that says what is run."""
     shared = {"none": "no shared data", "score": "D_sc shared", "train": "D_tr shared", "both": "D_sc and D_tr shared"}
     attack = f", {spec.attack.byzantine} Byzantine ({spec.attack.name})" if spec.attack.byzantine else ""
+    defence = f" with {describe(spec)}" if describe(spec) else ""
     return (
-        f"[bold]{method_of(spec).title}[/bold], {shared[spec.shared]}: {spec.workers} workers{attack}, "
+        f"[bold]{method_of(spec).title}[/bold]{defence}, {shared[spec.shared]}: {spec.workers} workers{attack}, "
         f"{spec.data.source} {spec.data.partition}, model {spec.model}, seed {spec.seed}"
     )
 
@@ -219,7 +250,8 @@ def headline(spec: Spec) -> str:
 def folder_name(spec: Spec) -> str:
     """A readable name for a run's folder."""
     attack = f"-{spec.attack.name}{spec.attack.byzantine}" if spec.attack.byzantine else ""
-    return f"{spec.preset or 'spec'}-{spec.method}-{spec.shared}{attack}-seed{spec.seed}"
+    defence = "".join(f"-{word}" for word in describe(spec).replace(" ", "").split(",") if word)
+    return f"{spec.preset or 'spec'}-{spec.method}-{spec.shared}{defence}{attack}-seed{spec.seed}"
 
 
 def size(count: float) -> str:

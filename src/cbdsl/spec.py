@@ -236,6 +236,19 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return key.strip(), value.strip()
 
 
+def words(text: str) -> tuple[str, ...]:
+    """`a, b` -> ("a", "b")."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def numbers(text: str, name: str) -> tuple[int, ...]:
+    """`1, 5` -> (1, 5)."""
+    try:
+        return tuple(int(word) for word in words(text))
+    except ValueError:
+        raise UserError(f"{name} takes whole numbers separated by commas, such as 1,5,20; given '{text}'.") from None
+
+
 def setting_values(spec: Spec, keys: Sequence[str]) -> dict[str, Any]:
     """The values of dotted keys, such as {"local.epochs": 3}."""
     tree = asdict(spec)

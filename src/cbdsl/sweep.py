@@ -130,12 +130,18 @@ def perform(tasks: Sequence[Task], out: Path, jobs: int | None = None, on_progre
 def write_table(results: Sequence[Finished], axes: Sequence[str], out: Path) -> None:
     """One row a run: the swept settings, then the summary. As CSV and as JSONL."""
     rows = [{**setting_values(result.spec, axes), **asdict(result.summary)} for result in results]
-    write_atomically(out / "results.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+    for name, content in table_files(rows).items():
+        write_atomically(out / name, content)
+
+
+def table_files(rows: Sequence[dict[str, Any]]) -> dict[str, bytes]:
+    """Rows with the same keys as results.csv and results.jsonl."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=list(rows[0]))
     writer.writeheader()
     writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
-    write_atomically(out / "results.csv", text.getvalue().encode())
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    return {"results.csv": text.getvalue().encode(), "results.jsonl": lines.encode()}
 
 
 _news: Any = None

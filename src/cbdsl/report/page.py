@@ -21,6 +21,7 @@ class Section:
     """A part of the page: a heading and HTML that is already escaped."""
 
     anchor: str
+    link: str  # what the navigation calls it
     title: str
     body: str
 
@@ -30,12 +31,17 @@ def build(
 ) -> str:
     """The whole page. figures: (number, regime) -> SVG; theory: HTML."""
     sections = [
-        Section("claims", "What the paper claims, and what we measure", _claims(claims, plan)),
+        Section("claims", "Claims", "What the paper claims, and what we measure", _claims(claims, plan)),
         *(_figure(figure.number, figure.title, figures, plan) for figure in FIGURES),
-        Section("theory", "The theorems, measured", theory),
-        Section("method", "How this was made", _method(plan, command)),
+        Section("theory", "Theory", "The theorems, measured", theory),
+        Section("method", "Method", "How this was made", _method(plan, command)),
     ]
-    links = "".join(f'<a href="#{section.anchor}">{escape(_short(section))}</a>' for section in sections)
+    return document("CB-DSL, reproduced", _lead(claims, plan), sections)
+
+
+def document(title: str, lead: str, sections: Sequence[Section]) -> str:
+    """A page of sections with links to them; the lead is HTML."""
+    links = "".join(f'<a href="#{section.anchor}">{escape(section.link)}</a>' for section in sections)
     body = "".join(
         f'<section id="{section.anchor}"><h2>{escape(section.title)}</h2>{section.body}</section>'
         for section in sections
@@ -44,8 +50,8 @@ def build(
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_NOTHING_FROM_OUTSIDE}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>CB-DSL reproduced</title><style>{_style()}</style></head><body>"
-        f"<header><h1>CB-DSL, reproduced</h1><p>{_lead(claims, plan)}</p><nav>{links}</nav></header>"
+        f"<title>{escape(title)}</title><style>{_style()}</style></head><body>"
+        f"<header><h1>{escape(title)}</h1><p>{lead}</p><nav>{links}</nav></header>"
         f"<main>{body}</main></body></html>\n"
     )
 
@@ -65,12 +71,6 @@ def _lead(claims: Sequence[JudgedClaim], plan: Plan) -> str:
 def _seeds(plan: Plan) -> str:
     names = ", ".join(map(str, plan.seeds))
     return f"seeds {names}" if len(plan.seeds) > 1 else f"one seed ({names})"
-
-
-def _short(section: Section) -> str:
-    if section.anchor.startswith("figure"):
-        return section.title.split(":")[0]
-    return {"claims": "Claims", "theory": "Theory", "method": "Method"}[section.anchor]
 
 
 def _claims(claims: Sequence[JudgedClaim], plan: Plan) -> str:
@@ -108,7 +108,7 @@ def _figure(number: int, title: str, figures: Mapping[tuple[int, str], str], pla
         f'</figcaption><div class="scroll">{figures[number, regime]}</div></figure>'
         for regime in plan.regimes
     )
-    return Section(f"figure{number}", f"Figure {number}: {title}", parts)
+    return Section(f"figure{number}", f"Figure {number}", f"Figure {number}: {title}", parts)
 
 
 def _method(plan: Plan, command: str) -> str:

@@ -1,0 +1,261 @@
+"""The arena's figures and page: where each defence stands, where it breaks, what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from cbdsl.arena import DEFENCES, TOLERATED, Bout, Contest
+from cbdsl.attacks import ATTACKS
+from cbdsl.progress import size
+from cbdsl.report.page import Section, document
+from cbdsl.report.style import INK, PALE, dress, new_figure, save, spread_labels, themed_svg
+from cbdsl.runs import write_atomically
+
+_MAP = mpl.colormaps["cividis"]  # the same to every eye
+_OURS, _THEIRS = "#0072b2", "#d55e00"
+
+
+def write(contest: Contest, bouts: Sequence[Bout], out: Path, command: str) -> Path:
+    """Write figures and page into a folder."""
+    (out / "figures").mkdir(exist_ok=True)
+
+    def keep(drawn: Figure, name: str, description: str) -> str:
+        save(drawn, out / "figures" / name)
+        return themed_svg(drawn, name, description)
+
+    maps = {
+        count: keep(
+            heatmap(contest, bouts, count),
+            f"accuracy-{count}",
+            f"Accuracy with {count} attackers, by defence and attack",
+        )
+        for count in sorted(contest.byzantine, reverse=True)
+    }
+    price = keep(cost(contest, bouts), "cost", "Worst accuracy against uplink")
+    sections = [
+        Section("worst", "Worst case", "The worst that can happen to each defence", _worst(contest, bouts)),
+        Section("breaks", "Where ours breaks", "Where our own defences break", _breaks(contest, bouts)),
+        *(
+            Section(f"map{count}", f"{count} attackers", f"Accuracy with {count} attackers", _picture(picture))
+            for count, picture in maps.items()
+        ),
+        Section("cost", "Cost", "What it costs", _picture(price)),
+        Section("detection", "Detection", "Who is caught, who is wronged, what is wasted", _detection(contest, bouts)),
+        *_backdoor(bouts),
+        Section("attacks", "Attacks", "The attacks", _glossary(contest)),
+        Section("method", "Method", "How this was made", _method(contest, command)),
+    ]
+    page = out / "arena.html"
+    write_atomically(page, document("The Byzantine arena", _lead(contest, bouts), sections).encode())
+    return page
+
+
+def heatmap(contest: Contest, bouts: Sequence[Bout], count: int) -> Figure:
+    """Defences down, attacks across, final accuracy in every cell; a frame where more is lost than is tolerated."""
+    found = {(bout.defence, bout.attack): bout for bout in bouts if bout.byzantine in (0, count)}
+    columns = ["", *contest.attacks]
+    figure = new_figure(2.6 + 0.62 * len(columns), 1.3 + 0.36 * len(contest.defences))
+    axes = figure.subplots()
+    for row, defence in enumerate(contest.defences):
+        for column, attack in enumerate(columns):
+            bout = found[defence, attack]
+            colour = _MAP(bout.accuracy)
+            axes.add_patch(mpl.patches.Rectangle((column, row), 0.96, 0.92, facecolor=colour, edgecolor="none"))
+            ink = "#ffffff" if sum(colour[:3]) < 1.5 else "#000000"
+            weight = "normal" if bout.stands else "bold"
+            axes.text(
+                column + 0.48, row + 0.48, f"{bout.accuracy:.0%}".rstrip("%") + ("" if bout.stands else " ✗"),
+                ha="center", va="center", color=ink, fontsize=9, fontweight=weight,
+            )  # fmt: skip
+    axes.set_xlim(0, len(columns))
+    axes.set_ylim(len(contest.defences), 0)
+    dress(axes, f"Test accuracy in %, {count} attackers; ✗: more than {TOLERATED * 100:.0f} points below clean")
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    axes.set_xticks(
+        [column + 0.48 for column in range(len(columns))], ["clean", *contest.attacks], rotation=45, ha="right"
+    )
+    axes.set_yticks(
+        [row + 0.46 for row in range(len(contest.defences))], [DEFENCES[name].label for name in contest.defences]
+    )
+    axes.tick_params(length=0)
+    return figure
+
+
+def cost(contest: Contest, bouts: Sequence[Bout]) -> Figure:
+    """Uplink across, worst accuracy up: one point a defence."""
+    figure = new_figure(8.5, 4.6)
+    axes = figure.subplots()
+    dress(axes, "Accuracy under the worst attack, and the uplink it takes")
+    points = []
+    for defence in contest.defences:
+        worst = _worst_of(bouts, defence)
+        points.append((worst.uplink_bytes / 1e6, 100 * worst.accuracy, defence))
+    heights = spread_labels([height for _, height, _ in points], 4.5)
+    for (across, height, defence), label in zip(points, heights, strict=True):
+        ours = DEFENCES[defence].ours
+        axes.plot(
+            across, height, "o" if ours else "s", color=_OURS if ours else _THEIRS, markersize=8 if ours else 6
+        )  # fmt: skip
+        axes.annotate(
+            DEFENCES[defence].label, (across, height), (across * 1.12, label), color=_OURS if ours else _THEIRS,
+            fontsize=9, va="center", arrowprops={"arrowstyle": "-", "color": PALE, "linewidth": 0.6},
+        )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_xlim(min(point[0] for point in points) / 1.5, max(point[0] for point in points) * 6)
+    axes.set_ylim(-4, 104)
+    axes.set_xlabel("uplink of the whole run, MB (payload)", color=INK)
+    axes.set_ylabel("accuracy, %", color=INK)
+    return figure
+
+
+def _worst_of(bouts: Iterable[Bout], defence: str) -> Bout:
+    return min((bout for bout in bouts if bout.defence == defence), key=lambda bout: bout.accuracy)
+
+
+def _lead(contest: Contest, bouts: Sequence[Bout]) -> str:
+    best = max(contest.defences, key=lambda name: _worst_of(bouts, name).accuracy)
+    worst = _worst_of(bouts, best)
+    seeds = f"{len(contest.seeds)} seeds" if len(contest.seeds) > 1 else f"one seed ({contest.seeds[0]})"
+    return (
+        f"{len(contest.defences)} ways of learning together against {len(contest.attacks)} attacks with "
+        f"{_list(contest.byzantine)} Byzantine workers of {contest.spec(best, '', 0, 0).workers}, {seeds}. "
+        f"Best in the worst case: <b>{escape(DEFENCES[best].label)}</b>, {worst.accuracy:.1%} under "
+        f"{escape(worst.attack or 'no attack')}."
+    )
+
+
+def _worst(contest: Contest, bouts: Sequence[Bout]) -> str:
+    head = ("Defence", "Clean", "Worst case", "Worst attack", "Bouts lost", "Uplink, clean")
+    rows = []
+    for defence in contest.defences:
+        own = [bout for bout in bouts if bout.defence == defence]
+        clean, worst = own[0], _worst_of(own, defence)
+        lost = sum(not bout.stands for bout in own)
+        kind = "no" if lost else "yes"
+        rows.append((
+            f"<b>{escape(DEFENCES[defence].label)}</b>", f"{clean.accuracy:.1%}", _span(worst),
+            f"{escape(worst.attack or 'none')}, {worst.byzantine}",
+            f'<span class="{kind}">{lost} of {len(own) - 1}</span>', size(clean.uplink_bytes),
+        ))  # fmt: skip
+    note = f"<p>A bout is lost if the attack costs more than {TOLERATED * 100:.0f} points against the clean run.</p>"
+    return note + _table(head, rows)
+
+
+def _breaks(contest: Contest, bouts: Sequence[Bout]) -> str:
+    ours = [name for name in contest.defences if DEFENCES[name].ours]
+    lost = [bout for bout in bouts if bout.defence in ours and not bout.stands]
+    fooled = [bout for bout in bouts if bout.defence in ours and (bout.attack_success or 0) > 0.5]
+    wronged = [bout for bout in bouts if bout.defence in ours and bout.false_bans]
+    items = [
+        f"<li><b>{escape(DEFENCES[bout.defence].label)}</b> loses {100 * bout.lost:.1f} points to "
+        f"{escape(bout.attack)} with {bout.byzantine} attackers ({_span(bout)}).</li>"
+        for bout in sorted(lost, key=lambda bout: -bout.lost)
+    ]
+    items += [
+        f"<li><b>{escape(DEFENCES[bout.defence].label)}</b> keeps its accuracy under {escape(bout.attack)} with "
+        f"{bout.byzantine} attackers, but takes {bout.attack_success:.0%} of triggered images for the target.</li>"
+        for bout in fooled
+    ]
+    items += [
+        f"<li><b>{escape(DEFENCES[bout.defence].label)}</b> bans {bout.false_bans:g} honest workers a run under "
+        f"{escape(bout.attack or 'no attack')}, {bout.byzantine} attackers.</li>"
+        for bout in wronged
+    ]
+    if not ours:
+        return "<p>None of our own defences is in this arena.</p>"
+    return f"<ul>{''.join(items)}</ul>" if items else "<p>Nowhere in this arena.</p>"
+
+
+def _detection(contest: Contest, bouts: Sequence[Bout]) -> str:
+    head = ("Defence", "Attack", "Attackers", "Banned", "Precision", "Recall", "Honest banned", "Uploads", "Wasted")
+    rows = [
+        (
+            escape(DEFENCES[bout.defence].label), escape(bout.attack or "none"), str(bout.byzantine),
+            f"{bout.banned:g}", _share(bout.precision), _share(bout.recall), f"{bout.false_bans:g}",
+            f"{bout.uploads:g}", size(bout.wasted_bytes),
+        )
+        for bout in bouts
+        if DEFENCES[bout.defence].ours and bout.defence in contest.defences
+    ]  # fmt: skip
+    note = (
+        "<p>Only CB-DSL bans. An attacker that is never invited need not be caught to do no harm: a low recall beside "
+        "a high accuracy means that it was ignored. Wasted: uploads that were refuted or declined.</p>"
+    )
+    return note + _table(head, rows)
+
+
+def _backdoor(bouts: Sequence[Bout]) -> list[Section]:
+    rows = [
+        (escape(DEFENCES[bout.defence].label), str(bout.byzantine), f"{bout.accuracy:.1%}", _share(bout.attack_success))
+        for bout in bouts
+        if bout.attack_success is not None
+    ]
+    note = (
+        "<p>Share of triggered test images of other classes that are taken for the target. About 1 % is what an "
+        "untouched model gives; a high share means that the accuracy above hides a backdoor.</p>"
+    )
+    head = ("Defence", "Attackers", "Accuracy", "Attack success")
+    return [Section("backdoor", "Backdoor", "Backdoors", note + _table(head, rows))] if rows else []
+
+
+def _glossary(contest: Contest) -> str:
+    parts = []
+    for name in contest.attacks:
+        kind = ATTACKS[name]
+        words = " ".join((kind.__doc__ or "").split())
+        knows = " <i>It knows the honest workers' models.</i>" if kind.omniscient else ""
+        parts.append(f"<dt><b>{escape(name)}</b></dt><dd>{escape(words)}{knows}</dd>")
+    note = (
+        "<p>w is the model that an honest worker in the attacker's place would send, w^g the global model. In CB-DSL, "
+        "whoever attacks with weights also claims half its honest score, or nobody would ever invite it.</p>"
+    )
+    return f"{note}<dl>{''.join(parts)}</dl>"
+
+
+def _method(contest: Contest, command: str) -> str:
+    settings = ", ".join(f"{key} = {value}" for key, value in contest.settings.items())
+    spec = contest.spec(contest.defences[0], "", 0, contest.seeds[0])
+    return (
+        f"<p>Made by <code>{escape(command)}</code>: preset {escape(contest.preset)} with {escape(settings)}, "
+        f"{spec.rounds} rounds, seeds {_list(contest.seeds)}. Every method trains on D_tr beside its own data; FLTrust "
+        "also trains on it at the server, Zeno and CB-DSL score on D_sc. Defences that must reckon with a number of "
+        "attackers are told the true one; Bulyan cannot reckon with more than 11 of 50 and takes what it can. "
+        "Accuracy is that of the last round.</p>"
+        "<p>Beside this page: <code>results.csv</code>, <code>results.jsonl</code>, <code>figures/</code> (PNG, SVG, "
+        "PDF) and <code>runs/</code>, a folder for every run.</p>"
+    )
+
+
+def _picture(svg: str) -> str:
+    return f'<figure><div class="scroll">{svg}</div></figure>'
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    top = "".join(f"<th>{escape(word)}</th>" for word in head)
+    body = "".join(
+        "<tr>"
+        + "".join(f'<td data-label="{escape(word)}">{cell}</td>' for word, cell in zip(head, row, strict=True))
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _span(bout: Bout) -> str:
+    spread = f" ({bout.lowest:.1%} to {bout.highest:.1%})" if bout.seeds > 1 else ""
+    return f"{bout.accuracy:.1%}{spread}"
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"
+
+
+def _list(values: Iterable[object]) -> str:
+    words = [str(value) for value in values]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from cbdsl import experiment
+from cbdsl.aggregators import RULES
+from cbdsl.errors import UserError
+from cbdsl.experiment import Stage
+from cbdsl.methods import resolve
+from cbdsl.spec import Spec
+from helpers import blobs, perceptron, small_spec
+
+
+def stage_of(spec: Spec) -> Stage:
+    return Stage.prepare(resolve(spec), perceptron, blobs(), 1)
+
+
+@pytest.mark.parametrize("name", [*RULES, "nnm+median", "nnm+krum"])
+def test_every_aggregator_plays_a_run_with_attackers(name: str) -> None:
+    spec = small_spec(
+        method="fedavg", shared="train", defence__aggregator=name, attack__byzantine=2, attack__name="nan"
+    )
+    result = experiment.run(spec, model=perceptron, data=blobs(), threads=1)
+    if name == "mean":
+        assert result.summary.final_accuracy == 0.0
+    else:
+        assert result.summary.final_accuracy > 0.5
+        assert np.isfinite(result.weights).all()
+
+
+def test_the_mean_by_rule_is_fedavg() -> None:
+    plain = experiment.run(small_spec(method="fedavg"), model=perceptron, data=blobs())
+    trimmed = small_spec(method="fedavg", defence__aggregator="trimmed-mean", defence__declared=0)
+    np.testing.assert_allclose(
+        plain.weights, experiment.run(trimmed, model=perceptron, data=blobs()).weights, rtol=1e-4, atol=1e-5
+    )
+
+
+def test_declared_and_actual_attackers_are_separate() -> None:
+    assert resolve(small_spec(attack__byzantine=2)).defence.declared == 2
+    assert resolve(small_spec(attack__byzantine=2, defence__declared=1)).defence.declared == 1
+    assert resolve(small_spec(attack__byzantine=2, defence__declared=0)).defence.declared == 0
+
+
+def test_the_guard_uses_another_half_of_the_hold_out_every_round() -> None:
+    stage = stage_of(small_spec(defence__guard=True))
+    seen: list[set[int]] = []
+    losses = stage.engine.losses
+
+    def watching(weights, samples, indices, ceilings=None):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+        found = set(indices.ravel().tolist()) - {-1}
+        if found <= set(stage.split.holdout.tolist()):
+            seen.append(found)
+        return losses(weights, samples, indices, ceilings)
+
+    stage.engine.losses = watching  # type: ignore[method-assign]
+    for number in (1, 2, 1):
+        assert stage.verifier.worsens is not None
+        stage.verifier.worsens(stage.initial[0], stage.initial[0] + 1, number)
+    assert [len(part) for part in seen] == [15] * 6  # half of 30; the old and the new model on the same half
+    assert seen[0] == seen[1] == seen[4]
+    assert seen[0] != seen[2]
+
+
+def test_a_guarded_run_bans_nobody_honest_and_resumes_to_the_same_numbers(tmp_path) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
+    spec = small_spec(defence__guard=True, defence__commitment=True, defence__soup=2, rounds=6, attack__byzantine=2,
+                      attack__name="staller")  # fmt: skip
+    whole = experiment.run(spec, model=perceptron, data=blobs(), out=tmp_path / "whole")
+    assert whole.summary.banned == []
+    assert any(line.silent for line in whole.rounds)
+
+    class Stop(Exception):  # noqa: N818
+        pass
+
+    def stop(line: object) -> None:
+        if getattr(line, "round", 0) == 3:
+            raise Stop
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "_CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(experiment, "_CHECKPOINT_SHARE", 0.0)
+        with pytest.raises(Stop):
+            experiment.run(spec, model=perceptron, data=blobs(), out=tmp_path / "part", on_round=stop)
+    resumed = experiment.resume(tmp_path / "part", model=perceptron, data=blobs())
+    np.testing.assert_array_equal(resumed.weights, whole.weights)
+    assert [line.verdicts for line in resumed.rounds] == [line.verdicts for line in whole.rounds]
+
+
+def test_stallers_and_flooders_end_rounds_within_the_cap_and_harm_nobody_honest() -> None:
+    for name in ("staller", "flooder"):
+        spec = small_spec(workers=10, attack__name=name, attack__byzantine=6, defence__invitations=3, rounds=8)
+        result = experiment.run(spec, model=perceptron, data=blobs())
+        assert all(len(line.verdicts) <= 3 for line in result.rounds)
+        assert set(result.summary.banned) <= set(result.summary.byzantine)
+        assert result.summary.final_accuracy > 0.6
+        size = result.summary.parameters * 4
+        wasted = sum(len(line.refuted) + len(line.declined) for line in result.rounds) * size
+        assert result.summary.wasted_uplink_bytes == wasted
+        assert (wasted > 0) is (name == "flooder")
+        uploaded = sum(line.uploads for line in result.rounds) * size
+        assert result.summary.model_uplink_bytes == uploaded
+
+
+def test_the_memoriser_fools_the_paper_and_not_the_guard() -> None:
+    settings = {"model": "mlp", "workers": 4, "rounds": 3, "data.shared_scoring": 100, "attack.byzantine": 1,
+                "attack.name": "memoriser", "local.learning_rate": 0.01}  # fmt: skip
+    spec = Spec().with_settings(settings)
+    fooled, saved = (
+        experiment.run(spec.with_settings({"defence.guard": guard, "defence.commitment": guard}))
+        for guard in (False, True)
+    )
+    assert fooled.summary.banned == []
+    assert fooled.rounds[0].accepted == fooled.summary.byzantine
+    assert saved.summary.banned == saved.summary.byzantine
+    assert "by heart" in saved.rounds[0].verdicts[0]["reason"]
+    assert saved.summary.final_accuracy > fooled.summary.final_accuracy + 0.1
+
+
+@pytest.mark.parametrize("settings", [{"defence__guard": True}, {"defence__soup": 2}])
+def test_a_server_without_the_scoring_set_cannot_guard(settings: dict[str, object]) -> None:
+    for more in ({"shared": "train"}, {"method": "fedpso"}):
+        with pytest.raises(UserError, match="which this run does not share"):
+            stage_of(small_spec(**settings, **more))
+
+
+def test_fltrust_needs_data_at_the_server() -> None:
+    with pytest.raises(UserError, match=r"data\.shared_training is 0"):
+        stage_of(small_spec(method="fedavg", defence__aggregator="fltrust", data__shared_training=0))
