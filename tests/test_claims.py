@@ -48,8 +48,8 @@ def finished(figure: int, approach: str, accuracy: float) -> Finished:
     lines = [
         RoundRecord(
             round=number, test_accuracy=accuracy if number >= fast else accuracy / 2, global_score=None, accepted=[1],
-            refuted=[], declined=[], silent=[], banned=[], set_aside={}, uploads=WORKERS if fedavg else 1, uplink_bytes=uplink,
-            downlink_bytes=0, verdicts=[], traffic={}, seconds=0.1,
+            refuted=[], declined=[], silent=[], banned=[], set_aside={}, uploads=WORKERS if fedavg else 1,
+            uplink_bytes=uplink, downlink_bytes=0, verdicts=[], traffic={}, seconds=0.1,
         )
         for number in range(1, rounds + 1)
     ]  # fmt: skip

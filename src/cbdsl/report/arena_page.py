@@ -17,6 +17,7 @@ from cbdsl.report.style import INK, PALE, dress, new_figure, save, spread_labels
 from cbdsl.runs import write_atomically
 
 _MAP = mpl.colormaps["cividis"]  # the same to every eye
+_CROSSED = f"<p>Final test accuracy in percent. ✗: more than {TOLERATED * 100:.0f} points below the clean run.</p>"
 _OURS, _THEIRS = "#0072b2", "#d55e00"
 
 
@@ -41,11 +42,24 @@ def write(contest: Contest, bouts: Sequence[Bout], out: Path, command: str) -> P
         Section("worst", "Worst case", "The worst that can happen to each defence", _worst(contest, bouts)),
         Section("breaks", "Where ours breaks", "Where our own defences break", _breaks(contest, bouts)),
         *(
-            Section(f"map{count}", f"{count} attackers", f"Accuracy with {count} attackers", _picture(picture))
+            Section(
+                f"map{count}", f"{count} attackers", f"Accuracy with {count} attackers", _crossed() + _picture(picture)
+            )
             for count, picture in maps.items()
         ),
         Section("cost", "Cost", "What it costs", _picture(price)),
-        Section("detection", "Detection", "Who is caught, who is wronged, what is wasted", _detection(contest, bouts)),
+        *(
+            [
+                Section(
+                    "detection",
+                    "Detection",
+                    "Who is caught, who is wronged, what is wasted",
+                    _detection(contest, bouts),
+                )
+            ]
+            if any(DEFENCES[name].ours for name in contest.defences)
+            else []
+        ),
         *_backdoor(bouts),
         Section("attacks", "Attacks", "The attacks", _glossary(contest)),
         Section("method", "Method", "How this was made", _method(contest, command)),
@@ -74,7 +88,7 @@ def heatmap(contest: Contest, bouts: Sequence[Bout], count: int) -> Figure:
             )  # fmt: skip
     axes.set_xlim(0, len(columns))
     axes.set_ylim(len(contest.defences), 0)
-    dress(axes, f"Test accuracy in %, {count} attackers; ✗: more than {TOLERATED * 100:.0f} points below clean")
+    dress(axes, f"Test accuracy in %, {count} attackers")
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     axes.set_xticks(
@@ -107,6 +121,8 @@ def cost(contest: Contest, bouts: Sequence[Bout]) -> Figure:
             fontsize=9, va="center", arrowprops={"arrowstyle": "-", "color": PALE, "linewidth": 0.6},
         )  # fmt: skip
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
     axes.set_xlim(min(point[0] for point in points) / 1.5, max(point[0] for point in points) * 6)
     axes.set_ylim(-4, 104)
     axes.set_xlabel("uplink of the whole run, MB (payload)", color=INK)
@@ -140,7 +156,7 @@ def _worst(contest: Contest, bouts: Sequence[Bout]) -> str:
         kind = "no" if lost else "yes"
         rows.append((
             f"<b>{escape(DEFENCES[defence].label)}</b>", f"{clean.accuracy:.1%}", _span(worst),
-            f"{escape(worst.attack or 'none')}, {worst.byzantine}",
+            f"{escape(worst.attack)}, {worst.byzantine}" if worst.attack else "none: its clean run",
             f'<span class="{kind}">{lost} of {len(own) - 1}</span>', size(clean.uplink_bytes),
         ))  # fmt: skip
     note = f"<p>A bout is lost if the attack costs more than {TOLERATED * 100:.0f} points against the clean run.</p>"
@@ -172,7 +188,20 @@ def _breaks(contest: Contest, bouts: Sequence[Bout]) -> str:
     return f"<ul>{''.join(items)}</ul>" if items else "<p>Nowhere in this arena.</p>"
 
 
-def _detection(contest: Contest, bouts: Sequence[Bout]) -> str:
+def _detection(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
+    ours = [name for name in contest.defences if DEFENCES[name].ours]
+    if not ours:
+        return []
+    totals = []
+    for defence in ours:
+        own = [bout for bout in bouts if bout.defence == defence and bout.attack]
+        banned, wrong = sum(bout.banned for bout in own), sum(bout.false_bans for bout in own)
+        there = sum(bout.byzantine for bout in own)
+        totals.append((
+            f"<b>{escape(DEFENCES[defence].label)}</b>", _share(banned / (banned + wrong) if banned + wrong else None),
+            _share(banned / there if there else None), f"{wrong:g}",
+            f"{max(bout.uploads for bout in own):g}", size(max(bout.wasted_bytes for bout in own)),
+        ))  # fmt: skip
     head = ("Defence", "Attack", "Attackers", "Banned", "Precision", "Recall", "Honest banned", "Uploads", "Wasted")
     rows = [
         (
@@ -181,13 +210,23 @@ def _detection(contest: Contest, bouts: Sequence[Bout]) -> str:
             f"{bout.uploads:g}", size(bout.wasted_bytes),
         )
         for bout in bouts
-        if DEFENCES[bout.defence].ours and bout.defence in contest.defences
+        if bout.defence in ours
     ]  # fmt: skip
     note = (
         "<p>Only CB-DSL bans. An attacker that is never invited need not be caught to do no harm: a low recall beside "
         "a high accuracy means that it was ignored. Wasted: uploads that were refuted or declined.</p>"
     )
-    return note + _table(head, rows)
+    top = (
+        "Defence",
+        "Precision",
+        "Recall",
+        "Honest banned, all bouts",
+        "Most uploads in a run",
+        "Most wasted in a run",
+    )
+    every = f"<details><summary>All {len(rows)} bouts</summary>{_table(head, rows)}</details>"
+    body = note + _table(top, totals) + every
+    return [Section("detection", "Detection", "Who is caught, who is wronged, what is wasted", body)]
 
 
 def _backdoor(bouts: Sequence[Bout]) -> list[Section]:
