@@ -43,23 +43,12 @@ def write(contest: Contest, bouts: Sequence[Bout], out: Path, command: str) -> P
         Section("breaks", "Where ours breaks", "Where our own defences break", _breaks(contest, bouts)),
         *(
             Section(
-                f"map{count}", f"{count} attackers", f"Accuracy with {count} attackers", _crossed() + _picture(picture)
+                f"map{count}", f"{count} attackers", f"Accuracy with {count} attackers", _CROSSED + _picture(picture)
             )
             for count, picture in maps.items()
         ),
         Section("cost", "Cost", "What it costs", _picture(price)),
-        *(
-            [
-                Section(
-                    "detection",
-                    "Detection",
-                    "Who is caught, who is wronged, what is wasted",
-                    _detection(contest, bouts),
-                )
-            ]
-            if any(DEFENCES[name].ours for name in contest.defences)
-            else []
-        ),
+        *_detection(contest, bouts),
         *_backdoor(bouts),
         Section("attacks", "Attacks", "The attacks", _glossary(contest)),
         Section("method", "Method", "How this was made", _method(contest, command)),
