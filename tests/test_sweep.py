@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from cbdsl.errors import UserError
+from cbdsl.methods import resolve
 from cbdsl.spec import Spec
-from cbdsl.sweep import grid, parse_axis, run_all, write_table
+from cbdsl.sweep import Task, grid, parse_axis, perform, run_all, write_table
 
 SMALL = Spec(model="softmax", workers=4, rounds=3).with_settings(
     {"data.shared_scoring": 60, "data.samples_per_worker": 20}
@@ -106,3 +107,24 @@ def test_a_sweep_that_was_killed_goes_on_and_ends_the_same(tmp_path: Path) -> No
 def test_a_failing_run_stops_the_sweep_with_its_own_message(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="samples each need"):
         run_all([SMALL, SMALL.with_settings({"workers": 9000})], tmp_path, 2)
+
+
+def test_a_watched_run_leaves_run_and_curve_however_it_got_there(tmp_path: Path) -> None:
+    task = Task("watched", resolve(SMALL))
+    fresh, resumed = tmp_path / "fresh", tmp_path / "resumed"
+    run_all([SMALL], resumed, 1)  # as if it had been stopped between the run and its curve
+    for out in (fresh, resumed):
+        assert not task.is_done(out)
+        perform([task], out, 1)
+        assert task.is_done(out)
+    curves = [(task.folder(out) / "divergence.json").read_bytes() for out in (fresh, resumed)]
+    assert curves[0] == curves[1]
+    summary = Task("run", task.spec).folder(fresh) / "summary.json"
+    before = json.loads(summary.read_text())
+    summary.unlink()
+    assert not task.is_done(fresh)
+    perform([task], fresh, 1)
+    after = json.loads(summary.read_text())
+    assert {key: after[key] for key in after if key != "seconds"} == {
+        key: before[key] for key in before if key != "seconds"
+    }

@@ -36,6 +36,7 @@ from cbdsl.verification import Verifier
 ModelBuilder = Callable[[], nn.Module]
 OnStart = Callable[[Spec, Path | None, str], None]
 OnRound = Callable[[RoundRecord], None]
+Watch = Callable[["Stage", Order], None]
 _CHECKPOINT_SECONDS = 5.0
 _CHECKPOINT_SHARE = 20.0  # a checkpoint may take one part in twenty of the time
 _CHECKPOINT_SPEED = 3e8  # bytes a second, before the first one was measured
@@ -53,7 +54,7 @@ class Result:
     folder: Path | None
 
 
-def run(
+def run(  # noqa: PLR0913 - all but the first by name
     spec: Spec | str = "paper-iid",
     *,
     model: ModelBuilder | None = None,
@@ -62,6 +63,7 @@ def run(
     threads: int | None = None,
     on_start: OnStart | None = None,
     on_round: OnRound | None = None,
+    watch: Watch | None = None,
 ) -> Result:
     """Run a spec, or a preset by its name.
 
@@ -72,6 +74,7 @@ def run(
     on_start: called with the resolved spec and the folder, once everything that the spec names was found, and a note
         if the model could not have the native engine.
     on_round: called with the record of every round that was played.
+    watch: called after every round with all that was built and the order that was carried out.
     """
     chosen = preset(spec) if isinstance(spec, str) else spec
     if model is not None:
@@ -80,7 +83,7 @@ def run(
         chosen = replace(chosen, data=replace(chosen.data, source=data.name))
     stage = Stage.prepare(resolve(chosen), model, data, threads)
     folder = RunFolder.create(Path(out), stage.spec) if out is not None else None
-    return _play(stage, folder, None, [], on_start, on_round)
+    return _play(stage, folder, None, [], on_start, on_round, watch)
 
 
 def resume(
@@ -194,6 +197,7 @@ def _play(
     records: list[RoundRecord],
     on_start: OnStart | None,
     on_round: OnRound | None,
+    watch: Watch | None = None,
 ) -> Result:
     """Play the rounds that are left, and write down what happens."""
     try:
@@ -205,7 +209,7 @@ def _play(
         if checkpoint and checkpoint.particles:
             stage.swarm.restore(checkpoint.particles, state.round, state.global_best)
         keeper = _Keeper(stage, folder)
-        for state, line in _rounds(stage, first):
+        for state, line in _rounds(stage, first, watch):
             records.append(line)
             if folder is not None:
                 folder.append(line)
@@ -229,11 +233,13 @@ def _play(
             folder.close()
 
 
-def _rounds(stage: Stage, state: ServerState) -> Iterator[tuple[ServerState, RoundRecord]]:
+def _rounds(stage: Stage, state: ServerState, watch: Watch | None = None) -> Iterator[tuple[ServerState, RoundRecord]]:
     while state.round < stage.spec.rounds:
-        started = time.perf_counter()
+        started, order = time.perf_counter(), stage.order(state)
         state, log = stage.play(state)
         accuracy = stage.test_accuracy(state)
+        if watch is not None:
+            watch(stage, order)
         yield state, record(log, state, accuracy, round(time.perf_counter() - started, 4))
 
 

@@ -57,15 +57,18 @@ def reproduce(
 
 def tasks_of(plan: Plan) -> list[Task]:
     """Every run, divergence curve and theory measurement; the long ones first, so that no core waits at the end."""
-    runs = [Task("run", resolve(spec)) for spec in specs_of(FIGURES, plan)]
+    runs = [resolve(spec) for spec in specs_of(FIGURES, plan)]
     theory = [Task("theory", spec) for spec in theory_specs(plan).values()]
     measured = {task.spec for task in theory}  # a theory measurement brings its curve with it
     figure = [
         *specs_of([_DIVERGENCE], plan),
         *(equal_work_spec(r, seed, plan) for r in plan.regimes for seed in plan.seeds),
     ]
-    curves = [Task("divergence", spec) for spec in map(resolve, figure) if spec not in measured]
-    return sorted(dict.fromkeys([*theory, *curves, *runs]), key=lambda task: -_weight(task))
+    curves = {spec for spec in map(resolve, figure) if spec not in measured}  # "watched": measured while they are run
+    plain = [Task("watched" if spec in curves else "run", spec) for spec in runs]
+    alone = [Task("divergence", spec) for spec in curves - set(runs)]
+    tasks = dict.fromkeys([*theory, *alone, *plain])
+    return sorted(tasks, key=lambda task: (-_weight(task), task.kind, task.spec.key()))
 
 
 def theory_specs(plan: Plan) -> dict[tuple[Regime, str], Spec]:
@@ -170,5 +173,5 @@ def _weight(task: Task) -> float:
     )
     training = 3 * spec.local.epochs * (own + spec.data.shared_training * spec.shares_training)
     scoring = spec.data.shared_scoring if spec.shares_scoring else own
-    factor = {"run": 1.0, "divergence": 1.3, "theory": 3.0}[task.kind]
+    factor = {"run": 1.0, "watched": 1.05, "divergence": 1.0, "theory": 3.0}[task.kind]
     return factor * spec.rounds * (training + (scoring if spec.method != "fedavg" else 0))

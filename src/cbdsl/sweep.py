@@ -22,7 +22,7 @@ from typing import Any
 from cbdsl.engines.native import default_threads
 from cbdsl.errors import UserError
 from cbdsl.methods import resolve
-from cbdsl.records import RoundRecord, Summary, finite
+from cbdsl.records import RoundRecord, Summary
 from cbdsl.runs import read_result, write_atomically
 from cbdsl.spec import Spec, parse_setting, setting_values
 
@@ -80,7 +80,8 @@ class Task:
 
     def is_done(self, out: Path) -> bool:
         """Whether its result is there."""
-        return (self.folder(out) / TASKS[self.kind][0]).exists()
+        there = (self.folder(out) / TASKS[self.kind][0]).exists()
+        return there and (self.kind != "watched" or Task("run", self.spec).is_done(out))
 
 
 def run_all(
@@ -177,8 +178,24 @@ def _run(spec: Spec, folder: Path, threads: int, report: Callable[[object], None
 def _divergence(spec: Spec, folder: Path, threads: int, report: Callable[[object], None]) -> None:
     from cbdsl.theory.genie import divergence_curve  # noqa: PLC0415
 
-    rows = [{key: finite(value) for key, value in row.items()} for row in divergence_curve(spec, threads, report)]
-    _write_json(folder / "divergence.json", rows)
+    _write_json(folder / "divergence.json", divergence_curve(spec, threads, report))
+
+
+def _watched(spec: Spec, folder: Path, threads: int, report: Callable[[object], None]) -> None:
+    """A run and its divergence in one go; if the run was begun before, it is finished and replayed."""
+    from cbdsl import experiment  # noqa: PLC0415
+    from cbdsl.theory.genie import Companion  # noqa: PLC0415
+
+    run = Task("run", spec)
+    own, companion = run.folder(folder.parents[1]), Companion()
+    if not (own / "spec.toml").exists():
+        experiment.run(spec, out=own, threads=threads, on_round=report, watch=companion)
+        _write_json(folder / "divergence.json", [found.to_json() for found in companion.curve])
+        return
+    if not run.is_done(folder.parents[1]):
+        _run(spec, own, threads, report)
+    if not (folder / "divergence.json").exists():
+        _divergence(spec, folder, threads, report)
 
 
 def _theory(spec: Spec, folder: Path, threads: int, report: Callable[[object], None]) -> None:
@@ -199,6 +216,7 @@ Worker = Callable[[Spec, Path, int, Callable[[object], None]], None]
 TASKS: dict[str, tuple[str, Worker]] = {  # kind -> the file that shows it is done, and who does it
     "run": ("summary.json", _run),
     "divergence": ("divergence.json", _divergence),
+    "watched": ("divergence.json", _watched),
     "theory": ("theory.json", _theory),
 }
 

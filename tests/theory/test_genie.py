@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from cbdsl.theory.genie import Genie, divergence_curve, divergences, population_of, steps_of, summarise
+from cbdsl import experiment
+from cbdsl.theory.genie import Companion, Genie, divergence_curve, divergences, population_of, steps_of, summarise
 from cbdsl.theory.trajectory import stage_of
 from helpers import blobs, perceptron, small_spec
 
@@ -62,6 +63,15 @@ def test_the_curve_is_plain_numbers_and_the_same_on_any_number_of_threads() -> N
     assert json.loads(json.dumps(curve)) == divergence_curve(spec, 2, model=perceptron, data=blobs())
     assert set(curve[0]) == {"round", "mean", "deviation", "low", "high", "median", "lost"}
     assert all(row["low"] <= row["mean"] <= row["high"] for row in curve)
+
+
+def test_a_companion_sees_in_a_run_what_a_replay_shows_and_changes_nothing() -> None:
+    spec = small_spec(data__partition="shards", attack__byzantine=1)
+    companion = Companion()
+    watched = experiment.run(spec, model=perceptron, data=blobs(), watch=companion)
+    alone = experiment.run(spec, model=perceptron, data=blobs())
+    np.testing.assert_array_equal(watched.weights, alone.weights)
+    assert [found.to_json() for found in companion.curve] == divergence_curve(spec, 1, model=perceptron, data=blobs())
 
 
 def test_workers_that_left_the_range_of_numbers_are_counted_and_left_out() -> None:

@@ -15,11 +15,12 @@ from cbdsl.engines.base import Doubles, Floats, Indices, Sgd
 from cbdsl.experiment import ModelBuilder, Stage
 from cbdsl.records import finite
 from cbdsl.rng import seed_of, stream
+from cbdsl.server import Order
 from cbdsl.simulate import holdings
 from cbdsl.spec import LocalSpec, Spec
 from cbdsl.swarm import Coefficients, Particles, move
 from cbdsl.theory.constants import norms
-from cbdsl.theory.trajectory import replay, stage_of
+from cbdsl.theory.trajectory import honest_workers, stage_of
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,21 @@ def summarise(round_number: int, values: Doubles) -> Divergence:
     )
 
 
+class Companion:
+    """A genie beside a run that is being played: watches every round and writes down how far the workers are."""
+
+    def __init__(self) -> None:
+        self.curve: list[Divergence] = []
+        self._genie: Genie | None = None
+
+    def __call__(self, stage: Stage, order: Order) -> None:
+        """Move the genie as the swarm was ordered to move, then measure."""
+        before = self._genie or Genie.at_start(stage)
+        self._genie = before.moved(order.round, order.inertia, order.learning_rate)
+        positions = stage.swarm.particles.positions[honest_workers(stage)]
+        self.curve.append(summarise(order.round, divergences(positions, self._genie.position)))
+
+
 def divergence_curve(
     spec: Spec,
     threads: int | None = None,
@@ -131,13 +147,12 @@ def divergence_curve(
     data: Dataset | None = None,
 ) -> list[dict[str, Any]]:
     """Figure 5 for one spec: one `Divergence` a round, as plain numbers for JSON."""
-    stage = stage_of(spec, threads, model, data)
-    genie = Genie.at_start(stage)
-    rows: list[dict[str, Any]] = []
-    for step in replay(stage):
-        genie = genie.moved(step.round, step.inertia, step.learning_rate)
-        found = summarise(step.round, divergences(step.after, genie.position))
-        rows.append(found.to_json())
+    stage, companion = stage_of(spec, threads, model, data), Companion()
+    state = stage.first_state()
+    while state.round < stage.spec.rounds:
+        order = stage.order(state)
+        state, _ = stage.play(state)
+        companion(stage, order)
         if on_round is not None:
-            on_round(found)
-    return rows
+            on_round(companion.curve[-1])
+    return [found.to_json() for found in companion.curve]
