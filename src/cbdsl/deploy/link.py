@@ -77,7 +77,9 @@ class Address:
         return f"{'mqtts' if self.tls else 'mqtt'}://{self.host}:{self.port}"
 
 
-def parse_address(url: str, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None) -> Address:
+def parse_address(
+    url: str, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None
+) -> Address:
     """Read mqtt://host:port or mqtts://host:port, with user:password@ before the host where a broker wants them."""
     try:
         parts = urlsplit(url if "://" in url else f"mqtt://{url}")
@@ -88,7 +90,9 @@ def parse_address(url: str, ca: Path | None = None, certificate: Path | None = N
         raise UserError(f"'{url}' is not the address of a broker. Write mqtt://host:1883 or mqtts://host:8883.")
     tls = parts.scheme == "mqtts"
     if not tls and (ca or certificate or key):
-        raise UserError(f"--ca, --cert and --key need TLS, but '{url}' is without. Write mqtts://{parts.hostname}:8883.")
+        raise UserError(
+            f"--ca, --cert and --key need TLS, but '{url}' is without. Write mqtts://{parts.hostname}:8883."
+        )
     if bool(certificate) != bool(key):
         raise UserError("A certificate needs its key: give --cert and --key together.")
     for path in (ca, certificate, key):

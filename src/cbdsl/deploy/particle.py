@@ -50,7 +50,11 @@ def understand(announcement: Announcement) -> Assignment:
         architecture = Architecture.from_dict(json.loads(described)) if described else None
     except (ValueError, TypeError, KeyError, RecursionError) as error:  # UserError and ArchitectureError among them
         raise WireError(f"an announcement that makes no sense: {error}") from error
-    if not isinstance(shape, list) or not 1 <= len(shape) <= 4 or not all(type(n) is int and 0 < n < 2**20 for n in shape):
+    if (
+        not isinstance(shape, list)
+        or not 1 <= len(shape) <= 4
+        or not all(type(n) is int and 0 < n < 2**20 for n in shape)
+    ):
         raise WireError("an announcement with an impossible shape of samples")
     fits = architecture is None or (
         architecture.shape == tuple(shape)
@@ -75,7 +79,9 @@ def make_engine(assignment: Assignment, threads: int) -> Engine:
         from cbdsl.engines.torch_engine import TorchEngine  # noqa: PLC0415 - a device may not have torch
         from cbdsl.models import MODELS  # noqa: PLC0415
     except ImportError as error:
-        raise UserError(f"This run needs torch here, because {obstacle}; and torch is not installed ({error}).") from error
+        raise UserError(
+            f"This run needs torch here, because {obstacle}; and torch is not installed ({error})."
+        ) from error
     if assignment.spec.model not in MODELS:
         raise UserError(
             f"This run's model '{assignment.spec.model}' was given to the server in Python and {obstacle}; a worker "
@@ -83,7 +89,9 @@ def make_engine(assignment: Assignment, threads: int) -> Engine:
         )
     engine = TorchEngine(MODELS[assignment.spec.model](assignment.layout.shape, assignment.classes), threads)
     if engine.size != assignment.size:
-        raise UserError(f"The model here has {engine.size:,} parameters, the server's {assignment.size:,}: versions differ.")
+        raise UserError(
+            f"The model here has {engine.size:,} parameters, the server's {assignment.size:,}: versions differ."
+        )
     return engine
 
 

@@ -10,12 +10,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from cbdsl.deploy import topics, wire
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.inbox import Inbox
 from cbdsl.deploy.journal import Journal
-from cbdsl.deploy.link import Link
+from cbdsl.deploy.link import Address, Link
 from cbdsl.deploy.pace import Pace
 from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.wire import Announcement, Directive, Hello, Invitation, Welcome
@@ -32,34 +33,43 @@ MakeLink = Callable[[Callable[[str, bytes], None], Callable[[], None]], Link]
 """Connects: given what to call with a message, and what to call after every connection."""
 
 
+@dataclass(frozen=True)
+class Seat:
+    """Where a server sits: the swarm's name, the broker, how long to wait, and who may come (anybody, if empty)."""
+
+    swarm: str
+    address: Address
+    pace: Pace = field(default_factory=Pace)
+    names: tuple[str, ...] = ()
+
+
 class NetworkSwarm:
     """Workers behind a broker. The main thread plays rounds; the link's thread hands messages in."""
 
     def __init__(
         self,
-        swarm: str,
+        seat: Seat,
         announcement: Announcement,
         shared: bytes,
         roster: Roster,
-        pace: Pace,
         journal: Journal,
         events: Events,
         starts: Sequence[Floats] = (),
     ) -> None:
         """starts: the model each worker starts from, where workers start apart."""
-        self._swarm, self._run, self._roster = swarm, announcement.run, roster
-        self._pace, self._journal, self._events = pace, journal, events
+        self._swarm, self._pace = seat.swarm, seat.pace
+        self._run, self._roster, self._journal, self._events = announcement.run, roster, journal, events
         self._starts = [wire.weights_to_bytes(start) for start in starts]
-        self.inbox = Inbox(swarm, self._run, announcement.size, roster, events, pace.grace_seconds)
+        self.inbox = Inbox(seat.swarm, self._run, announcement.size, roster, events, seat.pace.grace_seconds)
         self._lock, self._link = threading.Lock(), None  # type: tuple[threading.Lock, Link | None]
         self._retained: dict[str, bytes] = {}
         self._asked: set[WorkerId] = set()  # who holds an invitation
         self._gathering = True
         self._model = _NOTHING
-        self._retain(topics.spec(swarm), wire.encode(announcement))
+        self._retain(topics.spec(seat.swarm), wire.encode(announcement))
         if shared:
             for piece in wire.pieces(self._run, 0, shared):
-                self._retain(topics.shared(swarm, piece.index), wire.encode(piece))
+                self._retain(topics.shared(seat.swarm, piece.index), wire.encode(piece))
 
     # --- the connection
 

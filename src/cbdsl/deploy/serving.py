@@ -6,10 +6,11 @@ journal holds what was heard since, so a server that is killed at any moment los
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,12 +19,11 @@ import numpy as np
 from cbdsl.deploy import wire
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.journal import Journal
-from cbdsl.deploy.link import Address, MqttLink
+from cbdsl.deploy.link import MqttLink
 from cbdsl.deploy.meter import Counts, Meter
-from cbdsl.deploy.pace import Pace
 from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.samples import pack_shared
-from cbdsl.deploy.server import MakeLink, NetworkSwarm
+from cbdsl.deploy.server import NetworkSwarm, Seat
 from cbdsl.deploy.wire import Announcement
 from cbdsl.engines.architecture import ArchitectureError, from_module
 from cbdsl.engines.base import Samples
@@ -31,6 +31,7 @@ from cbdsl.errors import UserError
 from cbdsl.experiment import OnRound, Result, Stage, conclude
 from cbdsl.records import RoundRecord, record
 from cbdsl.runs import Checkpoint, RunFolder, write_atomically
+from cbdsl.server import ServerState
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,44 +43,61 @@ class Served:
     refused: dict[str, int]  # messages that were refused, by reason
 
 
+@dataclass(frozen=True, eq=False)
+class OpenRun:
+    """A run's folder, held by this process, and what was played in it so far."""
+
+    folder: RunFolder
+    checkpoint: Checkpoint | None
+    records: list[RoundRecord]
+
+
+def open_run(stage: Stage, out: Path) -> OpenRun:
+    """A new folder, or the folder of this very run."""
+    if not (out / "spec.toml").exists():
+        return OpenRun(RunFolder.create(out, stage.spec), None, [])
+    folder, spec = RunFolder.open(out)
+    try:
+        if spec != stage.spec:
+            raise UserError(f"{out} holds another run. Give another --out, or serve {out / 'spec.toml'} to go on.")
+        checkpoint = folder.load_checkpoint(stage.key)
+        records = folder.records(checkpoint.state.round if checkpoint else 0)
+        folder.rewind(records)
+    except BaseException:
+        folder.close()
+        raise
+    return OpenRun(folder, checkpoint, records)
+
+
 def serve(
     stage: Stage,
-    swarm: str,
-    out: Path,
-    address: Address,
-    pace: Pace,
-    names: Sequence[str] = (),
+    opened: OpenRun,
+    seat: Seat,
     on_ready: Callable[[NetworkSwarm], None] | None = None,
     on_round: OnRound | None = None,
 ) -> Served:
-    """Play the rounds of a stage with whoever connects as a worker of `swarm`; resumes if `out` holds this run."""
-    folder, checkpoint, records = _open(stage, out)
+    """Play the rounds that are left with whoever connects as a worker; closes the folder at the end."""
+    out = opened.folder.path
     try:
-        run = _run_of(out, swarm)
-        state = checkpoint.state if checkpoint else stage.first_state()
-        roster = Roster(out / "roster.json", stage.spec.workers, names)
+        roster = Roster(out / "roster.json", stage.spec.workers, seat.names)
         meter, events = Meter(out / "wire.json"), Events(out / "events.jsonl")
-        events.note("started", round=state.round, resumed=checkpoint is not None)
+        first = state = opened.checkpoint.state if opened.checkpoint else stage.first_state()
+        events.note("started", round=state.round)
         shared = _shared(stage)
-        network = NetworkSwarm(
-            swarm, announce(stage, run, shared), shared, roster, pace, Journal(out / "journal.bin"), events,
-            stage.initial if len(stage.initial) > 1 else (),
-        )  # fmt: skip
+        announcement = announce(stage, _run_of(out, seat.swarm), shared)
+        starts = list(stage.initial) if len(stage.initial) > 1 else []
+        network = NetworkSwarm(seat, announcement, shared, roster, Journal(out / "journal.bin"), events, starts)
         network.set_model(state.global_best, state.round)
-        make_link: MakeLink = lambda handle, greet: MqttLink(address, handle, greet, meter)  # noqa: E731
         try:
-            network.start(make_link)
+            network.start(lambda handle, greet: MqttLink(seat.address, handle, greet, meter))
             if on_ready is not None:
                 on_ready(network)
             if state.round < stage.spec.rounds:
                 network.gather()
-            while state.round < stage.spec.rounds:
-                started = time.perf_counter()
-                state, log = stage.play(state, network)
-                line = record(log, state, stage.test_accuracy(state), round(time.perf_counter() - started, 4))
-                records.append(line)
-                folder.append(line)
-                folder.save_checkpoint(Checkpoint(state, None), stage.key)
+            for state, line in _rounds(stage, network, first):
+                opened.records.append(line)
+                opened.folder.append(line)
+                opened.folder.save_checkpoint(Checkpoint(state, None), stage.key)
                 meter.save()
                 if on_round is not None:
                     on_round(line)
@@ -89,9 +107,17 @@ def serve(
             meter.save()
         (out / "journal.bin").unlink(missing_ok=True)
         events.note("finished", round=state.round, refused=dict(events.refusals))
-        return Served(conclude(stage, folder, records, state), meter.counts(), dict(events.refusals))
+        result = conclude(stage, opened.folder, opened.records, state)
+        return Served(result, meter.counts(), dict(events.refusals))
     finally:
-        folder.close()
+        opened.folder.close()
+
+
+def _rounds(stage: Stage, network: NetworkSwarm, state: ServerState) -> Iterator[tuple[ServerState, RoundRecord]]:
+    while state.round < stage.spec.rounds:
+        started = time.perf_counter()
+        state, log = stage.play(state, network)
+        yield state, record(log, state, stage.test_accuracy(state), round(time.perf_counter() - started, 4))
 
 
 def announce(stage: Stage, run: bytes, shared: bytes) -> Announcement:
@@ -99,10 +125,8 @@ def announce(stage: Stage, run: bytes, shared: bytes) -> Announcement:
     spec, dataset, parts = stage.spec, stage.dataset, stage.split
     architecture = ""
     if spec.engine != "torch":
-        try:
+        with contextlib.suppress(ArchitectureError):  # then only torch can run it
             architecture = json.dumps(from_module(stage.build_model(), dataset.shape).to_dict())
-        except ArchitectureError:
-            pass  # only torch can run it
     return Announcement(
         run=run,
         spec=spec.to_toml(),
@@ -129,23 +153,6 @@ def _shared(stage: Stage) -> bytes:
     return pack_shared(Samples(train.features[chosen], train.labels[chosen]))
 
 
-def _open(stage: Stage, out: Path) -> tuple[RunFolder, Checkpoint | None, list[RoundRecord]]:
-    """A new folder, or the folder of this very run with what was played so far."""
-    if not (out / "spec.toml").exists():
-        return RunFolder.create(out, stage.spec), None, []
-    folder, spec = RunFolder.open(out)
-    try:
-        if spec != stage.spec:
-            raise UserError(f"{out} holds another run. Give another --out, or serve {out / 'spec.toml'} to go on.")
-        checkpoint = folder.load_checkpoint(stage.key)
-        records = folder.records(checkpoint.state.round if checkpoint else 0)
-        folder.rewind(records)
-    except BaseException:
-        folder.close()
-        raise
-    return folder, checkpoint, records
-
-
 def _run_of(out: Path, swarm: str) -> bytes:
     """The number by which this run's messages are known; drawn once and kept."""
     path = out / "deployment.json"
@@ -154,7 +161,9 @@ def _run_of(out: Path, swarm: str) -> bytes:
             stored = json.loads(path.read_text(encoding="utf-8"))
             run, of = bytes.fromhex(stored["run"]), str(stored["swarm"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} is damaged ({error}). Restore it: workers know the run by what is in it.") from error
+            raise UserError(
+                f"{path} is damaged ({error}). Restore it: workers know the run by what is in it."
+            ) from error
         if of != swarm:
             raise UserError(f"{out} is a run of the swarm '{of}', not of '{swarm}'. Give --swarm {of}.")
         return run
