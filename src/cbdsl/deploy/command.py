@@ -170,7 +170,7 @@ def _serve(spec: Spec, out: Path, seat: Seat, threads: int | None, as_json: bool
     from cbdsl.progress import Display, print_summary  # noqa: PLC0415
 
     _warn_if_exposed(seat.address)
-    stage = Stage.prepare(resolve(spec), None, None, threads)
+    stage = Stage.prepare(resolve(spec), None, None, threads, deal=False)
     with Display() as display:
         display.begin(stage.spec, out, stage.note)
         served = play(stage, open_run(stage, out), seat, on_round=display.show)

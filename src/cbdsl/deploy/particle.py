@@ -13,7 +13,9 @@ from typing import Literal
 import numpy as np
 
 from cbdsl import spec as specs
-from cbdsl.attacks import make_attack
+from cbdsl.adversary import Adversary
+from cbdsl.attacks import Attack, make_attack
+from cbdsl.data import Dataset, Split
 from cbdsl.deploy.memory import Memory
 from cbdsl.deploy.samples import SharedLayout, joined, unpack_shared
 from cbdsl.deploy.wire import Announcement, Directive, WireError
@@ -122,14 +124,27 @@ class Particle:
     def start(self, position: Floats) -> None:
         """Stand at a model, (D,), without any past."""
         spec = self._assignment.spec
-        local = replace(spec, workers=1, attack=replace(spec.attack, byzantine=0))
+        local = replace(
+            spec, workers=1, attack=replace(spec.attack, byzantine=0), defence=replace(spec.defence, declared=-1)
+        )
         layout, own = self._assignment.layout, self._own
         training = np.arange(own + layout.training, dtype=np.int32)
         scoring = np.arange(own + layout.training, own + layout.count, dtype=np.int32)
         held = Holdings((training,), scoring if spec.shares_scoring else np.arange(own, dtype=np.int32)[None])
-        attackers = {0: make_attack(replace(spec.attack, name=self._attack))} if self._attack else {}
+        nobody = np.empty(0, np.int32)
+        adversary = Adversary(
+            spec,
+            make_attack(replace(spec.attack, name=self._attack)) if self._attack else Attack(),
+            (self.number,) if self._attack else (),
+            self._engine,
+            Dataset(self._samples, self._samples, self._assignment.classes),
+            Split(training[own:], scoring, nobody, (training[:own],)),
+            position,
+        )
+        if adversary.omniscient:
+            raise UserError(f"The attack '{self._attack}' needs all workers' models; only the simulator has them.")
         self._swarm = SimulatedSwarm(
-            local, self._engine, self._samples, held, position[None], attackers, names=(self.number,)
+            local, self._engine, self._samples, held, position[None], adversary, names=(self.number,)
         )
 
     def restore(self, memory: Memory) -> None:

@@ -11,11 +11,12 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from cbdsl.baselines import averaging
 from cbdsl.deploy import wire
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.journal import Journal
@@ -31,7 +32,7 @@ from cbdsl.errors import UserError
 from cbdsl.experiment import OnRound, Result, Stage, conclude
 from cbdsl.records import RoundRecord, record
 from cbdsl.runs import Checkpoint, RunFolder, write_atomically
-from cbdsl.server import ServerState
+from cbdsl.server import ServerState, WorkerId
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +84,8 @@ def serve(
         meter, events = Meter(out / "wire.json"), Events(out / "events.jsonl")
         first = state = opened.checkpoint.state if opened.checkpoint else stage.first_state()
         events.note("started", round=state.round)
+        if stage.spec.defence.aggregator == "mean":
+            stage = replace(stage, combine=averaging(_Sizes(roster)))
         shared = _shared(stage)
         announcement = announce(stage, _run_of(out, seat.swarm), shared)
         starts = list(stage.initial) if len(stage.initial) > 1 else []
@@ -111,6 +114,17 @@ def serve(
         return Served(result, meter.counts(), dict(events.refusals))
     finally:
         opened.folder.close()
+
+
+class _Sizes(dict[WorkerId, int]):
+    """How many samples each worker says it holds."""
+
+    def __init__(self, roster: Roster) -> None:
+        super().__init__()
+        self._roster = roster
+
+    def __missing__(self, worker: WorkerId) -> int:
+        return self._roster.samples(worker)
 
 
 def _rounds(stage: Stage, network: NetworkSwarm, state: ServerState) -> Iterator[tuple[ServerState, RoundRecord]]:

@@ -122,7 +122,7 @@ class Piece:
 
 
 Message = Status | Hello | Announcement | Welcome | Directive | Statement | Invitation | Piece
-_M = TypeVar("_M", Status, Hello, Announcement, Welcome, Directive, Statement, Invitation, Piece)
+_M = TypeVar("_M", bound=Message)
 _Check = Callable[[Any], bool]
 
 
