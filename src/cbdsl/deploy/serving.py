@@ -24,7 +24,7 @@ from cbdsl.deploy.link import MqttLink
 from cbdsl.deploy.meter import Counts, Meter
 from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.samples import pack_shared
-from cbdsl.deploy.server import NetworkSwarm, Seat
+from cbdsl.deploy.server import MakeLink, NetworkSwarm, Seat
 from cbdsl.deploy.wire import Announcement
 from cbdsl.engines.architecture import ArchitectureError, from_module
 from cbdsl.engines.base import Samples
@@ -76,8 +76,12 @@ def serve(
     seat: Seat,
     on_ready: Callable[[NetworkSwarm], None] | None = None,
     on_round: OnRound | None = None,
+    make_link: MakeLink | None = None,
 ) -> Served:
-    """Play the rounds that are left with whoever connects as a worker; closes the folder at the end."""
+    """Play the rounds that are left with whoever connects as a worker; closes the folder at the end.
+
+    make_link: another way to the workers than the broker of the seat.
+    """
     out = opened.folder.path
     try:
         roster = Roster(out / "roster.json", stage.spec.workers, seat.names)
@@ -92,7 +96,7 @@ def serve(
         network = NetworkSwarm(seat, announcement, shared, roster, Journal(out / "journal.bin"), events, starts)
         network.set_model(state.global_best, state.round)
         try:
-            network.start(lambda handle, greet: MqttLink(seat.address, handle, greet, meter))
+            network.start(make_link or (lambda handle, greet: MqttLink(seat.address, handle, greet, meter)))
             if on_ready is not None:
                 on_ready(network)
             if state.round < stage.spec.rounds:
