@@ -195,7 +195,7 @@ def test_shared_samples_are_fetched_once_and_kept(tmp_path: Path) -> None:
     heard: list[str] = []
     with crew(bus, stage, tmp_path) as workers:
         for worker in workers.workers.values():
-            worker._mail._take = _listening(worker._mail._take, heard)  # type: ignore[method-assign]
+            worker._mail._take = _listening(worker._mail._take, heard)  # type: ignore[method-assign,assignment]
         second = play(bus, stage, tmp_path, workers.names)
     assert without_time(first.result) == without_time(second.result)  # another run, nothing left of the first
     assert not [topic for topic in heard if "/shared/" in topic]
