@@ -293,6 +293,17 @@ def doctor() -> None:
         typer.echo(f"{name:12} {finding}")
 
 
+def _deployment() -> None:
+    """Register the commands of a deployment; they load what they need when they are called."""
+    from cbdsl.deploy import command  # noqa: PLC0415
+
+    for function in (command.serve, command.work, command.swarm):
+        app.command()(function)
+
+
+_deployment()
+
+
 def _conclude(result: Result, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(asdict(result.summary), indent=2))

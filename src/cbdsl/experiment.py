@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from cbdsl.presets import preset
 from cbdsl.records import RoundRecord, Summary, record, summarise
 from cbdsl.rng import seed_of, stream
 from cbdsl.runs import Checkpoint, RunFolder
-from cbdsl.server import Order, RoundLog, ServerState, WorkerId, fresh_state, next_order, play_round
+from cbdsl.server import Order, RoundLog, ServerState, Swarm, WorkerId, fresh_state, next_order, play_round
 from cbdsl.simulate import SimulatedSwarm, holdings
 from cbdsl.spec import Spec
 from cbdsl.swarm import inertia_at
@@ -119,7 +120,6 @@ class Stage:
     build_model: ModelBuilder
     engine: Engine
     initial: Floats  # (1, D), or (U, D) if workers start apart
-    swarm: SimulatedSwarm
     verifier: Verifier
     combine: Combination
     attack: Attack
@@ -127,15 +127,20 @@ class Stage:
     note: str  # why the fastest engine is not used; empty if it is
 
     @staticmethod
-    def prepare(spec: Spec, model: ModelBuilder | None, data: Dataset | None, threads: int | None) -> Stage:
-        """Build what a resolved spec names; everything that can be wrong with it is found here."""
+    def prepare(
+        spec: Spec, model: ModelBuilder | None, data: Dataset | None, threads: int | None, deal: bool = True
+    ) -> Stage:
+        """Build what a resolved spec names; everything that can be wrong with it is found here.
+
+        deal: give workers their samples; not if they have their own, somewhere else.
+        """
         if threads is not None and threads < 1:
             raise UserError(f"threads must be at least 1; given {threads}.")
         method = method_of(spec)
         attack = make_attack(spec.attack)
         dataset = data or load(spec.data.source)
         build = model or _builder(spec.model, dataset)
-        parts = split(dataset.train.labels, spec.data, spec.workers, spec.seed)
+        parts = split(dataset.train.labels, spec.data, spec.workers if deal else 0, spec.seed)
         choice = choose_engine(spec.engine, build(), dataset.shape, threads or default_threads())
         engine = choice.engine
         starts = spec.workers if spec.swarm.start == "apart" else 1
@@ -143,13 +148,18 @@ class Stage:
             [initial_weights(build, seed_of(spec.seed, "initial-weights", worker=number)) for number in range(starts)]
         )
         byzantine = _byzantine(spec)
-        adversary = Adversary(spec, attack, byzantine, engine, dataset, parts, initial[0])
-        swarm = SimulatedSwarm(spec, engine, dataset.train, holdings(parts, spec), initial, adversary)
         return Stage(
-            spec, method, dataset, parts, build, engine, initial, swarm,
+            spec, method, dataset, parts, build, engine, initial,
             verifier_of(spec, engine, dataset.train, parts), combination_of(spec, engine, dataset.train, parts),
             attack, byzantine, choice.note,
         )  # fmt: skip
+
+    @cached_property
+    def swarm(self) -> SimulatedSwarm:
+        """The workers in memory, made when they are first needed."""
+        spec, parts, dataset = self.spec, self.split, self.dataset
+        adversary = Adversary(spec, self.attack, self.byzantine, self.engine, dataset, parts, self.initial[0])
+        return SimulatedSwarm(spec, self.engine, dataset.train, holdings(parts, spec), self.initial, adversary)
 
     @property
     def key(self) -> str:
@@ -168,12 +178,12 @@ class Stage:
         inertia = inertia_at(number, spec.rounds, spec.swarm.inertia)
         return next_order(state, self.method.task, range(spec.workers), inertia, rate_at(spec, number))
 
-    def play(self, state: ServerState) -> tuple[ServerState, RoundLog]:
-        """The next round."""
-        order = self.order(state)
+    def play(self, state: ServerState, swarm: Swarm | None = None) -> tuple[ServerState, RoundLog]:
+        """The next round, with workers elsewhere if they are given."""
+        order, swarm = self.order(state), swarm or self.swarm
         if self.method.task == "average":
-            return play_average_round(state, order, self.swarm, self.combine)
-        return play_round(state, order, self.swarm, self.verifier, policy_of(self.spec))
+            return play_average_round(state, order, swarm, self.combine)
+        return play_round(state, order, swarm, self.verifier, policy_of(self.spec))
 
     def test_accuracy(self, state: ServerState) -> float:
         """Share of the test set that w^g classifies correctly."""
@@ -216,21 +226,26 @@ def _play(
             keeper.consider(state)
             if on_round is not None:
                 on_round(line)
-        summary = summarise(
-            stage.spec, records, stage.engine.name, stage.engine.size, stage.byzantine, stage.attack_success(state)
-        )
-        module = stage.build_model()
-        load_flat(module, state.global_best)
-        if folder is not None:
-            from cbdsl.report.plots import save_accuracy_plot  # noqa: PLC0415 - half a second, and only for a folder
-
-            tensors = {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
-            save_accuracy_plot(folder.path / "accuracy.png", summary, records)
-            folder.finish(summary, tensors)
-        return Result(stage.spec, summary, tuple(records), module, state.global_best, folder.path if folder else None)
+        return conclude(stage, folder, records, state)
     finally:
         if folder is not None:
             folder.close()
+
+
+def conclude(stage: Stage, folder: RunFolder | None, records: Sequence[RoundRecord], state: ServerState) -> Result:
+    """Sum a run up, and leave its results in its folder."""
+    summary = summarise(
+        stage.spec, records, stage.engine.name, stage.engine.size, stage.byzantine, stage.attack_success(state)
+    )
+    module = stage.build_model()
+    load_flat(module, state.global_best)
+    if folder is not None:
+        from cbdsl.report.plots import save_accuracy_plot  # noqa: PLC0415 - half a second, and only for a folder
+
+        tensors = {name: tensor.detach().numpy() for name, tensor in module.state_dict().items()}
+        save_accuracy_plot(folder.path / "accuracy.png", summary, records)
+        folder.finish(summary, tensors)
+    return Result(stage.spec, summary, tuple(records), module, state.global_best, folder.path if folder else None)
 
 
 def _rounds(stage: Stage, state: ServerState, watch: Watch | None = None) -> Iterator[tuple[ServerState, RoundRecord]]:

@@ -63,7 +63,7 @@ class Display:
     ) -> None:
         self._bar.stop()
 
-    def begin(self, spec: Spec, folder: Path | None, note: str = "") -> None:
+    def begin(self, spec: Spec, folder: Path | None, note: str = "", bar: bool = True) -> None:
         """Say what is about to be run."""
         self._rounds = spec.rounds
         self._console.print(headline(spec), highlight=False, soft_wrap=True)
@@ -72,7 +72,8 @@ class Display:
         if note:
             self._console.print(note, style="yellow", highlight=False, soft_wrap=True)
         self._task = self._bar.add_task("", total=spec.rounds, state="first round", left=None)
-        self._bar.start()
+        if bar:
+            self._bar.start()
 
     def show(self, line: RoundRecord) -> None:
         """Show a round that was just played."""

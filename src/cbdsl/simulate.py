@@ -56,11 +56,13 @@ class SimulatedSwarm:
         held: Holdings,
         initial: Floats,
         adversary: Adversary,
+        names: Sequence[WorkerId] | None = None,
     ) -> None:
-        """Initial weights: (1, D) for all or (U, D)."""
+        """Initial weights: (1, D) for all or (U, D). names: the numbers behind the rows, if not 0 ... U - 1."""
+        self._names = range(spec.workers) if names is None else names
         self._spec, self._engine, self._samples, self._held = spec, engine, samples, held
         self._adversary = adversary
-        self._poison, self._rations = _rations(adversary, held)
+        self._poison, self._rations = _rations(adversary, held, self._names)
         self._gradients = method_of(spec).gradients
         self._round = 0
         self._global_best = initial[0]
@@ -129,10 +131,10 @@ class SimulatedSwarm:
             chosen = [int(worker) for worker in workers[rows]]
             if not chosen:
                 continue
-            batches = stacked(
-                [batches_of(held[worker], local, stream(seed, "batches", order.round, worker)) for worker in chosen]
-            )
-            seeds = np.array([seed_of(seed, "layers", order.round, worker) for worker in chosen], dtype=np.uint64)
+            names = [self._names[worker] for worker in chosen]
+            streams = [stream(seed, "batches", order.round, name) for name in names]
+            batches = stacked([batches_of(held[row], local, rng) for row, rng in zip(chosen, streams, strict=True)])
+            seeds = np.array([seed_of(seed, "layers", order.round, name) for name in names], dtype=np.uint64)
             own = np.ascontiguousarray(start if rows.all() else start[rows])
             result = self._engine.train(own, samples, batches, sgd, seeds)
             if rows.all():
@@ -150,7 +152,7 @@ class SimulatedSwarm:
         width = self._engine.size if settings.draw == "parameter" else 1
         drawn = np.empty((2, len(workers), width), np.float32)
         for row, worker in enumerate(workers):
-            drawn[:, row] = stream(self._spec.seed, "coefficients", order.round, int(worker)).random(
+            drawn[:, row] = stream(self._spec.seed, "coefficients", order.round, self._names[worker]).random(
                 (2, width), np.float32
             )
         drawn *= np.array([settings.cognitive, settings.social], np.float32)[:, None, None]
@@ -159,7 +161,7 @@ class SimulatedSwarm:
     def _claim(self, worker: WorkerId) -> Claim:
         """What a worker sends: its best score as a float32, and a digest of its model where the server wants one."""
         score = float(self.particles.personal_score[worker])
-        if worker in self._adversary.workers:
+        if self._names[worker] in self._adversary.workers:
             score = self._adversary.claim(self._situation(worker))
         commitment = b""
         if self._spec.defence.commitment:
@@ -169,7 +171,7 @@ class SimulatedSwarm:
 
     def _sent(self, worker: WorkerId) -> Floats | None:
         """The model a worker uploads: w^p in a swarm, the trained one for FedAvg; what an attacker makes of it."""
-        if worker not in self._adversary.workers:
+        if self._names[worker] not in self._adversary.workers:
             return np.asarray(self._source[worker])
         return self._adversary.upload(self._situation(worker), (self._round, "upload"))
 
@@ -186,7 +188,7 @@ class SimulatedSwarm:
             honest, scores = self._source[rows], self.particles.personal_score[rows]
         score = float(self.particles.personal_score[worker])
         return self._adversary.situation(
-            worker, self._round, self._source[worker], score, self._global_best, honest, scores
+            self._names[worker], self._round, self._source[worker], score, self._global_best, honest, scores
         )
 
     def _blocks(self, participants: Sequence[WorkerId]) -> Iterator[Indices]:
@@ -195,9 +197,11 @@ class SimulatedSwarm:
             yield workers[start : start + self._block]
 
 
-def _rations(adversary: Adversary, held: Holdings) -> tuple[Samples, dict[WorkerId, Indices]]:
+def _rations(
+    adversary: Adversary, held: Holdings, names: Sequence[WorkerId]
+) -> tuple[Samples, dict[WorkerId, Indices]]:
     """What attackers train on instead of what they hold: all of it one after the other, and whose is which."""
-    poisons = {worker: adversary.training(worker, held.training[worker]) for worker in sorted(adversary.workers)}
+    poisons = {row: adversary.training(name, held.training[row]) for row, name in enumerate(names)}
     parts = {worker: poison for worker, poison in poisons.items() if poison is not None}
     if not parts:
         return Samples(np.empty((0, 1), np.float32), np.empty(0, np.int32)), {}

@@ -1,0 +1,269 @@
+"""What arrives at the server: checked before it is kept, counted if it is refused, and kept within fixed bounds.
+
+Holds at most one claim and one model for each worker that was asked, whatever is sent. Knows no link: the link's
+thread hands messages in, the main thread waits for them here. It judges shapes and sizes, never scores or weights.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cbdsl.deploy import wire
+from cbdsl.deploy.events import Events
+from cbdsl.deploy.roster import Roster
+from cbdsl.deploy.topics import Origin, origin
+from cbdsl.deploy.wire import Assembly, Hello, Piece, Statement, Status, WireError
+from cbdsl.engines.base import Floats
+from cbdsl.server import Claim, WorkerId
+
+_TICK = 0.25  # seconds between looks at the clock while waiting
+_NEWCOMERS = 1000  # names remembered before numbers are given: a stranger can invent any number of them
+_LONG_AGO = float("-inf")
+
+
+@dataclass
+class Presence:
+    """What is known of one worker's connection."""
+
+    session: bytes = b""
+    online: bool = False
+    since: float = _LONG_AGO  # when it was last seen to come or go
+    tokens: float = 0.0  # messages it may still send
+    filled: float = _LONG_AGO  # when tokens were last given
+
+
+@dataclass
+class Hearing:
+    """What the round that is being played waits for; the next round starts with a new one."""
+
+    round: int = 0
+    task: Literal["swarm", "average"] = "swarm"
+    participants: frozenset[WorkerId] = frozenset()
+    open: bool = False  # whether claims are still taken
+    claims: dict[WorkerId, Claim] = field(default_factory=dict)
+    invited: set[WorkerId] = field(default_factory=set)  # whose pieces are taken
+    assemblies: dict[WorkerId, Assembly] = field(default_factory=dict)
+    models: dict[WorkerId, Floats] = field(default_factory=dict)
+    spoilt: set[WorkerId] = field(default_factory=set)  # invited, and what they sent is no model
+
+
+class Inbox:
+    """The server's ear."""
+
+    def __init__(self, swarm: str, run: bytes, size: int, roster: Roster, events: Events, grace_seconds: float) -> None:
+        """size: parameters of a model; grace_seconds: how long a worker that vanished is still reckoned with."""
+        self._swarm, self._run, self._size = swarm, run, size
+        self._roster, self._events, self._grace = roster, events, grace_seconds
+        self._burst = 100.0 + 3 * wire.piece_count(4 * size)  # messages a worker may send at once, and in a second
+        self._changed = threading.Condition()
+        self._present: dict[str, Presence] = {}
+        self._strangers = Presence()
+        self._newcomers: set[str] = set()
+        self.hearing = Hearing()
+
+    # --- the link's side
+
+    def handle(self, topic: str, payload: bytes) -> Hello | None:
+        """Take a message. Returns a greeting that is to be answered; everything else is kept or refused here."""
+        sender = origin(self._swarm, topic)
+        if sender is None:
+            self._events.refuse("a topic of nobody")
+            return None
+        with self._changed:
+            known = self._roster.number(sender.worker) is not None
+            if not self._spend(self._presence(sender.worker) if known else self._strangers):
+                self._events.refuse("a flood of messages", sender.worker)
+                return None
+            try:
+                return self._take(sender, payload)
+            except WireError as error:
+                self._events.refuse(f"{sender.kind}: {error}", sender.worker)
+                return None
+            finally:
+                self._changed.notify_all()
+
+    def _take(self, sender: Origin, payload: bytes) -> Hello | None:
+        if sender.kind == "hello":
+            hello = wire.decode(payload, Hello)
+            self._greeted(sender.worker, hello)
+            return hello
+        worker = self._roster.number(sender.worker)
+        if sender.kind == "status":
+            self._status(sender.worker, worker, payload)
+            return None
+        if worker is None:
+            raise WireError("from an unknown worker")
+        if sender.kind == "claim":
+            self._claim(worker, wire.decode(payload, Statement))
+        else:
+            self._piece(worker, sender.number, payload)
+        self._seen(sender.worker)
+        return None
+
+    def _greeted(self, name: str, hello: Hello) -> None:
+        if self._roster.number(name) is None:
+            if not self._roster.room(name) or len(self._newcomers) >= _NEWCOMERS:
+                raise WireError("from an unknown worker")
+            self._newcomers.add(name)
+        presence = self._presence(name)
+        presence.session = hello.session
+        self._roster.note_samples(name, hello.samples)
+        self._seen(name)
+
+    def _status(self, name: str, worker: WorkerId | None, payload: bytes) -> None:
+        if worker is None and name not in self._newcomers:
+            return  # it will introduce itself once it hears of the run
+        presence = self._presence(name)
+        # Without a payload: a worker that leaves clears what was retained.
+        status = wire.decode(payload, Status) if payload else Status(False, presence.session)
+        if status.online:
+            presence.session = status.session
+            self._seen(name)
+        elif presence.session in {b"", status.session} and presence.online:
+            presence.online, presence.since = False, time.monotonic()
+            self._events.note("gone", worker=name)
+
+    def _claim(self, worker: WorkerId, statement: Statement) -> None:
+        hearing = self.hearing
+        self._check_time(statement.run, statement.round)
+        claim = Claim(statement.score, statement.commitment)
+        if worker not in hearing.participants or hearing.task != "swarm":
+            raise WireError("not asked for")
+        before = hearing.claims.get(worker)
+        if before is None:
+            if not hearing.open:
+                raise WireError("too late for its round")
+            hearing.claims[worker] = claim
+        elif repr(before) != repr(claim):  # by text: NaN is not equal to itself
+            raise WireError("another one than before in the same round")
+
+    def _piece(self, worker: WorkerId, number: int, payload: bytes) -> None:
+        hearing = self.hearing
+        if worker not in hearing.invited:
+            raise WireError("not asked for")
+        if worker in hearing.models or worker in hearing.spoilt:
+            return
+        piece = wire.decode(payload, Piece)
+        self._check_time(piece.run, piece.round)
+        try:
+            if piece.index != number:
+                raise WireError("a number that does not fit its topic")
+            if piece.size != 4 * self._size:
+                raise WireError("a model of another size")
+            assembly = hearing.assemblies.setdefault(worker, Assembly(piece.digest, piece.size))
+            whole = assembly.add(piece)
+        except WireError:  # it will not become a model any more: go on to the next worker at once
+            hearing.spoilt.add(worker)
+            hearing.assemblies.pop(worker, None)
+            raise
+        if whole is not None:
+            hearing.models[worker] = wire.weights_from_bytes(whole)
+            del hearing.assemblies[worker]
+
+    def _check_time(self, run: bytes, round_number: int) -> None:
+        if run != self._run:
+            raise WireError("of another run")
+        if round_number < self.hearing.round:
+            raise WireError("of an earlier round")
+        if round_number > self.hearing.round:
+            raise WireError("of a round to come")
+
+    def _presence(self, name: str) -> Presence:
+        return self._present.setdefault(name, Presence())
+
+    def _seen(self, name: str) -> None:
+        presence = self._presence(name)
+        if not presence.online:
+            presence.online, presence.since = True, time.monotonic()
+            self._events.note("there", worker=name)
+
+    def _spend(self, presence: Presence) -> bool:
+        """A bucket of tokens: a message costs one, a second gives as many as the bucket holds."""
+        now = time.monotonic()
+        presence.tokens = min(self._burst, presence.tokens + (now - presence.filled) * self._burst)
+        presence.filled = now
+        if presence.tokens < 1:
+            return False
+        presence.tokens -= 1
+        return True
+
+    # --- the main thread's side
+
+    def until(self, done: Callable[[], bool], seconds: float, is_up: Callable[[], bool]) -> bool:
+        """Wait until something is so, for at most so many seconds in which the broker is there; whether it is so."""
+        left, last = seconds, time.monotonic()
+        with self._changed:
+            while not done():
+                if left <= 0:
+                    return False
+                self._changed.wait(min(_TICK, left))
+                now = time.monotonic()
+                left, last = left - (now - last if is_up() else 0.0), now
+            return True
+
+    def begin(self, round_number: int, task: Literal["swarm", "average"], participants: Iterable[WorkerId]) -> None:
+        """Listen for the answers to a new order: claims, or everybody's model."""
+        everybody = frozenset(participants)
+        with self._changed:
+            average = task == "average"
+            self.hearing = Hearing(
+                round_number, task, everybody, open=not average, invited=set(everybody) if average else set()
+            )
+
+    def close_claims(self) -> dict[WorkerId, Claim]:
+        """Take no more claims; those that came."""
+        with self._changed:
+            self.hearing.open = False
+            return dict(self.hearing.claims)
+
+    def invite(self, workers: Iterable[WorkerId]) -> None:
+        """Listen for the models of these workers."""
+        with self._changed:
+            self.hearing.invited |= set(workers)
+
+    def close_uploads(self, workers: Iterable[WorkerId]) -> dict[WorkerId, Floats]:
+        """Take no more pieces from these workers; the models that came whole."""
+        with self._changed:
+            hearing = self.hearing
+            for worker in workers:
+                hearing.invited.discard(worker)
+                hearing.assemblies.pop(worker, None)
+            return {worker: hearing.models.pop(worker) for worker in workers if worker in hearing.models}
+
+    def is_there(self, worker: WorkerId) -> bool:
+        """Whether an answer of a worker can be expected: it is connected, or vanished a moment ago."""
+        presence = self._present.get(self._roster.name(worker))
+        return presence is not None and (presence.online or time.monotonic() - presence.since < self._grace)
+
+    def overlook(self, workers: Iterable[WorkerId]) -> None:
+        """Do not wait for these workers again until they are heard of: they let a deadline pass."""
+        with self._changed:
+            for worker in workers:
+                presence = self._presence(self._roster.name(worker))
+                presence.online, presence.since = False, _LONG_AGO
+
+    def online(self) -> list[str]:
+        """Who is connected, by name."""
+        with self._changed:
+            return sorted(name for name, presence in self._present.items() if presence.online)
+
+    def enrol(self) -> list[str]:
+        """Give numbers to the newcomers, sorted by name; who got one."""
+        with self._changed:
+            newcomers = sorted(self._newcomers)
+            self._newcomers.clear()
+            if newcomers:
+                self._roster.enrol(newcomers)
+            left_out = [name for name in newcomers if self._roster.number(name) is None]
+            for name in left_out:
+                self._present.pop(name, None)
+            return [name for name in newcomers if name not in left_out]
+
+    def settled(self, answers: Collection[WorkerId], needed: Callable[[int], int]) -> bool:
+        """Whether enough of the participants that can be expected to answer have answered."""
+        expected = [one for one in self.hearing.participants if one in answers or self.is_there(one)]
+        return len(answers) >= needed(len(expected))

@@ -1,0 +1,89 @@
+"""What the server heard in the round it is playing, so that a round cut off by a crash ends as it would have ended.
+
+Claims, uploads and silences are written before anything is decided on them. A server that starts again plays the round
+again with what is written here: who was refuted is refuted again, what was accepted is accepted again.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cbor2
+
+from cbdsl.deploy.wire import DIGEST_BYTES, digest_of, weights_from_bytes, weights_to_bytes
+from cbdsl.engines.base import Floats
+from cbdsl.server import Claim, WorkerId
+
+_HEADER = DIGEST_BYTES + 4
+
+
+class Journal:
+    """An append-only file for one round; the next round starts it afresh."""
+
+    def __init__(self, path: Path) -> None:
+        """Read what an earlier process left; a last entry that was cut off is as if it had not been written."""
+        self._path = path
+        self._round = 0
+        self.claims: Mapping[WorkerId, Claim] | None = None
+        self.uploads: dict[WorkerId, Floats | None] = {}  # none: invited and silent
+        whole = 0
+        content = path.read_bytes() if path.exists() else b""
+        for entry, end in _entries(content):
+            self._take(entry)
+            whole = end
+        if whole != len(content):
+            with path.open("r+b") as file:
+                file.truncate(whole)
+
+    def begin(self, round_number: int) -> None:
+        """Start a round, unless it is the one this journal is of."""
+        if self._round != round_number:
+            self._path.unlink(missing_ok=True)
+            self._round, self.claims, self.uploads = round_number, None, {}
+
+    def note_claims(self, claims: Mapping[WorkerId, Claim]) -> None:
+        """Write down who claimed what."""
+        rows = [[worker, claim.score, claim.commitment] for worker, claim in sorted(claims.items())]
+        self._append([self._round, "claims", rows])
+        self.claims = dict(claims)
+
+    def note_upload(self, worker: WorkerId, model: Floats | None) -> None:
+        """Write down a model, or that an invited worker stayed silent."""
+        self._append([self._round, "upload", [worker, None if model is None else weights_to_bytes(model)]])
+        self.uploads[worker] = model
+
+    def _take(self, entry: list[Any]) -> None:
+        round_number, kind, content = entry
+        if round_number != self._round:
+            self._round, self.claims, self.uploads = round_number, None, {}
+        if kind == "claims":
+            self.claims = {worker: Claim(score, commitment) for worker, score, commitment in content}
+        else:
+            worker, model = content
+            self.uploads[worker] = None if model is None else weights_from_bytes(model)
+
+    def _append(self, entry: list[Any]) -> None:
+        payload = cbor2.dumps(entry)
+        with self._path.open("ab") as file:
+            file.write(digest_of(payload) + len(payload).to_bytes(4, "big") + payload)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _entries(content: bytes) -> list[tuple[list[Any], int]]:
+    """The whole entries of a journal, each with the place where it ends."""
+    entries: list[tuple[list[Any], int]] = []
+    position = 0
+    while position + _HEADER <= len(content):
+        digest = content[position : position + DIGEST_BYTES]
+        start = position + _HEADER
+        end = start + int.from_bytes(content[position + DIGEST_BYTES : start], "big")
+        payload = content[start:end]
+        if len(payload) != end - start or digest_of(payload) != digest:
+            break
+        entries.append((cbor2.loads(payload), end))
+        position = end
+    return entries

@@ -1,0 +1,253 @@
+"""The connection to a broker: MQTT 3.1.1 at QoS 1, reconnecting with back-off, every byte counted.
+
+The client runs in a thread of its own, so that a server that waits for a round and a worker that trains still answer
+the broker. Callbacks come from that thread; they never raise.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import random
+import secrets
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import paho.mqtt.client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion
+
+from cbdsl.deploy.meter import Meter
+from cbdsl.errors import UserError
+
+_log = logging.getLogger("cbdsl.deploy")
+
+KEEPALIVE = 30  # seconds; a broker takes a client for gone after one and a half times that
+_LONGEST_PAUSE = 30.0  # seconds between attempts to reach a broker that is down
+
+
+class Link(Protocol):
+    """What server and workers need of a connection."""
+
+    def open(self) -> None:
+        """Start connecting."""
+        ...
+
+    def publish(self, topic: str, payload: bytes, retain: bool = False) -> None:
+        """Send, now or as soon as the broker can be reached; an empty retained payload forgets what was retained."""
+        ...
+
+    def subscribe(self, pattern: str) -> None:
+        """Listen to topics, also after a reconnection."""
+        ...
+
+    def unsubscribe(self, pattern: str) -> None:
+        """Listen no longer."""
+        ...
+
+    def is_up(self) -> bool:
+        """Whether the broker is connected now."""
+        ...
+
+    def close(self) -> None:
+        """Send what is left, then leave without a last will."""
+        ...
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the broker is, and how to prove who is who."""
+
+    host: str
+    port: int
+    tls: bool = False
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    username: str = ""
+    password: str = ""
+
+    def __str__(self) -> str:
+        return f"{'mqtts' if self.tls else 'mqtt'}://{self.host}:{self.port}"
+
+
+def parse_address(
+    url: str, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None
+) -> Address:
+    """Read mqtt://host:port or mqtts://host:port, with user:password@ before the host where a broker wants them."""
+    try:
+        parts = urlsplit(url if "://" in url else f"mqtt://{url}")
+        port = parts.port
+    except ValueError as error:
+        raise UserError(f"'{url}' is not the address of a broker: {error}. Write mqtt://host:1883.") from error
+    if parts.scheme not in {"mqtt", "mqtts"} or not parts.hostname or parts.path not in {"", "/"}:
+        raise UserError(f"'{url}' is not the address of a broker. Write mqtt://host:1883 or mqtts://host:8883.")
+    tls = parts.scheme == "mqtts"
+    if not tls and (ca or certificate or key):
+        raise UserError(
+            f"--ca, --cert and --key need TLS, but '{url}' is without. Write mqtts://{parts.hostname}:8883."
+        )
+    if bool(certificate) != bool(key):
+        raise UserError("A certificate needs its key: give --cert and --key together.")
+    for path in (ca, certificate, key):
+        if path is not None and not path.is_file():
+            raise UserError(f"{path} is not a file. Give the PEM files that `cbdsl provision` wrote.")
+    return Address(
+        parts.hostname, port or (8883 if tls else 1883), tls, ca, certificate, key,
+        parts.username or "", parts.password or "",
+    )  # fmt: skip
+
+
+def exposed(address: Address) -> str:
+    """A warning if strangers could read and write what is sent; empty if TLS or the loopback prevents it."""
+    if address.tls:
+        return ""
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)}
+    except OSError:
+        found = set()
+    if found and all(ipaddress.ip_address(str(one).partition("%")[0]).is_loopback for one in found):
+        return ""
+    return (
+        f"WARNING: {address} is reached without TLS. Anybody on the way can read the models, claim scores and upload "
+        "as any worker. Use mqtts:// with --ca, --cert and --key (`cbdsl provision` writes them)."
+    )
+
+
+@dataclass(frozen=True)
+class Will:
+    """What the broker says in our name, retained, when we vanish."""
+
+    topic: str
+    payload: bytes
+
+
+class MqttLink:
+    """A `Link` to a real broker."""
+
+    def __init__(
+        self,
+        address: Address,
+        on_message: Callable[[str, bytes], None],
+        on_up: Callable[[], None],
+        meter: Meter,
+        will: Will | None = None,
+    ) -> None:
+        """`on_up` is called in the client's thread after every connection, subscriptions made."""
+        self._address, self._meter, self._on_up, self._on_message = address, meter, on_up, on_message
+        self._patterns: list[str] = []
+        self._lock, self._said = threading.Lock(), ""
+        self._last: mqtt.MQTTMessageInfo | None = None
+        self.connected = threading.Event()
+        client = mqtt.Client(CallbackAPIVersion.VERSION2, f"cbdsl-{secrets.token_hex(8)}", protocol=mqtt.MQTTv311)
+        client.on_connect, client.on_disconnect, client.on_message = self._up, self._down, self._arrived
+        client.on_connect_fail = self._failed
+        client.reconnect_delay_set(random.uniform(0.2, 0.6), _LONGEST_PAUSE)  # type: ignore[arg-type]
+        client.max_inflight_messages_set(100)
+        if will is not None:
+            client.will_set(will.topic, will.payload, qos=1, retain=True)
+        if address.username:
+            client.username_pw_set(address.username, address.password)
+        if address.tls:
+            client.tls_set_context(_context(address))
+        self._client = client
+
+    def open(self) -> None:
+        """See `Link.open`."""
+        self._client.connect_async(self._address.host, self._address.port, KEEPALIVE)
+        self._client.loop_start()
+
+    def publish(self, topic: str, payload: bytes, retain: bool = False) -> None:
+        """See `Link.publish`."""
+        self._meter.count("sent", topic, len(payload))
+        self._last = self._client.publish(topic, payload, qos=1, retain=retain)
+
+    def subscribe(self, pattern: str) -> None:
+        """See `Link.subscribe`."""
+        with self._lock:
+            if pattern not in self._patterns:
+                self._patterns.append(pattern)
+        if self.connected.is_set():
+            self._client.subscribe(pattern, qos=1)
+
+    def unsubscribe(self, pattern: str) -> None:
+        """See `Link.unsubscribe`."""
+        with self._lock:
+            if pattern in self._patterns:
+                self._patterns.remove(pattern)
+        if self.connected.is_set():
+            self._client.unsubscribe(pattern)
+
+    def is_up(self) -> bool:
+        """See `Link.is_up`."""
+        return self.connected.is_set()
+
+    def close(self, seconds: float = 5.0) -> None:
+        """See `Link.close`; waits at most so long for the broker to take what is left."""
+        if self.connected.is_set() and self._last is not None:
+            with contextlib.suppress(RuntimeError, ValueError):  # it was never accepted: nothing to wait for
+                self._last.wait_for_publish(seconds)
+        self._client.disconnect()
+        self._client.loop_stop()
+
+    def _up(self, client: mqtt.Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:  # noqa: ANN401
+        if reason.is_failure:
+            self._say(f"the broker at {self._address} refuses the connection: {reason}")
+            return
+        self._say("")
+        with self._lock:
+            patterns = list(self._patterns)
+        for pattern in patterns:
+            client.subscribe(pattern, qos=1)
+        self.connected.set()
+        self._guarded(self._on_up)
+
+    def _down(self, _client: mqtt.Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:  # noqa: ANN401
+        was_up = self.connected.is_set()
+        self.connected.clear()
+        if was_up and reason.is_failure:
+            self._say(f"lost the broker at {self._address}; trying again")
+        elif reason.is_failure and not self._said:
+            hint = " Does it know this certificate?" if self._address.tls else ""
+            self._say(f"the broker at {self._address} closes the connection before it is made.{hint} Trying again")
+
+    def _failed(self, *_: Any) -> None:  # noqa: ANN401
+        self._say(f"cannot reach the broker at {self._address}; trying again")
+
+    def _arrived(self, _client: mqtt.Client, _data: Any, message: mqtt.MQTTMessage) -> None:  # noqa: ANN401
+        try:
+            topic = message.topic
+        except UnicodeDecodeError:
+            return
+        self._meter.count("received", topic, len(message.payload))
+        self._guarded(lambda: self._on_message(topic, bytes(message.payload)))
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """An error in a callback would end the client's thread: log it and live."""
+        try:
+            call()
+        except Exception:
+            _log.exception("an error while a message was handled")
+
+    def _say(self, text: str) -> None:
+        """Say a thing once until it changes."""
+        if text and text != self._said:
+            _log.warning(text)
+        self._said = text
+
+
+def _context(address: Address) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=str(address.ca) if address.ca else None)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if address.certificate is not None and address.key is not None:
+            context.load_cert_chain(address.certificate, address.key)
+    except (ssl.SSLError, OSError) as error:
+        raise UserError(f"The certificates cannot be used: {error}. Give the PEM files of this swarm.") from error
+    return context

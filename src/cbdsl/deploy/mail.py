@@ -1,0 +1,137 @@
+"""What arrives at a worker: the newest of every kind, checked before it is kept.
+
+An order that was overtaken is forgotten, so nothing piles up while a worker trains. Pieces are put together here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cbdsl.deploy import topics, wire
+from cbdsl.deploy.events import Events
+from cbdsl.deploy.particle import Assignment, understand
+from cbdsl.deploy.wire import Announcement, Assembly, Directive, Invitation, Piece, Welcome, WireError
+
+_NOTHING = bytes(wire.DIGEST_BYTES)
+
+
+class Parcel:
+    """Something large on its way down; pieces of an older sending are ignored."""
+
+    def __init__(self, size: int) -> None:
+        self._size, self._round = size, -1
+        self._assembly: Assembly | None = None
+        self.digest, self.content = _NOTHING, b""
+
+    def add(self, piece: Piece) -> None:
+        """Take a piece of the newest sending."""
+        if piece.size != self._size:
+            raise WireError("something of another size than announced")
+        if piece.digest == self.digest or piece.round < self._round:
+            return
+        if self._assembly is None or self._assembly.digest != piece.digest:
+            self._assembly = Assembly(piece.digest, piece.size)
+        self._round = piece.round
+        try:
+            whole = self._assembly.add(piece)
+        except WireError:
+            self._assembly = None
+            raise
+        if whole is not None:
+            self.digest, self.content, self._assembly = piece.digest, whole, None
+
+
+@dataclass
+class Letter:
+    """The newest order or invitation, and whether it was dealt with."""
+
+    message: Directive | Invitation
+    fresh: bool = True
+
+
+class Mail:
+    """A worker's ear. The link's thread hands messages in; the worker's thread looks at what is there."""
+
+    def __init__(self, swarm: str, name: str, events: Events) -> None:
+        self._prefix, self._events = topics.root(swarm), events
+        self._private = topics.to_worker(swarm, name, "")
+        self.changed = threading.Condition()
+        self._forget()
+
+    def _forget(self) -> None:
+        self.assignment: Assignment | None = None
+        self.welcome: Welcome | None = None
+        self.order: Letter | None = None
+        self.invitation: Letter | None = None
+        self.model, self.shared, self.start = Parcel(0), Parcel(0), Parcel(0)
+
+    def handle(self, topic: str, payload: bytes) -> str:
+        """Take a message; returns its kind if it is news that the worker has to act on at once."""
+        with self.changed:
+            try:
+                return self._take(topic, payload)
+            except WireError as error:
+                self._events.refuse(str(error), "the server")
+                return ""
+            finally:
+                self.changed.notify_all()
+
+    def _take(self, topic: str, payload: bytes) -> str:
+        if topic.startswith(self._private):
+            kind = topic[len(self._private) :].partition("/")[0]
+        elif topic.startswith(f"{self._prefix}/down/"):
+            kind = topic[len(self._prefix) + 6 :].partition("/")[0]
+        else:
+            raise WireError("a topic of nobody")
+        if not payload:  # the server cleared what was retained: the run is over
+            return ""
+        if kind == "spec":
+            return self._announced(wire.decode(payload, Announcement))
+        take: dict[str, Callable[[bytes], None]] = {
+            "welcome": self._welcomed, "order": self._ordered, "invitation": self._invited,
+            "model": lambda content: self._piece(self.model, content),
+            "shared": lambda content: self._piece(self.shared, content),
+            "start": lambda content: self._piece(self.start, content),
+        }  # fmt: skip
+        if kind not in take:
+            raise WireError("a topic of nobody")
+        if self.assignment is not None:  # otherwise it comes again once the announcement is here
+            take[kind](payload)
+        return ""
+
+    def _announced(self, announcement: Announcement) -> str:
+        if self.assignment is None or self.assignment.run != announcement.run:
+            assignment = understand(announcement)
+            self._forget()
+            self.assignment = assignment
+            self.model, self.start = Parcel(4 * assignment.size), Parcel(4 * assignment.size)
+            self.shared = Parcel(assignment.shared_size)
+            return "run"
+        return "hello"
+
+    def _welcomed(self, payload: bytes) -> None:
+        welcome = wire.decode(payload, Welcome)
+        self._check_run(welcome.run)
+        self.welcome = welcome
+
+    def _ordered(self, payload: bytes) -> None:
+        directive = wire.decode(payload, Directive)
+        self._check_run(directive.run)
+        self.order = Letter(directive)
+
+    def _invited(self, payload: bytes) -> None:
+        invitation = wire.decode(payload, Invitation)
+        self._check_run(invitation.run)
+        self.invitation = Letter(invitation)
+
+    def _piece(self, parcel: Parcel, payload: bytes) -> None:
+        piece = wire.decode(payload, Piece)
+        self._check_run(piece.run)
+        parcel.add(piece)
+
+    def _check_run(self, run: bytes) -> None:
+        assert self.assignment is not None
+        if run != self.assignment.run:
+            raise WireError("of another run")

@@ -1,0 +1,96 @@
+"""A worker's own samples, and the shared ones on their way: arrays as files and as bytes."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cbdsl.data.sources import read_folder
+from cbdsl.deploy.wire import MAX_WHOLE, WireError
+from cbdsl.engines.base import Samples
+from cbdsl.errors import UserError
+
+
+def write_samples(path: Path, samples: Samples) -> None:
+    """Write samples where `read_samples` finds them."""
+    with path.open("wb") as file:
+        np.savez(file, features=samples.features, labels=samples.labels)
+
+
+def read_samples(path: Path) -> Samples:
+    """Read an .npz file with `features` (N, ...) and `labels` (N,), or the training part of a folder of IDX files."""
+    if path.is_dir():
+        return read_folder(path, str(path)).train
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            features, labels = np.asarray(stored["features"]), np.asarray(stored["labels"])
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(
+            f"The samples in {path} cannot be read ({error}). Give an .npz file with the arrays features (N, ...) and "
+            "labels (N,), or a folder of IDX files."
+        ) from error
+    numbers = features.dtype.kind in "fiu" and labels.dtype.kind in "iu"
+    if not numbers or features.ndim < 2 or labels.shape != features.shape[:1] or not len(labels):
+        raise UserError(
+            f"{path} holds features {features.dtype} {features.shape} and labels {labels.dtype} {labels.shape}; give "
+            "numbers (N, ...) and whole numbers (N,), N at least 1."
+        )
+    values = np.ascontiguousarray(features, np.float32)
+    if not np.isfinite(values).all():
+        raise UserError(f"{path} holds features that are not finite; clean them first.")
+    return Samples(values, labels.astype(np.int32))
+
+
+@dataclass(frozen=True)
+class SharedLayout:
+    """How the shared samples lie in their bytes: all features, then all labels; D_tr before D_sc."""
+
+    training: int
+    scoring: int
+    shape: tuple[int, ...]
+
+    @property
+    def count(self) -> int:
+        """Samples in all."""
+        return self.training + self.scoring
+
+    @property
+    def feature_bytes(self) -> int:
+        """Bytes of the features, unpacked."""
+        return 4 * self.count * int(np.prod(self.shape, dtype=np.int64))
+
+
+def pack_shared(samples: Samples) -> bytes:
+    """Shared samples as bytes, compressed: pictures shrink to a tenth."""
+    raw = samples.features.astype("<f4").tobytes() + samples.labels.astype("<i4").tobytes()
+    return zlib.compress(raw, 6) if len(samples) else b""
+
+
+def unpack_shared(content: bytes, layout: SharedLayout, classes: int) -> Samples:
+    """The inverse of `pack_shared`; WireError unless it is exactly what the layout says."""
+    expected = layout.feature_bytes + 4 * layout.count
+    if expected > MAX_WHOLE:
+        raise WireError("more shared samples than can be held")
+    if not expected:
+        return Samples(np.empty((0, *layout.shape), np.float32), np.empty(0, np.int32))
+    reader = zlib.decompressobj()
+    try:
+        raw = reader.decompress(content, expected + 1)  # never unpacks more than was announced
+    except zlib.error as error:
+        raise WireError("shared samples that cannot be unpacked") from error
+    if len(raw) != expected or not reader.eof:
+        raise WireError("shared samples of another size than announced")
+    features = np.frombuffer(raw, "<f4", layout.count * int(np.prod(layout.shape))).reshape(layout.count, *layout.shape)
+    labels = np.frombuffer(raw, "<i4", layout.count, layout.feature_bytes)
+    if not np.isfinite(features).all() or labels.min() < 0 or labels.max() >= classes:
+        raise WireError("shared samples that are no samples")
+    return Samples(features.astype(np.float32), labels.astype(np.int32))
+
+
+def joined(parts: list[Samples]) -> Samples:
+    """Samples one after the other."""
+    return Samples(np.concatenate([one.features for one in parts]), np.concatenate([one.labels for one in parts]))

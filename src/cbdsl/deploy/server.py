@@ -1,0 +1,267 @@
+"""The swarm that lives on a network: the `Swarm` protocol of `cbdsl.server` over a broker.
+
+Carries orders to the workers and their answers back. Rounds close at a quorum or a deadline. It judges no claim, and
+what it hears in a round is in the journal before anybody decides on it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cbdsl.deploy import topics, wire
+from cbdsl.deploy.events import Events
+from cbdsl.deploy.inbox import Inbox
+from cbdsl.deploy.journal import Journal
+from cbdsl.deploy.link import Address, Link
+from cbdsl.deploy.pace import Pace
+from cbdsl.deploy.roster import Roster
+from cbdsl.deploy.wire import Announcement, Directive, Hello, Invitation, Welcome
+from cbdsl.engines.base import Floats
+from cbdsl.errors import UserError
+from cbdsl.server import Claim, Order, WorkerId
+
+_log = logging.getLogger("cbdsl.deploy")
+
+_NOTHING = bytes(wire.DIGEST_BYTES)
+_FAREWELL_SECONDS = 5.0  # how long the end of a run waits for workers to hear of it
+
+MakeLink = Callable[[Callable[[str, bytes], None], Callable[[], None]], Link]
+"""Connects: given what to call with a message, and what to call after every connection."""
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Where a server sits: the swarm's name, the broker, how long to wait, and who may come (anybody, if empty)."""
+
+    swarm: str
+    address: Address
+    pace: Pace = field(default_factory=Pace)
+    names: tuple[str, ...] = ()
+
+
+class NetworkSwarm:
+    """Workers behind a broker. The main thread plays rounds; the link's thread hands messages in."""
+
+    def __init__(
+        self,
+        seat: Seat,
+        announcement: Announcement,
+        shared: bytes,
+        roster: Roster,
+        journal: Journal,
+        events: Events,
+        starts: Sequence[Floats] = (),
+    ) -> None:
+        """starts: the model each worker starts from, where workers start apart."""
+        self._swarm, self._pace = seat.swarm, seat.pace
+        self._run, self._roster, self._journal, self._events = announcement.run, roster, journal, events
+        self._starts = [wire.weights_to_bytes(start) for start in starts]
+        self.inbox = Inbox(seat.swarm, self._run, announcement.size, roster, events, seat.pace.grace_seconds)
+        self._lock, self._link = threading.Lock(), None  # type: tuple[threading.Lock, Link | None]
+        self._retained: dict[str, bytes] = {}
+        self._asked: set[WorkerId] = set()  # who holds an invitation
+        self._gathering = True
+        self._model = _NOTHING
+        self._retain(topics.spec(seat.swarm), wire.encode(announcement))
+        if shared:
+            for piece in wire.pieces(self._run, 0, shared):
+                self._retain(topics.shared(seat.swarm, piece.index), wire.encode(piece))
+
+    # --- the connection
+
+    def start(self, make_link: MakeLink) -> None:
+        """Connect and listen."""
+        self._link = make_link(self.handle, self.greet)
+        self._link.subscribe(topics.from_all(self._swarm))
+        self._link.open()
+
+    def greet(self) -> None:
+        """After every connection: say again all that is retained, for the broker may have forgotten it."""
+        with self._lock:
+            retained = list(self._retained.items())
+        for topic, payload in retained:
+            self._send(topic, payload, retain=True)
+
+    def handle(self, topic: str, payload: bytes) -> None:
+        """Take a message from the link."""
+        hello = self.inbox.handle(topic, payload)
+        if hello is None:
+            return
+        if not self._gathering:
+            for name in self.inbox.enrol():
+                self._events.note("enrolled", worker=name)
+        sender = topics.origin(self._swarm, topic)
+        if sender is not None:
+            self._welcome(sender.worker, hello)
+
+    def gather(self) -> None:
+        """Wait until everybody is there, or until those who are not have had their time."""
+        for _ in range(self._pace.patience):
+            self._until(lambda: len(self.inbox.online()) >= self._roster.places, self._pace.join_seconds)
+            if self.inbox.online():
+                break
+            _log.warning("no worker is there yet; waiting")
+        else:
+            raise UserError("No worker came. Start some: cbdsl work --id NAME --broker ADDRESS --data FILE.npz")
+        self._gathering = False
+        for name in self.inbox.enrol():
+            self._welcome(name, None)
+        present = self.inbox.online()
+        self._events.note("gathered", present=present, missing=sorted(set(self._roster.names) - set(present)))
+
+    def finish(self, round_number: int) -> None:
+        """Tell the workers that the run is over, then leave nothing behind on the broker."""
+        directive = Directive(self._run, round_number, "finish", b"", 0.0, 0.0, self._model)
+        self._retain(topics.order(self._swarm), wire.encode(directive))
+        self._until(lambda: not self.inbox.online(), _FAREWELL_SECONDS)
+        with self._lock:
+            retained, self._retained = list(self._retained), {}
+        for topic in retained:
+            self._send(topic, b"", retain=True)
+
+    def close(self) -> None:
+        """Leave the broker."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+    # --- the Swarm protocol
+
+    def report(self, order: Order) -> Mapping[WorkerId, Claim]:
+        """See `Swarm.report`; closes at the quorum or the deadline."""
+        started = time.monotonic()
+        if order.global_best is not None:
+            self.set_model(order.global_best, order.round)
+        self._journal.begin(order.round)
+        self.inbox.begin(order.round, order.task, order.participants)
+        directive = Directive(
+            self._run, order.round, order.task, wire.bits_of(order.participants), float(order.inertia),
+            float(order.learning_rate), self._model,
+        )  # fmt: skip
+        self._retain(topics.order(self._swarm), wire.encode(directive))
+        if order.task == "average":
+            return {}
+        if self._journal.claims is not None:  # an earlier process had heard them all
+            self.inbox.close_claims()
+            return self._journal.claims
+        hearing = self.inbox.hearing
+        self._collect(lambda: hearing.claims, self._pace.round_seconds)
+        claims = self.inbox.close_claims()
+        self._journal.note_claims(claims)
+        self._note_closed(order, claims, started)
+        return claims
+
+    def upload(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Floats]:
+        """See `Swarm.upload`; whoever is silent at the deadline is missing."""
+        if self.inbox.hearing.task == "average":
+            return self._upload_unasked(workers)
+        heard = {worker: self._journal.uploads[worker] for worker in workers if worker in self._journal.uploads}
+        asked = [worker for worker in workers if worker not in heard]
+        models = self._upload_invited(asked) if asked else {}
+        for worker in asked:
+            heard[worker] = models.get(worker)
+            self._journal.note_upload(worker, heard[worker])
+            if heard[worker] is None:
+                self._events.note("silent", round=self.inbox.hearing.round, worker=self._roster.name(worker))
+        return {worker: model for worker, model in heard.items() if model is not None}
+
+    def set_model(self, model: Floats, round_number: int) -> None:
+        """Put w^g where every worker can fetch it."""
+        content = wire.weights_to_bytes(model)
+        if wire.digest_of(content) == self._model:
+            return
+        self._model = wire.digest_of(content)
+        for piece in wire.pieces(self._run, round_number, content):
+            self._retain(topics.model(self._swarm, piece.index), wire.encode(piece))
+
+    def _upload_invited(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Floats]:
+        """The models of workers that are asked for them."""
+        hearing = self.inbox.hearing
+        self.inbox.invite(workers)
+        self._asked = set(workers)
+        for worker in workers:
+            self._invite(worker)
+
+        def settled() -> bool:
+            done = hearing.models.keys() | hearing.spoilt
+            return all(worker in done or not self.inbox.is_there(worker) for worker in workers)
+
+        if not self._until(settled, self._pace.upload_seconds):
+            self.inbox.overlook(set(workers) - hearing.models.keys())
+        self._asked = set()
+        return self.inbox.close_uploads(workers)
+
+    def _upload_unasked(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Floats]:
+        """The models of a round in which everybody sends one."""
+        started, hearing = time.monotonic(), self.inbox.hearing
+        self._collect(lambda: hearing.models.keys() | hearing.spoilt, self._pace.round_seconds)
+        models = self.inbox.close_uploads(workers)
+        missing = [self._roster.name(worker) for worker in workers if worker not in models]
+        self._events.note(
+            "closed", round=hearing.round, answered=len(models), missing=missing,
+            seconds=round(time.monotonic() - started, 3),
+        )  # fmt: skip
+        return models
+
+    def _collect(self, answers: Callable[[], Collection[WorkerId]], seconds: float) -> None:
+        """Wait for the quorum or the deadline, and past the deadline for the first answer."""
+        hearing = self.inbox.hearing
+        if not hearing.participants:
+            return
+        for _ in range(self._pace.patience):
+            if self._until(lambda: self.inbox.settled(answers(), self._pace.needed), seconds):
+                return
+            self.inbox.overlook(hearing.participants - set(answers()))
+            if answers():
+                return
+            _log.warning("round %d: nobody answered in time; waiting on", hearing.round)
+        raise UserError(
+            f"Round {hearing.round}: nobody answered {self._pace.patience} times in {seconds:g} seconds. Are the "
+            "workers running? The same command goes on with the run."
+        )
+
+    # --- talking
+
+    def _welcome(self, name: str, hello: Hello | None) -> None:
+        """Tell a worker its number, its start if it has none, and again what it may have missed."""
+        number = self._roster.number(name)
+        if number is None:
+            return
+        start = self._starts[number] if number < len(self._starts) else b""
+        welcome = Welcome(self._run, number, wire.digest_of(start) if start else _NOTHING)
+        self._send(topics.to_worker(self._swarm, name, "welcome"), wire.encode(welcome))
+        if start and (hello is None or hello.run != self._run):
+            for piece in wire.pieces(self._run, 0, start):
+                self._send(topics.to_worker(self._swarm, name, f"start/{piece.index}"), wire.encode(piece))
+        if number in self._asked:
+            self._invite(number)
+
+    def _invite(self, worker: WorkerId) -> None:
+        invitation = Invitation(self._run, self.inbox.hearing.round)
+        topic = topics.to_worker(self._swarm, self._roster.name(worker), "invitation")
+        self._send(topic, wire.encode(invitation))
+
+    def _note_closed(self, order: Order, claims: Mapping[WorkerId, Claim], started: float) -> None:
+        missing = [self._roster.name(worker) for worker in order.participants if worker not in claims]
+        self._events.note(
+            "closed", round=order.round, answered=len(claims), missing=missing,
+            seconds=round(time.monotonic() - started, 3),
+        )  # fmt: skip
+
+    def _until(self, done: Callable[[], bool], seconds: float) -> bool:
+        return self.inbox.until(done, seconds, lambda: self._link is not None and self._link.is_up())
+
+    def _retain(self, topic: str, payload: bytes) -> None:
+        with self._lock:
+            self._retained[topic] = payload
+        if self._link is not None and self._link.is_up():  # otherwise `greet` says it
+            self._send(topic, payload, retain=True)
+
+    def _send(self, topic: str, payload: bytes, retain: bool = False) -> None:
+        link = self._link
+        if link is not None:
+            link.publish(topic, payload, retain)

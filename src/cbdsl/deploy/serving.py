@@ -1,0 +1,190 @@
+"""`cbdsl serve`: play a spec's rounds with workers on a network, and go on where an earlier process was stopped.
+
+The folder is a run's folder like any other. A checkpoint follows every round before the next order is given, and the
+journal holds what was heard since, so a server that is killed at any moment loses no accepted model and no ban.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from cbdsl.baselines import averaging
+from cbdsl.deploy import wire
+from cbdsl.deploy.events import Events
+from cbdsl.deploy.journal import Journal
+from cbdsl.deploy.link import MqttLink
+from cbdsl.deploy.meter import Counts, Meter
+from cbdsl.deploy.roster import Roster
+from cbdsl.deploy.samples import pack_shared
+from cbdsl.deploy.server import MakeLink, NetworkSwarm, Seat
+from cbdsl.deploy.wire import Announcement
+from cbdsl.engines.architecture import ArchitectureError, from_module
+from cbdsl.engines.base import Samples
+from cbdsl.errors import UserError
+from cbdsl.experiment import OnRound, Result, Stage, conclude
+from cbdsl.records import RoundRecord, record
+from cbdsl.runs import Checkpoint, RunFolder, write_atomically
+from cbdsl.server import ServerState, WorkerId
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """What a served run leaves."""
+
+    result: Result
+    wire: Counts  # what the server's connection carried
+    refused: dict[str, int]  # messages that were refused, by reason
+
+
+@dataclass(frozen=True, eq=False)
+class OpenRun:
+    """A run's folder, held by this process, and what was played in it so far."""
+
+    folder: RunFolder
+    checkpoint: Checkpoint | None
+    records: list[RoundRecord]
+
+
+def open_run(stage: Stage, out: Path) -> OpenRun:
+    """A new folder, or the folder of this very run."""
+    if not (out / "spec.toml").exists():
+        return OpenRun(RunFolder.create(out, stage.spec), None, [])
+    folder, spec = RunFolder.open(out)
+    try:
+        if spec != stage.spec:
+            raise UserError(f"{out} holds another run. Give another --out, or serve {out / 'spec.toml'} to go on.")
+        checkpoint = folder.load_checkpoint(stage.key)
+        records = folder.records(checkpoint.state.round if checkpoint else 0)
+        folder.rewind(records)
+    except BaseException:
+        folder.close()
+        raise
+    return OpenRun(folder, checkpoint, records)
+
+
+def serve(
+    stage: Stage,
+    opened: OpenRun,
+    seat: Seat,
+    on_ready: Callable[[NetworkSwarm], None] | None = None,
+    on_round: OnRound | None = None,
+    make_link: MakeLink | None = None,
+) -> Served:
+    """Play the rounds that are left with whoever connects as a worker; closes the folder at the end.
+
+    make_link: another way to the workers than the broker of the seat.
+    """
+    out = opened.folder.path
+    try:
+        roster = Roster(out / "roster.json", stage.spec.workers, seat.names)
+        meter, events = Meter(out / "wire.json"), Events(out / "events.jsonl")
+        first = state = opened.checkpoint.state if opened.checkpoint else stage.first_state()
+        events.note("started", round=state.round)
+        if stage.spec.defence.aggregator == "mean":
+            stage = replace(stage, combine=averaging(_Sizes(roster)))
+        shared = _shared(stage)
+        announcement = announce(stage, _run_of(out, seat.swarm), shared)
+        starts = list(stage.initial) if len(stage.initial) > 1 else []
+        network = NetworkSwarm(seat, announcement, shared, roster, Journal(out / "journal.bin"), events, starts)
+        network.set_model(state.global_best, state.round)
+        try:
+            network.start(make_link or (lambda handle, greet: MqttLink(seat.address, handle, greet, meter)))
+            if on_ready is not None:
+                on_ready(network)
+            if state.round < stage.spec.rounds:
+                network.gather()
+            for state, line in _rounds(stage, network, first):
+                opened.records.append(line)
+                opened.folder.append(line)
+                opened.folder.save_checkpoint(Checkpoint(state, None), stage.key)
+                meter.save()
+                if on_round is not None:
+                    on_round(line)
+            network.finish(state.round)
+        finally:
+            network.close()
+            meter.save()
+        (out / "journal.bin").unlink(missing_ok=True)
+        events.note("finished", round=state.round, refused=dict(events.refusals))
+        result = conclude(stage, opened.folder, opened.records, state)
+        return Served(result, meter.counts(), dict(events.refusals))
+    finally:
+        opened.folder.close()
+
+
+class _Sizes(dict[WorkerId, int]):
+    """How many samples each worker says it holds."""
+
+    def __init__(self, roster: Roster) -> None:
+        super().__init__()
+        self._roster = roster
+
+    def __missing__(self, worker: WorkerId) -> int:
+        return self._roster.samples(worker)
+
+
+def _rounds(stage: Stage, network: NetworkSwarm, state: ServerState) -> Iterator[tuple[ServerState, RoundRecord]]:
+    while state.round < stage.spec.rounds:
+        started = time.perf_counter()
+        state, log = stage.play(state, network)
+        yield state, record(log, state, stage.test_accuracy(state), round(time.perf_counter() - started, 4))
+
+
+def announce(stage: Stage, run: bytes, shared: bytes) -> Announcement:
+    """What workers are told of a run."""
+    spec, dataset, parts = stage.spec, stage.dataset, stage.split
+    architecture = ""
+    if spec.engine != "torch":
+        with contextlib.suppress(ArchitectureError):  # then only torch can run it
+            architecture = json.dumps(from_module(stage.build_model(), dataset.shape).to_dict())
+    return Announcement(
+        run=run,
+        spec=spec.to_toml(),
+        architecture=architecture,
+        size=stage.engine.size,
+        shape=json.dumps(dataset.shape),
+        classes=dataset.classes,
+        shared_training=len(parts.shared_training) if spec.shares_training else 0,
+        shared_scoring=len(parts.shared_scoring) if spec.shares_scoring else 0,
+        shared_digest=wire.digest_of(shared) if shared else bytes(wire.DIGEST_BYTES),
+        shared_size=len(shared),
+    )
+
+
+def _shared(stage: Stage) -> bytes:
+    """D_tr and D_sc as they are sent, as far as the spec shares them."""
+    spec, parts, train = stage.spec, stage.split, stage.dataset.train
+    chosen = np.concatenate(
+        [
+            parts.shared_training if spec.shares_training else parts.shared_training[:0],
+            parts.shared_scoring if spec.shares_scoring else parts.shared_scoring[:0],
+        ]
+    )
+    return pack_shared(Samples(train.features[chosen], train.labels[chosen]))
+
+
+def _run_of(out: Path, swarm: str) -> bytes:
+    """The number by which this run's messages are known; drawn once and kept."""
+    path = out / "deployment.json"
+    if path.exists():
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            run, of = bytes.fromhex(stored["run"]), str(stored["swarm"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path} is damaged ({error}). Restore it: workers know the run by what is in it."
+            ) from error
+        if of != swarm:
+            raise UserError(f"{out} is a run of the swarm '{of}', not of '{swarm}'. Give --swarm {of}.")
+        return run
+    run = os.urandom(wire.RUN_BYTES)
+    write_atomically(path, (json.dumps({"run": run.hex(), "swarm": swarm}) + "\n").encode())
+    return run

@@ -1,0 +1,142 @@
+"""`cbdsl swarm`: a whole deployment on one machine: a broker, the server, and a process for every worker.
+
+Each worker gets the samples that the simulator would give it, as a file of its own, and nothing else. Whatever was
+started is ended again, also after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cbdsl.deploy.broker import Broker, Kind, running_broker
+from cbdsl.deploy.link import Address
+from cbdsl.deploy.meter import Counts, merge
+from cbdsl.deploy.pace import Pace
+from cbdsl.deploy.samples import write_samples
+from cbdsl.deploy.server import NetworkSwarm, Seat
+from cbdsl.deploy.serving import Served, open_run, serve
+from cbdsl.engines.base import Samples
+from cbdsl.errors import UserError
+from cbdsl.experiment import OnRound, Stage
+
+_STOP_SECONDS = 5.0
+NAME = "local"
+
+
+@dataclass(frozen=True, eq=False)
+class Crew:
+    """The processes of a swarm on this machine."""
+
+    broker: Broker
+    names: tuple[str, ...]
+    processes: tuple[subprocess.Popen[bytes], ...]
+    network: NetworkSwarm
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a swarm on this machine leaves."""
+
+    served: Served
+    workers_wire: Counts  # all workers' connections together
+    broker: str
+
+
+def worker_names(count: int) -> tuple[str, ...]:
+    """worker-0 ... with as many digits as it takes, so that names sort like numbers."""
+    width = len(str(count - 1))
+    return tuple(f"worker-{number:0{width}}" for number in range(count))
+
+
+def run_swarm(
+    stage: Stage,
+    out: Path,
+    kind: Kind,
+    pace: Pace,
+    on_ready: Callable[[Crew], None] | None = None,
+    on_round: OnRound | None = None,
+) -> Outcome:
+    """Start everything, play the run, stop everything."""
+    names = worker_names(stage.spec.workers)
+    crew_folder = out / "workers"
+    opened = open_run(stage, out)
+    with running_broker(out / "broker", kind) as broker, contextlib.ExitStack() as stack:
+        address = Address(broker.host, broker.port)
+        hand_out(stage, crew_folder, names)
+        processes = [
+            stack.enter_context(worker_process(address, NAME, name, crew_folder / name, _attack(stage, number)))
+            for number, name in enumerate(names)
+        ]
+
+        def ready(network: NetworkSwarm) -> None:
+            if on_ready is not None:
+                on_ready(Crew(broker, names, tuple(processes), network))
+
+        served = serve(stage, opened, Seat(NAME, address, pace, names), ready, on_round)
+        wait_for_exit(processes)
+    counts = [_read_counts(crew_folder / name / "wire.json") for name in names]
+    return Outcome(served, merge(counts), broker.kind)
+
+
+def hand_out(stage: Stage, folder: Path, names: Sequence[str]) -> None:
+    """Give every worker its samples in a file of its own, as the simulator deals them."""
+    train = stage.dataset.train
+    for name, own in zip(names, stage.split.workers, strict=True):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        write_samples(folder / name / "samples.npz", Samples(train.features[own], train.labels[own]))
+
+
+@contextlib.contextmanager
+def worker_process(
+    address: Address, swarm: str, name: str, folder: Path, attack: str = ""
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker in a process of its own, on one thread; ended with this process, however that ends."""
+    command = [
+        sys.executable, "-m", "cbdsl", "work", "--id", name, "--swarm", swarm, "--broker", str(address),
+        "--data", str(folder / "samples.npz"), "--state", str(folder), "--threads", "1", "--parent", str(os.getpid()),
+    ]  # fmt: skip
+    if attack:
+        command += ["--attack", attack]
+    with (folder / "worker.log").open("ab") as log:
+        process = subprocess.Popen(  # a session of its own: Ctrl-C is for us, and we end the workers
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        process.wait()
+
+
+def wait_for_exit(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Give workers that heard the end of the run a moment to leave by themselves."""
+    deadline = time.monotonic() + _STOP_SECONDS
+    for process in processes:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+
+
+def _attack(stage: Stage, number: int) -> str:
+    return stage.spec.attack.name if number in stage.byzantine else ""
+
+
+def _read_counts(path: Path) -> Counts:
+    try:
+        counts: Counts = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"A worker left no count of its bytes: {error}. Its log is beside: worker.log") from error
+    return counts

@@ -1,0 +1,227 @@
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from mqtt_client import Client, wait_for
+
+from cbdsl.deploy import broker as brokers
+from cbdsl.deploy.broker import Broker, Kind, find_mosquitto, running_broker
+from cbdsl.errors import UserError
+
+CHUNK = os.urandom(100 * 1024)
+needs_mosquitto = pytest.mark.skipif(
+    find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed (apt install mosquitto)"
+)
+EACH_KIND = pytest.mark.parametrize("kind", [pytest.param("mosquitto", marks=needs_mosquitto), "embedded"])
+
+
+@pytest.fixture
+def broker(tmp_path: Path, kind: Kind) -> Iterator[Broker]:
+    with running_broker(tmp_path, kind) as running:
+        yield running
+
+
+def alive(pid: int) -> bool:
+    """Whether a process is there and no zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def connect(broker: Broker, name: str) -> Client:
+    return Client(broker.port, name).connect()
+
+
+@EACH_KIND
+def test_latecomers_get_what_is_retained_whole(broker: Broker) -> None:
+    server = connect(broker, "server")
+    for number in range(3):
+        server.publish(f"cbdsl/s/down/model/{number}", CHUNK, retain=True)
+    server.publish("cbdsl/s/down/model/2", b"", retain=True)  # forgotten again
+    late = connect(broker, "late")
+    late.subscribe("cbdsl/s/down/#")
+    assert wait_for(lambda: len(late.received) == 2)
+    assert sorted(late.received) == [(f"cbdsl/s/down/model/{number}", CHUNK, True) for number in range(2)]
+    late.close()
+    server.close()
+
+
+@EACH_KIND
+def test_a_hundred_messages_arrive_once_and_in_order(broker: Broker) -> None:
+    server, worker = connect(broker, "server"), connect(broker, "worker")
+    server.subscribe("cbdsl/s/from/+/#")
+    for number in range(100):
+        worker.publish_later(f"cbdsl/s/from/worker/upload/{number}", CHUNK[: number * 1024])
+    assert wait_for(lambda: len(server.received) == 100)
+    assert server.topics() == [f"cbdsl/s/from/worker/upload/{number}" for number in range(100)]
+    assert [len(payload) for _, payload, _ in server.received] == [number * 1024 for number in range(100)]
+    worker.close()
+    server.close()
+
+
+@EACH_KIND
+def test_a_message_larger_than_any_of_ours_is_not_passed_on(broker: Broker) -> None:
+    server, worker = connect(broker, "server"), connect(broker, "worker")
+    server.subscribe("cbdsl/s/from/#")
+    worker.publish("cbdsl/s/from/worker/upload/0", CHUNK + CHUNK)
+    worker.publish("cbdsl/s/from/worker/upload/1", CHUNK)
+    assert wait_for(lambda: server.received)
+    assert server.topics() == ["cbdsl/s/from/worker/upload/1"]
+    worker.close()
+    server.close()
+
+
+@EACH_KIND
+def test_a_last_will_is_delivered_and_retained(broker: Broker) -> None:
+    server = connect(broker, "server")
+    server.subscribe("cbdsl/s/from/#")
+    worker = Client(broker.port, "worker", will="cbdsl/s/from/worker/status").connect()
+    worker.vanish()
+    assert wait_for(lambda: server.received == [("cbdsl/s/from/worker/status", b"gone", False)])
+    late = connect(broker, "late")
+    late.subscribe("cbdsl/s/from/#")
+    assert wait_for(lambda: late.received == [("cbdsl/s/from/worker/status", b"gone", True)])
+    late.close()
+    server.close()
+
+
+@EACH_KIND
+def test_a_client_id_has_one_connection_at_a_time(broker: Broker) -> None:
+    first = connect(broker, "worker")
+    second = connect(broker, "worker")
+    assert wait_for(lambda: first.losses)
+    first.close()
+    second.close()
+
+
+@EACH_KIND
+def test_a_durable_session_gets_what_was_sent_meanwhile(broker: Broker) -> None:
+    server, worker = connect(broker, "server"), Client(broker.port, "worker", clean=False).connect()
+    worker.subscribe("cbdsl/s/to/worker/#")
+    worker.close()
+    server.publish("cbdsl/s/to/worker/invitation", b"now")
+    back = Client(broker.port, "worker", clean=False).connect()
+    assert wait_for(lambda: back.topics() == ["cbdsl/s/to/worker/invitation"])
+    back.close()
+    server.close()
+
+
+@EACH_KIND
+def test_sixty_clients_at_once_each_get_their_part(broker: Broker) -> None:
+    server = connect(broker, "server")
+    for number in range(4):
+        server.publish(f"cbdsl/s/down/model/{number}", CHUNK, retain=True)
+    workers = [connect(broker, f"worker-{number}") for number in range(60)]
+    for number, worker in enumerate(workers):
+        worker.subscribe("cbdsl/s/down/#", f"cbdsl/s/to/worker-{number}/#")
+    assert wait_for(lambda: all(len(worker.received) == 4 for worker in workers), 30)
+    for number in range(60):
+        server.publish_later(f"cbdsl/s/to/worker-{number}/invitation", b"%d" % number)
+    assert wait_for(lambda: all(len(worker.received) == 5 for worker in workers), 30)
+    assert all(worker.received[4][1] == b"%d" % number for number, worker in enumerate(workers))
+    for client in [*workers, server]:
+        client.close()
+
+
+def test_clients_of_the_embedded_broker_get_nothing_they_did_not_ask_for(tmp_path: Path) -> None:
+    with running_broker(tmp_path, "embedded") as broker:
+        server, other = connect(broker, "server"), connect(broker, "other")
+        server.publish("cbdsl/s/down/order", b"1", retain=True)
+        other.subscribe("cbdsl/s/down/#")
+        silent = connect(broker, "silent")  # amqtt alone would send it what the other subscribed to
+        silent.subscribe("cbdsl/s/to/silent/#")
+        server.publish("cbdsl/s/to/silent/welcome", b"0")
+        assert wait_for(lambda: silent.received)
+        assert silent.topics() == ["cbdsl/s/to/silent/welcome"]
+        for client in (server, other, silent):
+            client.close()
+
+
+@EACH_KIND
+def test_it_listens_on_loopback_alone(broker: Broker) -> None:
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    listening = {words[1] for words in lines if words[3] == "0A" and words[1].endswith(f":{broker.port:04X}")}
+    assert listening == {f"0100007F:{broker.port:04X}"}
+
+
+@EACH_KIND
+def test_it_ends_with_the_block_and_can_start_again_on_its_port(tmp_path: Path, kind: Kind) -> None:
+    with pytest.raises(ZeroDivisionError), running_broker(tmp_path, kind) as first:
+        raise ZeroDivisionError
+    assert not alive(first.pid)
+    with running_broker(tmp_path, kind, port=first.port) as second:
+        os.kill(second.pid, signal.SIGKILL)
+        assert wait_for(lambda: not alive(second.pid))
+        with running_broker(tmp_path, kind, port=first.port) as third:
+            assert third.port == first.port
+            connect(third, "client").close()
+    assert third.kind == kind
+    assert not alive(third.pid)
+
+
+@EACH_KIND
+def test_it_ends_when_its_parent_is_killed(tmp_path: Path, kind: Kind) -> None:
+    program = f"""
+        import sys, time
+        from pathlib import Path
+        from cbdsl.deploy.broker import running_broker
+        with running_broker(Path({str(tmp_path)!r}), {kind!r}) as broker:
+            print(broker.pid, flush=True)
+            time.sleep(60)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert alive(pid)
+        parent.kill()
+    assert wait_for(lambda: not alive(pid))
+
+
+def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"Port {port} on 127.0.0.1"), running_broker(tmp_path, port=port):
+            pass
+
+
+def test_mosquitto_asked_for_and_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brokers, "find_mosquitto", lambda: None)
+    with pytest.raises(UserError, match="apt install mosquitto"), running_broker(tmp_path, "mosquitto"):
+        pass
+    with pytest.raises(UserError, match="mosquitto was asked for"), running_broker(tmp_path, config=tmp_path / "m"):
+        pass
+    with running_broker(tmp_path) as broker:
+        assert broker.kind == "embedded"
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(UserError, match="There is no broker"), running_broker(tmp_path):
+        pass
+
+
+def test_impossible_wishes(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="reads no configuration"), running_broker(tmp_path, "embedded", tmp_path / "m"):
+        pass
+    with pytest.raises(UserError, match="Unknown broker 'rabbit'"), running_broker(tmp_path, "rabbit"):  # type: ignore[arg-type]
+        pass
+
+
+@needs_mosquitto
+def test_a_broken_configuration_is_quoted(tmp_path: Path) -> None:
+    config = tmp_path / "broken.conf"
+    config.write_text("no_such_setting 3\n")
+    with pytest.raises(UserError, match="no_such_setting"), running_broker(tmp_path / "log", config=config):
+        pass
+    config.write_text("listener 1\nlistener 2\n")
+    with pytest.raises(UserError, match="2 listeners"), running_broker(tmp_path / "log", config=config):
+        pass

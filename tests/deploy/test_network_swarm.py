@@ -1,0 +1,374 @@
+"""The server's side over a bus in memory, with workers that follow a script."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from bus import Bus, BusLink
+
+from cbdsl.deploy import topics, wire
+from cbdsl.deploy.events import Events
+from cbdsl.deploy.journal import Journal
+from cbdsl.deploy.link import Address, Will
+from cbdsl.deploy.pace import Pace
+from cbdsl.deploy.roster import Roster
+from cbdsl.deploy.server import NetworkSwarm, Seat
+from cbdsl.deploy.wire import Announcement, Directive, Hello, Invitation, Piece, Statement, Status
+from cbdsl.engines.base import Floats
+from cbdsl.errors import UserError
+from cbdsl.server import Claim, Order
+
+RUN, SIZE = b"run-0001", 30_000  # two pieces
+NAMES = ("ann", "bob", "cyd")
+QUICK = Pace(round_seconds=0.6, upload_seconds=0.4, join_seconds=0.5, grace_seconds=0.05, patience=2)
+
+
+def model(value: float) -> Floats:
+    return np.full(SIZE, value, np.float32)
+
+
+class Scripted:
+    """A worker that claims a score for every order and uploads when it is invited, or does something else."""
+
+    def __init__(self, bus: Bus, name: str, score: float = 0.5, **script: object) -> None:
+        self.bus, self.name, self.score = bus, name, score
+        self.script: dict[str, Any] = dict(script)
+        self.session = name.encode().ljust(8, b".")
+        will = Will(topics.from_worker("s", name, "status"), wire.encode(Status(False, self.session)))
+        self.link: BusLink = bus.link(self.hear, self.greet, will)
+        for pattern in (topics.spec("s"), topics.order("s"), topics.to_worker("s", name, "#")):
+            self.link.subscribe(pattern)
+        self.link.open()
+
+    def greet(self) -> None:
+        self.say("status", wire.encode(Status(True, self.session)), retain=True)
+        self.say("hello", wire.encode(Hello(self.session, 7, 0, bytes(8), "test")))
+
+    def say(self, what: str, payload: bytes, retain: bool = False) -> None:
+        self.link.publish(topics.from_worker("s", self.name, what), payload, retain)
+
+    def hear(self, topic: str, payload: bytes) -> None:
+        act: Callable[[Scripted, str, bytes], None] | None = self.script.get("hear")
+        if act is not None:
+            act(self, topic, payload)
+        elif topic.endswith("/spec") and payload:
+            self.greet()
+        elif topic.endswith("/order") and payload:
+            order = wire.decode(payload, Directive)
+            if order.task == "swarm":
+                self.claim(order.round)
+            elif order.task == "average":
+                self.send(order.round)
+        elif topic.endswith("/invitation"):
+            self.send(wire.decode(payload, Invitation).round)
+
+    def claim(self, round_number: int, score: float | None = None) -> None:
+        if not self.script.get("mute"):
+            value = float(np.float32(self.score if score is None else score))
+            self.say("claim", wire.encode(Statement(RUN, round_number, value, b"")))
+
+    def send(self, round_number: int) -> None:
+        if not self.script.get("stalls"):
+            for piece in wire.pieces(RUN, round_number, wire.weights_to_bytes(model(self.score))):
+                self.say(f"upload/{piece.index}", wire.encode(piece))
+
+
+@pytest.fixture
+def bus() -> Bus:
+    return Bus()
+
+
+@pytest.fixture
+def make(bus: Bus, tmp_path: Path) -> Iterator[Callable[..., NetworkSwarm]]:
+    made: list[NetworkSwarm] = []
+
+    def build(pace: Pace = QUICK, names: tuple[str, ...] = NAMES, places: int = 3) -> NetworkSwarm:
+        announcement = Announcement(RUN, "", "", SIZE, "[1]", 2, 0, 0, bytes(16), 0)
+        network = NetworkSwarm(
+            Seat("s", Address("x", 1), pace, names), announcement, b"", Roster(tmp_path / "roster.json", places, names),
+            Journal(tmp_path / "journal.bin"), Events(tmp_path / "events.jsonl"),
+        )  # fmt: skip
+        network.set_model(model(0.0), 0)
+        network.start(bus.link)
+        made.append(network)
+        return network
+
+    yield build
+    for network in made:
+        network.close()
+
+
+def order(
+    number: int = 1, task: Literal["swarm", "average"] = "swarm", participants: tuple[int, ...] = (0, 1, 2)
+) -> Order:
+    return Order(number, task, participants, 1.0, 0.1, None)
+
+
+def refused(network: NetworkSwarm) -> dict[str, int]:
+    return dict(network._events.refusals)
+
+
+def test_a_round_closes_when_everybody_answered(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
+    network = make()
+    for number, name in enumerate(NAMES):
+        Scripted(bus, name, 0.25 * (number + 1))
+    network.gather()
+    assert network.report(order()) == {0: Claim(0.25), 1: Claim(0.5), 2: Claim(0.75)}
+    assert np.array_equal(network.upload([1])[1], model(0.5))
+    assert refused(network) == {}
+
+
+def test_duplicates_and_late_answers_change_nothing(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
+    network = make()
+    bus.copies = 3
+    workers = [Scripted(bus, name, 0.5) for name in NAMES]
+    network.gather()
+    assert network.report(order(1)) == dict.fromkeys(range(3), Claim(0.5))
+    assert len(network.upload([0, 2])) == 2
+    assert network.report(order(2)) == dict.fromkeys(range(3), Claim(0.5))
+    workers[0].claim(1, 0.125)  # a reply to an old round
+    workers[0].claim(9, 0.125)  # and to one that nobody played
+    workers[0].claim(2, 0.125)  # another one than before
+    workers[0].send(2)  # nobody asked
+    assert network.inbox.hearing.claims[0] == Claim(0.5)
+    assert set(refused(network)) == {
+        "claim: of an earlier round", "claim: of a round to come", "claim: another one than before in the same round",
+        "upload: not asked for",
+    }  # fmt: skip
+
+
+def test_a_deadline_closes_a_round_and_the_missing_are_not_waited_for_again(
+    bus: Bus, make: Callable[..., NetworkSwarm]
+) -> None:
+    network = make()
+    Scripted(bus, "ann", 0.5)
+    Scripted(bus, "bob", 0.5, mute=True)
+    slow = Scripted(bus, "cyd", 0.5, mute=True)
+    network.gather()
+    started = time.monotonic()
+    assert set(network.report(order(1))) == {0}
+    assert time.monotonic() - started >= QUICK.round_seconds
+    started = time.monotonic()
+    assert set(network.report(order(2))) == {0}
+    assert time.monotonic() - started < QUICK.round_seconds
+    slow.script.clear()
+    assert set(network.report(order(3))) == {0, 2}  # it is back
+
+
+def test_a_quorum_closes_a_round_early(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
+    network = make(Pace(quorum=0.6, round_seconds=30, join_seconds=5))
+    Scripted(bus, "ann")
+    Scripted(bus, "bob")
+    Scripted(bus, "cyd", mute=True)
+    network.gather()
+    assert set(network.report(order())) == {0, 1}
+
+
+def test_a_worker_whose_will_was_read_is_not_waited_for(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
+    network = make(Pace(round_seconds=30, join_seconds=5, grace_seconds=0.1))
+    workers = [Scripted(bus, name) for name in NAMES]
+    network.gather()
+    workers[1].link.vanish()
+    assert set(network.report(order())) == {0, 2}
+    Scripted(bus, "bob")
+    assert set(network.report(order(2))) == {0, 1, 2}
+
+
+def test_the_will_of_an_older_connection_says_nothing(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
+    network = make()
+    for name in NAMES:
+        Scripted(bus, name)
+    network.gather()
+    bus.publish(topics.from_worker("s", "ann", "status"), wire.encode(Status(False, b"old-life")), retain=True)
+    assert "ann" in network.inbox.online()
+
+
+def test_a_staller_is_passed_over_and_may_come_back(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
+    network = make()
+    staller = Scripted(bus, "ann", stalls=True)
+    Scripted(bus, "bob")
+    Scripted(bus, "cyd")
+    network.gather()
+    network.report(order(1))
+    assert network.upload([0]) == {}
+    staller.script.clear()
+    network.report(order(2))
+    assert set(network.upload([0])) == {0}
+
+
+def test_a_model_of_another_size_ends_the_wait_at_once(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
+    network = make(Pace(upload_seconds=30, join_seconds=5))
+    for name in NAMES[1:]:
+        Scripted(bus, name)
+    bad = Scripted(bus, "ann", stalls=True)
+    network.gather()
+    network.report(order())
+    wrong = Piece(RUN, 1, bytes(16), 12, 0, bytes(12))
+    threading.Timer(0.2, lambda: bad.say("upload/0", wire.encode(wrong))).start()
+    started = time.monotonic()
+    assert network.upload([0]) == {}
+    assert time.monotonic() - started < 10
+    assert refused(network) == {"upload: a model of another size": 1}
+
+
+def test_a_half_sent_model_is_no_model(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
+    network = make()
+    for name in NAMES:
+        Scripted(bus, name)
+    bus.lose = lambda topic: topic.endswith("upload/1")
+    network.gather()
+    network.report(order())
+    assert network.upload([0]) == {}
+    bus.lose = lambda topic: False  # noqa: ARG005
+    network.report(order(2))
+    assert set(network.upload([0])) == {0}
+
+
+def test_an_average_round_takes_everybodys_model(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
+    network = make()
+    for number, name in enumerate(NAMES):
+        Scripted(bus, name, number)
+    network.gather()
+    assert network.report(order(1, "average")) == {}
+    models = network.upload((0, 1, 2))
+    assert [float(models[number][0]) for number in range(3)] == [0, 1, 2]
+
+
+def test_strangers_are_refused_and_a_roster_keeps_its_numbers(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
+    network = make()
+    for name in NAMES:
+        Scripted(bus, name)
+    stranger = Scripted(bus, "eve")
+    network.gather()
+    assert set(network.report(order())) == {0, 1, 2}
+    stranger.send(1)
+    assert "claim: from an unknown worker" in refused(network)
+    assert "hello: from an unknown worker" in refused(network)
+
+
+def test_without_a_roster_numbers_go_by_name_and_latecomers_come_last(
+    bus: Bus, make: Callable[..., NetworkSwarm], tmp_path: Path
+) -> None:
+    network = make(names=())
+    Scripted(bus, "zoe")
+    Scripted(bus, "bob")
+    network.gather()
+    assert ",".join(network._roster.names) == "bob,zoe"
+    Scripted(bus, "ann")
+    assert ",".join(network._roster.names) == "bob,zoe,ann"
+    Scripted(bus, "eve")  # no place left
+    assert ",".join(network._roster.names) == "bob,zoe,ann"
+    assert Roster(tmp_path / "roster.json", 3).names == ("bob", "zoe", "ann")
+
+
+def test_nobody_at_all_is_an_error_that_says_what_to_do(make: Callable[..., NetworkSwarm]) -> None:
+    with pytest.raises(UserError, match="cbdsl work"):
+        make().gather()
+
+
+def test_silence_of_all_is_waited_for_and_then_an_error(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
+    network = make()
+    for name in NAMES:
+        Scripted(bus, name, mute=True)
+    network.gather()
+    with pytest.raises(UserError, match="nobody answered 2 times"):
+        network.report(order())
+
+
+def test_nonsense_claims_go_to_the_server_and_no_further(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
+    network = make()
+    for name, score in zip(NAMES, (math.nan, math.inf, -1.0), strict=True):
+        Scripted(bus, name, score)
+    network.gather()
+    claims = network.report(order())
+    assert math.isnan(claims[0].score)
+    assert (claims[1].score, claims[2].score) == (math.inf, -1.0)
+
+
+def test_a_flood_is_counted_and_nothing_of_it_is_kept(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
+    network = make()
+    for name in NAMES:
+        Scripted(bus, name)
+    network.gather()
+    network.report(order())
+    rng = np.random.default_rng(0)
+    for number in range(20_000):
+        junk = rng.bytes(int(rng.integers(0, 60)))
+        what = ("claim", "upload/0", "hello", "status", "upload/99999", "nonsense/7")[number % 6]
+        name = ("ann", f"stranger-{number}", "bob")[number % 3]
+        bus.publish(f"cbdsl/s/from/{name}/{what}", junk)
+    bus.sent.clear()
+    counted = refused(network)
+    assert counted["a flood of messages"] > 10_000
+    assert len(counted) < 30  # reasons, not messages
+    assert len(network.inbox._present) <= 3
+    assert network.inbox.hearing.assemblies == {}
+    assert set(network.report(order(2))) >= {2}  # whoever did not take part in the flood is heard
+
+
+def test_a_server_that_starts_again_ends_the_round_as_it_would_have_ended(
+    bus: Bus, make: Callable[..., NetworkSwarm]
+) -> None:
+    first = make()
+    workers = [Scripted(bus, name, 0.5) for name in NAMES]
+    workers[2].script["stalls"] = True
+    first.gather()
+    claims = first.report(order())
+    sent = first.upload([0])
+    assert first.upload([2]) == {}
+    first.close()  # killed here: the round is not over
+    for worker in workers:
+        worker.script["mute"] = worker.script["stalls"] = True  # and nobody says it again
+    second = make()
+    assert second.report(order()) == claims
+    assert np.array_equal(second.upload([0])[0], sent[0])
+    started = time.monotonic()
+    assert second.upload([2]) == {}  # silent then, silent now, without another wait
+    assert time.monotonic() - started < QUICK.upload_seconds
+
+
+def test_a_torn_journal_keeps_what_was_whole(tmp_path: Path) -> None:
+    path = tmp_path / "journal.bin"
+    journal = Journal(path)
+    journal.begin(4)
+    journal.note_claims({1: Claim(0.5, b"x" * 16)})
+    whole = path.stat().st_size
+    journal.note_upload(1, model(2.0))
+    full = path.read_bytes()
+    for cut in (whole, whole + 3, whole + 25, len(full) - 1):
+        path.write_bytes(full[:cut])
+        again = Journal(path)
+        again.begin(4)
+        assert again.claims == {1: Claim(0.5, b"x" * 16)}
+        assert again.uploads == {}
+        assert path.stat().st_size == whole
+    path.write_bytes(full)
+    again = Journal(path)
+    again.begin(4)
+    assert np.array_equal(again.uploads[1], model(2.0))  # type: ignore[arg-type]
+    again.begin(5)
+    assert again.claims is None
+    assert not path.exists()
+
+
+def test_the_end_leaves_nothing_on_the_broker(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
+    network = make()
+    workers = [Scripted(bus, name) for name in NAMES]
+    network.gather()
+    network.report(order())
+
+    def leave(worker: Scripted, topic: str, payload: bytes) -> None:
+        if topic.endswith("/order") and payload and wire.decode(payload, Directive).task == "finish":
+            worker.say("status", b"", retain=True)
+
+    for worker in workers:
+        worker.script["hear"] = leave
+    network.finish(1)
+    assert bus.retained == {}

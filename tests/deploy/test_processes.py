@@ -1,0 +1,259 @@
+"""Real processes and a real broker: whatever is killed, the run ends with the numbers of the simulator."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from deployment import (
+    SWARM,
+    Deployment,
+    assert_as_simulated,
+    brokers,
+    deployment,
+    memory_of,
+    pictures,
+    tiny_spec,
+    wait_until,
+)
+
+import cbdsl
+from cbdsl.deploy import topics
+from cbdsl.deploy.broker import Kind, find_mosquitto
+from cbdsl.deploy.link import MqttLink
+from cbdsl.deploy.meter import Meter
+from cbdsl.deploy.pace import Pace
+from cbdsl.deploy.serving import open_run, serve
+from cbdsl.deploy.swarm import Crew, run_swarm
+from cbdsl.experiment import Stage
+from cbdsl.spec import Spec
+
+BEST: Kind = brokers()[0]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pictures(tmp_path_factory.mktemp("pictures"))
+
+
+def listen(made: Deployment, pattern: str, heard: list[str]) -> MqttLink:
+    link = MqttLink(made.address, lambda topic, _: heard.append(topic), lambda: None, Meter())
+    link.subscribe(pattern)
+    link.open()
+    assert link.connected.wait(10)
+    return link
+
+
+@pytest.mark.parametrize("kind", ["mosquitto", "embedded"])
+def test_a_swarm_on_this_machine_agrees_with_the_simulator(kind: Kind, data: Path, tmp_path: Path) -> None:
+    if kind == "mosquitto" and not find_mosquitto():
+        pytest.skip("MOSQUITTO IS NOT INSTALLED: the real broker is not tested here (apt install mosquitto)")
+    spec = tiny_spec(data, attack__byzantine=1, attack__name="liar")
+    stage = Stage.prepare(spec, None, None, 1)
+    crews: list[Crew] = []
+    maps: list[str] = []
+
+    def look(line: cbdsl.RoundRecord) -> None:
+        if line.round == spec.rounds:
+            maps.extend(Path(f"/proc/{process.pid}/maps").read_text() for process in crews[0].processes)
+
+    outcome = run_swarm(stage, tmp_path / "run", kind, Pace(), crews.append, look)
+    assert_as_simulated(tmp_path / "run", spec)
+    assert outcome.served.result.summary.banned == list(stage.byzantine)
+    assert outcome.broker == kind
+    assert all(process.poll() == 0 for process in crews[0].processes)
+    assert len(maps) == spec.workers
+    assert not any("libtorch" in text for text in maps)
+    sent, payload = outcome.workers_wire["sent"], outcome.served.result.summary
+    assert sent["upload"][0] == payload.uploads
+    assert payload.model_uplink_bytes < sent["upload"][1] < 1.5 * payload.model_uplink_bytes
+    assert sent["claim"][0] == payload.traffic["score"][0]
+    assert {kind: outcome.served.wire["received"][kind] for kind in ("claim", "upload")} == {
+        kind: sent[kind] for kind in ("claim", "upload")
+    }
+
+
+@pytest.mark.parametrize("method", ["cb-dsl", "fedavg"])
+def test_kill_9_of_workers_in_mid_round_changes_no_number(method: str, data: Path, tmp_path: Path) -> None:
+    spec = tiny_spec(data, method=method, rounds=8)
+    rng = random.Random(1)
+    with deployment(tmp_path, spec, BEST) as made:
+        made.start_workers()
+
+        def strike(_: cbdsl.RoundRecord) -> None:
+            name = rng.choice(made.names)
+
+            def kill() -> None:
+                time.sleep(rng.uniform(0, 0.02))
+                made.kill_worker(name)
+                made.start_worker(name)
+
+            threading.Thread(target=kill).start()
+            time.sleep(0.05)
+
+        serve(made.stage, open_run(made.stage, made.out), made.seat(), None, strike)
+        assert_as_simulated(made.out, spec)
+
+
+def test_kill_9_in_mid_upload_changes_no_number(tmp_path: Path) -> None:
+    spec = tiny_spec(pictures(tmp_path / "large", 64), model="mlp", rounds=3)  # 11 pieces a model
+    with deployment(tmp_path, spec, BEST) as made:
+        heard: list[str] = []
+        watcher = listen(made, topics.from_worker(SWARM, "+", "upload/#"), heard)
+        made.start_workers()
+        killed: list[str] = []
+
+        def watch() -> None:
+            while len(killed) < 2:
+                if heard:
+                    name = heard[0].split("/")[3]
+                    made.kill_worker(name)
+                    killed.append(name)
+                    made.start_worker(name)
+                    time.sleep(1)
+                    heard.clear()
+                time.sleep(0.0005)
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        serve(made.stage, open_run(made.stage, made.out), made.seat())
+        watcher.close()
+        assert killed
+        assert_as_simulated(made.out, spec)
+
+
+@pytest.mark.parametrize("kind", brokers())
+def test_kill_9_of_the_broker_changes_no_number(kind: Kind, data: Path, tmp_path: Path) -> None:
+    spec = tiny_spec(data, rounds=8)
+    with deployment(tmp_path, spec, kind) as made:
+        made.start_workers()
+
+        def strike(line: cbdsl.RoundRecord) -> None:
+            if line.round in {2, 5}:
+                threading.Timer(0.005 * line.round, made.kill_broker).start()
+
+        serve(made.stage, open_run(made.stage, made.out), made.seat(), None, strike)
+        assert_as_simulated(made.out, spec)
+
+
+def test_kill_9_of_the_server_loses_no_model_and_forgets_no_ban(data: Path, tmp_path: Path) -> None:
+    spec = tiny_spec(data, workers=5, rounds=24, attack__byzantine=1)
+    rng = random.Random(2)
+    with deployment(tmp_path, spec, BEST) as made:
+        made.start_workers()
+        made.start_server()
+        for stop in (3, 11, 18):
+            wait_until(lambda stop=stop: made.rounds_played() >= stop)  # type: ignore[misc]
+            time.sleep(rng.uniform(0, 0.03))
+            made.kill_server()
+            made.start_server()
+        made.wait_for_end()
+        assert_as_simulated(made.out, spec)
+        assert len(cbdsl.run(spec).summary.banned) == 1
+        assert not (made.out / "journal.bin").exists()
+
+
+def test_a_liar_a_staller_a_thousand_malformed_messages_and_the_right_model_wins(data: Path, tmp_path: Path) -> None:
+    spec = tiny_spec(data, workers=5, rounds=12, attack__byzantine=1, attack__name="staller")
+    with deployment(tmp_path, spec, BEST) as made:
+        made.start_workers()
+        made.start_server("--upload-seconds", "0.5", "--round-seconds", "60")
+        wait_until(lambda: made.rounds_played() >= 1)
+        assert made.server is not None
+        before = memory_of(made.server.pid)
+        rng = random.Random(3)
+        stranger = listen(made, "nothing", [])
+        for number in range(1000):
+            name = rng.choice([made.names[0], "stranger", "x" * 64])
+            what = rng.choice(["claim", "hello", "status", "upload/0", "upload/77", "upload/x", "odd/topic"])
+            junk = rng.randbytes(100_000 if number % 50 == 0 else rng.randrange(200))
+            stranger.publish(topics.from_worker(SWARM, name, what), junk)
+        made.wait_for_end()
+        stranger.close()
+        after = memory_of(made.server.pid, "VmRSS") if Path(f"/proc/{made.server.pid}").exists() else before
+        assert after - before < 50_000
+        events = [json.loads(line) for line in (made.out / "events.jsonl").read_text().splitlines()]
+        assert sum(events[-1]["refused"].values()) >= 900
+        assert len([event for event in events if event["event"] == "refused"]) < 40
+        summary = json.loads((made.out / "summary.json").read_text())
+        assert summary["banned"] == []  # a staller is passed over, not banned
+        assert summary["final_accuracy"] > 0.8
+
+
+def test_ctrl_c_ends_everything_that_was_started(data: Path, tmp_path: Path) -> None:
+    spec = tiny_spec(data, rounds=100_000)
+    (tmp_path / "spec.toml").write_text(spec.to_toml())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cbdsl", "swarm", str(tmp_path / "spec.toml"), "--workers", "3", "--broker", BEST,
+         "--out", str(tmp_path / "run")],
+        stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    wait_until((tmp_path / "run" / "rounds.jsonl").exists)
+    children = _descendants(process.pid)
+    assert len(children) == 4  # a broker and three workers
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
+
+
+def test_workers_do_not_outlive_a_swarm_that_is_killed(data: Path, tmp_path: Path) -> None:
+    spec = tiny_spec(data, rounds=100_000)
+    (tmp_path / "spec.toml").write_text(spec.to_toml())
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cbdsl", "swarm", str(tmp_path / "spec.toml"), "--workers", "2", "--broker", BEST,
+         "--out", str(tmp_path / "run")],
+        stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    wait_until((tmp_path / "run" / "rounds.jsonl").exists)
+    children = _descendants(process.pid)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not [pid for pid in children if Path(f"/proc/{pid}").exists()], 20)
+
+
+def _descendants(pid: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (OSError, IndexError, ValueError):
+                continue
+            if parent == pid:
+                found.append(int(entry.name))
+    return found
+
+
+def test_serve_says_what_is_wrong(tmp_path: Path, data: Path) -> None:
+    (tmp_path / "spec.toml").write_text(tiny_spec(data).to_toml())
+    for arguments, words in (
+        (["serve", str(tmp_path / "spec.toml"), "--broker", "http://x", "--out", "o"], "not the address of a broker"),
+        (["work", "--id", "a/b", "--broker", "mqtt://127.0.0.1", "--data", "x.npz"], "cannot be the name"),
+        (["work", "--id", "a", "--broker", "mqtt://127.0.0.1", "--data", "x.npz"], "cannot be read"),
+        (["work", "--id", "a", "--broker", "mqtts://x", "--cert", "c.pem", "--data", "x"], "--cert and --key together"),
+        (["swarm", "--broker", "rabbit"], "Unknown broker"),
+    ):
+        result = subprocess.run(
+            [sys.executable, "-m", "cbdsl", *arguments], capture_output=True, text=True, check=False, cwd=tmp_path,
+            env=os.environ | {"COLUMNS": "200"},
+        )  # fmt: skip
+        assert result.returncode == 2
+        assert words in result.stderr
+
+
+def test_the_spec_of_a_folder_is_not_changed_by_another(tmp_path: Path, data: Path) -> None:
+    spec = tiny_spec(data)
+    stage = Stage.prepare(spec, None, None, 1)
+    opened = open_run(stage, tmp_path / "run")
+    opened.folder.close()
+    other: Spec = tiny_spec(data, seed=9)
+    with pytest.raises(cbdsl.errors.UserError, match="holds another run"):
+        open_run(Stage.prepare(other, None, None, 1), tmp_path / "run")

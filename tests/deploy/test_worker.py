@@ -1,0 +1,320 @@
+"""Workers in threads over a bus in memory: what they compute, keep and answer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bus import Bus
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+import cbdsl
+from cbdsl.deploy import topics, wire
+from cbdsl.deploy.events import Events
+from cbdsl.deploy.link import Address
+from cbdsl.deploy.mail import Mail
+from cbdsl.deploy.memory import Keeper
+from cbdsl.deploy.pace import Pace
+from cbdsl.deploy.particle import Particle, understand
+from cbdsl.deploy.samples import SharedLayout, pack_shared, read_samples, unpack_shared, write_samples
+from cbdsl.deploy.server import Seat
+from cbdsl.deploy.serving import Served, announce, open_run, serve
+from cbdsl.deploy.wire import Announcement, Directive, WireError
+from cbdsl.deploy.worker import Worker
+from cbdsl.engines.base import Samples
+from cbdsl.errors import UserError
+from cbdsl.experiment import Stage
+from cbdsl.methods import resolve
+from cbdsl.spec import Spec
+from helpers import blobs, perceptron, small_spec
+
+PACE = Pace(round_seconds=30, upload_seconds=0.5, join_seconds=20)
+
+
+def prepared(spec: Spec) -> Stage:
+    return Stage.prepare(resolve(spec), perceptron, blobs(), 1)
+
+
+class Crew:
+    """The workers of a stage, each in a thread."""
+
+    def __init__(self, bus: Bus, stage: Stage, folder: Path) -> None:
+        self.bus, self.stage, self.folder = bus, stage, folder
+        self.names = tuple(f"w{number}" for number in range(stage.spec.workers))
+        self.workers: dict[int, Worker] = {}
+        self.threads: dict[int, threading.Thread] = {}
+
+    def own(self, number: int) -> Samples:
+        rows, train = self.stage.split.workers[number], self.stage.dataset.train
+        return Samples(train.features[rows], train.labels[rows])
+
+    def start(self, number: int) -> None:
+        attack = self.stage.spec.attack.name if number in self.stage.byzantine else ""
+        worker = Worker(
+            "s", self.names[number], self.own(number), self.folder / self.names[number],
+            lambda handle, greet, will, meter: self.bus.link(handle, greet, will), attack=attack,  # noqa: ARG005
+        )  # fmt: skip
+        self.workers[number] = worker
+        self.threads[number] = threading.Thread(target=worker.run, daemon=True)
+        self.threads[number].start()
+
+    def stop(self, number: int) -> None:
+        self.workers[number].stop()
+        with self.workers[number]._mail.changed:
+            self.workers[number]._mail.changed.notify_all()
+        self.threads[number].join(10)
+
+
+@contextmanager
+def crew(bus: Bus, stage: Stage, folder: Path) -> Iterator[Crew]:
+    made = Crew(bus, stage, folder)
+    for number in range(stage.spec.workers):
+        made.start(number)
+    yield made
+    for number in made.workers:
+        made.stop(number)
+
+
+def play(bus: Bus, stage: Stage, folder: Path, names: tuple[str, ...], **callbacks: Any) -> Served:  # noqa: ANN401
+    seat = Seat("s", Address("127.0.0.1", 1), PACE, names)
+    return serve(stage, open_run(stage, folder / "run"), seat, make_link=bus.link, **callbacks)
+
+
+def without_time(result: cbdsl.Result) -> list[Any]:
+    return [replace(line, seconds=0.0) for line in result.rounds]
+
+
+def assert_as_simulated(served: Served, spec: Spec) -> None:
+    simulated = cbdsl.run(spec, model=perceptron, data=blobs())
+    assert without_time(served.result) == without_time(simulated)
+    assert np.array_equal(served.result.weights, simulated.weights)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"method": "fedavg"},
+        {"method": "fedpso"},
+        {"method": "pso"},
+        {"shared": "none"},
+        {"shared": "train"},
+        {"swarm.draw": "parameter", "local.momentum": 0.9, "data.partition": "dirichlet"},
+        {"attack.byzantine": 2, "attack.name": "liar"},
+        {"attack.byzantine": 2, "attack.name": "copycat", "defence.commitment": True},
+        {"attack.byzantine": 1, "attack.name": "staller"},
+        {"attack.byzantine": 1, "attack.name": "nan"},
+        {"attack.byzantine": 2, "attack.name": "label-flip", "defence.soup": 3, "defence.guard": True},
+        {"attack.byzantine": 2, "attack.name": "sign-flip", "method": "fedavg", "defence.aggregator": "median"},
+    ],
+    ids=lambda settings: ",".join(f"{key}={value}" for key, value in settings.items()) or "plain",
+)
+def test_a_swarm_of_workers_reaches_the_simulators_numbers(settings: dict[str, Any], tmp_path: Path) -> None:
+    spec = small_spec().with_settings(settings)
+    stage, bus = prepared(spec), Bus()
+    with crew(bus, stage, tmp_path) as workers:
+        served = play(bus, stage, tmp_path, workers.names)
+    assert_as_simulated(served, spec)
+    assert served.refused == {}
+
+
+def test_an_order_is_carried_out_once_however_often_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[tuple[int, int]] = []
+    honest = Particle.carry_out
+
+    def counting(self: Particle, directive: Directive, *rest: Any) -> Any:  # noqa: ANN401
+        played.append((self.number, directive.round))
+        return honest(self, directive, *rest)
+
+    monkeypatch.setattr(Particle, "carry_out", counting)
+    stage, bus = prepared(small_spec()), Bus()
+    bus.copies = 3
+    with crew(bus, stage, tmp_path) as workers:
+        served = play(bus, stage, tmp_path, workers.names)
+    assert sorted(played) == [(worker, number) for worker in range(6) for number in range(1, 6)]
+    assert_as_simulated(served, small_spec())
+
+
+def test_workers_that_are_restarted_between_rounds_go_on_as_if_nothing_had_been(tmp_path: Path) -> None:
+    stage, bus = prepared(small_spec(rounds=8)), Bus()
+    with crew(bus, stage, tmp_path) as workers:
+
+        def restart(line: cbdsl.RoundRecord) -> None:
+            number = line.round % 6
+            workers.stop(number)
+            workers.start(number)
+
+        served = play(bus, stage, tmp_path, workers.names, on_round=restart)
+    assert_as_simulated(served, small_spec(rounds=8))
+
+
+def test_a_latecomer_catches_up_from_what_is_retained(tmp_path: Path) -> None:
+    stage, bus = prepared(small_spec()), Bus()
+    made = Crew(bus, stage, tmp_path)
+    for number in range(5):
+        made.start(number)
+
+    def late(line: cbdsl.RoundRecord) -> None:
+        if line.round == 3:
+            made.start(5)
+            assert made.workers[5]._mail.changed.acquire(timeout=1)
+            made.workers[5]._mail.changed.release()
+
+    seat = Seat("s", Address("127.0.0.1", 1), replace(PACE, join_seconds=0.5), made.names)
+    served = serve(stage, open_run(stage, tmp_path / "run"), seat, None, late, bus.link)
+    claims = [line.traffic["score"][0] for line in served.result.rounds]
+    assert claims[:3] == [5, 5, 5]
+    assert claims[4] == 6
+    for number in made.workers:
+        made.stop(number)
+
+
+def _listening(take: Callable[[str, bytes], str], heard: list[str]) -> Callable[[str, bytes], str]:
+    def listen(topic: str, payload: bytes) -> str:
+        heard.append(topic)
+        return take(topic, payload)
+
+    return listen
+
+
+def test_shared_samples_are_fetched_once_and_kept(tmp_path: Path) -> None:
+    stage, bus = prepared(small_spec()), Bus()
+    with crew(bus, stage, tmp_path) as workers:
+        first = play(bus, stage, tmp_path, workers.names)
+    (tmp_path / "run").rename(tmp_path / "earlier")
+    heard: list[str] = []
+    with crew(bus, stage, tmp_path) as workers:
+        for worker in workers.workers.values():
+            worker._mail._take = _listening(worker._mail._take, heard)  # type: ignore[method-assign,assignment]
+        second = play(bus, stage, tmp_path, workers.names)
+    assert without_time(first.result) == without_time(second.result)  # another run, nothing left of the first
+    assert not [topic for topic in heard if "/shared/" in topic]
+
+
+def test_a_damaged_state_is_left_and_the_worker_starts_from_the_global_model(tmp_path: Path) -> None:
+    stage, bus = prepared(small_spec()), Bus()
+    with crew(bus, stage, tmp_path) as workers:
+
+        def damage(line: cbdsl.RoundRecord) -> None:
+            if line.round == 2:
+                workers.stop(0)
+                (tmp_path / "w0" / "state.npz").write_bytes(b"PK\x03\x04 torn")
+                workers.start(0)
+
+        served = play(bus, stage, tmp_path, workers.names, on_round=damage)
+    assert served.result.rounds[-1].banned == []
+    assert served.result.rounds[-1].traffic["score"][0] == 6
+
+
+def test_samples_that_do_not_fit_the_run_are_an_error(tmp_path: Path) -> None:
+    stage = prepared(small_spec())
+    assignment = understand(announce(stage, b"run-0001", b""))
+    odd = Samples(np.zeros((4, 3), np.float32), np.zeros(4, np.int32))
+    with pytest.raises(UserError, match=r"samples of shape \(8,\)"):
+        Particle(assignment, 0, odd, b"", 1)
+    assert Keeper(tmp_path).load(b"run-0001", 0, 5) is None
+
+
+def test_a_model_that_needs_torch_is_told_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    build = lambda: nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.5), nn.Linear(6, 3))  # noqa: E731
+    stage = Stage.prepare(resolve(replace(small_spec(), model="custom")), build, blobs(), 1)
+    announcement = announce(stage, b"run-0001", b"")
+    assert announcement.architecture == ""
+    own = Samples(np.zeros((4, 8), np.float32), np.zeros(4, np.int32))
+    with pytest.raises(UserError, match="given to the server in Python"):
+        Particle(understand(announcement), 0, own, b"", 1)
+    monkeypatch.setitem(sys.modules, "cbdsl.engines.torch_engine", None)
+    with pytest.raises(UserError, match="needs torch here"):
+        Particle(understand(announcement), 0, own, b"", 1)
+
+
+def test_a_model_that_torch_alone_can_run_runs(tmp_path: Path) -> None:
+    stage = Stage.prepare(resolve(replace(small_spec(), model="mlp", engine="torch")), None, blobs(), 1)
+    bus = Bus()
+    with crew(bus, stage, tmp_path) as workers:
+        served = play(bus, stage, tmp_path, workers.names)
+    simulated = cbdsl.run(replace(small_spec(), model="mlp", engine="torch"), data=blobs(), threads=1)
+    assert np.allclose(served.result.weights, simulated.weights, atol=1e-5)
+    assert served.result.summary.banned == []
+
+
+def test_a_worker_imports_no_torch() -> None:
+    code = (
+        "import sys, cbdsl.cli, cbdsl.deploy.worker, cbdsl.deploy.samples, cbdsl.engines.native_engine;"
+        "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@given(topic=st.sampled_from(["down/spec", "down/order", "down/model/0", "down/shared/3", "to/w0/welcome",
+                              "to/w0/invitation", "to/w0/start/0", "to/w0", "from/w0/claim", "x"]),
+       payload=st.binary(max_size=200))  # fmt: skip
+@settings(max_examples=300)
+def test_no_bytes_upset_a_worker(topic: str, payload: bytes) -> None:
+    stage_announcement = Announcement(b"run-0001", small_spec().to_toml(), "", 5, "[8]", 3, 0, 0, bytes(16), 0)
+    mail = Mail("s", "w0", Events())
+    mail.handle(topics.spec("s"), wire.encode(stage_announcement))
+    mail.handle(f"cbdsl/s/{topic}", payload)
+    assert mail.assignment is not None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"spec": "not toml ["},
+        {"spec": "workers = -3"},
+        {"architecture": "[]"},
+        {"architecture": '{"format": 1, "shape": [8], "layers": [{"kind": "linear", "inputs": 8, "outputs": 3}]}'},
+        {"shape": "[0]"},
+        {"shape": "7"},
+        {"shape": "[" * 1000},
+    ],
+)
+def test_an_announcement_that_makes_no_sense_is_refused(changes: dict[str, str]) -> None:
+    good = Announcement(b"run-0001", small_spec().to_toml(), "", 5, "[8]", 3, 0, 0, bytes(16), 0)
+    understand(good)
+    with pytest.raises(WireError):
+        understand(replace(good, **changes))  # type: ignore[arg-type]
+
+
+def test_shared_samples_come_back_and_nothing_else_does() -> None:
+    rng = np.random.default_rng(0)
+    shared = Samples(rng.normal(size=(5, 2, 3)).astype(np.float32), np.array([0, 1, 2, 0, 1], np.int32))
+    layout, packed = SharedLayout(2, 3, (2, 3)), pack_shared(shared)
+    back = unpack_shared(packed, layout, 3)
+    assert np.array_equal(back.features, shared.features)
+    assert np.array_equal(back.labels, shared.labels)
+    bomb = pack_shared(Samples(np.zeros((100_000, 6), np.float32), np.zeros(100_000, np.int32)))
+    bad: list[Callable[[], object]] = [
+        lambda: unpack_shared(packed[:-3], layout, 3),
+        lambda: unpack_shared(bomb, layout, 3),
+        lambda: unpack_shared(b"junk", layout, 3),
+        lambda: unpack_shared(packed, layout, 2),
+        lambda: unpack_shared(packed, SharedLayout(2, 4, (2, 3)), 3),
+        lambda: unpack_shared(b"", SharedLayout(10**9, 0, (10**6,)), 3),
+    ]
+    for call in bad:
+        with pytest.raises(WireError):
+            call()
+
+
+def test_a_workers_file_of_samples(tmp_path: Path) -> None:
+    own = Samples(np.ones((3, 8), np.float32), np.arange(3, dtype=np.int32))
+    write_samples(tmp_path / "own.npz", own)
+    assert np.array_equal(read_samples(tmp_path / "own.npz").labels, own.labels)
+    (tmp_path / "bad.npz").write_bytes(b"nothing")
+    np.savez(tmp_path / "odd.npz", features=np.ones((3, 8)), labels=np.array(["a", "b", "c"]))
+    np.savez(tmp_path / "nan.npz", features=np.full((3, 8), np.nan), labels=np.arange(3))
+    for name in ("bad.npz", "odd.npz", "nan.npz", "missing.npz"):
+        with pytest.raises(UserError):
+            read_samples(tmp_path / name)
