@@ -5,6 +5,7 @@ import pytest
 
 from cbdsl import experiment
 from cbdsl.aggregators import RULES
+from cbdsl.defence import policy_of
 from cbdsl.errors import UserError
 from cbdsl.experiment import Stage
 from cbdsl.methods import resolve
@@ -89,7 +90,8 @@ def test_a_guarded_run_bans_nobody_honest_and_resumes_to_the_same_numbers(tmp_pa
 
 def test_stallers_and_flooders_end_rounds_within_the_cap_and_harm_nobody_honest() -> None:
     for name in ("staller", "flooder"):
-        spec = small_spec(workers=10, attack__name=name, attack__byzantine=6, defence__invitations=3, rounds=8)
+        attack: dict[str, object] = {"attack__name": name, "attack__byzantine": 6, "defence__declared": 0}
+        spec = small_spec(workers=10, defence__invitations=3, rounds=8, **attack)
         result = experiment.run(spec, model=perceptron, data=blobs())
         assert all(len(line.verdicts) <= 3 for line in result.rounds)
         assert set(result.summary.banned) <= set(result.summary.byzantine)
@@ -100,6 +102,16 @@ def test_stallers_and_flooders_end_rounds_within_the_cap_and_harm_nobody_honest(
         assert (wasted > 0) is (name == "flooder")
         uploaded = sum(line.uploads for line in result.rounds) * size
         assert result.summary.model_uplink_bytes == uploaded
+
+
+def test_the_cap_leaves_room_for_the_attackers_that_the_server_reckons_with() -> None:
+    def cap(**settings: object) -> int:
+        return policy_of(resolve(small_spec(**settings))).invitations
+
+    assert cap() == 10
+    assert cap(workers=40, attack__byzantine=15, defence__soup=3) == 18
+    assert cap(workers=40, attack__byzantine=15, defence__declared=2) == 10
+    assert cap(defence__invitations=0, attack__byzantine=3) == 0
 
 
 def test_the_memoriser_fools_the_paper_and_not_the_guard() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SMALLER = ["--rounds", "1", "--workers", "3", "--set", "data.shared_scoring=50", "--model", "softmax"]
+SMALLER = ["--rounds", "1", "--workers", "12", "--set", "data.shared_scoring=50", "--model", "softmax"]
 
 
 def blocks(language: str) -> list[str]:

@@ -25,7 +25,9 @@ from cbdsl.verification import HoldOut, Verifier, guarded, measuring, trusting
 
 def policy_of(spec: Spec) -> Policy:
     """How far the server goes in a round."""
-    return Policy(spec.defence.soup, spec.defence.invitations, spec.defence.commitment)
+    defence = spec.defence
+    cap = defence.invitations and max(defence.invitations, max(defence.declared, 0) + defence.soup)
+    return Policy(defence.soup, cap, defence.commitment)
 
 
 def verifier_of(spec: Spec, engine: Engine, samples: Samples, parts: Split) -> Verifier:

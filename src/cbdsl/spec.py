@@ -106,7 +106,7 @@ class DefenceSpec:
     declared: int = -1  # how many attackers the server reckons with; -1: as many as there are
     aggregator: str = "mean"  # how FedAvg combines models, such as "median" or "nnm+krum"
     soup: int = 1  # K: how many of the best claimants are averaged; 1 is the paper's single best
-    invitations: int = 10  # at most so many in a round; 0: no limit
+    invitations: int = 10  # at most so many in a round, or the declared attackers and K more; 0: no limit
     guard: bool = False  # measure uploads on the private hold-out, too
     false_alarm: float = 1e-6  # chance that the guard refutes one honest upload
     commitment: bool = False  # a claim comes with a digest of its model
