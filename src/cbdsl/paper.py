@@ -95,7 +95,7 @@ class Plan:
 
 
 FULL = Plan(("paper", "script"), (0, 1, 2), 1.0)
-QUICK = Plan(("script",), (0,), 0.4)  # the regime that learns in few rounds
+QUICK = Plan(("script",), (0,), 0.3)  # the regime that learns in few rounds
 
 
 def spec_of(figure: PaperFigure, approach: str, regime: Regime, seed: int, plan: Plan) -> Spec:
