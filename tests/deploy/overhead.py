@@ -1,7 +1,7 @@
 """What a network costs: `python tests/deploy/overhead.py`. Not collected by pytest.
 
-First the time of a round with next to no training, beside the simulator's for the same spec; then the bytes that workers
-send in CB-DSL and in FedAvg, counted as whole MQTT packets on their connections.
+First the time of a round with next to no training, beside the simulator's for the same spec; then the bytes that
+workers send in CB-DSL and in FedAvg, counted as whole MQTT packets on their connections.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -175,10 +176,14 @@ def test_a_liar_a_staller_a_thousand_malformed_messages_and_the_right_model_wins
             what = rng.choice(["claim", "hello", "status", "upload/0", "upload/77", "upload/x", "odd/topic"])
             junk = rng.randbytes(100_000 if number % 50 == 0 else rng.randrange(200))
             stranger.publish(topics.from_worker(SWARM, name, what), junk)
+        peak = before
+        while made.server.poll() is None:
+            with contextlib.suppress(OSError, StopIteration):  # it ended just now
+                peak = max(peak, memory_of(made.server.pid))
+            time.sleep(0.02)
         made.wait_for_end()
         stranger.close()
-        after = memory_of(made.server.pid, "VmRSS") if Path(f"/proc/{made.server.pid}").exists() else before
-        assert after - before < 50_000
+        assert peak - before < 120_000  # of which the picture at the end takes most
         events = [json.loads(line) for line in (made.out / "events.jsonl").read_text().splitlines()]
         assert sum(events[-1]["refused"].values()) >= 900
         assert len([event for event in events if event["event"] == "refused"]) < 40
