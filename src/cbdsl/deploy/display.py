@@ -17,7 +17,14 @@ from cbdsl.records import RoundRecord
 from cbdsl.spec import Spec
 
 _ROWS = 20  # workers shown one by one; of more only the number is shown
-_COLOURS = {"training": "cyan", "claimed": "green", "uploading": "magenta", "banned": "red", "gone": "yellow"}
+_COLOURS = {
+    "training": "cyan",
+    "claimed": "green",
+    "uploading": "magenta",
+    "banned": "red",
+    "gone": "yellow",
+    "done": "green",
+}
 
 
 class SwarmDisplay:
@@ -72,21 +79,21 @@ class SwarmDisplay:
         if len(states) > _ROWS:
             counted = ", ".join(f"{states.count(state)} {state}" for state in _COLOURS if state in states)
             return Group(Text(title, style="bold"), Text(f"{len(states)} workers: {counted}"))
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), title=title, title_justify="left")
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         for heading in ("worker", "process", "state", "claim"):
             table.add_column(heading)
         for number, (name, process, state) in enumerate(zip(crew.names, crew.processes, states, strict=True)):
             claim = hearing.claims.get(number)
             shown = "" if claim is None else f"{claim.score:.4f}"
             table.add_row(name, str(process.pid), Text(state, style=_COLOURS[state]), shown)
-        return table
+        return Group(Text(title, style="bold"), table)
 
     def _state(self, number: int, name: str, online: set[str]) -> str:
         hearing = self._crew.network.inbox.hearing if self._crew else None
         if self._last is not None and number in self._last.banned:
             return "banned"
         if name not in online or hearing is None:
-            return "gone"
+            return "done" if self._last is not None and self._last.round == self._spec.rounds else "gone"
         if number in hearing.invited:
             return "uploading" if hearing.task == "swarm" else "training"
         return "claimed" if number in hearing.claims else "training"
