@@ -155,8 +155,9 @@ class Inbox:
                 raise WireError("a number that does not fit its topic")
             if piece.size != 4 * self._size:
                 raise WireError("a model of another size")
-            assembly = hearing.assemblies.setdefault(worker, Assembly(piece.digest, piece.size))
-            whole = assembly.add(piece)
+            if worker not in hearing.assemblies:
+                hearing.assemblies[worker] = Assembly(piece.digest, piece.size)
+            whole = hearing.assemblies[worker].add(piece)
         except WireError:  # it will not become a model any more: go on to the next worker at once
             hearing.spoilt.add(worker)
             hearing.assemblies.pop(worker, None)
