@@ -38,7 +38,7 @@ def brokers() -> list[Kind]:
     return ["mosquitto", "embedded"] if find_mosquitto() else ["embedded"]
 
 
-def pictures(folder: Path, side: int = 8, train: int = 700, test: int = 100) -> Path:
+def pictures(folder: Path, side: int = 8, train: int = 700, test: int = 100, contrast: int = 70) -> Path:
     """IDX files of noisy pictures in four classes, each class bright in another quarter."""
     rng = np.random.default_rng(5)
     folder.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def pictures(folder: Path, side: int = 8, train: int = 700, test: int = 100) -> 
         half = side // 2
         for image, label in zip(images, labels, strict=True):
             row, column = divmod(int(label), 2)
-            image[row * half : (row + 1) * half, column * half : (column + 1) * half] += 70
+            image[row * half : (row + 1) * half, column * half : (column + 1) * half] += contrast
         (folder / f"{name}-images-idx3-ubyte").write_bytes(
             b"\0\0\x08\x03" + struct.pack(">3I", *images.shape) + images.tobytes()
         )
