@@ -130,6 +130,8 @@ class Inbox:
 
     def _claim(self, worker: WorkerId, statement: Statement) -> None:
         hearing = self.hearing
+        if hearing.round == 0:  # the answer to an earlier process: it is asked for again
+            return
         self._check_time(statement.run, statement.round)
         claim = Claim(statement.score, statement.commitment)
         if worker not in hearing.participants or hearing.task != "swarm":
