@@ -99,6 +99,11 @@ def resume(
     """Go on with the run in a folder; the numbers are those of a run that was never stopped."""
     folder, spec = RunFolder.open(Path(path))
     try:
+        if (folder.path / "deployment.json").exists():
+            raise UserError(
+                f"The workers of {path} live in processes of their own. Go on with the command that started it: "
+                "cbdsl serve or cbdsl swarm, with the same --out."
+            )
         stage = Stage.prepare(spec, model, data, threads)
         checkpoint = folder.load_checkpoint(stage.key)
         records = folder.records(checkpoint.state.round if checkpoint else 0)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,9 @@ class Deployment:
         self.out = folder / "run"
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.server: subprocess.Popen[bytes] | None = None
+        self._mishaps: list[Future[None]] = []
         self._stack = contextlib.ExitStack()
+        self._hand = ThreadPoolExecutor(1)  # one thread that stays: a broker ends with the thread that started it
         self.broker = self._start_broker(0)
         hand_out(self.stage, folder / "workers", self.names)
         (folder / "roster.txt").write_text("\n".join(self.names))
@@ -144,6 +147,15 @@ class Deployment:
         self.server.send_signal(signal.SIGKILL)
         self.server.wait()
 
+    def later(self, seconds: float, action: Callable[[], None]) -> None:
+        """Do something while the run goes on."""
+
+        def act() -> None:
+            time.sleep(seconds)
+            action()
+
+        self._mishaps.append(self._hand.submit(act))
+
     def kill_broker(self) -> None:
         os.kill(self.broker.pid, signal.SIGKILL)
         port = self.broker.port
@@ -161,11 +173,14 @@ class Deployment:
         assert code == 0, (self.folder / "server.log").read_text()[-3000:]
 
     def close(self) -> None:
+        self._hand.shutdown()
         for process in [*self.workers.values(), *([self.server] if self.server else [])]:
             if process.poll() is None:
                 process.kill()
             process.wait()
         self._stack.close()
+        for mishap in self._mishaps:
+            mishap.result()
 
 
 @contextlib.contextmanager

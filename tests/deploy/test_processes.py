@@ -92,12 +92,10 @@ def test_kill_9_of_workers_in_mid_round_changes_no_number(method: str, data: Pat
             name = rng.choice(made.names)
 
             def kill() -> None:
-                time.sleep(rng.uniform(0, 0.02))
                 made.kill_worker(name)
                 made.start_worker(name)
 
-            threading.Thread(target=kill).start()
-            time.sleep(0.05)
+            made.later(rng.uniform(0, 0.02), kill)
 
         serve(made.stage, open_run(made.stage, made.out), made.seat(), None, strike)
         assert_as_simulated(made.out, spec)
@@ -138,7 +136,7 @@ def test_kill_9_of_the_broker_changes_no_number(kind: Kind, data: Path, tmp_path
 
         def strike(line: cbdsl.RoundRecord) -> None:
             if line.round in {2, 5}:
-                threading.Timer(0.005 * line.round, made.kill_broker).start()
+                made.later(0.005 * line.round, made.kill_broker)
 
         serve(made.stage, open_run(made.stage, made.out), made.seat(), None, strike)
         assert_as_simulated(made.out, spec)

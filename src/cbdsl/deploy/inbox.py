@@ -62,7 +62,7 @@ class Inbox:
         self._changed = threading.Condition()
         self._present: dict[str, Presence] = {}
         self._strangers = Presence()
-        self._newcomers: set[str] = set()
+        self._newcomers: dict[str, int] = {}  # and how many samples they say they hold
         self.hearing = Hearing()
 
     # --- the link's side
@@ -105,13 +105,14 @@ class Inbox:
         return None
 
     def _greeted(self, name: str, hello: Hello) -> None:
-        if self._roster.number(name) is None:
-            if not self._roster.room(name) or len(self._newcomers) >= _NEWCOMERS:
-                raise WireError("from an unknown worker")
-            self._newcomers.add(name)
-        presence = self._presence(name)
-        presence.session = hello.session
-        self._roster.note_samples(name, hello.samples)
+        known = self._roster.number(name) is not None
+        if not known and (not self._roster.room(name) or len(self._newcomers) >= _NEWCOMERS):
+            raise WireError("from an unknown worker")
+        self._presence(name).session = hello.session
+        if known:
+            self._roster.note_samples(name, hello.samples)
+        else:
+            self._newcomers[name] = hello.samples
         self._seen(name)
 
     def _status(self, name: str, worker: WorkerId | None, payload: bytes) -> None:
@@ -254,14 +255,15 @@ class Inbox:
     def enrol(self) -> list[str]:
         """Give numbers to the newcomers, sorted by name; who got one."""
         with self._changed:
-            newcomers = sorted(self._newcomers)
-            self._newcomers.clear()
+            newcomers, self._newcomers = self._newcomers, {}
             if newcomers:
-                self._roster.enrol(newcomers)
-            left_out = [name for name in newcomers if self._roster.number(name) is None]
-            for name in left_out:
-                self._present.pop(name, None)
-            return [name for name in newcomers if name not in left_out]
+                self._roster.enrol(sorted(newcomers))
+            for name, samples in newcomers.items():
+                if self._roster.number(name) is None:  # there was no place left
+                    self._present.pop(name, None)
+                else:
+                    self._roster.note_samples(name, samples)
+            return sorted(name for name in newcomers if self._roster.number(name) is not None)
 
     def settled(self, answers: Collection[WorkerId], needed: Callable[[int], int]) -> bool:
         """Whether enough of the participants that can be expected to answer have answered."""

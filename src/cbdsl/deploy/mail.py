@@ -119,6 +119,8 @@ class Mail:
     def _ordered(self, payload: bytes) -> None:
         directive = wire.decode(payload, Directive)
         self._check_run(directive.run)
+        if self.order is not None and directive.round < self.order.message.round:
+            raise WireError("of an earlier round")  # sent again late, after a connection was lost
         self.order = Letter(directive)
 
     def _invited(self, payload: bytes) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,7 @@ Way = Literal["sent", "received"]
 Counts = dict[str, dict[str, list[int]]]  # way -> kind -> [messages, bytes]
 
 _ACKNOWLEDGEMENT = 4  # bytes of a PUBACK
+NOW_AND_THEN = 5.0  # seconds between two writings of the counts while a run is played
 
 
 def packet_bytes(topic: str, payload: int, qos: int = 1) -> int:
@@ -35,7 +37,7 @@ class Meter:
 
     def __init__(self, path: Path | None = None) -> None:
         """Go on from the counts in a file, if it is there."""
-        self._path, self._lock = path, threading.Lock()
+        self._path, self._lock, self._saved = path, threading.Lock(), time.monotonic()
         self._counts: Counts = {"sent": {}, "received": {}}
         if path is not None and path.exists():
             try:
@@ -55,10 +57,12 @@ class Meter:
         with self._lock:
             return {way: {kind: list(pair) for kind, pair in kinds.items()} for way, kinds in self._counts.items()}
 
-    def save(self) -> None:
-        """Write the counts to the file."""
-        if self._path is not None:
+    def save(self, every: float = 0.0) -> None:
+        """Write the counts to the file, unless that was done less than so many seconds ago."""
+        now = time.monotonic()
+        if self._path is not None and now - self._saved >= every:
             write_atomically(self._path, (json.dumps(self.counts(), indent=2) + "\n").encode())
+            self._saved = now
 
 
 def merge(all_counts: Iterable[Counts]) -> Counts:

@@ -66,8 +66,8 @@ class Roster:
         return self._samples.get(self.name(number), 1)
 
     def note_samples(self, name: str, count: int) -> None:
-        """Remember how many samples a worker holds."""
-        if self._samples.get(name) != count:
+        """Remember how many samples a worker holds: what it says first counts for the whole run."""
+        if name not in self._samples:
             self._samples[name] = count
             self._write()
 

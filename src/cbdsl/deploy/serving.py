@@ -21,7 +21,7 @@ from cbdsl.deploy import wire
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.journal import Journal
 from cbdsl.deploy.link import MqttLink
-from cbdsl.deploy.meter import Counts, Meter
+from cbdsl.deploy.meter import NOW_AND_THEN, Counts, Meter
 from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.samples import pack_shared
 from cbdsl.deploy.server import MakeLink, NetworkSwarm, Seat
@@ -105,7 +105,7 @@ def serve(
                 opened.records.append(line)
                 opened.folder.append(line)
                 opened.folder.save_checkpoint(Checkpoint(state, None), stage.key)
-                meter.save()
+                meter.save(NOW_AND_THEN)
                 if on_round is not None:
                     on_round(line)
             network.finish(state.round)

@@ -17,7 +17,7 @@ from cbdsl.deploy.events import Events
 from cbdsl.deploy.link import Link, Will
 from cbdsl.deploy.mail import Letter, Mail
 from cbdsl.deploy.memory import Keeper, Memory
-from cbdsl.deploy.meter import Meter
+from cbdsl.deploy.meter import NOW_AND_THEN, Meter
 from cbdsl.deploy.particle import Particle
 from cbdsl.deploy.wire import Directive, Hello, Statement, Status
 from cbdsl.engines.base import Samples
@@ -182,7 +182,7 @@ class Worker:
         if self._memory is None or directive.round > self._memory.round:
             self._memory = self._particle.carry_out(directive, wire.weights_from_bytes(self._mail.model.content))
             self._keeper.save(self._memory)
-            self._meter.save()
+            self._meter.save(NOW_AND_THEN)
         if directive.round != self._memory.round:
             _log.warning("the server is back in round %d; this worker is past it", directive.round)
         elif directive.task == "average":
