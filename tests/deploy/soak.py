@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from deployment import Deployment, deployment, memory_of, pictures, tiny_spec
 
-from cbdsl.deploy.broker import find_mosquitto
+from cbdsl.deploy.broker import Kind, find_mosquitto
 from cbdsl.runs import read_result
 
 
@@ -38,7 +38,7 @@ def main() -> None:
             data, workers=options.workers, rounds=options.rounds, data__samples_per_worker=20, attack__byzantine=1,
             attack__name="liar", local__learning_rate=0.002,
         )  # fmt: skip
-        kind = options.broker or ("mosquitto" if find_mosquitto() else "embedded")
+        kind: Kind = options.broker or ("mosquitto" if find_mosquitto() else "embedded")
         with deployment(Path(folder) / "soak", spec, kind) as made:
             figures = soak(made, options.every, options.minutes * 60)
     print(json.dumps(figures, indent=2))
