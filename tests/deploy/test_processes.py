@@ -33,6 +33,7 @@ from cbdsl.deploy.meter import Meter
 from cbdsl.deploy.pace import Pace
 from cbdsl.deploy.serving import open_run, serve
 from cbdsl.deploy.swarm import Crew, run_swarm
+from cbdsl.errors import UserError
 from cbdsl.experiment import Stage
 from cbdsl.spec import Spec
 
@@ -217,6 +218,22 @@ def test_workers_do_not_outlive_a_swarm_that_is_killed(data: Path, tmp_path: Pat
     wait_until(lambda: not [pid for pid in children if Path(f"/proc/{pid}").exists()], 20)
 
 
+def test_a_swarm_that_was_interrupted_goes_on(data: Path, tmp_path: Path) -> None:
+    spec = tiny_spec(data, workers=3)
+    stage = Stage.prepare(spec, None, None, 1)
+
+    def interrupt(line: cbdsl.RoundRecord) -> None:
+        if line.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_swarm(stage, tmp_path / "run", BEST, Pace(), None, interrupt)
+    with pytest.raises(UserError, match="cbdsl swarm"):
+        cbdsl.resume(tmp_path / "run")
+    run_swarm(stage, tmp_path / "run", BEST, Pace())
+    assert_as_simulated(tmp_path / "run", spec)
+
+
 def _descendants(pid: int) -> list[int]:
     found = []
     for entry in Path("/proc").iterdir():
@@ -253,5 +270,5 @@ def test_the_spec_of_a_folder_is_not_changed_by_another(tmp_path: Path, data: Pa
     opened = open_run(stage, tmp_path / "run")
     opened.folder.close()
     other: Spec = tiny_spec(data, seed=9)
-    with pytest.raises(cbdsl.errors.UserError, match="holds another run"):
+    with pytest.raises(UserError, match="holds another run"):
         open_run(Stage.prepare(other, None, None, 1), tmp_path / "run")

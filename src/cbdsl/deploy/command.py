@@ -8,6 +8,8 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -154,7 +156,7 @@ def swarm(  # noqa: PLR0913, PLR0917 - one parameter an option
 
     stage = Stage.prepare(resolve(spec), None, None, threads)
     folder = out or free_folder(f"swarm-{folder_name(stage.spec)}")
-    with SwarmDisplay(stage.spec, folder) as display:
+    with _interruptible(folder), SwarmDisplay(stage.spec, folder) as display:
         outcome = run_swarm(stage, folder, broker, pace, display.ready, display.show)  # type: ignore[arg-type]
     if as_json:
         typer.echo(json.dumps(asdict(outcome.served.result.summary), indent=2))
@@ -171,7 +173,7 @@ def _serve(spec: Spec, out: Path, seat: Seat, threads: int | None, as_json: bool
 
     _warn_if_exposed(seat.address)
     stage = Stage.prepare(resolve(spec), None, None, threads, deal=False)
-    with Display() as display:
+    with _interruptible(out), Display() as display:
         display.begin(stage.spec, out, stage.note)
         served = play(stage, open_run(stage, out), seat, on_round=display.show)
     if as_json:
@@ -181,6 +183,16 @@ def _serve(spec: Spec, out: Path, seat: Seat, threads: int | None, as_json: bool
 
         print_summary(served.result)
         print_wire(served.wire, "server")
+
+
+@contextmanager
+def _interruptible(folder: Path) -> Iterator[None]:
+    """Ctrl-C ends a run that can go on: say how."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"\ncbdsl: interrupted. The same command with --out {folder} goes on with the run.", err=True)
+        raise typer.Exit(130) from None
 
 
 def _spec(start: str, settings: list[str] | None) -> Spec:
