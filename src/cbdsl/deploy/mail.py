@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from cbdsl.deploy import topics, wire
 from cbdsl.deploy.events import Events
@@ -15,6 +16,7 @@ from cbdsl.deploy.particle import Assignment, understand
 from cbdsl.deploy.wire import Announcement, Assembly, Directive, Invitation, Piece, Welcome, WireError
 
 _NOTHING = bytes(wire.DIGEST_BYTES)
+_Content = TypeVar("_Content", Directive, Invitation)
 
 
 class Parcel:
@@ -40,14 +42,19 @@ class Parcel:
             self._assembly = None
             raise
         if whole is not None:
-            self.digest, self.content, self._assembly = piece.digest, whole, None
+            self.fill(piece.digest, whole)
+
+    def fill(self, digest: bytes, content: bytes) -> None:
+        """Here it is, whole."""
+        self.content, self._assembly = content, None
+        self.digest = digest  # last: whoever sees the hash may take the content
 
 
 @dataclass
-class Letter:
-    """The newest order or invitation, and whether it was dealt with."""
+class Letter(Generic[_Content]):
+    """The newest order or invitation, and whether it is still to be dealt with."""
 
-    message: Directive | Invitation
+    message: _Content
     fresh: bool = True
 
 
@@ -63,8 +70,8 @@ class Mail:
     def _forget(self) -> None:
         self.assignment: Assignment | None = None
         self.welcome: Welcome | None = None
-        self.order: Letter | None = None
-        self.invitation: Letter | None = None
+        self.order: Letter[Directive] | None = None
+        self.invitation: Letter[Invitation] | None = None
         self.model, self.shared, self.start = Parcel(0), Parcel(0), Parcel(0)
 
     def handle(self, topic: str, payload: bytes) -> str:

@@ -9,16 +9,17 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from cbdsl import __version__
 from cbdsl.deploy import topics, wire
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.link import Link, Will
-from cbdsl.deploy.mail import Letter, Mail
+from cbdsl.deploy.mail import Mail
 from cbdsl.deploy.memory import Keeper, Memory
 from cbdsl.deploy.meter import NOW_AND_THEN, Meter
-from cbdsl.deploy.particle import Particle
+from cbdsl.deploy.particle import Assignment, Particle
 from cbdsl.deploy.wire import Directive, Hello, Statement, Status
 from cbdsl.engines.base import Samples
 
@@ -53,7 +54,7 @@ class Worker:
         self._particle: Particle | None = None
         self._memory: Memory | None = None
         self._run = b""
-        self._stopped = False
+        self._stopped = self._stays = False
         status = topics.from_worker(swarm, name, "status")
         will = Will(status, wire.encode(Status(False, self._session)))
         self._link = make_link(self.handle, self.greet, will, self._meter)
@@ -84,7 +85,7 @@ class Worker:
             if content is None:
                 self._link.subscribe(topics.shared(self._swarm, "+"))
             else:
-                self._mail.shared.digest, self._mail.shared.content = assignment.shared_digest, content
+                self._mail.shared.fill(assignment.shared_digest, content)
         self._link.subscribe(topics.model(self._swarm, "+"))
         self._link.subscribe(topics.order(self._swarm))
 
@@ -96,7 +97,8 @@ class Worker:
     # --- the worker's side
 
     def run(self, stay: bool = False) -> None:
-        """Work until the run is over, or for ever with `stay`."""
+        """Work until the run is over, or with `stay` until told to stop."""
+        self._stays = stay
         self._link.open()
         try:
             while not self._stopped:
@@ -104,11 +106,8 @@ class Worker:
                     step = self._next()
                     if step is None:
                         self._mail.changed.wait(_WAIT_SECONDS)
-                        continue
-                if step == self._finish and stay:
-                    self._mail.order = None
-                    continue
-                step()
+                if step is not None:
+                    step()
         finally:
             self.leave()
 
@@ -123,64 +122,61 @@ class Worker:
         self._meter.save()
 
     def _next(self) -> Callable[[], None] | None:
-        """What to do now; none: wait for mail."""
-        mail = self._mail
+        """What to do now, with what is there now: mail may change while it is done. None: wait for mail."""
+        mail, order, invitation = self._mail, self._mail.order, self._mail.invitation
         if mail.assignment is None:
             return None
-        if mail.order is not None and mail.order.fresh and _directive(mail.order).task == "finish":
+        if order is not None and order.fresh and order.message.task == "finish":
+            order.fresh = False
             return self._finish
         if self._particle is None or self._run != mail.assignment.run:
-            return self._prepare if self._can_prepare() else None
-        if mail.order is not None and mail.order.fresh and self._can_play(_directive(mail.order)):
-            return self._play
-        if mail.invitation is not None and mail.invitation.fresh and self._memory is not None:
-            return self._upload if mail.invitation.message.round <= self._memory.round else None
+            return self._next_preparation(mail.assignment)
+        if order is not None and order.fresh and self._can_play(order.message):
+            order.fresh = False
+            return partial(self._play, order.message, mail.model.content)
+        played = 0 if self._memory is None else self._memory.round
+        if invitation is not None and invitation.fresh and invitation.message.round <= played:
+            invitation.fresh = False
+            return partial(self._upload, invitation.message.round)
         return None
 
-    def _can_prepare(self) -> bool:
-        mail = self._mail
-        assert mail.assignment is not None
-        if mail.welcome is None or mail.shared.digest != mail.assignment.shared_digest:
-            return False
-        apart = mail.welcome.start_digest != _NOTHING
-        has_state = (last := self._keeper.last()) is not None and last[0] == mail.assignment.run
-        return not apart or has_state or mail.start.digest == mail.welcome.start_digest
+    def _next_preparation(self, assignment: Assignment) -> Callable[[], None] | None:
+        """Build what the run needs, once its number, the shared samples and the start are here."""
+        mail, welcome = self._mail, self._mail.welcome
+        if welcome is None or mail.shared.digest != assignment.shared_digest:
+            return None
+        start = b""
+        if welcome.start_digest == mail.start.digest != _NOTHING:
+            start = mail.start.content
+        elif welcome.start_digest != _NOTHING and (self._keeper.last() or (b"", 0))[0] != assignment.run:
+            return None
+        return partial(self._prepare, assignment, welcome.worker, mail.shared.content, start)
 
     def _can_play(self, directive: Directive) -> bool:
-        assert self._particle is not None
         done = self._memory is not None and directive.round <= self._memory.round
         return done or self._mail.model.digest == directive.model_digest
 
-    def _prepare(self) -> None:
+    def _prepare(self, assignment: Assignment, number: int, shared: bytes, start: bytes) -> None:
         """Build what the run needs, and take up the state that is here."""
-        assignment, welcome = self._mail.assignment, self._mail.welcome
-        assert assignment is not None
-        assert welcome is not None
-        content = self._mail.shared.content
-        if content and self._keeper.load_shared(assignment.shared_digest) is None:
-            self._keeper.save_shared(content)
-        if content:
+        if shared and self._keeper.load_shared(assignment.shared_digest) is None:
+            self._keeper.save_shared(shared)
             self._link.unsubscribe(topics.shared(self._swarm, "+"))
-        particle = Particle(assignment, welcome.worker, self._own, content, self._threads, self._attack)
-        self._mail.shared.content = b""
-        self._memory = self._keeper.load(assignment.run, welcome.worker, assignment.size)
+        particle = Particle(assignment, number, self._own, shared, self._threads, self._attack)
+        self._memory = self._keeper.load(assignment.run, number, assignment.size)
         if self._memory is not None:
             particle.restore(self._memory)
-        elif self._mail.start.digest == welcome.start_digest != _NOTHING:
-            particle.start(wire.weights_from_bytes(self._mail.start.content))
+        elif start:
+            particle.start(wire.weights_from_bytes(start))
         self._particle, self._run = particle, assignment.run
-        _log.info("worker %s is number %d, %s samples", self._name, welcome.worker, f"{len(self._own):,}")
+        _log.info("worker %s is number %d, %s samples", self._name, number, f"{len(self._own):,}")
 
-    def _play(self) -> None:
+    def _play(self, directive: Directive, model: bytes) -> None:
         """Carry an order out, or answer again if that was done before."""
-        letter = self._mail.order
-        assert letter is not None
         assert self._particle is not None
-        directive, letter.fresh = _directive(letter), False
         if not wire.has_bit(directive.participants, self._particle.number):
             return
         if self._memory is None or directive.round > self._memory.round:
-            self._memory = self._particle.carry_out(directive, wire.weights_from_bytes(self._mail.model.content))
+            self._memory = self._particle.carry_out(directive, wire.weights_from_bytes(model))
             self._keeper.save(self._memory)
             self._meter.save(NOW_AND_THEN)
         if directive.round != self._memory.round:
@@ -192,11 +188,8 @@ class Worker:
             statement = Statement(self._run, self._memory.round, claim.score, claim.commitment)
             self._say("claim", wire.encode(statement))
 
-    def _upload(self) -> None:
-        letter = self._mail.invitation
-        assert letter is not None
-        letter.fresh = False
-        if self._memory is not None and letter.message.round == self._memory.round:
+    def _upload(self, round_number: int) -> None:
+        if self._memory is not None and round_number == self._memory.round:
             self._send_model()
 
     def _send_model(self) -> None:
@@ -208,14 +201,8 @@ class Worker:
                 self._say(f"upload/{piece.index}", wire.encode(piece))
 
     def _finish(self) -> None:
-        assert self._mail.order is not None
-        self._mail.order.fresh = False
-        self._stopped = True
+        _log.info("worker %s: the run is over", self._name)
+        self._stopped = not self._stays
 
     def _say(self, what: str, payload: bytes, retain: bool = False) -> None:
         self._link.publish(topics.from_worker(self._swarm, self._name, what), payload, retain)
-
-
-def _directive(letter: Letter) -> Directive:
-    assert isinstance(letter.message, Directive)
-    return letter.message
