@@ -1,0 +1,172 @@
+"""The small parts of a deployment: addresses, bytes, names, patience."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cbdsl.deploy import topics
+from cbdsl.deploy.events import Events
+from cbdsl.deploy.link import Address, MqttLink, exposed, parse_address
+from cbdsl.deploy.meter import Meter, merge, packet_bytes, total_bytes
+from cbdsl.deploy.pace import Pace
+from cbdsl.deploy.roster import Roster
+from cbdsl.deploy.swarm import worker_names
+from cbdsl.errors import UserError
+
+
+@pytest.mark.parametrize("size", [0, 1, 90, 100, 200, 16_300, 16_400, 102_400])
+def test_the_bytes_counted_are_the_bytes_sent(size: int) -> None:
+    """A broker of ten lines: it welcomes, then counts what comes up to the goodbye."""
+    received = bytearray()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        done = threading.Event()
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"\x20\x02\x00\x00")
+                while not received.endswith(b"\xe0\x00") and (more := connection.recv(1 << 20)):
+                    received.extend(more)
+            done.set()
+
+        threading.Thread(target=answer, daemon=True).start()
+        meter, up = Meter(), threading.Event()
+        link = MqttLink(Address("127.0.0.1", listener.getsockname()[1]), lambda *_: None, up.set, meter)
+        link.open()
+        assert up.wait(20)
+        link.publish("cbdsl/s/from/w/claim", bytes(size))
+        link.close(seconds=0.5)
+        assert done.wait(20)
+    assert len(received) - 2 == packet_bytes("cbdsl/s/from/w/claim", size)  # two are the goodbye
+    assert meter.counts()["sent"] == {"claim": [1, packet_bytes("cbdsl/s/from/w/claim", size)]}
+    assert meter.counts()["received"] == {"acknowledgement": [1, 4]}
+
+
+def test_counts_go_on_after_a_restart_and_add_up(tmp_path: Path) -> None:
+    path = tmp_path / "wire.json"
+    for _ in range(2):
+        meter = Meter(path)
+        meter.count("sent", "cbdsl/s/from/w/claim", 10)
+        meter.save()
+    counts = Meter(path).counts()
+    assert counts["sent"]["claim"] == [2, 2 * packet_bytes("cbdsl/s/from/w/claim", 10)]
+    assert total_bytes(merge([counts, counts]), "sent") == 2 * total_bytes(counts, "sent")
+    path.write_text("[1, 2")
+    assert Meter(path).counts() == {"sent": {}, "received": {}}
+
+
+@pytest.mark.parametrize(
+    ("topic", "kind"),
+    [
+        (topics.spec("s"), "spec"),
+        (topics.model("s", 3), "model"),
+        (topics.to_worker("s", "w", "invitation"), "invitation"),
+        (topics.from_worker("s", "w", "upload/7"), "upload"), ("cbdsl", "other"),
+    ],
+)  # fmt: skip
+def test_the_kind_of_a_message_is_in_its_topic(topic: str, kind: str) -> None:
+    assert topics.kind_of(topic) == kind
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        "cbdsl/s/from/w/upload", "cbdsl/s/from/w/upload/x", "cbdsl/s/from/w/upload/1/2", "cbdsl/s/from/w/claim/1",
+        "cbdsl/s/from/w", "cbdsl/s/from/a b/claim", "cbdsl/s/from//claim", "cbdsl/t/from/w/claim",
+        "cbdsl/s/from/w/upload/00", "cbdsl/s/from/w/upload/9999999", "cbdsl/s/from/" + "x" * 65 + "/claim", "",
+    ],
+)  # fmt: skip
+def test_a_topic_of_nobody_is_from_nobody(topic: str) -> None:
+    assert topics.origin("s", topic) is None
+
+
+def test_addresses() -> None:
+    assert parse_address("mqtt://hub") == Address("hub", 1883)
+    assert parse_address("127.0.0.1:99") == Address("127.0.0.1", 99)
+    assert parse_address("mqtts://me:secret@hub") == Address("hub", 8883, True, username="me", password="secret")
+    assert "secret" not in str(parse_address("mqtts://me:secret@hub"))
+    for wrong in ("http://hub", "mqtt://", "mqtt://hub:port", "mqtt://hub/path"):
+        with pytest.raises(UserError):
+            parse_address(wrong)
+    with pytest.raises(UserError, match="need TLS"):
+        parse_address("mqtt://hub", ca=Path(__file__))
+    with pytest.raises(UserError, match="not a file"):
+        parse_address("mqtts://hub", ca=Path("/nowhere.pem"))
+
+
+def test_only_loopback_goes_without_tls_unwarned() -> None:
+    assert exposed(Address("127.0.0.1", 1883)) == ""
+    assert exposed(Address("localhost", 1883)) == ""
+    assert exposed(Address("10.1.2.3", 8883, tls=True)) == ""
+    assert exposed(Address("10.1.2.3", 1883)).startswith("WARNING")
+    assert exposed(Address("no-such-host.invalid", 1883)).startswith("WARNING")
+
+
+def test_bad_certificates_are_one_sentence(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.pem"
+    bad.write_text("nothing")
+    with pytest.raises(UserError, match="certificates cannot be used"):
+        MqttLink(Address("127.0.0.1", 1, True, bad), lambda *_: None, lambda: None, Meter())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Pace(quorum=0), lambda: Pace(quorum=1.1), lambda: Pace(round_seconds=-1), lambda: Pace(patience=0),
+        lambda: Pace(upload_seconds=float("nan")),
+    ],
+)  # fmt: skip
+def test_an_impossible_pace_is_an_error(make: Callable[[], Pace]) -> None:
+    with pytest.raises(UserError):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("quorum", "expected", "needed"), [(1.0, 8, 8), (0.5, 8, 4), (0.5, 7, 4), (0.1, 8, 1), (1, 0, 1)]
+)
+def test_how_many_make_a_quorum(quorum: float, expected: int, needed: int) -> None:
+    assert Pace(quorum=quorum).needed(expected) == needed
+
+
+def test_a_roster_keeps_its_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "roster.json"
+    roster = Roster(path, 2, ("b", "a"))
+    assert (roster.number("b"), roster.number("a"), roster.number("c")) == (0, 1, None)
+    roster.note_samples("a", 30)
+    roster.note_samples("a", 10**9)  # a worker cannot grow while a run is played
+    again = Roster(path, 2)
+    assert (again.names, again.samples(1), again.samples(0)) == (("b", "a"), 30, 1)
+    assert not again.room("c")
+    for names in (("a", "b"), ("b",)):
+        with pytest.raises(UserError, match="other workers"):
+            Roster(path, 2, names)
+    for wrong in (("a", "a"), ("a",), ("a", "b/c")):
+        with pytest.raises(UserError):
+            Roster(tmp_path / "new.json", 2, wrong)
+    path.write_text('{"names": 3}')
+    with pytest.raises(UserError, match="damaged"):
+        Roster(path, 2)
+
+
+def test_a_refusal_is_logged_once_and_counted_always(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    events = Events(tmp_path / "events.jsonl")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(500):
+            events.refuse("claim: not CBOR", "eve")
+    assert len(caplog.records) == 1
+    assert events.refusals["claim: not CBOR"] == 500
+    assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 1
+    assert json.loads((tmp_path / "events.jsonl").read_text())["worker"] == "eve"
+
+
+def test_names_of_local_workers_sort_like_their_numbers() -> None:
+    assert worker_names(3) == ("worker-0", "worker-1", "worker-2")
+    assert list(worker_names(120)) == sorted(worker_names(120))
