@@ -27,7 +27,13 @@ class Client:
     """One connection to a broker on loopback."""
 
     def __init__(
-        self, port: int, name: str = "", tls: ssl.SSLContext | None = None, clean: bool = True, will: str = ""
+        self,
+        port: int,
+        name: str = "",
+        tls: ssl.SSLContext | None = None,
+        clean: bool = True,
+        will: str = "",
+        username: str = "",
     ) -> None:
         self.received: list[tuple[str, bytes, bool]] = []
         self.refusal = ""
@@ -45,6 +51,8 @@ class Client:
         )
         if will:
             self._client.will_set(will, b"gone", qos=1, retain=True)
+        if username:
+            self._client.username_pw_set(username, "guess")
         if tls is not None:
             self._client.tls_set_context(tls)
 
