@@ -41,7 +41,7 @@ class Client:
         self._port = port
         self._up, self._granted = threading.Event(), threading.Event()
         self._client = paho.Client(
-            CallbackAPIVersion.VERSION2, client_id=name, clean_session=clean, protocol=paho.MQTTv311
+            CallbackAPIVersion.VERSION2, name, clean, protocol=paho.MQTTv311, reconnect_on_failure=False
         )
         self._client.on_connect = self._connected
         self._client.on_disconnect = self._disconnected
@@ -99,9 +99,8 @@ class Client:
         """Leave without a word, as a device does that loses power."""
         connection = self._client.socket()
         assert isinstance(connection, socket.socket)
-        self._client.loop_stop()
         connection.shutdown(socket.SHUT_RDWR)
-        connection.close()
+        self._client.loop_stop()
 
     def close(self) -> None:
         """Leave as one should."""

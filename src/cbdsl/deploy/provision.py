@@ -2,7 +2,7 @@
 
     DIR/ca/            the authority's key, which makes new members: keep it off the network
     DIR/broker/        mosquitto.conf, acl, crl.pem, the broker's certificate and key
-    DIR/server/        the parameter server's certificate and key
+    DIR/server/        the parameter server's certificate and key, and roster.txt: the workers it may take
     DIR/workers/NAME/  one worker's certificate and key, to be copied to its device
 
 A worker's name is the common name of its certificate. The broker takes it for user name and client id and lets a name
@@ -79,6 +79,7 @@ def provision(
         _write(folder / "broker" / "acl", _access_rules(made))
         _write(folder / "broker" / "crl.pem", authority.revocation_list([]))
         _write_server(folder, made, authority)
+        _write(folder / "server" / "roster.txt", _roster(workers))
         for name in workers:
             _write_worker(folder, name, made, authority)
         _write(folder / "README.txt", _readme(made))
@@ -98,9 +99,11 @@ def add_workers(out: Path, workers: Sequence[str]) -> Provisioned:
                 f"The worker '{name}' has its certificate, and keys are never overwritten. Give another name, or "
                 f"new keys to everybody: cbdsl provision {out} --renew"
             )
+    roster = out / "server" / "roster.txt"
     with _writing(out):
         for name in workers:
             _write_worker(out, name, known, authority)
+        _write(roster, (roster.read_text(encoding="utf-8") if roster.exists() else "") + _roster(workers))
     return replace(known, workers=(*known.workers, *workers))
 
 
@@ -211,6 +214,10 @@ def _write_worker(folder: Path, name: str, known: Provisioned, authority: Author
     _write_pair(home, "worker", issued)
     _write(home / "ca.crt", authority.pem().certificate)
     _write(home / "README.txt", _worker_readme(known, name))
+
+
+def _roster(workers: Sequence[str]) -> str:
+    return "".join(f"{name}\n" for name in workers)
 
 
 def _write_pair(folder: Path, stem: str, issued: Issued) -> None:
@@ -365,9 +372,11 @@ def _server_readme(known: Provisioned) -> str:
     return f"""\
 The parameter server of the swarm '{known.swarm}'. In this folder:
 
-    cbdsl serve SPEC --broker {known.url} --swarm {known.swarm} \\
-        --ca ca.crt --cert server.crt --key server.key --out DIR
+    cbdsl serve SPEC --broker {known.url} --swarm {known.swarm} --roster roster.txt \\
+        --ca ca.crt --cert server.crt --key server.key --out RUN
 
+SPEC is a preset or a TOML file; RUN is the folder of the run, and the same command goes on with it after a stop.
+roster.txt has the workers that may take part, one a line. A run keeps its roster: change it for the next run only.
 server.key is secret: whoever has it can command every worker.
 """
 
@@ -377,7 +386,9 @@ def _worker_readme(known: Provisioned, name: str) -> str:
 The worker '{name}' of the swarm '{known.swarm}'. Copy this folder to its device; in it:
 
     cbdsl work --id {name} --broker {known.url} --swarm {known.swarm} \\
-        --ca ca.crt --cert worker.crt --key worker.key --data DATA
+        --ca ca.crt --cert worker.crt --key worker.key --data DATA --state STATE
 
+DATA is an .npz with features and labels, or a folder of IDX files; it never leaves the device. STATE is a folder in
+which the worker keeps what it learned; with the same one it goes on after a stop.
 worker.key is secret: whoever has it can speak as '{name}', until somebody revokes it.
 """
