@@ -17,7 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cbdsl.cli import main
 from cbdsl.deploy import provision as module
-from cbdsl.deploy.provision import SERVER_NAME, add_workers, numbered, provision, read, renew, revoke
+from cbdsl.deploy.provision import MONITOR_NAME, SERVER_NAME, add_workers, numbered, provision, read, renew, revoke
 from cbdsl.deploy.topics import check_name
 from cbdsl.errors import UserError
 
@@ -68,6 +68,7 @@ def test_every_machine_has_a_folder_of_its_own(keys: Path) -> None:
         "README.txt",
         *(f"broker/{name}" for name in ("acl", "broker.crt", "broker.key", "ca.crt", "crl.pem", "mosquitto.conf")),
         "ca/ca.crt", "ca/ca.key", "ca/issued/anna.crt", "ca/issued/bert.crt",
+        *(f"monitor/{name}" for name in ("README.txt", "ca.crt", "monitor.crt", "monitor.key")),
         "provision.json",
         *(f"server/{name}" for name in ("README.txt", "ca.crt", "roster.txt", "server.crt", "server.key")),
         *(f"workers/anna/{name}" for name in FOR_A_WORKER), *(f"workers/bert/{name}" for name in FOR_A_WORKER),
@@ -75,8 +76,9 @@ def test_every_machine_has_a_folder_of_its_own(keys: Path) -> None:
     assert common_name(keys / "workers" / "anna" / "worker.crt") == "anna"
     assert common_name(keys / "server" / "server.crt") == SERVER_NAME
     assert (keys / "server" / "roster.txt").read_text() == "anna\nbert\n"
-    with pytest.raises(UserError):
-        check_name(SERVER_NAME, "worker")  # no worker can have the server's name
+    for reserved in (SERVER_NAME, MONITOR_NAME):
+        with pytest.raises(UserError):
+            check_name(reserved, "worker")  # no worker can have these rights by its name
 
 
 def test_keys_are_secret_and_folders_closed(keys: Path) -> None:
@@ -93,7 +95,7 @@ def test_each_key_fits_its_certificate_and_no_other(keys: Path) -> None:
         assert isinstance(key.curve, ec.SECP256R1)
         assert key.public_key() == certificate(path.with_suffix(".crt")).public_key()
         public.add(key.public_key().public_numbers().x)
-    assert len(public) == 5
+    assert len(public) == 6
 
 
 @pytest.mark.parametrize(
@@ -101,6 +103,7 @@ def test_each_key_fits_its_certificate_and_no_other(keys: Path) -> None:
     [
         ("workers/anna/worker.crt", ExtendedKeyUsageOID.CLIENT_AUTH),
         ("server/server.crt", ExtendedKeyUsageOID.CLIENT_AUTH),
+        ("monitor/monitor.crt", ExtendedKeyUsageOID.CLIENT_AUTH),
         ("broker/broker.crt", ExtendedKeyUsageOID.SERVER_AUTH),
     ],
 )

@@ -93,8 +93,21 @@ def test_members_do_their_work(connect: Connect, keys: Path, server: Client) -> 
     for what in ("hello", "claim", "upload/0", "upload/17", "status"):
         anna.publish(f"{ROOT}/from/anna/{what}", os.urandom(100 * 1024))
     assert wait_for(lambda: len(server.received) == 5)
-    server.subscribe("$SYS/broker/bytes/received")
-    assert wait_for(lambda: server.topics()[-1].startswith("$SYS"), 15)
+
+
+def test_the_monitor_sees_statistics_and_who_is_there_alone(connect: Connect, keys: Path, server: Client) -> None:
+    monitor, anna = connect(context(keys / "monitor", "monitor")), connect(worker(keys, "anna"))
+    monitor.subscribe("#", "$SYS/broker/version")
+    server.publish(f"{ROOT}/down/model/0", b"weights", retain=True)
+    server.publish(f"{ROOT}/to/anna/welcome", b"you")
+    monitor.publish(f"{ROOT}/down/order", b"forged")
+    monitor.publish(f"{ROOT}/from/anna/claim", b"forged")
+    anna.publish(f"{ROOT}/from/anna/claim", b"score")
+    anna.publish(f"{ROOT}/from/anna/status", b"there")
+    assert wait_for(lambda: len(server.received) == 2)
+    assert wait_for(lambda: len(monitor.received) == 2)
+    assert sorted(monitor.topics()) == ["$SYS/broker/version", f"{ROOT}/from/anna/status"]
+    assert all(payload != b"forged" for _, payload, _ in server.received)
 
 
 def test_whoever_has_no_certificate_is_refused(connect: Connect, keys: Path) -> None:

@@ -3,6 +3,7 @@
     DIR/ca/            the authority's key, which makes new members: keep it off the network
     DIR/broker/        mosquitto.conf, acl, crl.pem, the broker's certificate and key
     DIR/server/        the parameter server's certificate and key, and roster.txt: the workers it may take
+    DIR/monitor/       a certificate for whoever watches the broker: it reads statistics and who is there
     DIR/workers/NAME/  one worker's certificate and key, to be copied to its device
 
 A worker's name is the common name of its certificate. The broker takes it for user name and client id and lets a name
@@ -28,8 +29,8 @@ from cbdsl.errors import UserError
 
 DAYS = 825
 PORT = 8883
-SERVER_NAME = "parameter.server"
-"""The parameter server's common name; no worker can have it, for its dot."""
+SERVER_NAME, MONITOR_NAME = "parameter.server", "swarm.monitor"
+"""Common names that no worker can have, for their dots."""
 
 _ALSO_LOCAL = ("localhost", "127.0.0.1", "::1")
 _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
@@ -80,6 +81,7 @@ def provision(
         _write(folder / "broker" / "crl.pem", authority.revocation_list([]))
         _write_server(folder, made, authority)
         _write(folder / "server" / "roster.txt", _roster(workers))
+        _write_monitor(folder, made, authority)
         for name in workers:
             _write_worker(folder, name, made, authority)
         _write(folder / "README.txt", _readme(made))
@@ -128,9 +130,9 @@ def renew(out: Path) -> Provisioned:
     with _writing(out):
         _write_broker(out, known, authority)
         _write_server(out, known, authority)
+        _write_monitor(out, known, authority)
         for name in known.workers:
             if name not in known.revoked:
-                shutil.rmtree(out / "workers" / name, ignore_errors=True)
                 _write_worker(out, name, known, authority)
     return known
 
@@ -198,22 +200,27 @@ def _write_broker(folder: Path, known: Provisioned, authority: Authority) -> Non
 
 
 def _write_server(folder: Path, known: Provisioned, authority: Authority) -> None:
-    home = folder / "server"
-    home.mkdir(mode=0o700, exist_ok=True)
-    _write_pair(home, "server", authority.issue_client(f"cbdsl {known.swarm}", SERVER_NAME, known.days))
-    _write(home / "ca.crt", authority.pem().certificate)
-    _write(home / "README.txt", _server_readme(known))
+    issued = authority.issue_client(f"cbdsl {known.swarm}", SERVER_NAME, known.days)
+    _write_member(folder / "server", "server", issued, authority, _server_readme(known))
+
+
+def _write_monitor(folder: Path, known: Provisioned, authority: Authority) -> None:
+    issued = authority.issue_client(f"cbdsl {known.swarm}", MONITOR_NAME, known.days)
+    _write_member(folder / "monitor", "monitor", issued, authority, _monitor_readme(known))
 
 
 def _write_worker(folder: Path, name: str, known: Provisioned, authority: Authority) -> None:
     """The record first: a certificate that nobody can revoke must not exist."""
     issued, record = authority.issue_client(f"cbdsl {known.swarm}", name, known.days), _record(folder, name)
     _write(record, (record.read_bytes() if record.exists() else b"") + issued.certificate)
-    home = folder / "workers" / name
-    home.mkdir(mode=0o700, parents=True)
-    _write_pair(home, "worker", issued)
+    _write_member(folder / "workers" / name, "worker", issued, authority, _worker_readme(known, name))
+
+
+def _write_member(home: Path, stem: str, issued: Issued, authority: Authority, readme: str) -> None:
+    home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _write_pair(home, stem, issued)
     _write(home / "ca.crt", authority.pem().certificate)
-    _write(home / "README.txt", _worker_readme(known, name))
+    _write(home / "README.txt", readme)
 
 
 def _roster(workers: Sequence[str]) -> str:
@@ -286,7 +293,13 @@ def _access_rules(known: Provisioned) -> str:
 # The parameter server.
 user {SERVER_NAME}
 topic readwrite {root}/#
+
+# Whoever watches. What is refused here would be granted below, where every name has its rights.
+user {MONITOR_NAME}
+topic deny {root}/down/#
+topic deny {topics.from_worker(known.swarm, MONITOR_NAME, "#")}
 topic read $SYS/#
+topic read {topics.from_worker(known.swarm, "+", "status")}
 
 # Revoked workers: these lines silence a connection that is still open; crl.pem refuses the next one.
 {refused}
@@ -357,6 +370,7 @@ ca/        The authority. Who has ca.key can make members. Keep this folder off 
 broker/    To the machine of the broker ({", ".join(known.hosts)}). Start it there:
                cd broker && mosquitto -c mosquitto.conf
 server/    To the machine of the parameter server. README.txt in it has the command.
+monitor/   For whoever watches the broker. README.txt in it has the command.
 workers/   One folder for each device. README.txt in it has the command. Delete it here once it is there.
 
 More workers:        cbdsl provision DIR --add --names NAME,NAME
@@ -378,6 +392,18 @@ The parameter server of the swarm '{known.swarm}'. In this folder:
 SPEC is a preset or a TOML file; RUN is the folder of the run, and the same command goes on with it after a stop.
 roster.txt has the workers that may take part, one a line. A run keeps its roster: change it for the next run only.
 server.key is secret: whoever has it can command every worker.
+"""
+
+
+def _monitor_readme(known: Provisioned) -> str:
+    host = known.hosts[0]
+    return f"""\
+For whoever watches the broker of the swarm '{known.swarm}'. In this folder:
+
+    mosquitto_sub -h {host} -p {known.port} --cafile ca.crt --cert monitor.crt --key monitor.key -v -t '$SYS/#'
+
+It reads the broker's statistics and which workers are there, and nothing else. Watch with it, not with the server's
+certificate: a certificate has one connection at a time, and the newer one ends the older.
 """
 
 
