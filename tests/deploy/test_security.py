@@ -15,8 +15,11 @@ from pathlib import Path
 import pytest
 from mqtt_client import Client, wait_for
 
+from cbdsl.deploy import topics
 from cbdsl.deploy.broker import Broker, find_mosquitto, running_broker
 from cbdsl.deploy.certificates import Authority
+from cbdsl.deploy.link import MqttLink, parse_address
+from cbdsl.deploy.meter import Meter
 from cbdsl.deploy.provision import SERVER_NAME, add_workers, provision, renew, revoke
 
 pytestmark = pytest.mark.skipif(
@@ -93,6 +96,35 @@ def test_members_do_their_work(connect: Connect, keys: Path, server: Client) -> 
     for what in ("hello", "claim", "upload/0", "upload/17", "status"):
         anna.publish(f"{ROOT}/from/anna/{what}", os.urandom(100 * 1024))
     assert wait_for(lambda: len(server.received) == 5)
+
+
+def _link(keys: Path, who: str, role: str, broker: Broker, received: list[tuple[str, bytes]]) -> MqttLink:
+    home = keys / who
+    url = f"mqtts://localhost:{broker.port}"
+    address = parse_address(url, keys / "server" / "ca.crt", home / f"{role}.crt", home / f"{role}.key")
+    return MqttLink(address, lambda topic, payload: received.append((topic, payload)), lambda: None, Meter())
+
+
+def test_the_programs_own_connection_works_under_these_rules(keys: Path, broker: Broker, tmp_path: Path) -> None:
+    provision(tmp_path / "other", ["anna"], SWARM, ["localhost"])
+    heard: list[tuple[str, bytes]] = []
+    server = _link(keys, "server", "server", broker, heard)
+    server.subscribe(topics.from_all(SWARM))
+    member = _link(keys, "workers/anna", "worker", broker, heard)
+    stranger = _link(keys, str(tmp_path / "other" / "workers" / "anna"), "worker", broker, heard)
+    for link in (server, member, stranger):
+        link.open()
+    try:
+        assert server.connected.wait(5)
+        assert member.connected.wait(5)
+        member.publish(f"{ROOT}/from/anna/status", b"honest", retain=True)  # comes, whoever was there first
+        stranger.publish(f"{ROOT}/from/anna/status", b"strange", retain=True)
+        assert wait_for(lambda: heard == [(f"{ROOT}/from/anna/status", b"honest")]), heard
+        assert not stranger.connected.wait(0.5)  # it tries again and again, and never raises
+        assert len(heard) == 1
+    finally:
+        for link in (server, member, stranger):
+            link.close()
 
 
 def test_the_monitor_sees_statistics_and_who_is_there_alone(connect: Connect, keys: Path, server: Client) -> None:
