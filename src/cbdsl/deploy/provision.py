@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cbdsl.deploy import topics
-from cbdsl.deploy.broker import MESSAGE_LIMIT
+from cbdsl.deploy.broker import MESSAGE_LIMIT, QUEUE_LIMIT
 from cbdsl.deploy.certificates import AUTHORITY_DAYS, Authority, Issued, is_name, serials
 from cbdsl.errors import UserError
 
@@ -344,7 +344,7 @@ max_packet_size {MESSAGE_LIMIT + 16 * 1024}
 # once, so both must fit here: raise the limits if they are larger together.
 max_inflight_messages 20
 max_queued_messages 2000
-max_queued_bytes {128 * 1024 * 1024}
+max_queued_bytes {QUEUE_LIMIT}
 persistent_client_expiration 1d
 
 # Retained messages outlive a restart. After a crash the parameter server sends again what is missing.
