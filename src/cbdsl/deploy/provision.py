@@ -317,6 +317,7 @@ def _broker_config(known: Provisioned) -> str:
 # or let systemd do so with WorkingDirectory= (docs/deploy.md). The folder can be copied to any machine as it is.
 # mosquitto started as root becomes the user 'mosquitto', who then must own the folder: chown -R mosquitto: broker
 
+# Workers, server and monitor; raise the limit for a larger swarm, and the number of open files with it.
 listener {known.port}
 max_connections 1000
 
