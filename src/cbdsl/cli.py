@@ -285,6 +285,27 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
 
 
 @app.command()
+def provision(  # noqa: PLR0913, PLR0917 - one parameter an option
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for keys and certificates.")],
+    workers: Annotated[int | None, typer.Option(help="For how many workers: worker-1, worker-2 and so on.")] = None,
+    names: Annotated[str | None, typer.Option(help="The workers' names instead, separated by commas.")] = None,
+    swarm: Annotated[str | None, typer.Option(help="The swarm's name, which begins every topic.")] = None,
+    host: Annotated[
+        list[str] | None, typer.Option(help="A name or address of the broker's machine; may repeat.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="The broker's port; 8883 if not given.")] = None,
+    days: Annotated[int | None, typer.Option(help="How long certificates last; 825 days if not given.")] = None,
+    add: Annotated[bool, typer.Option("--add", help="Add workers to a folder that is there.")] = False,
+    revoke: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Shut a worker out; may repeat.")] = None,
+    renew: Annotated[bool, typer.Option("--renew", help="New keys for everybody who is not shut out.")] = False,
+) -> None:
+    """Make certificates for a swarm on real machines, and the broker's rules that go with them."""
+    from cbdsl.deploy.provision_command import provision_command  # noqa: PLC0415
+
+    provision_command(folder, workers, names, swarm, host or [], port, days, add, revoke or [], renew)
+
+
+@app.command()
 def doctor() -> None:
     """Say what this installation can do: engine, threads, vector width, data, versions."""
     from cbdsl.doctor import examine  # noqa: PLC0415

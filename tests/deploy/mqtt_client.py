@@ -27,7 +27,13 @@ class Client:
     """One connection to a broker on loopback."""
 
     def __init__(
-        self, port: int, name: str = "", tls: ssl.SSLContext | None = None, clean: bool = True, will: str = ""
+        self,
+        port: int,
+        name: str = "",
+        tls: ssl.SSLContext | None = None,
+        clean: bool = True,
+        will: str = "",
+        username: str = "",
     ) -> None:
         self.received: list[tuple[str, bytes, bool]] = []
         self.refusal = ""
@@ -35,7 +41,7 @@ class Client:
         self._port = port
         self._up, self._granted = threading.Event(), threading.Event()
         self._client = paho.Client(
-            CallbackAPIVersion.VERSION2, client_id=name, clean_session=clean, protocol=paho.MQTTv311
+            CallbackAPIVersion.VERSION2, name, clean, protocol=paho.MQTTv311, reconnect_on_failure=False
         )
         self._client.on_connect = self._connected
         self._client.on_disconnect = self._disconnected
@@ -45,6 +51,8 @@ class Client:
         )
         if will:
             self._client.will_set(will, b"gone", qos=1, retain=True)
+        if username:
+            self._client.username_pw_set(username, "guess")
         if tls is not None:
             self._client.tls_set_context(tls)
 
@@ -91,9 +99,8 @@ class Client:
         """Leave without a word, as a device does that loses power."""
         connection = self._client.socket()
         assert isinstance(connection, socket.socket)
-        self._client.loop_stop()
         connection.shutdown(socket.SHUT_RDWR)
-        connection.close()
+        self._client.loop_stop()
 
     def close(self) -> None:
         """Leave as one should."""

@@ -147,6 +147,26 @@ def test_clients_of_the_embedded_broker_get_nothing_they_did_not_ask_for(tmp_pat
 
 
 @EACH_KIND
+def test_garbage_does_not_stop_it(broker: Broker) -> None:
+    server, worker = connect(broker, "server"), connect(broker, "worker")
+    server.subscribe("cbdsl/s/from/#")
+    beginnings = [b"", b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x0a\x00\x00"]  # nothing, or a proper CONNECT
+    held = []
+    for number in range(60):
+        stream = socket.create_connection(("127.0.0.1", broker.port), timeout=5)
+        stream.sendall(beginnings[number % 2] + os.urandom(1 + 37 * number))
+        held.append(stream)
+    for number in range(20):
+        worker.publish_later(f"cbdsl/s/from/worker/upload/{number}", CHUNK)
+    assert wait_for(lambda: len(server.received) == 20)
+    for stream in held:
+        stream.close()
+    connect(broker, "late").close()
+    worker.close()
+    server.close()
+
+
+@EACH_KIND
 def test_it_listens_on_loopback_alone(broker: Broker) -> None:
     lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
     listening = {words[1] for words in lines if words[3] == "0A" and words[1].endswith(f":{broker.port:04X}")}

@@ -24,6 +24,8 @@ KINDS = ("auto", "mosquitto", "embedded")
 LOOPBACK = "127.0.0.1"
 MESSAGE_LIMIT = 112 * 1024
 """Bytes of payload a broker need take: a chunk of 100 KiB, what describes it, and room."""
+QUEUE_LIMIT = 128 * 1024 * 1024
+"""Bytes that may wait for one client: who joins is sent the model and the shared samples at once."""
 
 _READY_SECONDS = 20.0
 _STOP_SECONDS = 5.0
@@ -49,6 +51,7 @@ allow_anonymous true
 persistence false
 message_size_limit {MESSAGE_LIMIT}
 max_queued_messages 5000
+max_queued_bytes {QUEUE_LIMIT}
 set_tcp_nodelay true
 sys_interval 1
 log_type error

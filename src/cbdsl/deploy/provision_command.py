@@ -1,0 +1,90 @@
+"""`cbdsl provision`: reads words, calls `provision`, says what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from cbdsl.deploy import provision as job
+from cbdsl.errors import UserError
+
+DEFAULT_SWARM = "swarm"
+DEFAULT_HOST = "localhost"
+
+
+def provision_command(  # noqa: PLR0913, PLR0917 - one parameter an option
+    folder: Path,
+    count: int | None,
+    names: str | None,
+    swarm: str | None,
+    hosts: Sequence[str],
+    port: int | None,
+    days: int | None,
+    add: bool,
+    revoke: Sequence[str],
+    renew: bool,
+) -> None:
+    """Make a folder of certificates, or change one that is there."""
+    wishes = [word for word, wanted in (("--add", add), ("--revoke", revoke), ("--renew", renew)) if wanted]
+    if len(wishes) > 1:
+        raise UserError(f"{' and '.join(wishes)} are given together. Do one after the other.")
+    fixed = [
+        word
+        for word, value in (("--swarm", swarm), ("--host", hosts), ("--port", port), ("--days", days))
+        if value not in (None, (), [])
+    ]
+    if wishes and fixed:
+        raise UserError(f"{fixed[0]} is settled when a folder is made. Leave it out with {wishes[0]}, or make another.")
+    if wishes and not add and (count is not None or names is not None):
+        raise UserError(f"--workers and --names say whom to make; {wishes[0]} makes nobody. Leave them out.")
+    if revoke:
+        _tell_revoked(job.revoke(folder, list(dict.fromkeys(revoke))), revoke)
+    elif renew:
+        _tell_renewed(job.renew(folder))
+    elif add:
+        before = job.read(folder).workers
+        chosen = _chosen(count, names, before)
+        job.add_workers(folder, chosen)
+        typer.echo(f"{_count(chosen)} more in {folder / 'workers'}: {', '.join(chosen)}. The broker need not be told.")
+    else:
+        chosen = _chosen(count, names, ())
+        made = job.provision(
+            folder, chosen, swarm or DEFAULT_SWARM, hosts or [DEFAULT_HOST], days or job.DAYS, port or job.PORT
+        )
+        _tell_made(made, given_host=bool(hosts))
+
+
+def _chosen(count: int | None, names: str | None, taken: Sequence[str]) -> list[str]:
+    if (count is None) == (names is None):
+        raise UserError("Say for whom: --workers 8 makes names for eight, --names east,west gives them. Give one.")
+    if names is not None:
+        return [name.strip() for name in names.split(",")]
+    if count is None or not 1 <= count <= 10_000:
+        raise UserError(f"1 to 10,000 workers can be made at a time; given {count}.")
+    return job.numbered(count, taken)
+
+
+def _count(workers: Sequence[str]) -> str:
+    return f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
+
+
+def _tell_made(made: job.Provisioned, given_host: bool) -> None:
+    typer.echo(f"{made.folder}: an authority, a broker at {made.url}, a parameter server, {_count(made.workers)}.")
+    typer.echo(f"Start the broker:  cd {made.folder / 'broker'} && mosquitto -c mosquitto.conf")
+    typer.echo(f"The other commands:  {made.folder}/server/README.txt and {made.folder}/workers/*/README.txt")
+    typer.echo(f"Keep {made.folder / 'ca'} off the network: whoever has ca.key can make members.")
+    if not given_host:
+        typer.echo("Only this machine can reach a broker called localhost. Give --host to reach it from others.")
+
+
+def _tell_revoked(made: job.Provisioned, names: Sequence[str]) -> None:
+    broker = made.folder / "broker"
+    typer.echo(f"Revoked: {', '.join(dict.fromkeys(names))}.")
+    typer.echo(f"Copy {broker / 'crl.pem'} and {broker / 'acl'} to the broker and restart it. Until then they get in.")
+
+
+def _tell_renewed(made: job.Provisioned) -> None:
+    typer.echo(f"New keys for broker, server and all workers but those revoked, good for {made.days} days.")
+    typer.echo("Copy the folders out again and restart broker, server, workers. The old keys work until they expire.")

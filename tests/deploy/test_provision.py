@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from cbdsl.cli import main
+from cbdsl.deploy import provision as module
+from cbdsl.deploy.provision import MONITOR_NAME, SERVER_NAME, add_workers, numbered, provision, read, renew, revoke
+from cbdsl.deploy.topics import check_name
+from cbdsl.errors import UserError
+
+FOR_A_WORKER = ("README.txt", "ca.crt", "worker.crt", "worker.key")
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    provision(tmp_path / "keys", ["anna", "bert"], "lab", ["broker.local", "10.0.0.5"], days=90)
+    return tmp_path / "keys"
+
+
+def certificate(path: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+def common_name(path: Path) -> str:
+    return str(certificate(path).subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def cbdsl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+    """The command line, in this process."""
+
+    def run(*words: str) -> Said:
+        monkeypatch.setattr(sys, "argv", ["cbdsl", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return Said(int(ended.value.code or 0), said.out, said.err)
+
+    return run
+
+
+def test_every_machine_has_a_folder_of_its_own(keys: Path) -> None:
+    assert sorted(contents(keys)) == [
+        "README.txt",
+        *(f"broker/{name}" for name in ("acl", "broker.crt", "broker.key", "ca.crt", "crl.pem", "mosquitto.conf")),
+        "ca/ca.crt", "ca/ca.key", "ca/issued/anna.crt", "ca/issued/bert.crt",
+        *(f"monitor/{name}" for name in ("README.txt", "ca.crt", "monitor.crt", "monitor.key")),
+        "provision.json",
+        *(f"server/{name}" for name in ("README.txt", "ca.crt", "roster.txt", "server.crt", "server.key")),
+        *(f"workers/anna/{name}" for name in FOR_A_WORKER), *(f"workers/bert/{name}" for name in FOR_A_WORKER),
+    ]  # fmt: skip
+    assert common_name(keys / "workers" / "anna" / "worker.crt") == "anna"
+    assert common_name(keys / "server" / "server.crt") == SERVER_NAME
+    assert (keys / "server" / "roster.txt").read_text() == "anna\nbert\n"
+    for reserved in (SERVER_NAME, MONITOR_NAME):
+        with pytest.raises(UserError):
+            check_name(reserved, "worker")  # no worker can have these rights by its name
+
+
+def test_keys_are_secret_and_folders_closed(keys: Path) -> None:
+    for path in [keys, *keys.rglob("*")]:
+        mode = path.stat().st_mode & 0o777
+        assert mode == (0o700 if path.is_dir() else 0o600 if path.suffix == ".key" else 0o644), path
+
+
+def test_each_key_fits_its_certificate_and_no_other(keys: Path) -> None:
+    public = set()
+    for path in keys.rglob("*.key"):
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey)
+        assert isinstance(key.curve, ec.SECP256R1)
+        assert key.public_key() == certificate(path.with_suffix(".crt")).public_key()
+        public.add(key.public_key().public_numbers().x)
+    assert len(public) == 6
+
+
+@pytest.mark.parametrize(
+    ("path", "usage"),
+    [
+        ("workers/anna/worker.crt", ExtendedKeyUsageOID.CLIENT_AUTH),
+        ("server/server.crt", ExtendedKeyUsageOID.CLIENT_AUTH),
+        ("monitor/monitor.crt", ExtendedKeyUsageOID.CLIENT_AUTH),
+        ("broker/broker.crt", ExtendedKeyUsageOID.SERVER_AUTH),
+    ],
+)
+def test_a_certificate_says_what_it_is_good_for(keys: Path, path: str, usage: Any) -> None:  # noqa: ANN401
+    authority, made = certificate(keys / "ca" / "ca.crt"), certificate(keys / path)
+    made.verify_directly_issued_by(authority)
+    extensions = made.extensions
+    assert list(extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) == [usage]
+    assert extensions.get_extension_for_class(x509.BasicConstraints).critical
+    assert not extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    key_usage = extensions.get_extension_for_class(x509.KeyUsage)
+    assert key_usage.critical
+    assert key_usage.value.digital_signature
+    assert not key_usage.value.key_cert_sign
+    assert made.not_valid_before_utc < datetime.now(UTC) - timedelta(hours=23)  # a clock may be behind
+    assert abs(made.not_valid_after_utc - datetime.now(UTC) - timedelta(days=90)) < timedelta(minutes=5)
+
+
+def test_the_authority_signs_members_and_no_authority(keys: Path) -> None:
+    extensions = certificate(keys / "ca" / "ca.crt").extensions
+    constraints = extensions.get_extension_for_class(x509.BasicConstraints)
+    assert constraints.critical
+    assert constraints.value == x509.BasicConstraints(ca=True, path_length=0)
+    usage = extensions.get_extension_for_class(x509.KeyUsage).value
+    assert usage.key_cert_sign
+    assert usage.crl_sign
+    assert not usage.digital_signature
+
+
+def test_the_broker_has_all_its_names(keys: Path) -> None:
+    names = (
+        certificate(keys / "broker" / "broker.crt")
+        .extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        .value
+    )
+    assert names.get_values_for_type(x509.DNSName) == ["broker.local", "localhost"]
+    assert [str(address) for address in names.get_values_for_type(x509.IPAddress)] == ["10.0.0.5", "127.0.0.1", "::1"]
+
+
+def test_the_readme_commands_are_ones_that_cbdsl_knows(keys: Path, cbdsl: Callable[..., Said]) -> None:
+    for readme, command in (("workers/anna/README.txt", "work"), ("server/README.txt", "serve")):
+        text = (keys / readme).read_text().replace("\\\n", "")
+        words = shlex.split(next(line for line in text.splitlines() if line.strip().startswith("cbdsl ")))
+        assert words[:2] == ["cbdsl", command]
+        options = {word for word in words if word.startswith("--")}
+        known = cbdsl(command, "--help")
+        if known.code == 0:
+            assert options <= set(re.findall(r"--[a-z-]+", known.out))
+    assert "--id anna --broker mqtts://broker.local:8883 --swarm lab" in (keys / "workers/anna/README.txt").read_text()
+
+
+def test_an_ipv6_broker_stands_in_brackets(tmp_path: Path) -> None:
+    assert provision(tmp_path / "keys", ["a"], "lab", ["fe80::1"], port=1).url == "mqtts://[fe80::1]:1"
+
+
+def test_nothing_is_overwritten(keys: Path) -> None:
+    before = contents(keys)
+    with pytest.raises(UserError, match="never overwritten"):
+        provision(keys, ["anna"], "lab", ["localhost"])
+    with pytest.raises(UserError, match="'bert' has its certificate"):
+        add_workers(keys, ["carl", "bert"])
+    assert contents(keys) == before
+
+
+def test_workers_are_added_without_a_word_to_the_broker(keys: Path) -> None:
+    before = contents(keys)
+    add_workers(keys, ["carl"])
+    after = contents(keys)
+    changed = {name for name in after if after[name] != before.get(name)}
+    assert changed == {
+        "ca/issued/carl.crt", "server/roster.txt",
+        *(f"workers/carl/{name}" for name in FOR_A_WORKER),
+    }  # fmt: skip
+    assert read(keys).workers == ("anna", "bert", "carl")
+    assert (keys / "server" / "roster.txt").read_text() == "anna\nbert\ncarl\n"
+
+
+def test_revocation_covers_every_certificate_a_worker_ever_had(keys: Path) -> None:
+    old = certificate(keys / "workers" / "anna" / "worker.crt").serial_number
+    renew(keys)
+    new = certificate(keys / "workers" / "anna" / "worker.crt").serial_number
+    assert old != new
+    revoke(keys, ["anna"])
+    revoked = x509.load_pem_x509_crl((keys / "broker" / "crl.pem").read_bytes())
+    assert {entry.serial_number for entry in revoked} == {old, new}
+    assert revoked.is_signature_valid(certificate(keys / "ca" / "ca.crt").public_key())  # type: ignore[arg-type]
+    assert revoked.next_update_utc == certificate(keys / "ca" / "ca.crt").not_valid_after_utc
+    assert "user anna\ntopic deny cbdsl/lab/#\n" in (keys / "broker" / "acl").read_text()
+    revoke(keys, ["bert"])  # and the earlier one stays revoked
+    assert len(list(x509.load_pem_x509_crl((keys / "broker" / "crl.pem").read_bytes()))) == 4
+    assert read(keys).revoked == ("anna", "bert")
+    kept = contents(keys / "workers")
+    renew(keys)
+    assert contents(keys / "workers") == kept  # who is out gets no new keys
+    with pytest.raises(UserError, match="has its certificate"):
+        add_workers(keys, ["anna"])
+
+
+def test_a_worker_can_be_revoked_when_its_folder_is_long_gone(keys: Path) -> None:
+    for path in (keys / "workers" / "anna").iterdir():
+        path.unlink()
+    (keys / "workers" / "anna").rmdir()
+    revoke(keys, ["anna"])
+    assert len(list(x509.load_pem_x509_crl((keys / "broker" / "crl.pem").read_bytes()))) == 1
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "_write_worker", fail)
+    with pytest.raises(UserError, match="No space left"):
+        provision(tmp_path / "keys", ["anna"], "lab", ["localhost"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_numbers_that_are_taken_are_passed_over() -> None:
+    assert numbered(2) == ["worker-1", "worker-2"]
+    assert numbered(2, ["worker-1", "anna", "worker-3"]) == ["worker-2", "worker-4"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "Say for whom"),
+        (["--workers", "2", "--names", "a,b"], "Say for whom"),
+        (["--workers", "0"], "given 0"),
+        (["--names", "a,,b"], "'' cannot be the name of a worker"),
+        (["--names", "../../etc"], "cannot be the name of a worker"),
+        (["--names", "a,b,a"], "'a' is given twice"),
+        (["--names", "#"], "cannot be the name of a worker"),
+        (["--workers", "1", "--swarm", "a/b"], "'a/b' cannot be the name of a swarm"),
+        (["--workers", "1", "--host", "bad host"], "'bad host' is neither"),
+        (["--workers", "1", "--host", "*.local"], "is neither"),
+        (["--workers", "1", "--port", "70000"], "given 70000"),
+        (["--workers", "1", "--days", "99999"], "given 99999"),
+        (["--add", "--workers", "1"], "was not made by this command"),
+        (["--revoke", "a"], "was not made by this command"),
+        (["--add", "--renew", "--workers", "1"], "--add and --renew are given together"),
+        (["--add", "--workers", "1", "--swarm", "x"], "--swarm is settled"),
+        (["--renew", "--workers", "1"], "makes nobody"),
+    ],
+)
+def test_bad_wishes_get_one_line_and_leave_nothing(
+    words: list[str], message: str, tmp_path: Path, cbdsl: Callable[..., Said]
+) -> None:
+    said = cbdsl("provision", str(tmp_path / "keys"), *words)
+    assert said.code == 2
+    assert message in said.err
+    assert said.err.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command_from_first_to_last(tmp_path: Path, cbdsl: Callable[..., Said]) -> None:
+    keys = str(tmp_path / "keys")
+    made = cbdsl("provision", keys, "--workers", "2", "--swarm", "lab", "--host", "broker.local")
+    assert made.code == 0
+    assert "2 workers" in made.out
+    assert "mqtts://broker.local:8883" in made.out
+    more = cbdsl("provision", keys, "--add", "--workers", "2")
+    assert "worker-3, worker-4" in more.out
+    gone = cbdsl("provision", keys, "--revoke", "worker-1", "--revoke", "worker-3")
+    assert "Revoked: worker-1, worker-3." in gone.out
+    assert cbdsl("provision", keys, "--renew").code == 0
+    unknown = cbdsl("provision", keys, "--revoke", "nobody")
+    assert unknown.code == 2
+    assert "There is no worker 'nobody'" in unknown.err
+    assert "worker-1, worker-2" in unknown.err
+
+
+def test_damaged_folders_are_named(keys: Path) -> None:
+    (keys / "ca" / "ca.key").write_text("rubbish")
+    with pytest.raises(UserError, match=r"authority in .* cannot be used"):
+        revoke(keys, ["anna"])
+    (keys / "provision.json").write_text("{")
+    with pytest.raises(UserError, match=r"provision\.json cannot be read"):
+        read(keys)
