@@ -95,24 +95,23 @@ def cost(contest: Contest, bouts: Sequence[Bout]) -> Figure:
     figure = new_figure(8.5, 4.6)
     axes = figure.subplots()
     dress(axes, "Accuracy under the worst attack, and the uplink it takes")
-    points = []
-    for defence in contest.defences:
-        worst = _worst_of(bouts, defence)
-        points.append((worst.uplink_bytes / 1e6, 100 * worst.accuracy, defence))
-    heights = spread_labels([height for _, height, _ in points], 4.5)
-    for (across, height, defence), label in zip(points, heights, strict=True):
-        ours = DEFENCES[defence].ours
-        axes.plot(
-            across, height, "o" if ours else "s", color=_OURS if ours else _THEIRS, markersize=8 if ours else 6
-        )  # fmt: skip
-        axes.annotate(
-            DEFENCES[defence].label, (across, height), (across * 1.12, label), color=_OURS if ours else _THEIRS,
-            fontsize=9, va="center", arrowprops={"arrowstyle": "-", "color": PALE, "linewidth": 0.6},
-        )  # fmt: skip
+    points = {name: _worst_of(bouts, name) for name in contest.defences}
+    for ours, colour, marker in ((True, _OURS, "o"), (False, _THEIRS, "s")):
+        names = [name for name in contest.defences if DEFENCES[name].ours is ours]
+        heights = spread_labels([100 * points[name].accuracy for name in names], 4.5)
+        down = max(0.0, max(heights, default=0.0) - 99)
+        for name, label in zip(names, heights, strict=True):
+            across, height = points[name].uplink_bytes / 1e6, 100 * points[name].accuracy
+            axes.plot(across, height, marker, color=colour, markersize=8 if ours else 6)
+            axes.annotate(
+                DEFENCES[name].label, (across, height), (across * 1.25, label - down), color=colour, fontsize=9,
+                va="center", arrowprops={"arrowstyle": "-", "color": PALE, "linewidth": 0.6, "relpos": (0, 0.5)},
+            )  # fmt: skip
+    spans = [bout.uplink_bytes / 1e6 for bout in points.values()]
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("")
-    axes.set_xlim(min(point[0] for point in points) / 1.5, max(point[0] for point in points) * 6)
+    axes.set_xlim(min(spans) / 1.5, max(spans) * 6)
     axes.set_ylim(-4, 104)
     axes.set_xlabel("uplink of the whole run, MB (payload)", color=INK)
     axes.set_ylabel("accuracy, %", color=INK)
