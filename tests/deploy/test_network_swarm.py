@@ -299,14 +299,14 @@ def test_a_flood_is_counted_and_nothing_of_it_is_kept(bus: Bus, make: Callable[.
     network.gather()
     network.report(order())
     rng = np.random.default_rng(0)
-    for number in range(20_000):
+    for number in range(6_000):
         junk = rng.bytes(int(rng.integers(0, 60)))
         what = ("claim", "upload/0", "hello", "status", "upload/99999", "nonsense/7")[number % 6]
         name = ("ann", f"stranger-{number}", "bob")[number % 3]
         bus.publish(f"cbdsl/s/from/{name}/{what}", junk)
     bus.sent.clear()
     counted = refused(network)
-    assert counted["a flood of messages"] > 10_000
+    assert counted["a flood of messages"] > 2_000
     assert len(counted) < 30  # reasons, not messages
     assert len(network.inbox._present) <= 3
     assert network.inbox.hearing.assemblies == {}
