@@ -98,12 +98,12 @@ def test_a_damaged_message_is_a_message_or_a_wire_error(message: Message, data: 
 _trees = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=20),
     lambda inner: st.lists(inner, max_size=12) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
-    max_leaves=20,
+    max_leaves=8,
 )
 
 
 @given(st.lists(_trees, max_size=12), st.sampled_from(KINDS))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_other_cbor_is_a_message_or_a_wire_error(tree: list[object], kind: type[Message]) -> None:
     code = KINDS.index(kind) + 1
     with contextlib.suppress(WireError):

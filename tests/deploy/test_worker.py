@@ -158,6 +158,25 @@ def test_workers_that_are_restarted_between_rounds_go_on_as_if_nothing_had_been(
     assert_as_simulated(served, small_spec(rounds=8))
 
 
+def test_pieces_and_welcomes_that_a_broker_dropped_are_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cbdsl.deploy.server._NUDGE_SECONDS", 0.3)
+    stage, bus = prepared(small_spec()), Bus()
+    lost: list[str] = []
+
+    def lose(topic: str) -> bool:
+        drop = lost.count(topic) < 2 and topic.endswith(("/model/0", "/shared/0", "w1/welcome"))
+        lost.extend([topic] if drop else [])
+        return drop
+
+    bus.lose = lose
+    with crew(bus, stage, tmp_path) as workers:
+        served = play(bus, stage, tmp_path, workers.names)
+    assert {topic.rpartition("/down/")[2] for topic in lost} >= {"model/0", "shared/0"}
+    assert_as_simulated(served, small_spec())
+
+
 def test_a_latecomer_catches_up_from_what_is_retained(tmp_path: Path) -> None:
     stage, bus = prepared(small_spec()), Bus()
     made = Crew(bus, stage, tmp_path)

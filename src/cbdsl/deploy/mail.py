@@ -96,7 +96,7 @@ class Mail:
             return ""
         if kind == "spec":
             return self._announced(wire.decode(payload, Announcement))
-        take: dict[str, Callable[[bytes], None]] = {
+        take: dict[str, Callable[[bytes], str | None]] = {
             "welcome": self._welcomed, "order": self._ordered, "invitation": self._invited,
             "model": lambda content: self._piece(self.model, content),
             "shared": lambda content: self._piece(self.shared, content),
@@ -104,9 +104,9 @@ class Mail:
         }  # fmt: skip
         if kind not in take:
             raise WireError("a topic of nobody")
-        if self.assignment is not None:  # otherwise it comes again once the announcement is here
-            take[kind](payload)
-        return ""
+        if self.assignment is None:  # it comes again once the announcement is here
+            return ""
+        return take[kind](payload) or ""
 
     def _announced(self, announcement: Announcement) -> str:
         if self.assignment is None or self.assignment.run != announcement.run:
@@ -123,12 +123,14 @@ class Mail:
         self._check_run(welcome.run)
         self.welcome = welcome
 
-    def _ordered(self, payload: bytes) -> None:
+    def _ordered(self, payload: bytes) -> str:
         directive = wire.decode(payload, Directive)
         self._check_run(directive.run)
         if self.order is not None and directive.round < self.order.message.round:
             raise WireError("of an earlier round")  # sent again late, after a connection was lost
+        again = self.order is not None and directive == self.order.message
         self.order = Letter(directive)
+        return "again" if again else ""
 
     def _invited(self, payload: bytes) -> None:
         invitation = wire.decode(payload, Invitation)

@@ -27,6 +27,7 @@ from cbdsl.server import Claim, Order, WorkerId
 _log = logging.getLogger("cbdsl.deploy")
 
 _NOTHING = bytes(wire.DIGEST_BYTES)
+_NUDGE_SECONDS = 10.0  # an answer that is missing for so long is asked for again: a broker may have dropped a message
 _FAREWELL_SECONDS = 5.0  # how long the end of a run waits for workers to hear of it
 
 MakeLink = Callable[[Callable[[str, bytes], None], Callable[[], None]], Link]
@@ -149,7 +150,7 @@ class NetworkSwarm:
             self.inbox.close_claims()
             return self._journal.claims
         hearing = self.inbox.hearing
-        self._collect(lambda: hearing.claims, self._pace.round_seconds)
+        self._collect(lambda: hearing.claims, self._pace.round_seconds, self._order_again)
         claims = self.inbox.close_claims()
         self._journal.note_claims(claims)
         self._note_closed(order, claims, started)
@@ -190,7 +191,12 @@ class NetworkSwarm:
             done = hearing.models.keys() | hearing.spoilt
             return all(worker in done or not self.inbox.is_there(worker) for worker in workers)
 
-        if not self._until(settled, self._pace.upload_seconds):
+        def nudge() -> None:
+            for worker in workers:
+                if worker not in hearing.models.keys() | hearing.assemblies.keys() | hearing.spoilt:
+                    self._invite(worker)
+
+        if not self._until(settled, self._pace.upload_seconds, nudge):
             self.inbox.overlook(set(workers) - hearing.models.keys())
         self._asked = set()
         return self.inbox.close_uploads(workers)
@@ -207,13 +213,15 @@ class NetworkSwarm:
         )  # fmt: skip
         return models
 
-    def _collect(self, answers: Callable[[], Collection[WorkerId]], seconds: float) -> None:
+    def _collect(
+        self, answers: Callable[[], Collection[WorkerId]], seconds: float, nudge: Callable[[], None] | None = None
+    ) -> None:
         """Wait for the quorum or the deadline, and past the deadline for the first answer."""
         hearing = self.inbox.hearing
         if not hearing.participants:
             return
         for _ in range(self._pace.patience):
-            if self._until(lambda: self.inbox.settled(answers(), self._pace.needed), seconds):
+            if self._until(lambda: self.inbox.settled(answers(), self._pace.needed), seconds, nudge):
                 return
             self.inbox.overlook(hearing.participants - set(answers()))
             if answers():
@@ -252,8 +260,22 @@ class NetworkSwarm:
             seconds=round(time.monotonic() - started, 3),
         )  # fmt: skip
 
-    def _until(self, done: Callable[[], bool], seconds: float) -> bool:
-        return self.inbox.until(done, seconds, lambda: self._link is not None and self._link.is_up())
+    def _order_again(self) -> None:
+        """Who has answered answers again, which costs a message; who was not reached is."""
+        topic = topics.order(self._swarm)
+        self._send(topic, self._retained[topic], retain=True)
+
+    def _until(self, done: Callable[[], bool], seconds: float, nudge: Callable[[], None] | None = None) -> bool:
+        """Wait until something is so, nudging those it depends on now and then; whether it came to be."""
+        left = seconds
+        while True:
+            turn = min(left, _NUDGE_SECONDS) if nudge else left
+            if self.inbox.until(done, turn, lambda: self._link is not None and self._link.is_up()):
+                return True
+            left -= turn
+            if left <= 0 or nudge is None:
+                return False
+            nudge()
 
     def _retain(self, topic: str, payload: bytes) -> None:
         with self._lock:

@@ -73,8 +73,10 @@ class Worker:
         news = self._mail.handle(topic, payload)
         if news == "run":
             self._follow()
-        if news:
+        if news in {"run", "hello"}:
             self._introduce()
+        elif news == "again":
+            self._fetch_missing()
 
     def _follow(self) -> None:
         """Listen to a run that was announced; what is retained comes, again if it came before."""
@@ -88,6 +90,16 @@ class Worker:
                 self._mail.shared.fill(assignment.shared_digest, content)
         self._link.subscribe(topics.model(self._swarm, "+"))
         self._link.subscribe(topics.order(self._swarm))
+
+    def _fetch_missing(self) -> None:
+        """The server asks again, so it waits: fetch what did not come the first time."""
+        mail = self._mail
+        if mail.order is not None and mail.order.message.model_digest != mail.model.digest:
+            self._link.subscribe(topics.model(self._swarm, "+"))
+        if mail.assignment is not None and mail.shared.digest != mail.assignment.shared_digest:
+            self._link.subscribe(topics.shared(self._swarm, "+"))
+        if mail.welcome is None:
+            self._introduce()
 
     def _introduce(self) -> None:
         run, round_number = self._keeper.last() or (bytes(wire.RUN_BYTES), 0)
