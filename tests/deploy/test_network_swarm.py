@@ -162,6 +162,21 @@ def test_a_deadline_closes_a_round_and_the_missing_are_not_waited_for_again(
     assert set(network.report(order(3))) == {0, 2}  # it is back
 
 
+def test_a_worker_that_only_says_that_it_is_there_costs_one_deadline(
+    bus: Bus, make: Callable[..., NetworkSwarm]
+) -> None:
+    workers = {name: Scripted(bus, name, mute=name == "cyd") for name in NAMES}
+    network = make()
+    for number in (1, 2, 3):
+        started = time.monotonic()
+        assert set(network.report(order(number))) == {0, 1}
+        assert (time.monotonic() - started > 0.5) is (number == 1)
+        workers["cyd"].greet()
+    workers["cyd"].script.clear()
+    answered = {worker for number in range(4, 9) for worker in network.report(order(number))}
+    assert 2 in answered  # whoever answers in time is in again
+
+
 def test_a_quorum_closes_a_round_early(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
     network = make(Pace(quorum=0.6, round_seconds=30, join_seconds=5))
     Scripted(bus, "ann")

@@ -170,3 +170,11 @@ def test_a_refusal_is_logged_once_and_counted_always(tmp_path: Path, caplog: pyt
 def test_names_of_local_workers_sort_like_their_numbers() -> None:
     assert worker_names(3) == ("worker-0", "worker-1", "worker-2")
     assert list(worker_names(120)) == sorted(worker_names(120))
+
+
+def test_events_end_before_a_disk_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cbdsl.deploy.events._MOST_BYTES", 500)
+    events = Events(tmp_path / "events.jsonl")
+    for _ in range(100):
+        events.note("there", worker="ann")
+    assert 500 <= (tmp_path / "events.jsonl").stat().st_size < 700

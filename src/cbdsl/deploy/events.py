@@ -12,6 +12,8 @@ from typing import Any
 
 _log = logging.getLogger("cbdsl.deploy")
 
+_MOST_BYTES = 64 * 2**20  # of events.jsonl: workers that come and go for ever must not fill a disk
+
 
 class Events:
     """A log of events and a count of refusals; any thread may write."""
@@ -26,7 +28,8 @@ class Events:
             return
         line = json.dumps({"time": round(time.time(), 3), "event": event, **details})
         with self._lock, self._path.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+            if file.tell() < _MOST_BYTES:
+                file.write(line + "\n")
 
     def refuse(self, reason: str, worker: str = "") -> None:
         """Count something refused; the first of a kind is logged, the rest only counted."""

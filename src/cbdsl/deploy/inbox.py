@@ -32,6 +32,7 @@ class Presence:
     session: bytes = b""
     online: bool = False
     since: float = _LONG_AGO  # when it was last seen to come or go
+    overdue: bool = False  # it let a deadline pass and has not answered a round in time since
     tokens: float = 0.0  # messages it may still send
     filled: float = _LONG_AGO  # when tokens were last given
 
@@ -141,6 +142,7 @@ class Inbox:
             if not hearing.open:
                 raise WireError("too late for its round")
             hearing.claims[worker] = claim
+            self._presence(self._roster.name(worker)).overdue = False
         elif repr(before) != repr(claim):  # by text: NaN is not equal to itself
             raise WireError("another one than before in the same round")
 
@@ -166,6 +168,7 @@ class Inbox:
             raise
         if whole is not None:
             hearing.models[worker] = wire.weights_from_bytes(whole)
+            self._presence(self._roster.name(worker)).overdue = False
             del hearing.assemblies[worker]
 
     def _check_time(self, run: bytes, round_number: int) -> None:
@@ -241,14 +244,19 @@ class Inbox:
     def is_there(self, worker: WorkerId) -> bool:
         """Whether an answer of a worker can be expected: it is connected, or vanished a moment ago."""
         presence = self._present.get(self._roster.name(worker))
-        return presence is not None and (presence.online or time.monotonic() - presence.since < self._grace)
+        if presence is None or presence.overdue:
+            return False
+        return presence.online or time.monotonic() - presence.since < self._grace
 
     def overlook(self, workers: Iterable[WorkerId]) -> None:
-        """Do not wait for these workers again until they are heard of: they let a deadline pass."""
+        """Do not wait for these workers again until they answer a round in time: they let a deadline pass.
+
+        To be heard of is not enough, or a worker that only says that it is there would cost every round its deadline.
+        """
         with self._changed:
             for worker in workers:
                 presence = self._presence(self._roster.name(worker))
-                presence.online, presence.since = False, _LONG_AGO
+                presence.online, presence.since, presence.overdue = False, _LONG_AGO, True
 
     def online(self) -> list[str]:
         """Who is connected, by name."""
