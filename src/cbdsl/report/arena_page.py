@@ -69,7 +69,9 @@ def heatmap(contest: Contest, bouts: Sequence[Bout], count: int) -> Figure:
             bout = found[defence, attack]
             colour = _MAP(bout.accuracy)
             axes.add_patch(mpl.patches.Rectangle((column, row), 0.96, 0.92, facecolor=colour, edgecolor="none"))
-            ink = "#ffffff" if sum(colour[:3]) < 1.5 else "#000000"
+            ink = (
+                "#fdfdfd" if sum(colour[:3]) < 1.5 else "#000000"
+            )  # not the page's colours: cells keep theirs in the dark
             weight = "normal" if bout.stands else "bold"
             axes.text(
                 column + 0.48, row + 0.48, f"{bout.accuracy:.0%}".rstrip("%") + ("" if bout.stands else " ✗"),
