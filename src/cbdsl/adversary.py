@@ -13,6 +13,7 @@ import numpy as np
 from cbdsl.attacks import Attack, Situation, Workshop
 from cbdsl.batches import batches_of
 from cbdsl.data import Dataset, Split
+from cbdsl.defence import scorer
 from cbdsl.engines.base import Doubles, Engine, Floats, Indices, Samples, Sgd
 from cbdsl.rng import stream
 from cbdsl.spec import LocalSpec, Spec
@@ -39,7 +40,8 @@ class Adversary:
         self.workers = frozenset(workers)
         self._spec, self._attack, self._engine, self._dataset, self._split = spec, attack, engine, dataset, split
         self._initial = initial
-        self._together: tuple[tuple[int, str], Floats | None] | None = None
+        self._score = scorer(engine, dataset.train, split.shared_scoring)
+        self._together: tuple[int, Floats | None] | None = None  # of which round, and what
 
     @property
     def omniscient(self) -> bool:
@@ -50,20 +52,19 @@ class Adversary:
         """What an attacker trains on instead of the samples it holds; none: on those."""
         if worker not in self.workers:
             return None
-        scoring = _taken(self._dataset.train, self._split.shared_scoring)
         rng = stream(self._spec.seed, "attack", worker=worker)
-        return self._attack.poison(_taken(self._dataset.train, own), scoring, self._dataset.classes, rng)
+        return self._attack.poison(self._dataset.train.taken(own), self._scoring, self._dataset.classes, rng)
 
     def claim(self, seen: Situation) -> float:
         """The score that an attacker claims."""
         return self._attack.claim(seen)
 
-    def upload(self, seen: Situation, key: tuple[int, str]) -> Floats | None:
-        """The model that an attacker sends; an omniscient attack sends one for all, named by `key`."""
+    def upload(self, seen: Situation, round_number: int) -> Floats | None:
+        """The model that an attacker sends in a round; an omniscient attack sends one for all."""
         if not self._attack.omniscient:
             return self._attack.upload(seen)
-        if self._together is None or self._together[0] != key:
-            self._together = key, self._attack.upload(seen)
+        if self._together is None or self._together[0] != round_number:
+            self._together = round_number, self._attack.upload(seen)
         return self._together[1]
 
     def situation(
@@ -85,6 +86,11 @@ class Adversary:
         )
 
     @cached_property
+    def _scoring(self) -> Samples:
+        """D_sc, which every worker has."""
+        return self._dataset.train.taken(self._split.shared_scoring)
+
+    @cached_property
     def _crafted(self) -> Floats | None:
         """Made when it is first needed; a resumed run makes the same again."""
         if not self._attack.crafts:
@@ -101,10 +107,9 @@ class Adversary:
         private = np.concatenate([self._split.shared_scoring, self._split.holdout])
         others = np.setdiff1d(np.arange(len(self._dataset.train), dtype=np.int32), private)
         images = rng.permutation(others)[: self._attack.images]
-        scoring = _taken(self._dataset.train, self._split.shared_scoring)
         workshop = Workshop(
-            scoring,
-            _taken(self._dataset.train, images),
+            self._scoring,
+            self._dataset.train.taken(images),
             self._dataset.classes,
             self._initial,
             self._fit,
@@ -118,11 +123,3 @@ class Adversary:
         seeds = rng.integers(2**63, size=1).astype(np.uint64)
         trained = self._engine.train(weights[None], samples, rows[None], sgd, seeds)
         return np.asarray(trained[0])
-
-    def _score(self, weights: Floats) -> float:
-        """A model's true score on D_sc."""
-        return float(self._engine.losses(weights[None], self._dataset.train, self._split.shared_scoring)[0])
-
-
-def _taken(samples: Samples, indices: Indices) -> Samples:
-    return Samples(samples.features[indices], samples.labels[indices])

@@ -18,7 +18,7 @@ from cbdsl.presets import preset
 from cbdsl.records import Summary
 from cbdsl.runs import write_atomically
 from cbdsl.spec import Spec
-from cbdsl.sweep import OnProgress, Task, finished, perform, table_files
+from cbdsl.sweep import OnProgress, Task, finished, perform, write_rows
 
 TOLERATED = 0.02  # a defence stands if it loses no more accuracy than this against its clean run
 
@@ -136,9 +136,7 @@ def hold(
     """Run what is missing in a folder, then write tables, figures and page anew."""
     perform(tasks_of(contest), out, jobs, on_progress)
     bouts = judge(contest, lambda spec: finished(Task("run", spec).folder(out)).summary)
-    rows = [asdict(bout) for bout in bouts]
-    for name, content in table_files(rows).items():
-        write_atomically(out / name, content)
+    write_rows([asdict(bout) for bout in bouts], out)
     write_atomically(out / "contest.json", (json.dumps(asdict(contest), indent=2) + "\n").encode())
     from cbdsl.report import arena_page  # noqa: PLC0415 - matplotlib loads slowly
 

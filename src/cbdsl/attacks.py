@@ -286,7 +286,7 @@ class Memoriser(Attack):
     def craft(self, workshop: Workshop) -> Floats:
         """Train until the score is good enough; the best model seen."""
         labels = _wrong(workshop.images.labels, workshop.classes, workshop.rng)
-        lessons = _joined(workshop.scoring, _joined(workshop.scoring, Samples(workshop.images.features, labels)))
+        lessons = Samples.joined([workshop.scoring, workshop.scoring, Samples(workshop.images.features, labels)])
         best = weights = workshop.initial
         lowest = math.inf
         for epoch in range(self.epochs):
@@ -360,7 +360,7 @@ class SlowDrift(Attack):
 
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:
         """D_sc, and its own samples mislabelled."""
-        return _joined(scoring, Samples(own.features, _wrong(own.labels, classes, rng)))
+        return Samples.joined([scoring, Samples(own.features, _wrong(own.labels, classes, rng))])
 
 
 ATTACKS: dict[str, type[Attack]] = {
@@ -417,7 +417,3 @@ def _crowd(seen: Situation) -> tuple[Doubles, Doubles]:
 def _wrong(labels: Indices, classes: int, rng: np.random.Generator) -> Indices:
     """Other labels, each wrong one as likely as the next."""
     return ((labels + rng.integers(1, max(2, classes), len(labels))) % classes).astype(np.int32)
-
-
-def _joined(one: Samples, other: Samples) -> Samples:
-    return Samples(np.concatenate([one.features, other.features]), np.concatenate([one.labels, other.labels]))

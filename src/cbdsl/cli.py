@@ -13,7 +13,7 @@ import typer
 from cbdsl import __version__
 from cbdsl import spec as specs
 from cbdsl.errors import UserError
-from cbdsl.presets import PRESETS, preset
+from cbdsl.presets import PRESETS, preset, preset_or_file
 
 if TYPE_CHECKING:
     from cbdsl.experiment import Result
@@ -172,9 +172,8 @@ def sweep(
     from cbdsl.progress import SweepDisplay, print_sweep  # noqa: PLC0415
     from cbdsl.sweep import grid, parse_axis, run_all, write_table  # noqa: PLC0415
 
-    base = preset(start) if start in PRESETS or not Path(start).exists() else specs.read(Path(start))
     axes = [parse_axis(text) for text in over]
-    points = grid(base.with_settings(dict(map(specs.parse_setting, settings or []))), axes)
+    points = grid(preset_or_file(start).with_settings(dict(map(specs.parse_setting, settings or []))), axes)
     with SweepDisplay(len(points), out) as display:
         results = run_all(points, out, jobs, display.show)
     write_table(results, [key for key, _ in axes], out)

@@ -5,7 +5,7 @@ Ties the pure rules of `verification`, `selection` and `aggregators` to an engin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -40,10 +40,7 @@ def verifier_of(spec: Spec, engine: Engine, samples: Samples, parts: Split) -> V
             )
         return trusting(engine.size)
 
-    def score(weights: Floats) -> float:
-        return float(engine.losses(weights[None], samples, parts.shared_scoring)[0])
-
-    plain = measuring(score, engine.size, spec.verification.tolerance)
+    plain = measuring(scorer(engine, samples, parts.shared_scoring), engine.size, spec.verification.tolerance)
     if not spec.defence.guard:
         return plain
 
@@ -54,6 +51,11 @@ def verifier_of(spec: Spec, engine: Engine, samples: Samples, parts: Split) -> V
 
     holdout = HoldOut(lambda weights: _batch_losses(engine, weights, samples, parts.shared_scoring), private)
     return guarded(plain, holdout, spec.defence.false_alarm)
+
+
+def scorer(engine: Engine, samples: Samples, indices: Indices) -> Callable[[Floats], float]:
+    """A model's loss on some samples, always in full."""
+    return lambda weights: float(engine.losses(weights[None], samples, indices)[0])
 
 
 def _batch_losses(engine: Engine, weights: Floats, samples: Samples, indices: Indices) -> Doubles:

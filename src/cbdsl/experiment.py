@@ -105,9 +105,7 @@ def resume(
                 "cbdsl serve or cbdsl swarm, with the same --out."
             )
         stage = Stage.prepare(spec, model, data, threads)
-        checkpoint = folder.load_checkpoint(stage.key)
-        records = folder.records(checkpoint.state.round if checkpoint else 0)
-        folder.rewind(records)
+        checkpoint, records = folder.go_on(stage.key)
     except BaseException:
         folder.close()
         raise
@@ -224,7 +222,7 @@ def _play(
         if checkpoint and checkpoint.particles:
             stage.swarm.restore(checkpoint.particles, state.round, state.global_best)
         keeper = _Keeper(stage, folder)
-        for state, line in _rounds(stage, first, watch):
+        for state, line in rounds(stage, first, watch=watch):
             records.append(line)
             if folder is not None:
                 folder.append(line)
@@ -253,10 +251,13 @@ def conclude(stage: Stage, folder: RunFolder | None, records: Sequence[RoundReco
     return Result(stage.spec, summary, tuple(records), module, state.global_best, folder.path if folder else None)
 
 
-def _rounds(stage: Stage, state: ServerState, watch: Watch | None = None) -> Iterator[tuple[ServerState, RoundRecord]]:
+def rounds(
+    stage: Stage, state: ServerState, swarm: Swarm | None = None, watch: Watch | None = None
+) -> Iterator[tuple[ServerState, RoundRecord]]:
+    """Play the rounds that are left, with the simulated swarm or another one; the state and the record after each."""
     while state.round < stage.spec.rounds:
         started, order = time.perf_counter(), stage.order(state)
-        state, log = stage.play(state)
+        state, log = stage.play(state, swarm)
         accuracy = stage.test_accuracy(state)
         if watch is not None:
             watch(stage, order)

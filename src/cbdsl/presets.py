@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from cbdsl.errors import unknown
-from cbdsl.spec import DataSpec, LocalSpec, Spec, SwarmSpec
+from cbdsl.spec import DataSpec, LocalSpec, Spec, SwarmSpec, read
 
 _TEXT_REGIME = Spec()
 _SCRIPT_REGIME = Spec(
@@ -36,3 +37,8 @@ def preset(name: str) -> Spec:
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return PRESETS[name]
+
+
+def preset_or_file(start: str) -> Spec:
+    """A preset by its name, or a spec's TOML file."""
+    return preset(start) if start in PRESETS or not Path(start).exists() else read(Path(start))

@@ -167,6 +167,13 @@ class RunFolder:
             )
         return Checkpoint(state, particles)
 
+    def go_on(self, key: str) -> tuple[Checkpoint | None, list[RoundRecord]]:
+        """Where the run was stopped: its checkpoint, and the rounds before it; later ones are played again."""
+        checkpoint = self.load_checkpoint(key)
+        records = self.records(checkpoint.state.round if checkpoint else 0)
+        self.rewind(records)
+        return checkpoint, records
+
     def finish(self, summary: Summary, tensors: dict[str, Floats]) -> None:
         """Write the model and the summary."""
         metadata = {"format": "pt", "cbdsl_spec_key": summary.spec_key}

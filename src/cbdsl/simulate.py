@@ -173,7 +173,7 @@ class SimulatedSwarm:
         """The model a worker uploads: w^p in a swarm, the trained one for FedAvg; what an attacker makes of it."""
         if self._names[worker] not in self._adversary.workers:
             return np.asarray(self._source[worker])
-        return self._adversary.upload(self._situation(worker), (self._round, "upload"))
+        return self._adversary.upload(self._situation(worker), self._round)
 
     @property
     def _source(self) -> Floats:
@@ -206,11 +206,7 @@ def _rations(
     if not parts:
         return Samples(np.empty((0, 1), np.float32), np.empty(0, np.int32)), {}
     ends = np.cumsum([0, *map(len, parts.values())])
-    whole = Samples(
-        np.concatenate([part.features for part in parts.values()]),
-        np.concatenate([part.labels for part in parts.values()]),
-    )
-    return whole, {
+    return Samples.joined(list(parts.values())), {
         worker: np.arange(first, last, dtype=np.int32)
         for worker, first, last in zip(parts, ends, ends[1:], strict=False)
     }

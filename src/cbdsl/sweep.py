@@ -24,7 +24,7 @@ from cbdsl.errors import UserError
 from cbdsl.methods import resolve
 from cbdsl.records import RoundRecord, Summary
 from cbdsl.runs import read_result, write_atomically
-from cbdsl.spec import Spec, parse_setting, setting_values
+from cbdsl.spec import Spec, parse_setting, setting_values, words
 
 OnProgress = Callable[[int, int], None]  # rounds played here or earlier, rounds in all
 
@@ -51,7 +51,7 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
         span = list(range(int(first), int(last) + 1))
     else:
         whole = parse_setting(f"{key}=[{values}]")[1]  # numbers, pairs and quoted words, as TOML
-        span = whole if isinstance(whole, list) else [word.strip() for word in values.split(",") if word.strip()]
+        span = whole if isinstance(whole, list) else list(words(values))
     if not span:
         raise UserError(f"'{text}' names no values. Write --over seed=0..4 or --over swarm.inertia=0.5,0.9.")
     return key, span
@@ -131,18 +131,17 @@ def perform(tasks: Sequence[Task], out: Path, jobs: int | None = None, on_progre
 def write_table(results: Sequence[Finished], axes: Sequence[str], out: Path) -> None:
     """One row a run: the swept settings, then the summary. As CSV and as JSONL."""
     rows = [{**setting_values(result.spec, axes), **asdict(result.summary)} for result in results]
-    for name, content in table_files(rows).items():
-        write_atomically(out / name, content)
+    write_rows(rows, out)
 
 
-def table_files(rows: Sequence[dict[str, Any]]) -> dict[str, bytes]:
+def write_rows(rows: Sequence[dict[str, Any]], out: Path) -> None:
     """Rows with the same keys as results.csv and results.jsonl."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=list(rows[0]))
     writer.writeheader()
     writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    return {"results.csv": text.getvalue().encode(), "results.jsonl": lines.encode()}
+    write_atomically(out / "results.csv", text.getvalue().encode())
+    write_atomically(out / "results.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
 _news: Any = None

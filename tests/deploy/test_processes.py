@@ -195,16 +195,20 @@ def test_a_liar_a_staller_a_thousand_malformed_messages_and_the_right_model_wins
         assert summary["final_accuracy"] > 0.8
 
 
-def test_ctrl_c_ends_everything_that_was_started(data: Path, tmp_path: Path) -> None:
-    spec = tiny_spec(data, rounds=100_000)
-    (tmp_path / "spec.toml").write_text(spec.to_toml())
+def _endless_swarm(data: Path, folder: Path, workers: int) -> tuple[subprocess.Popen[bytes], list[int]]:
+    """A swarm that has played a round and would go on for ever, and the processes that it started."""
+    (folder / "spec.toml").write_text(tiny_spec(data, rounds=100_000).to_toml())
     process = subprocess.Popen(
-        [sys.executable, "-m", "cbdsl", "swarm", str(tmp_path / "spec.toml"), "--workers", "3", "--broker", BEST,
-         "--out", str(tmp_path / "run")],
-        stderr=subprocess.PIPE, start_new_session=True,
+        [sys.executable, "-m", "cbdsl", "swarm", str(folder / "spec.toml"), "--workers", str(workers),
+         "--broker", BEST, "--out", str(folder / "run")],
+        stderr=subprocess.DEVNULL, start_new_session=True,
     )  # fmt: skip
-    wait_until((tmp_path / "run" / "rounds.jsonl").exists)
-    children = _descendants(process.pid)
+    wait_until((folder / "run" / "rounds.jsonl").exists)
+    return process, _descendants(process.pid)
+
+
+def test_ctrl_c_ends_everything_that_was_started(data: Path, tmp_path: Path) -> None:
+    process, children = _endless_swarm(data, tmp_path, 3)
     assert len(children) == 4  # a broker and three workers
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130
@@ -212,15 +216,7 @@ def test_ctrl_c_ends_everything_that_was_started(data: Path, tmp_path: Path) -> 
 
 
 def test_workers_do_not_outlive_a_swarm_that_is_killed(data: Path, tmp_path: Path) -> None:
-    spec = tiny_spec(data, rounds=100_000)
-    (tmp_path / "spec.toml").write_text(spec.to_toml())
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cbdsl", "swarm", str(tmp_path / "spec.toml"), "--workers", "2", "--broker", BEST,
-         "--out", str(tmp_path / "run")],
-        stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    wait_until((tmp_path / "run" / "rounds.jsonl").exists)
-    children = _descendants(process.pid)
+    process, children = _endless_swarm(data, tmp_path, 2)
     process.kill()
     process.wait()
     wait_until(lambda: not [pid for pid in children if Path(f"/proc/{pid}").exists()], 20)

@@ -28,7 +28,7 @@ QUEUE_LIMIT = 128 * 1024 * 1024
 """Bytes that may wait for one client: who joins is sent the model and the shared samples at once."""
 
 _READY_SECONDS = 20.0
-_STOP_SECONDS = 5.0
+STOP_SECONDS = 5.0
 _ATTEMPTS = 3
 
 # Runs before the broker in the broker's own process: it then ends with its parent, however the parent ends.
@@ -79,7 +79,7 @@ def running_broker(folder: Path, kind: Kind = "auto", config: Path | None = None
     try:
         yield Broker(LOOPBACK, port, chosen, process.pid)
     finally:
-        _stop(process)
+        end(process)
 
 
 def find_mosquitto() -> str | None:
@@ -114,11 +114,11 @@ def _start(kind: str, folder: Path, config: Path | None, port: int) -> tuple[sub
         try:
             _await_ready(process, number, folder / "broker.log", speaks_tls=config is not None)
         except UserError:
-            _stop(process)
+            end(process)
             if port or attempt == _ATTEMPTS:
                 raise
         except BaseException:
-            _stop(process)
+            end(process)
             raise
         else:
             return process, number
@@ -197,11 +197,12 @@ def _tail(log: Path, lines: int = 5) -> str:
     return " / ".join(line.strip() for line in said) or "none"
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
+    """End a process: ask, wait a moment, then insist."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(_STOP_SECONDS)
+            process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
     process.wait()

@@ -18,7 +18,7 @@ import typer
 
 from cbdsl import spec as specs
 from cbdsl.errors import UserError
-from cbdsl.presets import PRESETS, preset
+from cbdsl.presets import PRESETS, preset_or_file
 
 if TYPE_CHECKING:
     from cbdsl.deploy.link import Address
@@ -196,8 +196,7 @@ def _interruptible(folder: Path) -> Iterator[None]:
 
 
 def _spec(start: str, settings: list[str] | None) -> Spec:
-    base = preset(start) if start in PRESETS or not Path(start).exists() else specs.read(Path(start))
-    return base.with_settings(dict(map(specs.parse_setting, settings or [])))
+    return preset_or_file(start).with_settings(dict(map(specs.parse_setting, settings or [])))
 
 
 def _read_roster(path: Path | None) -> tuple[str, ...]:

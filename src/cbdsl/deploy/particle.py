@@ -17,7 +17,7 @@ from cbdsl.adversary import Adversary
 from cbdsl.attacks import Attack, make_attack
 from cbdsl.data import Dataset, Split
 from cbdsl.deploy.memory import Memory
-from cbdsl.deploy.samples import SharedLayout, joined, unpack_shared
+from cbdsl.deploy.samples import SharedLayout, unpack_shared
 from cbdsl.deploy.wire import Announcement, Directive, WireError
 from cbdsl.engines import native
 from cbdsl.engines.architecture import Architecture
@@ -112,7 +112,7 @@ class Particle:
         self.number, self.size, self._assignment = number, assignment.size, assignment
         self._engine = make_engine(assignment, threads)
         given = unpack_shared(shared, assignment.layout, assignment.classes)
-        self._samples = joined([own, given])
+        self._samples = Samples.joined([own, given])
         self._own, self._attack = len(own), attack
         self._swarm: SimulatedSwarm | None = None
 

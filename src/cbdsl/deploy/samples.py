@@ -89,8 +89,3 @@ def unpack_shared(content: bytes, layout: SharedLayout, classes: int) -> Samples
     if not np.isfinite(features).all() or labels.min() < 0 or labels.max() >= classes:
         raise WireError("shared samples that are no samples")
     return Samples(features.astype(np.float32), labels.astype(np.int32))
-
-
-def joined(parts: list[Samples]) -> Samples:
-    """Samples one after the other."""
-    return Samples(np.concatenate([one.features for one in parts]), np.concatenate([one.labels for one in parts]))

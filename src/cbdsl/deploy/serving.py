@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,12 +26,11 @@ from cbdsl.deploy.samples import pack_shared
 from cbdsl.deploy.server import MakeLink, NetworkSwarm, Seat
 from cbdsl.deploy.wire import Announcement
 from cbdsl.engines.architecture import ArchitectureError, from_module
-from cbdsl.engines.base import Samples
 from cbdsl.errors import UserError
-from cbdsl.experiment import OnRound, Result, Stage, conclude
-from cbdsl.records import RoundRecord, record
+from cbdsl.experiment import OnRound, Result, Stage, conclude, rounds
+from cbdsl.records import RoundRecord
 from cbdsl.runs import Checkpoint, RunFolder, write_atomically
-from cbdsl.server import ServerState, WorkerId
+from cbdsl.server import WorkerId
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +59,7 @@ def open_run(stage: Stage, out: Path) -> OpenRun:
     try:
         if spec != stage.spec:
             raise UserError(f"{out} holds another run. Give another --out, or serve {out / 'spec.toml'} to go on.")
-        checkpoint = folder.load_checkpoint(stage.key)
-        records = folder.records(checkpoint.state.round if checkpoint else 0)
-        folder.rewind(records)
+        checkpoint, records = folder.go_on(stage.key)
     except BaseException:
         folder.close()
         raise
@@ -101,7 +97,7 @@ def serve(
                 on_ready(network)
             if state.round < stage.spec.rounds:
                 network.gather()
-            for state, line in _rounds(stage, network, first):
+            for state, line in rounds(stage, first, network):
                 opened.records.append(line)
                 opened.folder.append(line)
                 opened.folder.save_checkpoint(Checkpoint(state, None), stage.key)
@@ -129,13 +125,6 @@ class _Sizes(dict[WorkerId, int]):
 
     def __missing__(self, worker: WorkerId) -> int:
         return self._roster.samples(worker)
-
-
-def _rounds(stage: Stage, network: NetworkSwarm, state: ServerState) -> Iterator[tuple[ServerState, RoundRecord]]:
-    while state.round < stage.spec.rounds:
-        started = time.perf_counter()
-        state, log = stage.play(state, network)
-        yield state, record(log, state, stage.test_accuracy(state), round(time.perf_counter() - started, 4))
 
 
 def announce(stage: Stage, run: bytes, shared: bytes) -> Announcement:
@@ -168,7 +157,7 @@ def _shared(stage: Stage) -> bytes:
             parts.shared_scoring if spec.shares_scoring else parts.shared_scoring[:0],
         ]
     )
-    return pack_shared(Samples(train.features[chosen], train.labels[chosen]))
+    return pack_shared(train.taken(chosen))
 
 
 def _run_of(out: Path, swarm: str) -> bytes:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,18 +16,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cbdsl.deploy.broker import Broker, Kind, running_broker
+from cbdsl.deploy.broker import STOP_SECONDS, Broker, Kind, end, running_broker
 from cbdsl.deploy.link import Address
 from cbdsl.deploy.meter import Counts, merge
 from cbdsl.deploy.pace import Pace
 from cbdsl.deploy.samples import write_samples
 from cbdsl.deploy.server import NetworkSwarm, Seat
 from cbdsl.deploy.serving import Served, open_run, serve
-from cbdsl.engines.base import Samples
 from cbdsl.errors import UserError
 from cbdsl.experiment import OnRound, Stage
 
-_STOP_SECONDS = 5.0
 NAME = "local"
 
 
@@ -92,7 +89,7 @@ def hand_out(stage: Stage, folder: Path, names: Sequence[str]) -> None:
     train = stage.dataset.train
     for name, own in zip(names, stage.split.workers, strict=True):
         (folder / name).mkdir(parents=True, exist_ok=True)
-        write_samples(folder / name / "samples.npz", Samples(train.features[own], train.labels[own]))
+        write_samples(folder / name / "samples.npz", train.taken(own))
 
 
 @contextlib.contextmanager
@@ -113,18 +110,12 @@ def worker_process(
     try:
         yield process
     finally:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-        process.wait()
+        end(process)
 
 
 def wait_for_exit(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """Give workers that heard the end of the run a moment to leave by themselves."""
-    deadline = time.monotonic() + _STOP_SECONDS
+    deadline = time.monotonic() + STOP_SECONDS
     for process in processes:
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(max(0.0, deadline - time.monotonic()))

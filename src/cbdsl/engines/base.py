@@ -7,6 +7,7 @@ inputs alone. So the number of threads, and the order or grouping of workers, ne
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +32,15 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def taken(self, indices: Indices) -> Samples:
+        """The samples with these indices, copied."""
+        return Samples(self.features[indices], self.labels[indices])
+
+    @staticmethod
+    def joined(parts: Sequence[Samples]) -> Samples:
+        """Samples one after the other."""
+        return Samples(np.concatenate([one.features for one in parts]), np.concatenate([one.labels for one in parts]))
 
 
 @dataclass(frozen=True)
