@@ -4,13 +4,17 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: run test lint bench sanitize clean
+.PHONY: run test explore lint bench sanitize clean
 
 run: $(READY)
 	$(BIN)/cbdsl run --preset paper-iid
 
 test: $(READY) lint
 	$(BIN)/pytest --numprocesses 2 --dist loadfile
+
+# Property tests on fresh random examples, more of them; `make test` always takes the same ones.
+explore: $(READY)
+	CBDSL_EXAMPLES=fresh $(BIN)/pytest --numprocesses 2 --dist loadfile -m hypothesis
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from cbdsl.data.sources import Dataset, load
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+# The same examples every time, so that a change is judged by what it changed. `make explore` draws fresh ones.
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("fresh", max_examples=1000, deadline=None)
+settings.load_profile(os.environ.get("CBDSL_EXAMPLES", "same"))
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -56,15 +57,24 @@ def multi_krum(rows: Doubles, attackers: int, trust: Trust) -> Doubles:  # noqa:
 
 
 def geometric_median(rows: Doubles, attackers: int, trust: Trust) -> Doubles:  # noqa: ARG001
-    """argmin_z sum_i |z - w_i|, by Weiszfeld's iteration, smoothed (Pillutla et al. 2022)."""
+    """argmin_z sum_i |z - w_i| (Pillutla et al. 2022), by Weiszfeld's iteration.
+
+    It would never leave a row that it meets; the pull of all others says whether it should (Vardi and Zhang 2000).
+    """
     centre = np.median(rows, axis=0)
-    for _ in range(100):
-        apart = np.linalg.norm(rows - centre, axis=1)
-        weights = 1 / np.maximum(apart, 1e-9 * max(float(apart.max()), 1e-30))
-        new = weights @ rows / weights.sum()
-        if np.linalg.norm(new - centre) <= 1e-9 * (1 + np.linalg.norm(centre)):
-            return np.asarray(new)
-        centre = new
+    for _ in range(200):
+        steps = rows - centre
+        apart = np.linalg.norm(steps, axis=1)
+        met = apart <= 1e-9 * apart.max()
+        weights = np.where(met, 0.0, 1 / np.where(met, 1.0, apart))
+        pull = weights @ steps
+        strength = float(np.linalg.norm(pull))
+        if strength <= met.sum():  # no further: what pulls away is no stronger than the rows here
+            return np.asarray(centre)
+        step = (1 - met.sum() / strength) * pull / weights.sum()
+        centre = centre + step
+        if np.linalg.norm(step) <= 1e-9 * (1 + np.linalg.norm(centre)):
+            break
     return np.asarray(centre)
 
 
@@ -95,7 +105,7 @@ def bulyan(rows: Doubles, attackers: int, trust: Trust) -> Doubles:  # noqa: ARG
         picked.append(best)
         left.remove(best)
     chosen = rows[np.sort(picked)]
-    nearest = np.argsort(np.abs(chosen - np.median(chosen, axis=0)), axis=0, kind="stable")
+    nearest = _ranked(np.abs(chosen - np.median(chosen, axis=0)))
     keep = max(1, len(chosen) - 2 * attackers)
     return np.asarray(np.take_along_axis(chosen, nearest[:keep], 0).mean(0))
 
@@ -190,8 +200,18 @@ def _distances(rows: Doubles) -> Doubles:
     return np.asarray(np.maximum(squares[:, None] + squares - 2 * centred @ centred.T, 0.0))
 
 
-def _krum_order(apart: Doubles, attackers: int) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+def _krum_order(apart: Doubles, attackers: int) -> np.ndarray[Any, np.dtype[np.intp]]:
     """Rows from Krum's favourite on, by squared distances (k, k)."""
     others = np.sort(apart + np.diag(np.full(len(apart), np.inf)), axis=1)
     near = min(max(1, len(apart) - attackers - 2), max(1, len(apart) - 1))
-    return np.argsort(others[:, :near].sum(1), kind="stable")
+    return _ranked(others[:, :near].sum(1))
+
+
+def _ranked(values: Doubles) -> np.ndarray[Any, np.dtype[np.intp]]:
+    """The order from the least on, along the first axis; values that differ by rounding alone count as equal.
+
+    Mixed rows often are equally far from everything, and which of them is taken must not hang on the last bit.
+    """
+    scale = np.median(values, axis=0)
+    fine = np.where((scale > 0) & np.isfinite(scale), scale, 1.0) * 1e-9
+    return np.argsort(np.round(values / fine), axis=0, kind="stable")
