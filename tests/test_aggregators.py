@@ -57,12 +57,15 @@ def test_the_geometric_median_of_a_triangle_is_its_fermat_point() -> None:
 
 
 def test_the_geometric_median_leaves_a_row_that_it_starts_on() -> None:
-    rows = [[0, 0], [-1, 10], [1, 10], [-5, -0.1], [5, -0.1]]  # (0, 0) is their median by coordinate
+    rows: list[list[float]] = [[0, 0], [-1, 10], [1, 10], [-5, -0.1], [5, -0.1]]  # (0, 0) is their median by coordinate
     found = combine("geometric-median", rows, 0)
-    cost = lambda centre: np.linalg.norm(np.array(rows) - centre, axis=1).sum()  # noqa: E731
+
+    def cost(centre: list[float]) -> float:
+        return float(np.linalg.norm(np.subtract(rows, centre), axis=1).sum())
+
     grid = [[0.0, height] for height in np.linspace(-1, 11, 12_001)]  # by symmetry it lies on this line
     assert found == pytest.approx(min(grid, key=cost), abs=2e-3)
-    assert cost(found) < cost([0, 0]) - 0.1
+    assert cost(found) < cost([0.0, 0.0]) - 0.1
 
 
 def test_centred_clipping_takes_no_step_longer_than_the_median() -> None:
