@@ -9,6 +9,7 @@ from cbdsl.defence import policy_of
 from cbdsl.errors import UserError
 from cbdsl.experiment import Stage
 from cbdsl.methods import resolve
+from cbdsl.server import IDLE
 from cbdsl.spec import Spec
 from helpers import blobs, perceptron, small_spec
 
@@ -112,6 +113,17 @@ def test_the_cap_leaves_room_for_the_attackers_that_the_server_reckons_with() ->
     assert cap(workers=40, attack__byzantine=15, defence__soup=3) == 18
     assert cap(workers=40, attack__byzantine=15, defence__declared=2) == 10
     assert cap(defence__invitations=0, attack__byzantine=3) == 0
+
+
+def test_copycats_take_no_place_in_the_soup_and_nobody_honest_is_taken_for_one() -> None:
+    settings = {"model": "softmax", "workers": 8, "rounds": 6, "local.learning_rate": 0.1, "defence.soup": 2,
+                "attack.name": "copycat"}  # fmt: skip
+    for attackers in (0, 3):
+        result = experiment.run(Spec().with_settings(settings | {"attack.byzantine": attackers}))
+        copies = [one["worker"] for line in result.rounds for one in line.verdicts if one["reason"] == IDLE]
+        assert set(copies) == set(result.summary.byzantine)
+        assert result.summary.banned == []
+        assert all(sum(one["reason"] != IDLE for one in line.verdicts) <= 2 for line in result.rounds)
 
 
 def test_the_memoriser_fools_the_paper_and_not_the_guard() -> None:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cbdsl.engines.base import Floats
 from cbdsl.ledger import Traffic
-from cbdsl.selection import Policy
-from cbdsl.server import PAPER, WORSENS, Claim, Order, RoundLog, ServerState, fresh_state, next_order, play_round
+from cbdsl.selection import Policy, Silence
+from cbdsl.server import IDLE, PAPER, WORSENS, Claim, Order, RoundLog, ServerState, fresh_state, next_order, play_round
 from cbdsl.verification import Verifier, commitment_of, measuring, trusting
 
 SIZE = 2
@@ -292,3 +292,36 @@ def test_a_model_that_worsens_the_private_loss_is_declined_and_the_next_is_asked
     always = replace(around(pair(0.5, 0.5)), worsens=lambda *_: True)
     after, log = play(fresh_state(pair(9, 9), 5.0), ScriptedSwarm(CENTRED, SOUP), 3, always, Policy(soup=3))
     assert (log.outcome("declined"), after.changed) == ([0, 1, 2], False)
+
+
+def test_models_that_do_not_beat_the_global_one_may_still_improve_it() -> None:
+    # w^g scores 1/4, better than either upload and than their mean (3/8); the mean of all three scores 1/6.
+    uploads = {0: pair(0.875, 0.75), 1: pair(0.125, 1)}
+    scores = {worker: float(np.linalg.norm(weights - pair(0.5, 0.5))) for worker, weights in uploads.items()}
+    state = fresh_state(pair(0.5, 0.25), 0.25)
+    after, log = play(state, ScriptedSwarm(scores, uploads), 2, around(pair(0.5, 0.5)), Policy(soup=2))
+    np.testing.assert_allclose(after.global_best, pair(0.5, 2 / 3), rtol=1e-6)
+    assert after.global_score == pytest.approx(1 / 6)
+    assert log.outcome("accepted") == [0, 1]
+
+
+def test_copies_of_the_global_model_take_no_place_in_the_soup_and_their_senders_wait() -> None:
+    start = pair(0.5, 1.5)
+    verifier = replace(around(pair(0.5, 0.5)), idle=lambda current, proposed, _: bool((current == proposed).all()))
+    uploads = {**SOUP, 3: start, 4: start}
+    scores = {**CENTRED, 3: 1.0, 4: 1.0}  # worker 2 is the worst of all, behind the copies
+    swarm = ScriptedSwarm(scores, uploads)
+    after, log = play(fresh_state(start, 1.0), swarm, 5, verifier, Policy(soup=3))
+    assert swarm.invited == [0, 1, 3, 4, 2]
+    assert [verdict.worker for verdict in log.verdicts if verdict.reason == IDLE] == [3, 4]
+    assert (log.outcome("accepted"), after.banned) == ([0, 1], frozenset())
+    assert after.silences == {3: Silence(1, 3), 4: Silence(1, 3)}
+
+    swarm = ScriptedSwarm(
+        {3: 0.01}, {3: pair(0.5, 0.51)}
+    )  # it has done some work since, and is heard once it may speak
+    waiting, log = play(after, swarm, 5, verifier, Policy(soup=3))
+    assert swarm.invited == []
+    waiting, log = play(waiting, swarm, 5, verifier, Policy(soup=3))
+    last, log = play(waiting, swarm, 5, verifier, Policy(soup=3))
+    assert (log.outcome("accepted"), last.silences) == ([3], {4: Silence(1, 3)})

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbdsl.engines.base import Doubles, Floats
-from cbdsl.verification import HoldOut, Verifier, commitment_of, guarded, measuring, memorised, trusting
+from cbdsl.verification import HoldOut, Verifier, commitment_of, guarded, idling, measuring, memorised, trusting
 
 WEIGHTS = np.array([1.0, 2.0], dtype=np.float32)
 
@@ -81,6 +81,27 @@ def test_a_model_that_does_worse_than_the_global_one_on_the_rounds_part_worsens(
     assert not verifier.worsens(better, better, 1)
     assert not verifier.worsens(better, worse, 2)
     assert verifier.worsens(better, np.array([np.nan, 0], np.float32), 1)
+
+
+def test_idle_is_what_gets_nowhere_along_the_servers_own_way() -> None:
+    idle = idling(lambda weights, number: weights + np.array([number, 0], np.float32))
+    start = np.array([3, 4], np.float32)
+    assert idle(start, start, 1)
+    assert idle(start, start + np.array([0.05, 0], np.float32), 1)
+    assert not idle(start, start + np.array([-2, 0], np.float32), 1)  # an older model, left behind by the others
+    assert idle(start, start + np.array([0.05, 50], np.float32), 1)  # far away, but not by training
+    assert not idle(start, start + np.array([0.25, 50], np.float32), 1)
+    assert idle(start, start + np.array([0.25, 50], np.float32), 4)
+    assert not idle(start, start, 0)  # where the server's own training gets nowhere, nobody is blamed
+
+
+@pytest.mark.parametrize("scale", [0.001, 0.01, 0.1])
+def test_noise_is_idle_even_if_it_goes_further_than_training(scale: float) -> None:
+    rng = np.random.default_rng(1)
+    model, step = rng.normal(size=(2, 40_000)).astype(np.float32)
+    idle = idling(lambda weights, _: weights + np.float32(0.02) * step)  # a step of 2 % of the model's length
+    copies = model + (scale * rng.normal(size=(20, 40_000))).astype(np.float32)
+    assert all(idle(model, copy, 1) for copy in copies)
 
 
 def test_the_guards_false_alarms_are_as_rare_as_stated() -> None:

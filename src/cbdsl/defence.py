@@ -6,6 +6,7 @@ Ties the pure rules of `verification`, `selection` and `aggregators` to an engin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -20,7 +21,7 @@ from cbdsl.rng import seed_of, stream
 from cbdsl.selection import Policy
 from cbdsl.server import ServerState, WorkerId
 from cbdsl.spec import Spec
-from cbdsl.verification import HoldOut, Verifier, guarded, measuring, trusting
+from cbdsl.verification import HoldOut, Verifier, guarded, idling, measuring, trusting
 
 
 def policy_of(spec: Spec) -> Policy:
@@ -41,6 +42,8 @@ def verifier_of(spec: Spec, engine: Engine, samples: Samples, parts: Split) -> V
         return trusting(engine.size)
 
     plain = measuring(scorer(engine, samples, parts.shared_scoring), engine.size, spec.verification.tolerance)
+    if spec.defence.soup > 1 and len(parts.shared_training):
+        plain = replace(plain, idle=idling(trainer(spec, engine, samples, parts.shared_training)))
     if not spec.defence.guard:
         return plain
 
@@ -74,13 +77,11 @@ def combination_of(spec: Spec, engine: Engine, samples: Samples, parts: Split) -
     if name.rpartition("+")[2] in TRUSTING and not len(parts.shared_training):
         raise UserError(f"The aggregator '{name}' trains on D_tr at the server; data.shared_training is 0.")
 
+    train = trainer(spec, engine, samples, parts.shared_training)
+
     def combine(state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats]) -> Floats:  # noqa: ARG001
         def root() -> Floats:
-            number = state.round + 1
-            rows = batches_of(parts.shared_training, spec.local, stream(spec.seed, "root", number))
-            seeds = np.array([seed_of(spec.seed, "root", number, worker=1)], dtype=np.uint64)
-            sgd = Sgd(rate_at(spec, number), spec.local.momentum, spec.local.weight_decay)
-            return np.asarray(engine.train(state.global_best[None], samples, rows[None], sgd, seeds)[0])
+            return train(state.global_best, state.round + 1)
 
         def losses(rows: Floats) -> Doubles:
             return engine.losses(rows, samples, parts.shared_scoring)
@@ -88,6 +89,18 @@ def combination_of(spec: Spec, engine: Engine, samples: Samples, parts: Split) -
         return aggregate(name, models, declared, Trust(state.global_best, root, losses))
 
     return combine
+
+
+def trainer(spec: Spec, engine: Engine, samples: Samples, indices: Indices) -> Callable[[Floats, int], Floats]:
+    """What the server makes of a model in a round, when it trains it as workers do, on samples of its own."""
+
+    def train(weights: Floats, round_number: int) -> Floats:
+        rows = batches_of(indices, spec.local, stream(spec.seed, "root", round_number))
+        seeds = np.array([seed_of(spec.seed, "root", round_number, worker=1)], dtype=np.uint64)
+        sgd = Sgd(rate_at(spec, round_number), spec.local.momentum, spec.local.weight_decay)
+        return np.asarray(engine.train(weights[None], samples, rows[None], sgd, seeds)[0])
+
+    return train
 
 
 def rate_at(spec: Spec, round_number: int) -> float:

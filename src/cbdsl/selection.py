@@ -24,7 +24,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Silence:
-    """A worker that was invited and did not deliver."""
+    """A worker that was invited in vain: it did not deliver, or nothing but a copy of w^g."""
 
     times: int  # in a row
     until: int  # the last round in which it is passed over

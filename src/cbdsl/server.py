@@ -19,6 +19,7 @@ from cbdsl.verification import COMMITMENT_BYTES, Verifier, commitment_of, object
 
 PAPER = Policy()
 WORSENS = "the global model would get worse on the private hold-out"
+IDLE = "hardly more than a copy of the global model"
 
 WorkerId = int
 Outcome = Literal["accepted", "refuted", "declined", "silent"]  # declined: true, but of no use; nobody is banned for it
@@ -155,17 +156,20 @@ def _judge(
         return Verdict(worker, "refuted", claim.score, finding.measured, finding.reason)
     if policy.soup == 1 and verifier.worsens and verifier.worsens(state.global_best, model, state.round + 1):
         return Verdict(worker, "declined", claim.score, finding.measured, WORSENS)
+    if policy.soup > 1 and verifier.idle and verifier.idle(state.global_best, model, state.round + 1):
+        return Verdict(worker, "declined", claim.score, finding.measured, IDLE)
     return Verdict(worker, "accepted", claim.score, finding.measured)
 
 
 def _remember(state: ServerState, verdicts: Sequence[Verdict]) -> ServerState:
-    """The server one round later, before w^g: who was refuted is banned, who was silent has to wait."""
+    """The server one round later, before w^g: who was refuted is banned, who was silent or idle has to wait."""
     silences, heard = dict(state.silences), dict(state.heard)
     for verdict in verdicts:
-        if verdict.outcome == "silent":
+        if verdict.outcome == "silent" or verdict.reason == IDLE:
             silences[verdict.worker] = silences.get(verdict.worker, NEVER_SILENT).again(state.round + 1)
         else:
             silences.pop(verdict.worker, None)
+        if verdict.outcome != "silent":
             heard[verdict.worker] = verdict.claimed or 0.0
     refuted = {verdict.worker for verdict in verdicts if verdict.outcome == "refuted"}
     return replace(
@@ -184,8 +188,11 @@ def _combine(
     if not believed:
         return state, tuple(verdicts)
     workers, models = list(believed), list(believed.values())
-    if len(models) > 1 and verifier.score is not None:
+    if policy.soup > 1 and verifier.score is not None:
         model, score, used = soup(models, verifier.score)
+        if not score < state.global_score:  # w^g costs no upload: what does not beat it may still improve it
+            model, score, used = soup([state.global_best, *models], verifier.score)
+            used = [index - 1 for index in used[1:]]
     else:  # F^g is the claim, so that its holder does not beat it by rounding
         claimed = next(verdict.claimed for verdict in verdicts if verdict.worker == workers[0])
         model, score, used = models[0], claimed or 0.0, [0]

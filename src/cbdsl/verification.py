@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -34,6 +34,7 @@ class Verifier:
     check: Callable[[float, Floats, int], Finding]  # claimed score, weights, round
     score: Callable[[Floats], float] | None = None  # F on D_sc, if the server has it
     worsens: Callable[[Floats, Floats, int], bool] | None = None  # w^g, what may replace it, round; if it has a guard
+    idle: Callable[[Floats, Floats, int], bool] | None = None  # w^g, an upload, round: whether no work went into it
 
 
 def objection(claimed: float) -> str:
@@ -120,7 +121,22 @@ def guarded(inner: Verifier, holdout: HoldOut, false_alarm: float) -> Verifier:
         before, after = (holdout.private(weights, round_number).mean() for weights in (current, proposed))
         return not after <= before  # NaN worsens
 
-    return Verifier(check, inner.score, worsens)
+    return replace(inner, check=check, worsens=worsens)
+
+
+def idling(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, Floats, int], bool]:
+    """Whether no work went into an upload: it is w^g again, with noise or without.
+
+    train: one round's training of a model on D_tr alone, from w^g to w^r. Honest workers train on D_tr too, so they
+    move along w^r - w^g; random noise in so many dimensions hardly does, however much of it there is. Idle:
+    |<w - w^g, w^r - w^g>| < |w^r - w^g|^2 / 10.
+    """
+
+    def idle(current: Floats, proposed: Floats, round_number: int) -> bool:
+        way, gone = ((one - current).astype(np.float64) for one in (train(current, round_number), proposed))
+        return bool(abs(gone @ way) < 0.1 * (way @ way))
+
+    return idle
 
 
 def memorised(public: Doubles, private: Doubles, limit: float) -> bool:
