@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -7,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from cbdsl import cli
 
 SMALL = [
     "--model",
@@ -118,6 +121,18 @@ def test_an_unwritable_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "closed").mkdir(mode=0o500)
     done = cbdsl("run", *SMALL, "--out", "closed/run", cwd=tmp_path)
     assert (done.returncode, "cannot be written" in done.stderr) == (2, True)
+
+
+def test_a_full_disk_is_one_message(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fill() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "runs/one/rounds.jsonl")
+
+    monkeypatch.setattr(cli, "app", fill)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    assert capsys.readouterr().err.splitlines() == [
+        "cbdsl: the disk is full at runs/one/rounds.jsonl. What was recorded before is safe: make room and go on."
+    ]
 
 
 def test_a_word_that_is_no_number_is_an_error_of_the_command_line(tmp_path: Path) -> None:

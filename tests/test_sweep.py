@@ -55,11 +55,14 @@ def test_a_sweep_plays_each_spec_once_and_a_larger_one_only_what_is_new(tmp_path
     first = run_all(specs, tmp_path, jobs=2)
     assert [(r.spec.seed, r.spec.method) for r in first] == [(s, m) for s in (0, 1) for m in ("cb-dsl", "fedavg")]
     stamps = {r.folder: (r.folder / "summary.json").stat().st_mtime_ns for r in first}
-    progress: list[tuple[int, int]] = []
+    progress: list[tuple[int, int, float]] = []
     again = run_all([*specs, *grid(SMALL, [("seed", [2])])], tmp_path, 1, lambda *counts: progress.append(counts))
     assert {r.folder: (r.folder / "summary.json").stat().st_mtime_ns for r in again[:4]} == stamps
-    assert progress[0] == (12, 15)
-    assert progress[-1] == (15, 15)
+    swarm, average = (Task("run", resolve(spec)).work for spec in specs[:2])
+    assert swarm > average  # which scores no model
+    assert progress[0][:2] == (12, 15)
+    assert progress[0][2] == pytest.approx((2 * swarm + 2 * average) / (3 * swarm + 2 * average))
+    assert progress[-1] == (15, 15, 1.0)
     write_table(again, ["seed", "method"], tmp_path)
     rows = list(csv.DictReader((tmp_path / "results.csv").open()))
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from dataclasses import asdict, replace
@@ -339,6 +340,14 @@ def main() -> None:
         app()
     except UserError as error:
         print(f"cbdsl: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        where = f" at {error.filename}" if error.filename else ""
+        print(
+            f"cbdsl: the disk is full{where}. What was recorded before is safe: make room and go on.", file=sys.stderr
+        )
         sys.exit(2)
     except KeyboardInterrupt:
         print("\ncbdsl: interrupted. A run with a folder goes on with: cbdsl resume DIR", file=sys.stderr)

@@ -113,7 +113,7 @@ class SweepDisplay:
         )
         self._task = self._bar.add_task("", total=None, left=None)
         self._started = self._logged = time.monotonic()
-        self._before: int | None = None  # rounds that earlier processes had played
+        self._before: float | None = None  # the share of the work that earlier processes had done
 
     def __enter__(self) -> SweepDisplay:
         self._bar.start()
@@ -124,13 +124,13 @@ class SweepDisplay:
     ) -> None:
         self._bar.stop()
 
-    def show(self, played: int, total: int) -> None:
-        """Show how many rounds are done of how many."""
+    def show(self, played: int, total: int, share: float) -> None:
+        """Show how many rounds are done of how many, and by the share of the work how long it will take."""
         if self._before is None:
-            self._before = played
+            self._before = share
         now = time.monotonic()
-        here = played - self._before
-        left = (total - played) * (now - self._started) / here if here else None
+        here = share - self._before
+        left = (1 - share) * (now - self._started) / here if here > 0 else None
         self._bar.update(self._task, completed=played, total=total, left=left)
         if not self._console.is_terminal and now - self._logged > 3 * _LOG_SECONDS:
             self._logged = now

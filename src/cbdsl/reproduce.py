@@ -68,7 +68,7 @@ def tasks_of(plan: Plan) -> list[Task]:
     plain = [Task("watched" if spec in curves else "run", spec) for spec in runs]
     alone = [Task("divergence", spec) for spec in curves - set(runs)]
     tasks = dict.fromkeys([*theory, *alone, *plain])
-    return sorted(tasks, key=lambda task: (-_weight(task), task.kind, task.spec.key()))
+    return sorted(tasks, key=lambda task: (-task.work, task.kind, task.spec.key()))
 
 
 def theory_specs(plan: Plan) -> dict[tuple[Regime, str], Spec]:
@@ -161,17 +161,3 @@ def _claim_folder(out: Path, plan: Plan) -> None:
             raise UserError(f"{out} holds a reproduction with other seeds, regimes or rounds. Give another --out.")
     except OSError as error:
         raise UserError(f"The folder {out} cannot be written: {error.strerror}. Give another --out.") from error
-
-
-def _weight(task: Task) -> float:
-    """Roughly how long a task takes, for scheduling alone."""
-    spec = task.spec
-    own = (
-        spec.data.shard_size * spec.data.shards_per_worker
-        if spec.data.partition == "shards"
-        else spec.data.samples_per_worker
-    )
-    training = 3 * spec.local.epochs * (own + spec.data.shared_training * spec.shares_training)
-    scoring = spec.data.shared_scoring if spec.shares_scoring else own
-    factor = {"run": 1.0, "watched": 1.05, "divergence": 1.0, "theory": 3.0}[task.kind]
-    return factor * spec.rounds * (training + (scoring if spec.method != "fedavg" else 0))

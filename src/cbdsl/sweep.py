@@ -26,7 +26,7 @@ from cbdsl.records import RoundRecord, Summary
 from cbdsl.runs import read_result, write_atomically
 from cbdsl.spec import Spec, parse_setting, setting_values, words
 
-OnProgress = Callable[[int, int], None]  # rounds played here or earlier, rounds in all
+OnProgress = Callable[[int, int, float], None]  # rounds played here or earlier, rounds in all, share of the work done
 
 _PATIENCE = 0.2  # seconds between looks at the processes
 
@@ -83,6 +83,21 @@ class Task:
         there = (self.folder(out) / TASKS[self.kind][0]).exists()
         return there and (self.kind != "watched" or Task("run", self.spec).is_done(out))
 
+    @property
+    def work(self) -> float:
+        """Roughly how long it takes, in no unit: to put long tasks first and to say how much is left."""
+        return self.spec.rounds * self.round_work
+
+    @property
+    def round_work(self) -> float:
+        """The same for one of its rounds."""
+        spec, data = self.spec, self.spec.data
+        own = data.shard_size * data.shards_per_worker if data.partition == "shards" else data.samples_per_worker
+        training = 3 * spec.local.epochs * (own + data.shared_training * spec.shares_training)
+        scoring = data.shared_scoring if spec.shares_scoring else own
+        factor = {"run": 1.0, "watched": 1.05, "divergence": 1.0, "theory": 3.0}[self.kind]
+        return factor * spec.workers * (training + (scoring if spec.method != "fedavg" else 0))
+
 
 def run_all(
     specs: Sequence[Spec], out: Path, jobs: int | None = None, on_progress: OnProgress | None = None
@@ -99,17 +114,18 @@ def run_all(
 def perform(tasks: Sequence[Task], out: Path, jobs: int | None = None, on_progress: OnProgress | None = None) -> None:
     """Do every task that is not done, each once, in the order given."""
     distinct = dict.fromkeys(tasks)
-    total = sum(task.spec.rounds for task in distinct)
+    total, work = sum(task.spec.rounds for task in distinct), sum(task.work for task in distinct) or 1.0
     missing = [task for task in distinct if not task.is_done(out)]
-    played = sum(task.spec.rounds if task.is_done(out) else _rounds_of(task, out) for task in distinct)
+    before = {task: _rounds_of(task, out) if task in missing else task.spec.rounds for task in distinct}
+    played, worked = sum(before.values()), sum(count * task.round_work for task, count in before.items())
     if on_progress is not None:
-        on_progress(played, total)
+        on_progress(played, total, worked / work)
     if not missing:
         return
     cores = default_threads()
     count = min(jobs or cores, len(missing))
     context = multiprocessing.get_context("spawn")  # a fork would inherit threads that are not there
-    news: multiprocessing.queues.Queue[int] = context.Queue()
+    news: multiprocessing.queues.Queue[float] = context.Queue()
     with ProcessPoolExecutor(count, context, _start_process, (news, max(1, cores // count), os.getpid())) as pool:
         pending = {pool.submit(_do, task, task.folder(out)) for task in missing}
         try:
@@ -117,15 +133,18 @@ def perform(tasks: Sequence[Task], out: Path, jobs: int | None = None, on_progre
                 done, pending = wait(pending, _PATIENCE, FIRST_EXCEPTION)
                 for future in done:
                     future.result()
-                played += sum(_drain(news))
-                if on_progress is not None:
-                    on_progress(total if not pending else min(played, total), total)
+                rounds = list(_drain(news))
+                played, worked = played + len(rounds), worked + sum(rounds)
+                if on_progress is not None and pending:
+                    on_progress(min(played, total), total, min(worked / work, 1.0))
         except BaseException:
             for future in pending:
                 future.cancel()
             for process in list(pool._processes.values()):
                 process.terminate()
             raise
+    if on_progress is not None:
+        on_progress(total, total, 1.0)
 
 
 def write_table(results: Sequence[Finished], axes: Sequence[str], out: Path) -> None:
@@ -160,7 +179,7 @@ def _do(task: Task, folder: Path) -> None:
     def report(_: object) -> None:
         if os.getppid() != _parent:  # whoever asked is gone: stop, so that a new sweep finds the folder free
             os._exit(1)
-        _news.put(1)
+        _news.put(task.round_work)
 
     TASKS[task.kind][1](task.spec, folder, _threads, report)
 
@@ -220,7 +239,8 @@ TASKS: dict[str, tuple[str, Worker]] = {  # kind -> the file that shows it is do
 }
 
 
-def _drain(news: Any) -> Iterator[int]:  # noqa: ANN401
+def _drain(news: Any) -> Iterator[float]:  # noqa: ANN401
+    """The work of every round that was played since."""
     while True:
         try:
             yield news.get_nowait()
