@@ -89,7 +89,8 @@ def test_the_command_leaves_a_page_tables_and_figures(
     assert names >= {"arena.html", "results.csv", "results.jsonl", "contest.json", "figures", "runs"}
     assert {path.name for path in (out / "figures").iterdir()} >= {"accuracy-2.png", "accuracy-2.svg", "cost.pdf"}
     page = (out / "arena.html").read_text(encoding="utf-8")
-    for word in ("The Byzantine arena", "Worst case", "Backdoor", "Where our own defences break", "liar"):
+    alarms = "refuted in clean runs: CB-DSL + guard: 0 of"
+    for word in ("The Byzantine arena", "Worst case", "Backdoor", "Where our own defences break", "liar", alarms):
         assert word in page
     assert "http://" not in page.replace("http://www.w3.org", "")
     assert len((out / "results.csv").read_text().splitlines()) == 1 + 2 + 4

@@ -215,8 +215,18 @@ def _detection(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
         "Most wasted in a run",
     )
     every = f"<details><summary>All {len(rows)} bouts</summary>{_table(head, rows)}</details>"
-    body = note + _table(top, totals) + every
+    body = note + _table(top, totals) + _false_alarms([bout for bout in bouts if bout.defence in ours]) + every
     return [Section("detection", "Detection", "Who is caught, who is wronged, what is wasted", body)]
+
+
+def _false_alarms(bouts: Sequence[Bout]) -> str:
+    """How often clean runs refuted an upload: each was honest, and each refutation is a ban."""
+    clean = [bout for bout in bouts if not bout.attack]
+    words = "; ".join(
+        f"{escape(DEFENCES[bout.defence].label)}: {bout.false_bans * bout.seeds:g} of {bout.uploads * bout.seeds:g}"
+        for bout in clean
+    )
+    return f"<p>False alarms, honest uploads that were refuted in clean runs: {words}.</p>"
 
 
 def _backdoor(bouts: Sequence[Bout]) -> list[Section]:
