@@ -66,6 +66,8 @@ def test_the_geometric_median_leaves_a_row_that_it_starts_on() -> None:
     grid = [[0.0, height] for height in np.linspace(-1, 11, 12_001)]  # by symmetry it lies on this line
     assert found == pytest.approx(min(grid, key=cost), abs=2e-3)
     assert cost(found) < cost([0.0, 0.0]) - 0.1
+    far = combine("geometric-median", [*rows, [1e11, 0], [-1e11, 0]], 2)  # two that pull against each other
+    assert far == pytest.approx(found, abs=1e-2)
 
 
 def test_centred_clipping_takes_no_step_longer_than_the_median() -> None:

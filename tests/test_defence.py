@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from torch import nn
 
 from cbdsl import experiment
 from cbdsl.aggregators import RULES
@@ -143,11 +144,37 @@ def test_the_memoriser_fools_the_paper_and_not_the_guard() -> None:
 
 @pytest.mark.parametrize("settings", [{"defence__guard": True}, {"defence__soup": 2}])
 def test_a_server_without_the_scoring_set_cannot_guard(settings: dict[str, object]) -> None:
-    for more in ({"shared": "train"}, {"method": "fedpso"}):
-        with pytest.raises(UserError, match="which this run does not share"):
+    for more in ({"shared": "train"}, {"method": "fedpso"}, {"method": "fedavg", "shared": "both"}):
+        with pytest.raises(UserError, match="verifies uploads on a shared D_sc"):
             stage_of(small_spec(**settings, **more))
 
 
 def test_fltrust_needs_data_at_the_server() -> None:
     with pytest.raises(UserError, match=r"data\.shared_training is 0"):
         stage_of(small_spec(method="fedavg", defence__aggregator="fltrust", data__shared_training=0))
+    stage_of(small_spec(method="fedavg", defence__aggregator="zeno", data__shared_training=0))  # it scores, on D_sc
+
+
+def test_copies_are_looked_for_only_where_everybody_trains_on_the_shared_set() -> None:
+    def looks(**settings: object) -> bool:
+        return stage_of(small_spec(**settings)).verifier.idle is not None
+
+    assert looks(defence__soup=2)
+    assert looks(defence__soup=2, defence__guard=True)
+    assert not looks()
+    assert not looks(defence__soup=2, shared="score")
+    assert not looks(defence__soup=2, method="pso", shared="both")
+    assert not looks(defence__soup=2, data__shared_training=0)
+
+
+def test_a_model_made_at_home_is_made_anew_for_another_architecture() -> None:
+    spec, data = small_spec(attack__name="memoriser", attack__byzantine=1, rounds=1), blobs()
+
+    def first_claim(activation: type[nn.Module]) -> float:
+        build = lambda: nn.Sequential(nn.Linear(8, 16), activation(), nn.Linear(16, 3))  # noqa: E731
+        result = experiment.run(spec, model=build, data=data)
+        return float(result.rounds[0].verdicts[0]["claimed"])
+
+    alone = first_claim(nn.Tanh)
+    assert first_claim(nn.ReLU) != alone
+    assert first_claim(nn.Tanh) == alone

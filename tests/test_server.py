@@ -307,7 +307,7 @@ def test_models_that_do_not_beat_the_global_one_may_still_improve_it() -> None:
 
 def test_copies_of_the_global_model_take_no_place_in_the_soup_and_their_senders_wait() -> None:
     start = pair(0.5, 1.5)
-    verifier = replace(around(pair(0.5, 0.5)), idle=lambda current, proposed, _: bool((current == proposed).all()))
+    verifier = replace(around(pair(0.5, 0.5)), idle=lambda current, _, proposed, __: bool((current == proposed).all()))
     uploads = {**SOUP, 3: start, 4: start}
     scores = {**CENTRED, 3: 1.0, 4: 1.0}  # worker 2 is the worst of all, behind the copies
     swarm = ScriptedSwarm(scores, uploads)
@@ -325,3 +325,38 @@ def test_copies_of_the_global_model_take_no_place_in_the_soup_and_their_senders_
     waiting, log = play(waiting, swarm, 5, verifier, Policy(soup=3))
     last, log = play(waiting, swarm, 5, verifier, Policy(soup=3))
     assert (log.outcome("accepted"), last.silences) == ([3], {4: Silence(1, 3)})
+
+
+def test_a_worker_that_was_silent_once_is_invited_though_nobody_reliable_beats_the_global_best() -> None:
+    state = replace(fresh_state(model(1.0), 0.5), silences={0: Silence(1, 0)})
+    after, log = play(state, honest({0: 0.125, 1: 0.75}), 2)
+    assert (log.outcome("accepted"), after.global_score, after.silences) == ([0], 0.125, {})
+
+
+def test_one_model_that_is_bad_in_private_does_not_spoil_the_soup() -> None:
+    # The private goal is not the one that everybody knows; worker 3 is the furthest from it, and helps in public.
+    private = pair(0.3, 0.5)
+    verifier = replace(
+        around(pair(0.5, 0.5)),
+        worsens=lambda current, proposed, _: bool(
+            np.linalg.norm(proposed - private) > np.linalg.norm(current - private)
+        ),
+    )
+    uploads = {0: pair(0.1, 0.25), 1: pair(0.5, 0.9), 3: pair(0.9, 0.5)}
+    scores = {worker: float(np.linalg.norm(weights - pair(0.5, 0.5))) for worker, weights in uploads.items()}
+    state = fresh_state(pair(0.3, 0.4), 5.0)
+    after, log = play(state, ScriptedSwarm(scores, uploads), 4, verifier, Policy(soup=3))
+    assert (log.outcome("accepted"), log.outcome("declined")) == ([1, 0], [3])
+    assert next(one.reason for one in log.verdicts if one.worker == 3) == WORSENS
+    np.testing.assert_allclose(after.global_best, pair(0.3, 0.575))
+
+
+def test_the_same_model_twice_takes_one_place() -> None:
+    verifier = replace(
+        around(pair(0.5, 0.5)), idle=lambda _, others, mine, __: any((mine == one).all() for one in others)
+    )
+    uploads, scores = {**SOUP, 3: SOUP[0]}, {**CENTRED, 3: CENTRED[0]}
+    swarm = ScriptedSwarm(scores, uploads)
+    _, log = play(fresh_state(pair(9, 9), 5.0), swarm, 4, verifier, Policy(soup=2))
+    assert swarm.invited == [0, 3, 1]
+    assert (log.outcome("accepted"), log.outcome("declined")) == ([0, 1], [3])

@@ -6,7 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbdsl.engines.base import Doubles, Floats
-from cbdsl.verification import HoldOut, Verifier, commitment_of, guarded, idling, measuring, memorised, trusting
+from cbdsl.verification import (
+    HoldOut,
+    Verifier,
+    commitment_of,
+    guarded,
+    idling,
+    measuring,
+    memorised,
+    student,
+    trusting,
+)
 
 WEIGHTS = np.array([1.0, 2.0], dtype=np.float32)
 
@@ -86,13 +96,26 @@ def test_a_model_that_does_worse_than_the_global_one_on_the_rounds_part_worsens(
 def test_idle_is_what_gets_nowhere_along_the_servers_own_way() -> None:
     idle = idling(lambda weights, number: weights + np.array([number, 0], np.float32))
     start = np.array([3, 4], np.float32)
-    assert idle(start, start, 1)
-    assert idle(start, start + np.array([0.05, 0], np.float32), 1)
-    assert not idle(start, start + np.array([-2, 0], np.float32), 1)  # an older model, left behind by the others
-    assert idle(start, start + np.array([0.05, 50], np.float32), 1)  # far away, but not by training
-    assert not idle(start, start + np.array([0.25, 50], np.float32), 1)
-    assert idle(start, start + np.array([0.25, 50], np.float32), 4)
-    assert not idle(start, start, 0)  # where the server's own training gets nowhere, nobody is blamed
+
+    def after(right: float, up: float, number: int = 1) -> bool:
+        return idle(start, [], start + np.array([right, up], np.float32), number)
+
+    assert after(0, 0)
+    assert after(0.05, 0)
+    assert after(0.05, 50)  # far away, but not by training
+    assert not after(-2, 0)  # an older model, left behind by the others
+    assert not after(0.25, 50)
+    assert after(0.25, 50, 4)
+    assert not after(0, 0, 0)  # where the server's own training gets nowhere, nobody is blamed
+
+
+def test_idle_is_what_another_has_uploaded() -> None:
+    idle = idling(lambda weights, _: weights + np.array([1, 0], np.float32))
+    start, first, near, far = (np.array(pair, np.float32) for pair in ((0, 0), (1, 5), (1.25, 5.25), (1.25, 6)))
+    assert not idle(start, [], first, 1)
+    assert idle(start, [far, first], first, 1)
+    assert idle(start, [far, first], near, 1)
+    assert not idle(start, [first], far, 1)
 
 
 @pytest.mark.parametrize("scale", [0.001, 0.01, 0.1])
@@ -101,14 +124,28 @@ def test_noise_is_idle_even_if_it_goes_further_than_training(scale: float) -> No
     model, step = rng.normal(size=(2, 40_000)).astype(np.float32)
     idle = idling(lambda weights, _: weights + np.float32(0.02) * step)  # a step of 2 % of the model's length
     copies = model + (scale * rng.normal(size=(20, 40_000))).astype(np.float32)
-    assert all(idle(model, copy, 1) for copy in copies)
+    assert all(idle(model, [], copy, 1) for copy in copies)
+
+
+@pytest.mark.parametrize(
+    ("tail", "freedom", "table"),  # from tables of Student's distribution
+    [(0.05, 10, 1.812), (0.01, 5, 3.365), (0.001, 10, 4.144), (0.0005, 30, 3.646), (1e-6, 1e9, 4.753)],
+)
+def test_students_quantiles(tail: float, freedom: float, table: float) -> None:
+    assert student(tail, freedom) == pytest.approx(table, rel=0.003)
+
+
+def test_few_batches_raise_no_more_false_alarms() -> None:
+    # Six batches a side: the normal quantile would alarm in 23 of 1,000 tests of one population.
+    drawn = np.random.default_rng(0).normal(size=(4000, 2, 6))
+    assert sum(memorised(public, private, 0.01) for public, private in drawn) < 60
 
 
 def test_the_guards_false_alarms_are_as_rare_as_stated() -> None:
     # Two samples of one population: at 1 in 100 some 20 of 2,000 tests must alarm, and 45 would be a miracle.
     rng = np.random.default_rng(0)
     drawn = rng.exponential(size=(2000, 2, 100, 20)).mean(-1)  # means of batches, as the guard sees them
-    alarms = sum(memorised(public, private, 2.3263) for public, private in drawn)
+    alarms = sum(memorised(public, private, 0.01) for public, private in drawn)
     assert 5 <= alarms <= 45
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from cbdsl.attacks import Attack, Situation, Workshop
 from cbdsl.batches import batches_of
 from cbdsl.data import Dataset, Split
+from cbdsl.data.sources import CUSTOM
 from cbdsl.defence import scorer
 from cbdsl.engines.base import Doubles, Engine, Floats, Indices, Samples, Sgd
 from cbdsl.rng import stream
@@ -95,8 +96,11 @@ class Adversary:
         """Made when it is first needed; a resumed run makes the same again."""
         if not self._attack.crafts:
             return None
-        features = self._dataset.train.features
-        key = (id(features), commitment_of(self._initial), self._spec.seed, self._spec.data, self._attack)
+        if self._spec.model == CUSTOM:  # nothing here tells one architecture from another
+            return self._craft()
+        features, spec = self._dataset.train.features, self._spec
+        known = (id(features), commitment_of(self._initial), self._engine.name)
+        key = (*known, spec.model, spec.seed, spec.data, self._attack)
         if key not in _CRAFTED:
             _CRAFTED.clear()
             _CRAFTED[key] = features, self._craft()

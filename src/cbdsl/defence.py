@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cbdsl.aggregators import TRUSTING, Trust, aggregate, demand
+from cbdsl.aggregators import Trust, aggregate, demand
 from cbdsl.baselines import Combination, averaging
 from cbdsl.batches import batches_of, padded
 from cbdsl.data import Split
@@ -33,16 +33,17 @@ def policy_of(spec: Spec) -> Policy:
 
 def verifier_of(spec: Spec, engine: Engine, samples: Samples, parts: Split) -> Verifier:
     """How the server of a spec judges uploads: it can measure only where D_sc is shared."""
-    if not (method_of(spec).verifies and spec.shares_scoring):
+    method = method_of(spec)
+    if not (method.task == "swarm" and method.verifies and spec.shares_scoring):
         if spec.defence.guard or spec.defence.soup > 1:
             raise UserError(
-                "The guard and the soup measure models on D_sc, which this run does not share. "
-                "Use --shared both (or score) with a method that verifies, such as cb-dsl."
+                "The guard and the soup need a method that verifies uploads on a shared D_sc; this one does not. "
+                "Use cb-dsl with --shared both (or score); FedAvg's defences are its aggregators."
             )
         return trusting(engine.size)
 
     plain = measuring(scorer(engine, samples, parts.shared_scoring), engine.size, spec.verification.tolerance)
-    if spec.defence.soup > 1 and len(parts.shared_training):
+    if spec.defence.soup > 1 and spec.shares_training and method.gradients and len(parts.shared_training):
         plain = replace(plain, idle=idling(trainer(spec, engine, samples, parts.shared_training)))
     if not spec.defence.guard:
         return plain
@@ -74,7 +75,7 @@ def combination_of(spec: Spec, engine: Engine, samples: Samples, parts: Split) -
     demand(name, spec.workers, declared)
     if name == "mean":
         return averaging({worker: len(own) for worker, own in enumerate(parts.workers)})
-    if name.rpartition("+")[2] in TRUSTING and not len(parts.shared_training):
+    if name.rpartition("+")[2] == "fltrust" and not len(parts.shared_training):
         raise UserError(f"The aggregator '{name}' trains on D_tr at the server; data.shared_training is 0.")
 
     train = trainer(spec, engine, samples, parts.shared_training)

@@ -7,7 +7,7 @@ arrays, and workers are numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
@@ -18,8 +18,10 @@ from cbdsl.selection import NEVER_SILENT, Policy, Silence, queue, soup
 from cbdsl.verification import COMMITMENT_BYTES, Verifier, commitment_of, objection
 
 PAPER = Policy()
+NO_GAIN = "it does not beat the global best"
+NOT_USED = "it is not in the soup"
 WORSENS = "the global model would get worse on the private hold-out"
-IDLE = "hardly more than a copy of the global model"
+IDLE = "hardly more than a copy of the global model or of another upload"
 
 WorkerId = int
 Outcome = Literal["accepted", "refuted", "declined", "silent"]  # declined: true, but of no use; nobody is banned for it
@@ -126,10 +128,10 @@ def play_round(
     for claimed, worker in queue(scores, state.silences, state.heard, order.round):
         if len(believed) == policy.soup or (policy.invitations and len(verdicts) == policy.invitations):
             break
-        if policy.soup == 1 and not claimed < state.global_score:  # nobody left beats F^g: keep w^g (line 10)
-            break
+        if policy.soup == 1 and not claimed < state.global_score:  # if nobody beats F^g, w^g is kept (line 10)
+            continue
         model = swarm.upload([worker]).get(worker)
-        verdicts.append(_judge(worker, claims[worker], model, state, verifier, policy))
+        verdicts.append(_judge(worker, claims[worker], model, state, verifier, policy, list(believed.values())))
         if model is not None and verdicts[-1].outcome == "accepted":
             believed[worker] = model
 
@@ -144,9 +146,15 @@ def play_round(
 
 
 def _judge(
-    worker: WorkerId, claim: Claim, model: Floats | None, state: ServerState, verifier: Verifier, policy: Policy
+    worker: WorkerId,
+    claim: Claim,
+    model: Floats | None,
+    state: ServerState,
+    verifier: Verifier,
+    policy: Policy,
+    others: Sequence[Floats],
 ) -> Verdict:
-    """What an invitation led to; "accepted" means believed so far."""
+    """What an invitation led to; "accepted" means believed so far, as the others of this round were."""
     if model is None:
         return Verdict(worker, "silent", claim.score)
     if policy.commitment and commitment_of(model) != claim.commitment:
@@ -156,7 +164,7 @@ def _judge(
         return Verdict(worker, "refuted", claim.score, finding.measured, finding.reason)
     if policy.soup == 1 and verifier.worsens and verifier.worsens(state.global_best, model, state.round + 1):
         return Verdict(worker, "declined", claim.score, finding.measured, WORSENS)
-    if policy.soup > 1 and verifier.idle and verifier.idle(state.global_best, model, state.round + 1):
+    if policy.soup > 1 and verifier.idle and verifier.idle(state.global_best, others, model, state.round + 1):
         return Verdict(worker, "declined", claim.score, finding.measured, IDLE)
     return Verdict(worker, "accepted", claim.score, finding.measured)
 
@@ -187,25 +195,50 @@ def _combine(
     """Eq. (7), or a soup of what was believed: the new w^g, if there is one, and the verdicts that go with it."""
     if not believed:
         return state, tuple(verdicts)
-    workers, models = list(believed), list(believed.values())
+    made: tuple[Floats, float] | None
     if policy.soup > 1 and verifier.score is not None:
-        model, score, used = soup(models, verifier.score)
-        if not score < state.global_score:  # w^g costs no upload: what does not beat it may still improve it
-            model, score, used = soup([state.global_best, *models], verifier.score)
-            used = [index - 1 for index in used[1:]]
+        made, reasons = _brew(state, believed, verifier, verifier.score)
     else:  # F^g is the claim, so that its holder does not beat it by rounding
-        claimed = next(verdict.claimed for verdict in verdicts if verdict.worker == workers[0])
-        model, score, used = models[0], claimed or 0.0, [0]
-    reason = "it is not in the soup"
-    if not score < state.global_score:
-        used, reason = [], "it does not beat the global best"
-    elif policy.soup > 1 and verifier.worsens and verifier.worsens(state.global_best, model, state.round):
-        used, reason = [], WORSENS
-    declined = set(workers) - {workers[index] for index in used}
-    final = [replace(one, outcome="declined", reason=reason) if one.worker in declined else one for one in verdicts]
-    if used:
-        state = replace(state, global_best=model.copy(), global_score=score, changed=True)
+        worker, model = next(iter(believed.items()))
+        claimed = next(verdict.claimed for verdict in verdicts if verdict.worker == worker) or 0.0
+        made, reasons = (model, claimed), dict.fromkeys(set(believed) - {worker}, NOT_USED)
+    if made is not None:
+        state = replace(state, global_best=made[0].copy(), global_score=made[1], changed=True)
+    final = [
+        replace(one, outcome="declined", reason=reasons[one.worker]) if one.worker in reasons else one
+        for one in verdicts
+    ]
     return state, tuple(final)
+
+
+def _brew(
+    state: ServerState,
+    believed: Mapping[WorkerId, Floats],
+    verifier: Verifier,
+    score: Callable[[Floats], float],
+) -> tuple[tuple[Floats, float] | None, dict[WorkerId, str]]:
+    """A soup that beats w^g, with its score, if there is one; and why models are not in it.
+
+    An average that would make w^g worse on the private hold-out is tried again without the model that does worst there.
+    """
+    left = dict(believed)
+    reasons: dict[WorkerId, str] = {}
+    while left:
+        workers, models = list(left), list(left.values())
+        average, found, used = soup(models, score)
+        if not found < state.global_score:  # w^g costs no upload: what does not beat it may still improve it
+            average, found, used = soup([state.global_best, *models], score)
+            used = [index - 1 for index in used[1:]]
+        if not (used and found < state.global_score):
+            return None, reasons | dict.fromkeys(workers, NO_GAIN)
+        if verifier.worsens is None or not verifier.worsens(state.global_best, average, state.round):
+            return (average, found), reasons | dict.fromkeys(set(workers) - {workers[one] for one in used}, NOT_USED)
+        worst = workers[0]
+        for worker in workers[1:]:
+            worst = worker if verifier.worsens(left[worst], left[worker], state.round) else worst
+        reasons[worst] = WORSENS
+        del left[worst]
+    return None, reasons
 
 
 def _objection(claim: Claim, policy: Policy) -> str:

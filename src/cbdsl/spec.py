@@ -160,9 +160,10 @@ class Spec:
             )
         if self.defence.declared > self.workers:
             raise UserError(f"defence.declared is {self.defence.declared}, but there are {self.workers} workers.")
-        if self.defence.guard and self.data.holdout < MINIMAL_HOLDOUT:
+        if self.defence.guard and min(self.data.holdout, self.data.shared_scoring) < MINIMAL_HOLDOUT:
             raise UserError(
-                f"The guard needs a hold-out of {MINIMAL_HOLDOUT} samples or more; data.holdout is {self.data.holdout}."
+                f"The guard needs {MINIMAL_HOLDOUT} samples or more on either side; data.holdout is "
+                f"{self.data.holdout}, data.shared_scoring is {self.data.shared_scoring}."
             )
 
     @property

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 
@@ -34,7 +34,7 @@ class Verifier:
     check: Callable[[float, Floats, int], Finding]  # claimed score, weights, round
     score: Callable[[Floats], float] | None = None  # F on D_sc, if the server has it
     worsens: Callable[[Floats, Floats, int], bool] | None = None  # w^g, what may replace it, round; if it has a guard
-    idle: Callable[[Floats, Floats, int], bool] | None = None  # w^g, an upload, round: whether no work went into it
+    idle: Callable[[Floats, Sequence[Floats], Floats, int], bool] | None = None  # w^g, other uploads, an upload, round
 
 
 def objection(claimed: float) -> str:
@@ -107,13 +107,12 @@ def guarded(inner: Verifier, holdout: HoldOut, false_alarm: float) -> Verifier:
     no model may take w^g's place that does worse than w^g on the same part of the hold-out. That part changes every
     round, so that what acceptance gives away about it is soon out of date.
     """
-    limit = NormalDist().inv_cdf(1 - false_alarm) if false_alarm > 1e-16 else -NormalDist().inv_cdf(false_alarm)
 
     def check(claimed: float, weights: Floats, round_number: int) -> Finding:
         finding = inner.check(claimed, weights, round_number)
         if not finding.believed:
             return finding
-        if memorised(holdout.public(weights), holdout.private(weights, round_number), limit):
+        if memorised(holdout.public(weights), holdout.private(weights, round_number), false_alarm):
             return Finding(False, finding.measured, "it has learned the scoring set by heart: private loss too high")
         return finding
 
@@ -124,23 +123,38 @@ def guarded(inner: Verifier, holdout: HoldOut, false_alarm: float) -> Verifier:
     return replace(inner, check=check, worsens=worsens)
 
 
-def idling(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, Floats, int], bool]:
-    """Whether no work went into an upload: it is w^g again, with noise or without.
+def idling(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, Sequence[Floats], Floats, int], bool]:
+    """Whether no work went into an upload: it is w^g again, or another upload of the round, with noise or without.
 
     train: one round's training of a model on D_tr alone, from w^g to w^r. Honest workers train on D_tr too, so they
-    move along w^r - w^g; random noise in so many dimensions hardly does, however much of it there is. Idle:
-    |<w - w^g, w^r - w^g>| < |w^r - w^g|^2 / 10.
+    move along w^r - w^g; noise in so many dimensions hardly does, unless a weight's noise is near a tenth of the whole
+    step's length. Idle: |<w - w^g, w^r - w^g>| < |w^r - w^g|^2 / 10, or |w - w'| < |w^r - w^g| / 2 for another w'.
     """
 
-    def idle(current: Floats, proposed: Floats, round_number: int) -> bool:
+    def idle(current: Floats, others: Sequence[Floats], proposed: Floats, round_number: int) -> bool:
         way, gone = ((one - current).astype(np.float64) for one in (train(current, round_number), proposed))
-        return bool(abs(gone @ way) < 0.1 * (way @ way))
+        length = way @ way
+        near = any(np.square(other - proposed, dtype=np.float64).sum() < length / 4 for other in others)
+        return bool(near or abs(gone @ way) < length / 10)
 
     return idle
 
 
-def memorised(public: Doubles, private: Doubles, limit: float) -> bool:
-    """Whether private losses exceed public ones by more than `limit` standard errors; NaN counts as excess."""
+def memorised(public: Doubles, private: Doubles, false_alarm: float) -> bool:
+    """Whether private losses exceed public ones by more than sampling explains (Welch); NaN counts as excess."""
     gap = private.mean() - public.mean()
-    error = math.sqrt(public.var(ddof=1) / len(public) + private.var(ddof=1) / len(private))
-    return not gap <= limit * error
+    errors = np.array([losses.var(ddof=1) / len(losses) for losses in (public, private)])
+    freedom = errors.sum() ** 2 / max((errors**2 / (len(public) - 1, len(private) - 1)).sum(), 1e-300)
+    return not gap <= student(false_alarm, freedom) * math.sqrt(errors.sum())
+
+
+def student(tail: float, freedom: float) -> float:
+    """Student's t that is exceeded with a small probability (Abramowitz and Stegun 26.7.5)."""
+    z = -NormalDist().inv_cdf(tail)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / max(freedom, 1.0) ** power for power, term in enumerate(terms, 1))
