@@ -169,7 +169,7 @@ def test_copies_are_looked_for_only_where_everybody_trains_on_the_shared_set() -
 
 
 def test_a_model_made_at_home_is_made_anew_for_another_architecture() -> None:
-    spec, data = small_spec(attack__name="memoriser", attack__byzantine=1, rounds=1), blobs()
+    spec, data = small_spec(attack__name="memoriser", attack__byzantine=6, rounds=1), blobs()
 
     def first_claim(activation: type[nn.Module], samples: Dataset) -> float:
         build = lambda: nn.Sequential(nn.Linear(8, 16), activation(), nn.Linear(16, 3))  # noqa: E731
