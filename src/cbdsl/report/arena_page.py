@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -17,7 +18,10 @@ from cbdsl.report.style import INK, PALE, dress, new_figure, save, spread_labels
 from cbdsl.runs import write_atomically
 
 _MAP = mpl.colormaps["cividis"]  # the same to every eye
-_CROSSED = f"<p>Final test accuracy in percent. ✗: more than {TOLERATED * 100:.0f} points below the clean run.</p>"
+_CROSSED = (
+    "<p>Final test accuracy in percent; the darker, the more is lost against the clean run. "
+    f"✗: more than {TOLERATED * 100:.0f} points.</p>"
+)
 _OURS, _THEIRS = "#0072b2", "#d55e00"
 
 
@@ -59,7 +63,10 @@ def write(contest: Contest, bouts: Sequence[Bout], out: Path, command: str) -> P
 
 
 def heatmap(contest: Contest, bouts: Sequence[Bout], count: int) -> Figure:
-    """Defences down, attacks across, final accuracy in every cell; a frame where more is lost than is tolerated."""
+    """Defences down, attacks across; in every cell the final accuracy, and as its colour what was lost.
+
+    Colours fall with the root of the loss, so that five points show beside ninety.
+    """
     found = {(bout.defence, bout.attack): bout for bout in bouts if bout.byzantine in (0, count)}
     columns = ["", *contest.attacks]
     figure = new_figure(2.6 + 0.62 * len(columns), 1.3 + 0.36 * len(contest.defences))
@@ -67,7 +74,7 @@ def heatmap(contest: Contest, bouts: Sequence[Bout], count: int) -> Figure:
     for row, defence in enumerate(contest.defences):
         for column, attack in enumerate(columns):
             bout = found[defence, attack]
-            colour = _MAP(bout.accuracy)
+            colour = _MAP(1 - math.sqrt(min(max(bout.lost, 0.0), 1.0)))
             axes.add_patch(mpl.patches.Rectangle((column, row), 0.96, 0.92, facecolor=colour, edgecolor="none"))
             ink = (
                 "#fdfdfd" if sum(colour[:3]) < 1.5 else "#000000"
