@@ -278,6 +278,27 @@ def test_an_average_round_takes_everybodys_model(bus: Bus, make: Callable[..., N
     assert [float(models[number][0]) for number in range(3)] == [0, 1, 2]
 
 
+def test_a_model_that_a_broker_dropped_in_an_average_round_is_asked_for_again(
+    bus: Bus, make: Callable[..., NetworkSwarm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cbdsl.deploy.server._NUDGE_SECONDS", 0.2)
+    network = make(Pace(round_seconds=30, upload_seconds=30, join_seconds=5))
+    for number, name in enumerate(NAMES):
+        Scripted(bus, name, number)
+    network.gather()
+    lost: list[str] = []
+
+    def lose_once(topic: str) -> bool:
+        lose = not lost and topic.endswith("bob/upload/0")
+        lost.extend([topic] * lose)
+        return lose
+
+    bus.lose = lose_once
+    network.report(order(1, "average"))
+    assert set(network.upload((0, 1, 2))) == {0, 1, 2}
+    assert len(lost) == 1
+
+
 def test_strangers_are_refused_and_a_roster_keeps_its_numbers(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
     network = make()
     for name in NAMES:

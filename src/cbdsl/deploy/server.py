@@ -191,12 +191,7 @@ class NetworkSwarm:
             done = hearing.models.keys() | hearing.spoilt
             return all(worker in done or not self.inbox.is_there(worker) for worker in workers)
 
-        def nudge() -> None:
-            for worker in workers:
-                if worker not in hearing.models.keys() | hearing.assemblies.keys() | hearing.spoilt:
-                    self._invite(worker)
-
-        if not self._until(settled, self._pace.upload_seconds, nudge):
+        if not self._until(settled, self._pace.upload_seconds, self._nudge_uploads(workers)):
             self.inbox.overlook(set(workers) - hearing.models.keys())
         self._asked = set()
         return self.inbox.close_uploads(workers)
@@ -204,7 +199,8 @@ class NetworkSwarm:
     def _upload_unasked(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Floats]:
         """The models of a round in which everybody sends one."""
         started, hearing = time.monotonic(), self.inbox.hearing
-        self._collect(lambda: hearing.models.keys() | hearing.spoilt, self._pace.round_seconds)
+        answers = lambda: hearing.models.keys() | hearing.spoilt  # noqa: E731
+        self._collect(answers, self._pace.round_seconds, self._nudge_uploads(workers))
         models = self.inbox.close_uploads(workers)
         missing = [self._roster.name(worker) for worker in workers if worker not in models]
         self._events.note(
@@ -252,6 +248,20 @@ class NetworkSwarm:
         invitation = Invitation(self._run, self.inbox.hearing.round)
         topic = topics.to_worker(self._swarm, self._roster.name(worker), "invitation")
         self._send(topic, wire.encode(invitation))
+
+    def _nudge_uploads(self, workers: Sequence[WorkerId]) -> Callable[[], None]:
+        """Asks again for every model of which nothing new has come since it was last asked for."""
+        hearing, before = self.inbox.hearing, dict.fromkeys(workers, 0)
+
+        def nudge() -> None:
+            for worker in before.keys() - hearing.models.keys() - hearing.spoilt:
+                assembly = hearing.assemblies.get(worker)
+                missing = assembly.missing if assembly is not None else 0
+                if missing == before[worker]:
+                    self._invite(worker)
+                before[worker] = missing
+
+        return nudge
 
     def _note_closed(self, order: Order, claims: Mapping[WorkerId, Claim], started: float) -> None:
         missing = [self._roster.name(worker) for worker in order.participants if worker not in claims]

@@ -258,6 +258,11 @@ class Assembly:
         self._content = bytearray(size)
         self._missing = set(range(piece_count(size)))
 
+    @property
+    def missing(self) -> int:
+        """How many pieces have not come yet."""
+        return len(self._missing)
+
     def add(self, piece: Piece) -> bytes | None:
         """Take a piece; the whole once it is complete. WireError for a piece of something else or a false hash."""
         if piece.digest != self.digest or piece.size != self.size:
