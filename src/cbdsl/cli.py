@@ -73,7 +73,7 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
     soup: Annotated[int | None, typer.Option(help="Average up to K verified models instead of taking one.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     model: Annotated[str | None, typer.Option(help="cnn, mlp or softmax.")] = None,
-    data: Annotated[str | None, typer.Option(help="A folder of IDX files instead of the embedded MNIST.")] = None,
+    data: Annotated[str | None, typer.Option(help="A folder of IDX files, or an .npz file, instead of MNIST.")] = None,
     engine: Annotated[str | None, typer.Option(help="auto, native or torch.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the spec.")

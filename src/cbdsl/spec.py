@@ -28,7 +28,7 @@ MINIMAL_HOLDOUT = 20  # samples: fewer say nothing about a model
 class DataSpec:
     """Which data, and who holds it (Sec. VI.A)."""
 
-    source: str = "mnist"  # "mnist" (embedded), a folder of IDX files, or "custom" (arrays given in Python)
+    source: str = "mnist"  # "mnist" (embedded), a folder of IDX files, an .npz, or "custom" (given in Python)
     partition: PartitionName = "iid"
     samples_per_worker: int = 300  # K_i, for every partition but shards
     shard_size: int = 300

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import ArrayLike
 
 from cbdsl.data.sources import Dataset, load, read_idx
 from cbdsl.errors import UserError
@@ -107,6 +108,30 @@ def test_a_missing_or_ambiguous_file_is_an_error(tmp_path: Path) -> None:
         load(str(tmp_path))
     with pytest.raises(UserError, match=r"neither 'mnist' .* nor a folder"):
         load(str(tmp_path / "nothing"))
+
+
+def test_an_npz_file_is_read_as_it_is(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    features, labels = rng.normal(size=(9, 5)), np.arange(9) % 3
+    path = tmp_path / "sensors.npz"
+
+    def write(**test: ArrayLike) -> None:
+        np.savez(path, train_features=features[:6], train_labels=labels[:6], **test)  # type: ignore[arg-type]
+
+    write(test_features=features[6:], test_labels=labels[6:])
+    data = load(str(path))
+    np.testing.assert_array_equal(data.train.features, features[:6].astype(np.float32))
+    assert (data.test.labels.tolist(), data.classes, data.name) == ([0, 1, 2], 3, str(path))
+
+    write()
+    with pytest.raises(UserError, match=r"test_features.*Give an .npz file with the arrays train_features, train_lab"):
+        load(str(path))
+    write(test_features=[["a"]], test_labels=[0])
+    with pytest.raises(UserError, match=r"test_features in .* holds <U1; give numbers"):
+        load(str(path))
+    path.write_bytes(b"PK, perhaps")
+    with pytest.raises(UserError, match="cannot be read"):
+        load(str(path))
 
 
 @pytest.mark.parametrize(

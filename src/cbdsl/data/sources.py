@@ -1,4 +1,4 @@
-"""Datasets as arrays: the embedded MNIST, any folder of IDX files, or a user's own.
+"""Datasets as arrays: the embedded MNIST, any folder of IDX files, an .npz file, or a user's own arrays.
 
 Never downloads anything and never decides who holds which sample.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import struct
+import zipfile
 import zlib
 from dataclasses import dataclass
 from functools import cache
@@ -62,18 +63,41 @@ class Dataset:
 
 
 def load(source: str) -> Dataset:
-    """Load the embedded MNIST (`mnist`) or the IDX files of a folder."""
+    """Load the embedded MNIST (`mnist`), the IDX files of a folder, or an .npz file."""
     if source == EMBEDDED:
         return _embedded()
     if source == CUSTOM:
         raise UserError("The data of this run was given as arrays in Python; give it again with data=Dataset(...).")
-    folder = Path(source)
-    if not folder.is_dir():
+    path = Path(source)
+    if path.suffix == ".npz" and path.is_file():
+        return read_arrays(path)
+    if not path.is_dir():
         raise UserError(
-            f"Data '{source}' is neither '{EMBEDDED}' (embedded) nor a folder. "
-            "Give a folder that holds the four IDX files of MNIST, Fashion-MNIST, KMNIST or EMNIST."
+            f"Data '{source}' is neither '{EMBEDDED}' (embedded) nor a folder nor an .npz file. Give a folder that "
+            "holds the four IDX files of MNIST, Fashion-MNIST, KMNIST or EMNIST, or an .npz file with the arrays "
+            f"{', '.join(_ARRAYS)}."
         )
-    return read_folder(folder, source)
+    return read_folder(path, source)
+
+
+_ARRAYS = ("train_features", "train_labels", "test_features", "test_labels")
+
+
+def read_arrays(path: Path) -> Dataset:
+    """Read an .npz file: features (N, ...) of numbers, used as they are, and integer labels from 0."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = [np.asarray(stored[name]) for name in _ARRAYS]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(
+            f"The data in {path} cannot be read ({error}). Give an .npz file with the arrays {', '.join(_ARRAYS)}: "
+            "numbers (N, ...) and whole numbers (N,)."
+        ) from error
+    for name, values in zip(_ARRAYS, arrays, strict=True):
+        if values.dtype.kind not in "fiub":
+            raise UserError(f"{name} in {path} holds {values.dtype}; give numbers.")
+    train_features, train_labels, test_features, test_labels = arrays
+    return Dataset.from_arrays(train_features, train_labels, test_features, test_labels, str(path))
 
 
 @cache
