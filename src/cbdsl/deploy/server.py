@@ -191,8 +191,8 @@ class NetworkSwarm:
             done = hearing.models.keys() | hearing.spoilt
             return all(worker in done or not self.inbox.is_there(worker) for worker in workers)
 
-        if not self._until(settled, self._pace.upload_seconds, self._nudge_uploads(workers)):
-            self.inbox.overlook(set(workers) - hearing.models.keys())
+        # Who stalls here has claimed in time, and its next claim is waited for; the server's back-off deals with it.
+        self._until(settled, self._pace.upload_seconds, self._nudge_uploads(workers))
         self._asked = set()
         return self.inbox.close_uploads(workers)
 
