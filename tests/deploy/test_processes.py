@@ -211,7 +211,7 @@ def test_ctrl_c_ends_everything_that_was_started(data: Path, tmp_path: Path) -> 
     process, children = _endless_swarm(data, tmp_path, 3)
     assert len(children) == 4  # a broker and three workers
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
+    assert process.wait(120) == 130
     assert not [pid for pid in children if Path(f"/proc/{pid}").exists()]
 
 
