@@ -131,8 +131,13 @@ def idling(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, Sequence
     step's length. Idle: |<w - w^g, w^r - w^g>| < |w^r - w^g|^2 / 10, or |w - w'| < |w^r - w^g| / 2 for another w'.
     """
 
+    last: tuple[Floats, int, Doubles] | None = None  # w^g, the round and the server's own way: the same for all uploads
+
     def idle(current: Floats, others: Sequence[Floats], proposed: Floats, round_number: int) -> bool:
-        way, gone = ((one - current).astype(np.float64) for one in (train(current, round_number), proposed))
+        nonlocal last
+        if last is None or last[0] is not current or last[1] != round_number:
+            last = current, round_number, (train(current, round_number) - current).astype(np.float64)
+        way, gone = last[2], (proposed - current).astype(np.float64)
         length = way @ way
         near = any(np.square(other - proposed, dtype=np.float64).sum() < length / 4 for other in others)
         return bool(near or abs(gone @ way) < length / 10)

@@ -9,10 +9,12 @@ import gzip
 import struct
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -85,14 +87,8 @@ _ARRAYS = ("train_features", "train_labels", "test_features", "test_labels")
 
 def read_arrays(path: Path) -> Dataset:
     """Read an .npz file: features (N, ...) of numbers, used as they are, and integer labels from 0."""
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            arrays = [np.asarray(stored[name]) for name in _ARRAYS]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(
-            f"The data in {path} cannot be read ({error}). Give an .npz file with the arrays {', '.join(_ARRAYS)}: "
-            "numbers (N, ...) and whole numbers (N,)."
-        ) from error
+    wanted = f"an .npz file with the arrays {', '.join(_ARRAYS)}: numbers (N, ...) and whole numbers (N,)"
+    arrays = stored_arrays(path, _ARRAYS, "data", wanted)
     for name, values in zip(_ARRAYS, arrays, strict=True):
         if values.dtype.kind not in "fiub":
             raise UserError(f"{name} in {path} holds {values.dtype}; give numbers.")
@@ -122,6 +118,15 @@ def read_folder(folder: Path, name: str) -> Dataset:
     shades = _standardised_shades(arrays["train"][0])
     scaled = {part: shades[images[:, None]] for part, (images, _) in arrays.items()}
     return Dataset.from_arrays(scaled["train"], arrays["train"][1], scaled["test"], arrays["test"][1], name)
+
+
+def stored_arrays(path: Path, names: Sequence[str], what: str, wanted: str) -> list[NDArray[Any]]:
+    """These arrays of an .npz file; an error says what could not be read and what to give instead."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            return [np.asarray(stored[name]) for name in names]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UserError(f"The {what} in {path} cannot be read ({error}). Give {wanted}.") from error
 
 
 def _standardised_shades(images: Bytes) -> Floats:

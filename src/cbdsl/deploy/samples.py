@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from cbdsl.data.sources import read_folder
+from cbdsl.data.sources import read_folder, stored_arrays
 from cbdsl.deploy.wire import MAX_WHOLE, WireError
 from cbdsl.engines.base import Samples
 from cbdsl.errors import UserError
@@ -25,14 +24,8 @@ def read_samples(path: Path) -> Samples:
     """Read an .npz file with `features` (N, ...) and `labels` (N,), or the training part of a folder of IDX files."""
     if path.is_dir():
         return read_folder(path, str(path)).train
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            features, labels = np.asarray(stored["features"]), np.asarray(stored["labels"])
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(
-            f"The samples in {path} cannot be read ({error}). Give an .npz file with the arrays features (N, ...) and "
-            "labels (N,), or a folder of IDX files."
-        ) from error
+    wanted = "an .npz file with the arrays features (N, ...) and labels (N,), or a folder of IDX files"
+    features, labels = stored_arrays(path, ("features", "labels"), "samples", wanted)
     numbers = features.dtype.kind in "fiu" and labels.dtype.kind in "iu"
     if not numbers or features.ndim < 2 or labels.shape != features.shape[:1] or not len(labels):
         raise UserError(

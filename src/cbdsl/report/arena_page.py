@@ -76,9 +76,7 @@ def heatmap(contest: Contest, bouts: Sequence[Bout], count: int) -> Figure:
             bout = found[defence, attack]
             colour = _MAP(1 - math.sqrt(min(max(bout.lost, 0.0), 1.0)))
             axes.add_patch(mpl.patches.Rectangle((column, row), 0.96, 0.92, facecolor=colour, edgecolor="none"))
-            ink = (
-                "#fdfdfd" if sum(colour[:3]) < 1.5 else "#000000"
-            )  # not the page's colours: cells keep theirs in the dark
+            ink = "#fdfdfd" if sum(colour[:3]) < 1.5 else "#000000"  # not the page's colours: cells keep theirs
             weight = "normal" if bout.stands else "bold"
             axes.text(
                 column + 0.48, row + 0.48, f"{bout.accuracy:.0%}".rstrip("%") + ("" if bout.stands else " ✗"),
