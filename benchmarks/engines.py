@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from cbdsl.cli import main
+from cbdsl.cli.main import main
 
 if __name__ == "__main__":
     sys.argv.insert(1, "bench")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,3 +48,23 @@ def small_spec(**settings: object) -> Spec:
     }
     base |= {key.replace("__", "."): value for key, value in settings.items()}
     return Spec().with_settings(base)
+
+
+SMALL = [
+    "--model",
+    "softmax",
+    "--workers",
+    "4",
+    "--set",
+    "data.shared_scoring=200",
+    "--set",
+    "data.samples_per_worker=50",
+]
+
+
+def cbdsl(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user would."""
+    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "cbdsl", *words], cwd=cwd, capture_output=True, text=True, check=False, env=environment
+    )

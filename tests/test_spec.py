@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cbdsl import spec as specs
 from cbdsl.errors import UserError
-from cbdsl.methods import METHODS, resolve
+from cbdsl.methods.table import METHODS, resolve
 from cbdsl.presets import PRESETS, preset
 from cbdsl.spec import Spec, from_mapping, from_toml, parse_setting
 

@@ -8,22 +8,22 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from cbdsl.data.sources import Dataset
-    from cbdsl.experiment import Result, resume, run
     from cbdsl.presets import preset
-    from cbdsl.records import RoundRecord, Summary
+    from cbdsl.runs.experiment import Result, resume, run
+    from cbdsl.runs.records import RoundRecord, Summary
     from cbdsl.spec import Spec
 
 __all__ = ["Dataset", "Result", "RoundRecord", "Spec", "Summary", "__version__", "preset", "resume", "run"]
 
 _HOMES = {
     "Dataset": "cbdsl.data.sources",
-    "Result": "cbdsl.experiment",
-    "RoundRecord": "cbdsl.records",
+    "Result": "cbdsl.runs.experiment",
+    "RoundRecord": "cbdsl.runs.records",
     "Spec": "cbdsl.spec",
-    "Summary": "cbdsl.records",
+    "Summary": "cbdsl.runs.records",
     "preset": "cbdsl.presets",
-    "resume": "cbdsl.experiment",
-    "run": "cbdsl.experiment",
+    "resume": "cbdsl.runs.experiment",
+    "run": "cbdsl.runs.experiment",
 }
 
 

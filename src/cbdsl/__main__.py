@@ -1,5 +1,5 @@
 """`python -m cbdsl`: the command line."""
 
-from cbdsl.cli import main
+from cbdsl.cli.main import main
 
 main()

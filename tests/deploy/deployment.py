@@ -23,9 +23,9 @@ from cbdsl.deploy.link import Address
 from cbdsl.deploy.pace import Pace
 from cbdsl.deploy.server import Seat
 from cbdsl.deploy.swarm import hand_out, worker_names
-from cbdsl.experiment import Stage
-from cbdsl.methods import resolve
-from cbdsl.runs import read_result
+from cbdsl.methods.table import resolve
+from cbdsl.runs.experiment import Stage
+from cbdsl.runs.folder import read_result
 from cbdsl.spec import Spec
 
 SWARM = "test"

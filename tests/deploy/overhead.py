@@ -20,9 +20,9 @@ from cbdsl.deploy.broker import Kind
 from cbdsl.deploy.meter import total_bytes
 from cbdsl.deploy.pace import Pace
 from cbdsl.deploy.swarm import Crew, run_swarm
-from cbdsl.experiment import Stage
-from cbdsl.methods import resolve
+from cbdsl.methods.table import resolve
 from cbdsl.presets import preset
+from cbdsl.runs.experiment import Stage
 from cbdsl.spec import Spec
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from deployment import Deployment, deployment, memory_of, pictures, tiny_spec
 
 from cbdsl.deploy.broker import Kind, find_mosquitto
-from cbdsl.runs import read_result
+from cbdsl.runs.folder import read_result
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from cbdsl.deploy.server import NetworkSwarm, Seat
 from cbdsl.deploy.wire import Announcement, Directive, Hello, Invitation, Piece, Statement, Status
 from cbdsl.engines.base import Floats
 from cbdsl.errors import UserError
-from cbdsl.server import Claim, Order
+from cbdsl.protocol.server import Claim, Order
 
 RUN, SIZE = b"run-0001", 30_000  # two pieces
 NAMES = ("ann", "bob", "cyd")

@@ -35,7 +35,7 @@ from cbdsl.deploy.pace import Pace
 from cbdsl.deploy.serving import open_run, serve
 from cbdsl.deploy.swarm import Crew, run_swarm
 from cbdsl.errors import UserError
-from cbdsl.experiment import Stage
+from cbdsl.runs.experiment import Stage
 from cbdsl.spec import Spec
 
 BEST: Kind = brokers()[0]

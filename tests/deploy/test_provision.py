@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from cbdsl.cli import main
+from cbdsl.cli.main import main
 from cbdsl.deploy import provision as module
 from cbdsl.deploy.provision import MONITOR_NAME, SERVER_NAME, add_workers, numbered, provision, read, renew, revoke
 from cbdsl.deploy.topics import check_name

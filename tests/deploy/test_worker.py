@@ -33,8 +33,8 @@ from cbdsl.deploy.wire import Announcement, Directive, WireError
 from cbdsl.deploy.worker import Worker
 from cbdsl.engines.base import Samples
 from cbdsl.errors import UserError
-from cbdsl.experiment import Stage
-from cbdsl.methods import resolve
+from cbdsl.methods.table import resolve
+from cbdsl.runs.experiment import Stage
 from cbdsl.spec import Spec
 from helpers import blobs, perceptron, small_spec
 
@@ -269,7 +269,7 @@ def test_a_model_that_torch_alone_can_run_runs(tmp_path: Path) -> None:
 
 def test_a_worker_imports_no_torch() -> None:
     code = (
-        "import sys, cbdsl.cli, cbdsl.deploy.worker, cbdsl.deploy.samples, cbdsl.engines.native_engine;"
+        "import sys, cbdsl.cli.main, cbdsl.deploy.worker, cbdsl.deploy.samples, cbdsl.engines.native_engine;"
         "sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

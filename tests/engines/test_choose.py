@@ -6,7 +6,7 @@ from torch import nn
 from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.native_engine import available
 from cbdsl.errors import UserError
-from cbdsl.models import cnn
+from cbdsl.models.modules import cnn
 
 IMAGE = (1, 28, 28)
 needs_native = pytest.mark.skipif(available() is not None, reason="NO NATIVE ENGINE: install a C++ compiler")

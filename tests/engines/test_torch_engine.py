@@ -10,7 +10,7 @@ from torch import nn
 from cbdsl.engines.base import PADDING, Samples, Sgd
 from cbdsl.engines.torch_engine import TorchEngine
 from cbdsl.errors import UserError
-from cbdsl.models import cnn, load_flat, to_flat
+from cbdsl.models.modules import cnn, load_flat, to_flat
 
 RNG = np.random.default_rng(5)
 IMAGES = Samples(RNG.normal(size=(80, 1, 16, 16)).astype(np.float32), RNG.integers(0, 4, 80).astype(np.int32))

@@ -14,11 +14,11 @@ from threading import Thread
 
 import pytest
 
-from cbdsl.claims import CLAIMS
 from cbdsl.errors import UserError
-from cbdsl.paper import FIGURES, Plan
 from cbdsl.report.style import spread_labels
-from cbdsl.reproduce import Reproduction, reproduce, tasks_of
+from cbdsl.study.paper import FIGURES, Plan
+from cbdsl.study.paper_claims import CLAIMS
+from cbdsl.study.reproduce import Reproduction, reproduce, tasks_of
 
 TINY = Plan(
     regimes=("paper", "script"),

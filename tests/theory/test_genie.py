@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from cbdsl import experiment
+from cbdsl.runs import experiment
 from cbdsl.theory.genie import Companion, Genie, divergence_curve, divergences, population_of, steps_of, summarise
 from cbdsl.theory.trajectory import stage_of
 from helpers import blobs, perceptron, small_spec

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cbdsl.cli import app
+from cbdsl.cli.main import app
+from cbdsl.cli.theory import examine
 from cbdsl.data.sources import Dataset
 from cbdsl.errors import UserError
 from cbdsl.presets import preset
-from cbdsl.theory.command import examine
 from cbdsl.theory.genie import divergence_curve
 from cbdsl.theory.measure import measure
 from cbdsl.theory.report import TheoryResult, verdict
-from helpers import blobs, perceptron, small_spec
-from test_cli import SMALL, cbdsl
+from helpers import SMALL, blobs, cbdsl, perceptron, small_spec
 
 READINGS: dict[str, dict[str, object]] = {
     "as printed": {},
@@ -94,7 +93,7 @@ def test_the_command_keeps_its_findings_in_the_folder_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mnist: Dataset
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("cbdsl.experiment.load", lambda source: {"mnist": mnist}[source])  # once is enough
+    monkeypatch.setattr("cbdsl.runs.experiment.load", lambda source: {"mnist": mnist}[source])  # once is enough
     assert CliRunner().invoke(app, ["run", *SMALL, "--rounds", "2", "--out", "here"]).exit_code == 0
     done = CliRunner().invoke(app, ["theory", "here"])
     assert done.exit_code == 0, done.output

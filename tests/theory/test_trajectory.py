@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from cbdsl.errors import UserError
-from cbdsl.experiment import Stage
-from cbdsl.methods import resolve
+from cbdsl.methods.table import resolve
+from cbdsl.runs.experiment import Stage
 from cbdsl.theory.constants import norms
 from cbdsl.theory.trajectory import honest_workers, replay, stage_of
 from helpers import blobs, perceptron, small_spec

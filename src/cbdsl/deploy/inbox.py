@@ -18,7 +18,7 @@ from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.topics import Origin, origin
 from cbdsl.deploy.wire import Assembly, Hello, Piece, Statement, Status, WireError
 from cbdsl.engines.base import Floats
-from cbdsl.server import Claim, WorkerId
+from cbdsl.protocol.server import Claim, WorkerId
 
 _TICK = 0.25  # seconds between looks at the clock while waiting
 _NEWCOMERS = 1000  # names remembered before numbers are given: a stranger can invent any number of them

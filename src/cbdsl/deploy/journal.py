@@ -15,7 +15,7 @@ import cbor2
 
 from cbdsl.deploy.wire import DIGEST_BYTES, digest_of, weights_from_bytes, weights_to_bytes
 from cbdsl.engines.base import Floats
-from cbdsl.server import Claim, WorkerId
+from cbdsl.protocol.server import Claim, WorkerId
 
 _HEADER = DIGEST_BYTES + 4
 

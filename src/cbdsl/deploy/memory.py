@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from cbdsl.deploy.wire import digest_of
-from cbdsl.runs import write_atomically
-from cbdsl.server import Claim
-from cbdsl.swarm import Particles
+from cbdsl.protocol.server import Claim
+from cbdsl.runs.folder import write_atomically
+from cbdsl.workers.swarm import Particles
 
 _log = logging.getLogger("cbdsl.deploy")
 

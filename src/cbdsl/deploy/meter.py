@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from cbdsl.deploy.topics import kind_of
-from cbdsl.runs import write_atomically
+from cbdsl.runs.folder import write_atomically
 
 Way = Literal["sent", "received"]
 Counts = dict[str, dict[str, list[int]]]  # way -> kind -> [messages, bytes]

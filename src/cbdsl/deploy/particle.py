@@ -13,8 +13,8 @@ from typing import Literal
 import numpy as np
 
 from cbdsl import spec as specs
-from cbdsl.adversary import Adversary
-from cbdsl.attacks import Attack, make_attack
+from cbdsl.byzantine.adversary import Adversary
+from cbdsl.byzantine.attacks import Attack, make_attack
 from cbdsl.data import Dataset, Split
 from cbdsl.deploy.memory import Memory
 from cbdsl.deploy.samples import SharedLayout, unpack_shared
@@ -24,9 +24,9 @@ from cbdsl.engines.architecture import Architecture
 from cbdsl.engines.base import Engine, Floats, Samples
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.errors import UserError
-from cbdsl.server import Order
-from cbdsl.simulate import Holdings, SimulatedSwarm
+from cbdsl.protocol.server import Order
 from cbdsl.spec import Spec
+from cbdsl.swarms.memory import Holdings, SimulatedSwarm
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ def make_engine(assignment: Assignment, threads: int) -> Engine:
         return NativeEngine(assignment.architecture, threads)
     try:
         from cbdsl.engines.torch_engine import TorchEngine  # noqa: PLC0415 - a device may not have torch
-        from cbdsl.models import MODELS  # noqa: PLC0415
+        from cbdsl.models.modules import MODELS  # noqa: PLC0415
     except ImportError as error:
         raise UserError(
             f"This run needs torch here, because {obstacle}; and torch is not installed ({error})."
@@ -103,7 +103,7 @@ class Particle:
     def __init__(
         self, assignment: Assignment, number: int, own: Samples, shared: bytes, threads: int, attack: str = ""
     ) -> None:
-        """attack: what to do instead of the truth, for tests; see `cbdsl.attacks`."""
+        """attack: what to do instead of the truth, for tests; see `cbdsl.byzantine.attacks`."""
         if own.features.shape[1:] != assignment.layout.shape or int(own.labels.max()) >= assignment.classes:
             raise UserError(
                 f"This run works on samples of shape {assignment.layout.shape} in {assignment.classes} classes; the "

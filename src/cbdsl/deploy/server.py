@@ -1,4 +1,4 @@
-"""The swarm that lives on a network: the `Swarm` protocol of `cbdsl.server` over a broker.
+"""The swarm that lives on a network: the `Swarm` protocol of `cbdsl.protocol.server` over a broker.
 
 Carries orders to the workers and their answers back. Rounds close at a quorum or a deadline. It judges no claim, and
 what it hears in a round is in the journal before anybody decides on it.
@@ -22,7 +22,7 @@ from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.wire import Announcement, Directive, Hello, Invitation, Welcome
 from cbdsl.engines.base import Floats
 from cbdsl.errors import UserError
-from cbdsl.server import Claim, Order, WorkerId
+from cbdsl.protocol.server import Claim, Order, WorkerId
 
 _log = logging.getLogger("cbdsl.deploy")
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 
-from cbdsl.baselines import averaging
 from cbdsl.deploy import wire
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.journal import Journal
@@ -27,10 +26,11 @@ from cbdsl.deploy.server import MakeLink, NetworkSwarm, Seat
 from cbdsl.deploy.wire import Announcement
 from cbdsl.engines.architecture import ArchitectureError, from_module
 from cbdsl.errors import UserError
-from cbdsl.experiment import OnRound, Result, Stage, conclude, rounds
-from cbdsl.records import RoundRecord
-from cbdsl.runs import Checkpoint, RunFolder, write_atomically
-from cbdsl.server import WorkerId
+from cbdsl.protocol.fedavg import averaging
+from cbdsl.protocol.server import WorkerId
+from cbdsl.runs.experiment import OnRound, Result, Stage, conclude, rounds
+from cbdsl.runs.folder import Checkpoint, RunFolder, write_atomically
+from cbdsl.runs.records import RoundRecord
 
 
 @dataclass(frozen=True, eq=False)

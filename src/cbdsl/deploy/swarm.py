@@ -24,7 +24,7 @@ from cbdsl.deploy.samples import write_samples
 from cbdsl.deploy.server import NetworkSwarm, Seat
 from cbdsl.deploy.serving import Served, open_run, serve
 from cbdsl.errors import UserError
-from cbdsl.experiment import OnRound, Stage
+from cbdsl.runs.experiment import OnRound, Stage
 
 NAME = "local"
 

@@ -80,7 +80,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class Directive:
-    """An order of the server; see `cbdsl.server.Order`. The model is named by its hash and sent apart."""
+    """An order of the server; see `cbdsl.protocol.server.Order`. The model is named by its hash and sent apart."""
 
     run: bytes
     round: int

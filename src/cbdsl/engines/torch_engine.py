@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from cbdsl.engines.base import PADDING, Doubles, Floats, Indices, Samples, Seeds, Sgd
 from cbdsl.errors import UserError
-from cbdsl.models import parameter_count
+from cbdsl.models.modules import parameter_count
 
 _CHUNK = 250  # samples scored at once; fixed, because a sum's grouping shows in its last digits
 _SMALL_CONVOLUTION = 64  # channels; below, torch's own convolution beats oneDNN's on batches this small

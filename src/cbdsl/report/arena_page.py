@@ -10,12 +10,12 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from cbdsl.arena import DEFENCES, TOLERATED, Bout, Contest
-from cbdsl.attacks import ATTACKS
-from cbdsl.progress import size
+from cbdsl.byzantine.attacks import ATTACKS
+from cbdsl.cli.progress import size
 from cbdsl.report.page import Section, document
 from cbdsl.report.style import INK, PALE, dress, new_figure, save, spread_labels, themed_svg
-from cbdsl.runs import write_atomically
+from cbdsl.runs.folder import write_atomically
+from cbdsl.study.arena import DEFENCES, TOLERATED, Bout, Contest
 
 _MAP = mpl.colormaps["cividis"]  # the same to every eye
 _CROSSED = (

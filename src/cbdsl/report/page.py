@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from html import escape
 from importlib import resources
 
-from cbdsl.claims import JudgedClaim
-from cbdsl.paper import FIGURES, REGIMES, Plan
 from cbdsl.report.style import SHADES
+from cbdsl.study.paper import FIGURES, REGIMES, Plan
+from cbdsl.study.paper_claims import JudgedClaim
 
 _NOTHING_FROM_OUTSIDE = "default-src 'none'; style-src 'unsafe-inline'"
 _MARKS = {"holds": "✓", "holds in this regime": "✓", "undecided": "~", "does not hold": "✗"}

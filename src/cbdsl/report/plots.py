@@ -7,8 +7,8 @@ from pathlib import Path
 
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from cbdsl.records import RoundRecord, Summary
 from cbdsl.report.style import SHADES, dress, new_figure
+from cbdsl.runs.records import RoundRecord, Summary
 
 _BLUE, _ORANGE = SHADES["cb-dsl-g"][0], SHADES["fedavg"][0]
 

@@ -8,8 +8,8 @@ from html import escape
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from cbdsl.paper import APPROACHES, REGIMES, Regime
 from cbdsl.report.style import SHADES, dress, new_figure
+from cbdsl.study.paper import APPROACHES, REGIMES, Regime
 from cbdsl.theory.report import TheoryResult, distance_verdict, number, rate_verdict, verdict
 
 Results = Mapping[tuple[Regime, str], TheoryResult]

@@ -9,18 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from cbdsl.batches import batches_of
 from cbdsl.data import Dataset
 from cbdsl.engines.base import Doubles, Floats, Indices, Sgd
-from cbdsl.experiment import ModelBuilder, Stage
-from cbdsl.records import finite
+from cbdsl.protocol.server import Order
 from cbdsl.rng import seed_of, stream
-from cbdsl.server import Order
-from cbdsl.simulate import holdings
+from cbdsl.runs.experiment import ModelBuilder, Stage
+from cbdsl.runs.records import finite
 from cbdsl.spec import LocalSpec, Spec
-from cbdsl.swarm import Coefficients, Particles, move
+from cbdsl.swarms.memory import holdings
 from cbdsl.theory.constants import norms
 from cbdsl.theory.trajectory import honest_workers, stage_of
+from cbdsl.workers.batches import batches_of
+from cbdsl.workers.swarm import Coefficients, Particles, move
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import numpy as np
 
 from cbdsl.data import Dataset
 from cbdsl.errors import UserError
-from cbdsl.experiment import ModelBuilder, Stage
-from cbdsl.simulate import holdings
+from cbdsl.runs.experiment import ModelBuilder, Stage
 from cbdsl.spec import Spec
+from cbdsl.swarms.memory import holdings
 from cbdsl.theory import theorem1, theorem2
 from cbdsl.theory.genie import Divergence, Genie, OnDivergence, divergences, population_of, steps_of, summarise
 from cbdsl.theory.observe import GenieStep, observe

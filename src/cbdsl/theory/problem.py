@@ -11,10 +11,10 @@ from typing import Protocol
 
 import numpy as np
 
-from cbdsl.batches import padded
 from cbdsl.data.partition import Labels
 from cbdsl.engines.base import Doubles, Engine, Floats, Indices, Samples
 from cbdsl.theory.constants import Rows
+from cbdsl.workers.batches import padded
 
 
 class Problem(Protocol):

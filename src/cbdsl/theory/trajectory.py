@@ -14,8 +14,8 @@ import numpy as np
 from cbdsl.data import Dataset
 from cbdsl.engines.base import Doubles, Indices
 from cbdsl.errors import UserError
-from cbdsl.experiment import ModelBuilder, Stage
-from cbdsl.methods import METHODS, method_of, resolve
+from cbdsl.methods.table import METHODS, method_of, resolve
+from cbdsl.runs.experiment import ModelBuilder, Stage
 from cbdsl.spec import Spec
 from cbdsl.theory.constants import Rows
 

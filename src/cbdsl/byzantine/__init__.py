@@ -1,0 +1,1 @@
+"""Workers that lie: what they do, and what they may know."""

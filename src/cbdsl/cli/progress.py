@@ -1,0 +1,275 @@
+"""What a person sees of a run in a terminal: a line that lives while it runs, and a summary at the end.
+
+Progress goes to standard error, so that standard output holds the result alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from cbdsl.methods.table import method_of
+from cbdsl.runs.records import RoundRecord, Summary, describe
+from cbdsl.spec import Spec, setting_values
+
+if TYPE_CHECKING:
+    from cbdsl.runs.experiment import Result
+    from cbdsl.study.arena import Arena, Contest
+    from cbdsl.study.paper_claims import JudgedClaim
+    from cbdsl.study.sweep import Finished
+
+_LOG_SECONDS = 10.0  # without a terminal, a line at most this often
+
+
+class _TimeLeft(ProgressColumn):
+    """Rounds left times the mean duration of the rounds played here."""
+
+    def render(self, task: Task) -> Text:
+        """The column's text."""
+        seconds = task.fields["left"]
+        return Text("" if seconds is None else f"{clock(seconds)} left", style="cyan")
+
+
+class Display:
+    """Shows the rounds of one run as they are played."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("round"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=16),
+            TextColumn("{task.fields[state]}"),
+            _TimeLeft(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._uploads = self._uplink = self._played = 0
+        self._spent, self._logged = 0.0, time.monotonic()
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def begin(self, spec: Spec, folder: Path | None, note: str = "", bar: bool = True) -> None:
+        """Say what is about to be run."""
+        self._rounds = spec.rounds
+        self._console.print(headline(spec), highlight=False, soft_wrap=True)
+        if folder is not None:
+            self._console.print(f"folder: {folder}", highlight=False, soft_wrap=True)
+        if note:
+            self._console.print(note, style="yellow", highlight=False, soft_wrap=True)
+        self._task = self._bar.add_task("", total=spec.rounds, state="first round", left=None)
+        if bar:
+            self._bar.start()
+
+    def show(self, line: RoundRecord) -> None:
+        """Show a round that was just played."""
+        self._uploads += line.uploads
+        self._uplink += line.uplink_bytes
+        self._spent += line.seconds
+        self._played += 1
+        left = (self._rounds - line.round) * self._spent / self._played
+        score = "" if line.global_score is None else f"  F^g {line.global_score:.4f}"
+        state = (
+            f"accuracy {line.test_accuracy:6.2%}{score}  uploads {self._uploads:,}  bans {len(line.banned)}  "
+            f"uplink {size(self._uplink)}"
+        )
+        self._bar.update(self._task, completed=line.round, state=state, left=left)
+        now, last = time.monotonic(), line.round == self._rounds
+        if not self._console.is_terminal and (last or now - self._logged > _LOG_SECONDS):
+            self._logged = now
+            self._console.print(
+                f"round {line.round}/{self._rounds}  {state}  {clock(left)} left", highlight=False, soft_wrap=True
+            )
+
+
+class SweepDisplay:
+    """Shows how far a grid of runs is."""
+
+    def __init__(self, runs: int, out: Path) -> None:
+        self._console = Console(stderr=True)
+        self._console.print(f"{runs} runs, folder: {out}", highlight=False, soft_wrap=True)
+        self._bar = Progress(
+            TextColumn("rounds"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.percentage:.0f} %"),
+            _TimeLeft(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=None, left=None)
+        self._started = self._logged = time.monotonic()
+        self._before: float | None = None  # the share of the work that earlier processes had done
+
+    def __enter__(self) -> SweepDisplay:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def show(self, played: int, total: int, share: float) -> None:
+        """Show how many rounds are done of how many, and by the share of the work how long it will take."""
+        if self._before is None:
+            self._before = share
+        now = time.monotonic()
+        here = share - self._before
+        left = (1 - share) * (now - self._started) / here if here > 0 else None
+        self._bar.update(self._task, completed=played, total=total, left=left)
+        if not self._console.is_terminal and now - self._logged > 3 * _LOG_SECONDS:
+            self._logged = now
+            remaining = f"  {clock(left)} left" if left is not None else ""
+            self._console.print(f"rounds {played}/{total}{remaining}", highlight=False)
+
+
+def print_sweep(results: Sequence[Finished], axes: Sequence[str], out: Path) -> None:
+    """The results of a grid as a table, on standard output."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in (*axes, "accuracy", "best", "uploads", "uplink", "banned"):
+        table.add_column(heading, justify="left" if heading in axes else "right")
+    for result in results:
+        summary = result.summary
+        table.add_row(
+            *(str(value) for value in setting_values(result.spec, axes).values()),
+            f"{summary.final_accuracy:.2%}",
+            f"{summary.best_accuracy:.2%}",
+            f"{summary.uploads:,}",
+            size(summary.uplink_bytes),
+            str(len(summary.banned)),
+        )
+    console = Console()
+    console.print(table, highlight=False)
+    console.print(f"table: {out / 'results.csv'}", highlight=False, soft_wrap=True)
+
+
+def print_claims(claims: Sequence[JudgedClaim], page: Path) -> None:
+    """The verdicts on the paper's claims, on standard output."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("fig.", "claim", "regime", "verdict", "measured"):
+        table.add_column(heading)
+    colours = {"holds": "green", "holds in this regime": "green", "undecided": "yellow", "does not hold": "red"}
+    for claim in claims:
+        verdict = Text(claim.verdict, style=colours[claim.verdict])
+        table.add_row(str(claim.figure), claim.claim, claim.regime, verdict, claim.measured)
+    console = Console()
+    console.print(table, highlight=False)
+    console.print(f"page: {page}", highlight=False, soft_wrap=True)
+
+
+def print_arena(held: Arena, contest: Contest) -> None:
+    """Where every defence stands in its worst bout, on standard output."""
+    from cbdsl.study.arena import DEFENCES  # noqa: PLC0415
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("defence", "clean", "worst", "under", "lost bouts", "uplink", "honest banned"):
+        table.add_column(heading, justify="left" if heading in {"defence", "under"} else "right")
+    for name in contest.defences:
+        own = [bout for bout in held.bouts if bout.defence == name]
+        worst = min(own, key=lambda bout: bout.accuracy)
+        lost = sum(not bout.stands for bout in own)
+        table.add_row(
+            DEFENCES[name].label,
+            f"{own[0].accuracy:.1%}",
+            f"{worst.accuracy:.1%}",
+            f"{worst.attack or 'no attack'}, {worst.byzantine}",
+            Text(f"{lost} of {len(own) - 1}", style="red" if lost else "green"),
+            size(own[0].uplink_bytes),
+            f"{sum(bout.false_bans for bout in own):g}",
+        )
+    console = Console()
+    console.print(table, highlight=False)
+    console.print(f"page: {held.page}", highlight=False, soft_wrap=True)
+
+
+def print_summary(result: Result) -> None:
+    """A summary that a newcomer understands, on standard output."""
+    summary, console = result.summary, Console()
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, text in summary_rows(summary):
+        table.add_row(name, text)
+    if result.folder is not None:
+        table.add_row("folder", str(result.folder))
+    console.print()
+    console.print(table, highlight=False, soft_wrap=True)
+
+
+def summary_rows(summary: Summary) -> list[tuple[str, str]]:
+    """The summary in words."""
+    share = summary.model_uplink_bytes / summary.fedavg_model_uplink_bytes
+    rows = [
+        ("accuracy", f"{summary.final_accuracy:.2%} on the test set (best round: {summary.best_accuracy:.2%})"),
+        ("uploads", f"{summary.uploads:,} models in {summary.rounds} rounds ({size(summary.model_uplink_bytes)})"),
+    ]
+    if summary.method != "fedavg":
+        fedavg = f"{summary.rounds * summary.workers:,} models ({size(summary.fedavg_model_uplink_bytes)})"
+        saving = f", {1 / share:.1f} times as much" if share else ""
+        rows.append(("compared with", f"FedAvg: {fedavg}{saving}"))
+    rows.append(("traffic", f"{size(summary.uplink_bytes)} up, {size(summary.downlink_bytes)} down, payload alone"))
+    if summary.byzantine:
+        caught = sorted(set(summary.byzantine) & set(summary.banned))
+        rows.append(("attackers", f"workers {_names(summary.byzantine)}; banned: {_names(caught) or 'none'}"))
+    honest = sorted(set(summary.banned) - set(summary.byzantine))
+    if honest:
+        rows.append(("honest but banned", _names(honest)))
+    if summary.attack_success is not None:
+        rows.append(("attack success", f"{summary.attack_success:.1%} of triggered test images"))
+    if summary.wasted_uplink_bytes:
+        rows.append(("wasted", f"{size(summary.wasted_uplink_bytes)} of uploads that were refuted or declined"))
+    rows.append(("time", f"{clock(summary.seconds)} ({summary.seconds:.1f} s) on the {summary.engine} engine"))
+    return rows
+
+
+def headline(spec: Spec) -> str:
+    """One line that says what is run."""
+    shared = {"none": "no shared data", "score": "D_sc shared", "train": "D_tr shared", "both": "D_sc and D_tr shared"}
+    attack = f", {spec.attack.byzantine} Byzantine ({spec.attack.name})" if spec.attack.byzantine else ""
+    defence = f" with {describe(spec)}" if describe(spec) else ""
+    return (
+        f"[bold]{method_of(spec).title}[/bold]{defence}, {shared[spec.shared]}: {spec.workers} workers{attack}, "
+        f"{spec.data.source} {spec.data.partition}, model {spec.model}, seed {spec.seed}"
+    )
+
+
+def folder_name(spec: Spec) -> str:
+    """A readable name for a run's folder."""
+    attack = f"-{spec.attack.name}{spec.attack.byzantine}" if spec.attack.byzantine else ""
+    defence = "".join(f"-{word}" for word in describe(spec).replace(" ", "").split(",") if word)
+    return f"{spec.preset or 'spec'}-{spec.method}-{spec.shared}{defence}{attack}-seed{spec.seed}"
+
+
+def size(count: float) -> str:
+    """Bytes for people: 177.7 kB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def clock(seconds: float) -> str:
+    """Seconds for people: 3:07."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
+
+
+def _names(workers: list[int]) -> str:
+    shown = ", ".join(map(str, workers[:10]))
+    return shown + (f" and {len(workers) - 10} more" if len(workers) > 10 else "")

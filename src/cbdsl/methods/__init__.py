@@ -1,0 +1,1 @@
+"""The methods by name: which conversation each holds, and how its workers move."""

@@ -1,0 +1,1 @@
+"""The networks, and the way between a module and its flat weights."""

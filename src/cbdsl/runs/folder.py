@@ -1,0 +1,226 @@
+"""A run's folder: what is in it, how it is written so that no crash can spoil it, and how it is read again.
+
+Nothing here plays rounds. Whatever exists already is never overwritten, except by the run it belongs to.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from safetensors.numpy import save as safetensors_bytes
+
+from cbdsl import spec as specs
+from cbdsl.engines.base import Floats
+from cbdsl.errors import UserError
+from cbdsl.runs.records import RoundRecord, Summary
+from cbdsl.protocol.selection import Silence
+from cbdsl.protocol.server import ServerState
+from cbdsl.spec import Spec
+from cbdsl.workers.swarm import Particles
+
+_README = """\
+A run of cbdsl.
+
+spec.toml          what was run; `cbdsl run --spec spec.toml` runs it again
+rounds.jsonl       one object a round: accuracy, score, verdicts, messages and bytes
+summary.json       the run in one object
+accuracy.png       test accuracy by round
+model.safetensors  the final global model
+checkpoint.npz     the state of the server and, until the run is finished, of the swarm; `cbdsl resume` goes on from it
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Server and swarm after a round."""
+
+    state: ServerState
+    particles: Particles | None  # none once the run is finished, or if workers keep nothing between rounds
+
+
+class RunFolder:
+    """The folder of one run, open for one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    @staticmethod
+    def create(path: Path, spec: Spec) -> RunFolder:
+        """Start a folder; it must not exist or be empty."""
+        try:
+            if path.exists() and not (path.is_dir() and all(file.name.startswith(".") for file in path.iterdir())):
+                raise UserError(
+                    f"{path} exists and is not an empty folder; nothing was overwritten. "
+                    f"Give another --out, or continue that run with: cbdsl resume {path}"
+                )
+            path.mkdir(parents=True, exist_ok=True)
+            folder = RunFolder(path)
+            folder._acquire()
+            write_atomically(path / "spec.toml", spec.to_toml().encode())
+            write_atomically(path / "README.txt", _README.encode())
+        except OSError as error:
+            raise UserError(f"The folder {path} cannot be written: {error.strerror}. Give another --out.") from error
+        return folder
+
+    @staticmethod
+    def open(path: Path) -> tuple[RunFolder, Spec]:
+        """Open the folder of an earlier run."""
+        if not (path / "spec.toml").is_file():
+            raise UserError(
+                f"{path} is not the folder of a run: it has no spec.toml. Start one with: cbdsl run --out {path}"
+            )
+        folder = RunFolder(path)
+        spec = specs.read(path / "spec.toml")
+        try:
+            folder._acquire()
+        except OSError as error:
+            raise UserError(f"The folder {path} cannot be written: {error.strerror}.") from error
+        return folder, spec
+
+    def close(self) -> None:
+        """Let other processes have the folder."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def append(self, line: RoundRecord) -> None:
+        """Add a round to rounds.jsonl."""
+        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line.to_json(), allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def records(self, count: int) -> list[RoundRecord]:
+        """The first `count` rounds of rounds.jsonl."""
+        path = self.path / "rounds.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        try:
+            records = [RoundRecord.from_json(json.loads(line)) for line in lines[:count]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} is damaged: {error!r}. Nothing was changed.") from error
+        if [line.round for line in records] != list(range(1, count + 1)):
+            raise UserError(
+                f"{path} does not hold the {count} rounds that the checkpoint was made after. Nothing was changed. "
+                "Remove checkpoint.npz to play the run again from its first round."
+            )
+        return records
+
+    def rewind(self, records: Sequence[RoundRecord]) -> None:
+        """Keep only these rounds in rounds.jsonl: later ones are played again."""
+        text = "".join(json.dumps(line.to_json(), allow_nan=False) + "\n" for line in records)
+        write_atomically(self.path / "rounds.jsonl", text.encode())
+
+    def save_checkpoint(self, checkpoint: Checkpoint, key: str) -> None:
+        """Write the checkpoint whole, or leave the old one."""
+        state = checkpoint.state
+        meta = {
+            "key": key,
+            "round": state.round,
+            "global_score": state.global_score.hex(),
+            "changed": state.changed,
+            "banned": sorted(state.banned),
+            "silences": [[worker, one.times, one.until] for worker, one in sorted(state.silences.items())],
+            "heard": [[worker, claim.hex()] for worker, claim in sorted(state.heard.items())],
+        }
+        arrays: dict[str, Any] = {"global_best": state.global_best, "meta": np.array(json.dumps(meta))}
+        if checkpoint.particles is not None:
+            arrays |= vars(checkpoint.particles)
+        _replace(self.path / "checkpoint.npz", lambda file: np.savez(file, **arrays))
+
+    def load_checkpoint(self, key: str) -> Checkpoint | None:
+        """Read the checkpoint; none if the run was stopped before its first one."""
+        path = self.path / "checkpoint.npz"
+        if not path.exists():
+            return None
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                arrays = {name: stored[name] for name in stored.files}
+            meta = json.loads(str(arrays.pop("meta")))
+            state = ServerState(
+                round=int(meta["round"]),
+                global_best=arrays.pop("global_best"),
+                global_score=float.fromhex(meta["global_score"]),
+                changed=bool(meta["changed"]),
+                banned=frozenset(int(worker) for worker in meta["banned"]),
+                silences={int(worker): Silence(int(times), int(until)) for worker, times, until in meta["silences"]},
+                heard={int(worker): float.fromhex(claim) for worker, claim in meta["heard"]},
+            )
+            particles = Particles(**arrays) if arrays else None
+        except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+            raise UserError(
+                f"{path} is damaged ({error}). Nothing was changed. "
+                "Remove that file to play the run again from its first round."
+            ) from error
+        if meta["key"] != key:
+            raise UserError(
+                f"{path} belongs to another spec or engine ({meta['key']}) than this run's ({key}): was spec.toml "
+                "edited, or the package installed again without its native engine? Nothing was changed."
+            )
+        return Checkpoint(state, particles)
+
+    def go_on(self, key: str) -> tuple[Checkpoint | None, list[RoundRecord]]:
+        """Where the run was stopped: its checkpoint, and the rounds before it; later ones are played again."""
+        checkpoint = self.load_checkpoint(key)
+        records = self.records(checkpoint.state.round if checkpoint else 0)
+        self.rewind(records)
+        return checkpoint, records
+
+    def finish(self, summary: Summary, tensors: dict[str, Floats]) -> None:
+        """Write the model and the summary."""
+        metadata = {"format": "pt", "cbdsl_spec_key": summary.spec_key}
+        write_atomically(self.path / "model.safetensors", safetensors_bytes(tensors, metadata))
+        write_atomically(
+            self.path / "summary.json", (json.dumps(asdict(summary), indent=2, allow_nan=False) + "\n").encode()
+        )
+
+    def _acquire(self) -> None:
+        lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise UserError(f"Another process is working in {self.path}. Wait for it, or give another --out.") from None
+        self._lock = lock
+
+
+def read_result(path: Path) -> tuple[Spec, Summary, list[RoundRecord]]:
+    """What a finished run recorded."""
+    try:
+        summary = Summary(**json.loads((path / "summary.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"{path} is not the folder of a finished run: {error}. Finish it: cbdsl resume {path}"
+        ) from error
+    return specs.read(path / "spec.toml"), summary, RunFolder(path).records(summary.rounds)
+
+
+def free_folder(name: str, parent: Path = Path("runs")) -> Path:
+    """`runs/name`, or with a number behind it if that is taken."""
+    candidate, number = parent / name, 2
+    while candidate.exists():
+        candidate, number = parent / f"{name}-{number}", number + 1
+    return candidate
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a small file whole, or leave the old one."""
+    _replace(path, lambda file: file.write(content))
+
+
+def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file beside its place and move it there, so that a crash leaves the old file or the new one."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

@@ -1,0 +1,153 @@
+"""What a run says about itself: a record for every round and a summary at the end, both plain JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from cbdsl import __version__
+from cbdsl.protocol.ledger import NUMBER_BYTES, Traffic, by_kind, payload
+from cbdsl.protocol.server import RoundLog, ServerState
+from cbdsl.spec import Spec
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One line of rounds.jsonl. Workers are numbers; bytes are of this round alone."""
+
+    round: int
+    test_accuracy: float  # of w^g, or of the average
+    global_score: float | None  # F^g; none for FedAvg, and while nothing was believed
+    accepted: list[int]
+    refuted: list[int]
+    declined: list[int]  # believed, but not used
+    silent: list[int]
+    banned: list[int]  # all workers banned so far
+    set_aside: dict[str, str]  # claims that could not be true, and why
+    uploads: int  # models sent up, believed or not
+    uplink_bytes: int
+    downlink_bytes: int
+    verdicts: list[dict[str, Any]]  # every invitation: worker, outcome, claimed, measured, reason
+    traffic: dict[str, list[int]]  # kind -> [messages, payload bytes]
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    @staticmethod
+    def from_json(values: dict[str, Any]) -> RoundRecord:
+        """The inverse of `to_json`; fails with KeyError if a field is missing."""
+        return RoundRecord(**{field.name: values[field.name] for field in fields(RoundRecord)})
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A run in one object; summary.json."""
+
+    method: str
+    preset: str
+    shared: str
+    model: str
+    engine: str
+    seed: int
+    workers: int
+    parameters: int
+    rounds: int
+    final_accuracy: float
+    best_accuracy: float
+    final_score: float | None
+    uploads: int
+    uplink_bytes: int
+    downlink_bytes: int
+    model_uplink_bytes: int  # uploads alone, without scores
+    wasted_uplink_bytes: int  # uploads that were not used
+    fedavg_model_uplink_bytes: int  # what FedAvg would have uploaded in as many rounds
+    banned: list[int]
+    byzantine: list[int]  # who the attackers were; a server does not know
+    attack: str
+    defence: str  # the aggregator, or what the server does beyond the paper; empty: nothing
+    attack_success: float | None  # share of triggered test samples that are taken for the attack's target
+    traffic: dict[str, list[int]]
+    seconds: float
+    spec_key: str
+    version: str
+
+
+def record(log: RoundLog, state: ServerState, accuracy: float, seconds: float) -> RoundRecord:
+    """The record of a round that was just played."""
+    invited = [asdict(verdict) for verdict in log.verdicts if verdict.claimed is not None]
+    return RoundRecord(
+        round=log.round,
+        test_accuracy=accuracy,
+        global_score=finite(state.global_score),
+        accepted=log.outcome("accepted"),
+        refuted=log.outcome("refuted"),
+        declined=log.outcome("declined"),
+        silent=log.outcome("silent"),
+        banned=sorted(state.banned),
+        set_aside={str(worker): reason for worker, reason in log.set_aside.items()},
+        uploads=sum(item.messages for item in log.traffic if item.kind == "upload"),
+        uplink_bytes=payload(log.traffic, "up"),
+        downlink_bytes=payload(log.traffic, "down"),
+        verdicts=[{**verdict, "measured": finite(verdict["measured"])} for verdict in invited],
+        traffic={kind: [total.messages, total.payload] for kind, total in by_kind(log.traffic).items()},
+        seconds=seconds,
+    )
+
+
+def summarise(
+    spec: Spec,
+    records: Sequence[RoundRecord],
+    engine: str,
+    parameters: int,
+    byzantine: Sequence[int],
+    attack_success: float | None = None,
+) -> Summary:
+    """The summary of a run, from its records alone."""
+    last = records[-1]
+    traffic = by_kind(Traffic(kind, *counts) for line in records for kind, counts in line.traffic.items())  # type: ignore[arg-type]
+    return Summary(
+        method=spec.method,
+        preset=spec.preset,
+        shared=spec.shared,
+        model=spec.model,
+        engine=engine,
+        seed=spec.seed,
+        workers=spec.workers,
+        parameters=parameters,
+        rounds=len(records),
+        final_accuracy=last.test_accuracy,
+        best_accuracy=max(line.test_accuracy for line in records),
+        final_score=last.global_score,
+        uploads=sum(line.uploads for line in records),
+        uplink_bytes=sum(line.uplink_bytes for line in records),
+        downlink_bytes=sum(line.downlink_bytes for line in records),
+        model_uplink_bytes=traffic["upload"].payload,
+        wasted_uplink_bytes=sum(len(line.refuted) + len(line.declined) for line in records) * parameters * NUMBER_BYTES,
+        fedavg_model_uplink_bytes=len(records) * spec.workers * parameters * NUMBER_BYTES,
+        banned=last.banned,
+        byzantine=sorted(byzantine),
+        attack=spec.attack.name if byzantine else "",
+        defence=describe(spec),
+        attack_success=attack_success,
+        traffic={kind: [total.messages, total.payload] for kind, total in traffic.items()},
+        seconds=round(sum(line.seconds for line in records), 3),
+        spec_key=spec.key(),
+        version=__version__,
+    )
+
+
+def describe(spec: Spec) -> str:
+    """A server's defences beyond the paper in a few words."""
+    if spec.method == "fedavg":
+        return "" if spec.defence.aggregator == "mean" else spec.defence.aggregator
+    words = ["guard"] * spec.defence.guard + [f"soup {spec.defence.soup}"] * (spec.defence.soup > 1)
+    return ", ".join(words)
+
+
+def finite(value: float | None) -> float | None:
+    """The value, or none where JSON has no number for it."""
+    return value if value is not None and math.isfinite(value) else None

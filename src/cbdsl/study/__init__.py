@@ -1,0 +1,1 @@
+"""Many runs: sweeps, the arena, the paper's figures and claims, benchmarks."""

@@ -1,0 +1,319 @@
+"""The claims of Sec. VI, each as a check on fresh results: what is claimed, what was measured, whether it holds.
+
+Nothing here runs anything, and no threshold is tuned to a result: a claim that fails is reported as plainly as one that
+holds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from cbdsl.runs.records import RoundRecord, finite
+from cbdsl.study.paper import EQUAL_WORK
+from cbdsl.study.sweep import Finished
+
+Verdict = Literal["holds", "holds in this regime", "undecided", "does not hold"]
+
+SIGNIFICANCE = 0.05  # one-sided, of the paired t-test over seeds
+FAILED = 0.20  # a ten-class model below this has learned next to nothing
+NEAR = 0.01  # "effectively defends": within one point of the clean run
+FLAT = 0.2  # "flattens": the last third's slope is at most this share of the first third's
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """The results of one regime."""
+
+    regime: str
+    runs: Mapping[tuple[int, str], Sequence[Finished]]  # (figure, approach) -> one run a seed, in the order of seeds
+    divergence: Mapping[str, Sequence[Sequence[float]]]  # approach -> a curve a seed: mean divergence by round
+
+    def final(self, figure: int, approach: str) -> list[float]:
+        """Final test accuracy, one number a seed."""
+        return [run.summary.final_accuracy for run in self.runs[figure, approach]]
+
+    def rounds(self, figure: int, approach: str) -> list[Sequence[RoundRecord]]:
+        """The rounds of every seed."""
+        return [run.rounds for run in self.runs[figure, approach]]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a check found in one regime."""
+
+    holds: bool | None  # none: the right direction, but the seeds do not settle it
+    measured: str
+    numbers: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence of Sec. VI, in our words."""
+
+    id: str
+    figure: int
+    text: str
+    check: Callable[[Evidence], Judgement]
+
+
+@dataclass(frozen=True)
+class JudgedClaim:
+    """A claim and its verdict in one regime; a row of claims.json."""
+
+    id: str
+    claim: str
+    figure: int
+    regime: str
+    verdict: Verdict
+    measured: str
+    numbers: dict[str, Any]
+
+
+def judge(evidence: Sequence[Evidence]) -> list[JudgedClaim]:
+    """Judge every claim in every regime."""
+    rows = []
+    for claim in CLAIMS:
+        found = {item.regime: claim.check(item) for item in evidence}
+        everywhere = all(judgement.holds for judgement in found.values())
+        for regime, judgement in found.items():
+            verdict: Verdict = "undecided" if judgement.holds is None else "does not hold"
+            if judgement.holds:
+                verdict = "holds" if everywhere else "holds in this regime"
+            rows.append(
+                JudgedClaim(claim.id, claim.text, claim.figure, regime, verdict, judgement.measured, judgement.numbers)
+            )
+    return rows
+
+
+def paired(differences: Sequence[float]) -> tuple[bool | None, float | None]:
+    """Is the mean of paired differences above zero? The verdict and the one-sided p-value of a paired t-test.
+
+    With one seed there is nothing to test: the sign decides.
+    """
+    mean = fmean(differences)
+    if len(differences) < 2:
+        return mean > 0, None
+    deviation = stdev(differences)
+    if deviation == 0:
+        p = 0.0 if mean > 0 else 1.0
+    else:
+        p = student_tail(mean / (deviation / math.sqrt(len(differences))), len(differences) - 1)
+    if mean <= 0:
+        return False, p
+    return (True if p < SIGNIFICANCE else None), p
+
+
+def student_tail(t: float, freedom: int, steps: int = 2000) -> float:
+    """P(T > t) of Student's distribution, by Simpson's rule over the angle atan(t / sqrt(freedom))."""
+    scale = math.gamma((freedom + 1) / 2) / (math.sqrt(math.pi) * math.gamma(freedom / 2))
+    width = math.atan(abs(t) / math.sqrt(freedom)) / steps
+    values = [math.cos(i * width) ** (freedom - 1) for i in range(steps + 1)]
+    area = width / 3 * (values[0] + 4 * sum(values[1:-1:2]) + 2 * sum(values[2:-1:2]) + values[-1])
+    tail = 0.5 - scale * area
+    return tail if t >= 0 else 1 - tail
+
+
+def _percent(values: Sequence[float]) -> str:
+    spread = f" ± {100 * stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{100 * fmean(values):.1f}{spread} %"
+
+
+def _chance(p: float | None) -> str:
+    return "one seed, no test" if p is None else f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
+
+
+def _better(figure: int, one: str, other: str) -> Callable[[Evidence], Judgement]:
+    """One approach ends above another, paired by seed."""
+
+    def check(evidence: Evidence) -> Judgement:
+        first, second = evidence.final(figure, one), evidence.final(figure, other)
+        holds, p = paired([a - b for a, b in zip(first, second, strict=True)])
+        return Judgement(
+            holds, f"{_percent(first)} against {_percent(second)} ({_chance(p)})", {one: first, other: second, "p": p}
+        )
+
+    return check
+
+
+def _best_of_all(figure: int, one: str, others: Sequence[str]) -> Callable[[Evidence], Judgement]:
+    def check(evidence: Evidence) -> Judgement:
+        first = evidence.final(figure, one)
+        rivals = {other: evidence.final(figure, other) for other in others}
+        strongest = max(rivals, key=lambda other: fmean(rivals[other]))
+        holds, p = paired([a - b for a, b in zip(first, rivals[strongest], strict=True)])
+        text = f"{_percent(first)}; the best of the others, {strongest}: {_percent(rivals[strongest])} ({_chance(p)})"
+        return Judgement(holds, text, {one: first, **rivals, "p": p})
+
+    return check
+
+
+def _fails(figure: int, approaches: Sequence[str]) -> Callable[[Evidence], Judgement]:
+    """Every seed of every approach ends below 20 %."""
+
+    def check(evidence: Evidence) -> Judgement:
+        finals = {approach: evidence.final(figure, approach) for approach in approaches}
+        text = "; ".join(f"{approach}: {_percent(values)}" for approach, values in finals.items())
+        return Judgement(all(max(values) < FAILED for values in finals.values()), text, dict(finals))
+
+    return check
+
+
+def _survives(figure: int, clean_figure: int, approach: str) -> Callable[[Evidence], Judgement]:
+    """With the attacker every seed ends within one point of the clean run; only attackers are banned."""
+
+    def check(evidence: Evidence) -> Judgement:
+        attacked, clean = evidence.final(figure, approach), evidence.final(clean_figure, approach)
+        runs = evidence.runs[figure, approach]
+        caught = all(run.summary.banned == run.summary.byzantine for run in runs)
+        near = all(a > c - NEAR for a, c in zip(attacked, clean, strict=True))
+        banned = "the attacker, and nobody else, was banned" if caught else "bans and attackers differ"
+        text = f"{_percent(attacked)} attacked, {_percent(clean)} clean; {banned}"
+        return Judgement(near and caught, text, {"attacked": attacked, "clean": clean, "caught": caught})
+
+    return check
+
+
+def _uplink(evidence: Evidence) -> Judgement:
+    ours, theirs = evidence.runs[1, "cb-dsl-g"], evidence.runs[1, "fedavg"]
+    shares = [a.summary.uplink_bytes / b.summary.uplink_bytes for a, b in zip(ours, theirs, strict=True)]
+    workers = ours[0].summary.workers
+    uploads = fmean(run.summary.uploads for run in ours)
+    text = (
+        f"1/{1 / fmean(shares):.1f} of FedAvg's uplink, scores included; 1/U = 1/{workers}; "
+        f"{uploads:.0f} uploads against {theirs[0].summary.uploads}"
+    )
+    return Judgement(max(shares) <= 1.05 / workers, text, {"share": shares, "workers": workers})
+
+
+def _fewer_rounds(figure: int, rival: str) -> Callable[[Evidence], Judgement]:
+    """CB-DSL + D_G reaches the rival's final accuracy before the rival does."""
+
+    def check(evidence: Evidence) -> Judgement:
+        targets = evidence.final(figure, rival)
+        length = len(evidence.rounds(figure, rival)[0])
+        pairs = [
+            (_first_round(ours, target), _first_round(theirs, target))
+            for ours, theirs, target in zip(
+                evidence.rounds(figure, "cb-dsl-g"), evidence.rounds(figure, rival), targets, strict=True
+            )
+        ]
+        # A run that never gets there counts as one round more than it had.
+        gains = [(theirs or length + 1) - (ours or length + 1) for ours, theirs in pairs]
+        holds, p = paired([float(gain) for gain in gains])
+        words = ", ".join(f"round {ours or 'never'} against {theirs}" for ours, theirs in pairs)
+        return Judgement(
+            holds, f"to {rival}'s final {_percent(targets)}: {words} ({_chance(p)})", {"rounds": pairs, "p": p}
+        )
+
+    return check
+
+
+def _first_round(rounds: Sequence[RoundRecord], target: float) -> int | None:
+    return next((line.round for line in rounds if line.test_accuracy >= target), None)
+
+
+def _rises_then_flattens(evidence: Evidence) -> Judgement:
+    slopes = {}
+    for approach in ("cb-dsl", "cb-dsl-g"):
+        curve = [fmean(values) for values in zip(*evidence.divergence[approach], strict=True)]
+        third = max(1, len(curve) // 3)
+        early = (curve[third] - curve[0]) / third
+        late = (curve[-1] - curve[-1 - third]) / third
+        slopes[approach] = (early, late)
+    holds = all(early > 0 and abs(late) <= FLAT * early for early, late in slopes.values())
+    text = "; ".join(
+        f"{name}: slope {early:+.3f} a round in the first third, {late:+.3f} in the last"
+        if math.isfinite(late)
+        else f"{name}: the weights of most workers overflow"
+        for name, (early, late) in slopes.items()
+    )
+    return Judgement(holds, text, {"slopes": {name: list(map(finite, pair)) for name, pair in slopes.items()}})
+
+
+def _lower_divergence(without: str) -> Callable[[Evidence], Judgement]:
+    """Divergence ends lower with D_G than in another run, paired by seed."""
+
+    def check(evidence: Evidence) -> Judgement:
+        ours, theirs = ([curve[-1] for curve in evidence.divergence[name]] for name in ("cb-dsl-g", without))
+        numbers = {"cb-dsl-g": list(map(finite, ours)), without: list(map(finite, theirs))}
+        if not all(map(math.isfinite, theirs)):
+            kept = all(map(math.isfinite, ours))
+            with_set = f"{fmean(ours):.2f} with D_G" if kept else "with D_G too"
+            return Judgement(kept, f"{with_set}; without, the weights of most workers overflow", numbers)
+        holds, p = paired([a - b for a, b in zip(theirs, ours, strict=True)])
+        text = f"{fmean(ours):.2f} with D_G, {fmean(theirs):.2f} without ({_chance(p)})"
+        return Judgement(holds, text, {**numbers, "p": p})
+
+    return check
+
+
+_RIVALS = ("fedavg", "fedavg-tr", "cb-dsl", "cb-dsl-sc")
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim(
+        "iid-swarm-beats-fedavg",
+        1,
+        "Without shared data, CB-DSL is slightly better than FedAvg.",
+        _better(1, "cb-dsl", "fedavg"),
+    ),
+    Claim("iid-scoring-helps", 1, "A shared scoring set improves CB-DSL.", _better(1, "cb-dsl-sc", "cb-dsl")),
+    Claim("iid-training-helps-fedavg", 1, "A shared training set improves FedAvg.", _better(1, "fedavg-tr", "fedavg")),
+    Claim(
+        "iid-training-helps-cbdsl",
+        1,
+        "A shared training set further improves CB-DSL.",
+        _better(1, "cb-dsl-g", "cb-dsl-sc"),
+    ),
+    Claim("iid-best", 1, "CB-DSL with D_G is the best of the five.", _best_of_all(1, "cb-dsl-g", _RIVALS)),
+    Claim(
+        "noniid-collapse",
+        2,
+        "Without a shared training set, CB-DSL cannot work on non-i.i.d. data.",
+        _fails(2, ["cb-dsl"]),
+    ),
+    Claim("noniid-scoring-helps", 2, "A shared scoring set slightly improves it.", _better(2, "cb-dsl-sc", "cb-dsl")),
+    Claim(
+        "noniid-scoring-not-enough",
+        2,
+        "With the scoring set alone it stays worse than FedAvg.",
+        _better(2, "fedavg", "cb-dsl-sc"),
+    ),
+    Claim(
+        "noniid-training-helps-fedavg", 2, "A shared training set improves FedAvg.", _better(2, "fedavg-tr", "fedavg")
+    ),
+    Claim("noniid-beats-fedavg", 2, "With D_G, CB-DSL outperforms FedAvg.", _better(2, "cb-dsl-g", "fedavg")),
+    Claim("noniid-best", 2, "CB-DSL with D_G is the best of the five.", _best_of_all(2, "cb-dsl-g", _RIVALS)),
+    Claim(
+        "iid-attack-breaks", 3, "One attacker breaks FedAvg and CB-DSL without D_G.", _fails(3, ["fedavg", "cb-dsl"])
+    ),
+    Claim("iid-attack-survived", 3, "CB-DSL with D_G defends against it.", _survives(3, 1, "cb-dsl-g")),
+    Claim(
+        "noniid-attack-breaks", 4, "One attacker breaks FedAvg and CB-DSL without D_G.", _fails(4, ["fedavg", "cb-dsl"])
+    ),
+    Claim("noniid-attack-survived", 4, "CB-DSL with D_G defends against it.", _survives(4, 2, "cb-dsl-g")),
+    Claim("divergence-flattens", 5, "Weight divergence first rises, then flattens.", _rises_then_flattens),
+    Claim("divergence-lower", 5, "Steady weight divergence is lower with D_G.", _lower_divergence("cb-dsl")),
+    Claim(
+        "divergence-lower-equal-work",
+        5,
+        "The same, if workers without D_G take as many local steps as those with it.",
+        _lower_divergence(EQUAL_WORK),
+    ),
+    Claim("uplink", 1, "The uplink of CB-DSL is 1/U of FedAvg's.", _uplink),
+    Claim(
+        "iid-fewer-rounds",
+        1,
+        "CB-DSL with D_G needs fewer rounds than FedAvg for the same accuracy.",
+        _fewer_rounds(1, "fedavg"),
+    ),
+    Claim(
+        "noniid-fewer-rounds",
+        2,
+        "CB-DSL with D_G needs fewer rounds than FedAvg for the same accuracy.",
+        _fewer_rounds(2, "fedavg"),
+    ),
+)

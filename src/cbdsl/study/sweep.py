@@ -1,0 +1,263 @@
+"""Many runs: a grid of specs, played by parallel processes, each run in a folder named by the hash of its whole spec.
+
+Finished runs are recognised by that hash and never played twice; stopped ones go on. How a run is played is
+`experiment`'s affair, what the results mean is `paper`'s or the reader's.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+from cbdsl.engines.native import default_threads
+from cbdsl.errors import UserError
+from cbdsl.methods.table import resolve
+from cbdsl.runs.folder import read_result, write_atomically
+from cbdsl.runs.records import RoundRecord, Summary
+from cbdsl.spec import Spec, parse_setting, setting_values, words
+
+OnProgress = Callable[[int, int, float], None]  # rounds played here or earlier, rounds in all, share of the work done
+
+_PATIENCE = 0.2  # seconds between looks at the processes
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """A run that is done."""
+
+    spec: Spec
+    summary: Summary
+    rounds: tuple[RoundRecord, ...]
+    folder: Path
+
+
+def parse_axis(text: str) -> tuple[str, list[Any]]:
+    """Parse `key=0..4` or `key=a,b,c` of the command line: a setting and the values it takes."""
+    key, _ = parse_setting(text)
+    values = text.partition("=")[2].strip()
+    first, dots, last = values.partition("..")
+    span: list[Any]
+    if dots and first.strip().isdigit() and last.strip().isdigit():
+        span = list(range(int(first), int(last) + 1))
+    else:
+        whole = parse_setting(f"{key}=[{values}]")[1]  # numbers, pairs and quoted words, as TOML
+        span = whole if isinstance(whole, list) else list(words(values))
+    if not span:
+        raise UserError(f"'{text}' names no values. Write --over seed=0..4 or --over swarm.inertia=0.5,0.9.")
+    return key, span
+
+
+def grid(start: Spec, axes: Sequence[tuple[str, Sequence[Any]]]) -> list[Spec]:
+    """Every combination of the axes' values, each a whole spec."""
+    keys = [key for key, _ in axes]
+    if len(set(keys)) != len(keys):
+        raise UserError(f"A setting can be swept once; given {', '.join(keys)}.")
+    points = itertools.product(*(values for _, values in axes))
+    return [start.with_settings(dict(zip(keys, point, strict=True))) for point in points]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Something to do with a spec: the name of a worker in `TASKS`."""
+
+    kind: str
+    spec: Spec
+
+    def folder(self, out: Path) -> Path:
+        """Where its results are: known by the hash of the whole spec."""
+        room = "runs" if self.kind == "run" else "theory"  # a run's folder belongs to the run
+        return out / room / self.spec.key()
+
+    def is_done(self, out: Path) -> bool:
+        """Whether its result is there."""
+        there = (self.folder(out) / TASKS[self.kind][0]).exists()
+        return there and (self.kind != "watched" or Task("run", self.spec).is_done(out))
+
+    @property
+    def work(self) -> float:
+        """Roughly how long it takes, in no unit: to put long tasks first and to say how much is left."""
+        return self.spec.rounds * self.round_work
+
+    @property
+    def round_work(self) -> float:
+        """The same for one of its rounds."""
+        spec, data = self.spec, self.spec.data
+        own = data.shard_size * data.shards_per_worker if data.partition == "shards" else data.samples_per_worker
+        training = 3 * spec.local.epochs * (own + data.shared_training * spec.shares_training)
+        scoring = data.shared_scoring if spec.shares_scoring else own
+        factor = {"run": 1.0, "watched": 1.05, "divergence": 1.0, "theory": 3.0}[self.kind]
+        return factor * spec.workers * (training + (scoring if spec.method != "fedavg" else 0))
+
+
+def run_all(
+    specs: Sequence[Spec], out: Path, jobs: int | None = None, on_progress: OnProgress | None = None
+) -> list[Finished]:
+    """Play every spec that is not finished in `out`/runs; the results in the order of the specs.
+
+    jobs: processes at a time; as many as there are cores if not given. Together they use as many threads as cores.
+    """
+    tasks = [Task("run", resolve(spec)) for spec in specs]
+    perform(tasks, out, jobs, on_progress)
+    return [finished(task.folder(out)) for task in tasks]
+
+
+def perform(tasks: Sequence[Task], out: Path, jobs: int | None = None, on_progress: OnProgress | None = None) -> None:
+    """Do every task that is not done, each once, in the order given."""
+    distinct = dict.fromkeys(tasks)
+    total, work = sum(task.spec.rounds for task in distinct), sum(task.work for task in distinct) or 1.0
+    missing = [task for task in distinct if not task.is_done(out)]
+    before = {task: _rounds_of(task, out) if task in missing else task.spec.rounds for task in distinct}
+    played, worked = sum(before.values()), sum(count * task.round_work for task, count in before.items())
+    if on_progress is not None:
+        on_progress(played, total, worked / work)
+    if not missing:
+        return
+    cores = default_threads()
+    count = min(jobs or cores, len(missing))
+    context = multiprocessing.get_context("spawn")  # a fork would inherit threads that are not there
+    news: multiprocessing.queues.Queue[float] = context.Queue()
+    with ProcessPoolExecutor(count, context, _start_process, (news, max(1, cores // count), os.getpid())) as pool:
+        pending = {pool.submit(_do, task, task.folder(out)) for task in missing}
+        try:
+            while pending:
+                done, pending = wait(pending, _PATIENCE, FIRST_EXCEPTION)
+                for future in done:
+                    future.result()
+                rounds = list(_drain(news))
+                played, worked = played + len(rounds), worked + sum(rounds)
+                if on_progress is not None and pending:
+                    on_progress(min(played, total), total, min(worked / work, 1.0))
+        except BaseException:
+            for future in pending:
+                future.cancel()
+            for process in list(pool._processes.values()):
+                process.terminate()
+            raise
+    if on_progress is not None:
+        on_progress(total, total, 1.0)
+
+
+def write_table(results: Sequence[Finished], axes: Sequence[str], out: Path) -> None:
+    """One row a run: the swept settings, then the summary. As CSV and as JSONL."""
+    rows = [{**setting_values(result.spec, axes), **asdict(result.summary)} for result in results]
+    write_rows(rows, out)
+
+
+def write_rows(rows: Sequence[dict[str, Any]], out: Path) -> None:
+    """Rows with the same keys as results.csv and results.jsonl."""
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+    write_atomically(out / "results.csv", text.getvalue().encode())
+    write_atomically(out / "results.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
+
+
+_news: Any = None
+_threads = 1
+_parent = 0
+
+
+def _start_process(news: Any, threads: int, parent: int) -> None:  # noqa: ANN401 - a queue of the spawn context
+    global _news, _threads, _parent
+    _news, _threads, _parent = news, threads, parent
+
+
+def _do(task: Task, folder: Path) -> None:
+    """Do one task, in a process of its own."""
+
+    def report(_: object) -> None:
+        if os.getppid() != _parent:  # whoever asked is gone: stop, so that a new sweep finds the folder free
+            os._exit(1)
+        _news.put(task.round_work)
+
+    TASKS[task.kind][1](task.spec, folder, _threads, report)
+
+
+def _run(spec: Spec, folder: Path, threads: int, report: Callable[[object], None]) -> None:
+    from cbdsl.runs import experiment  # noqa: PLC0415 - the parent need not load torch
+
+    if (folder / "spec.toml").exists():
+        experiment.resume(folder, threads=threads, on_round=report)
+    else:
+        experiment.run(spec, out=folder, threads=threads, on_round=report)
+
+
+def _divergence(spec: Spec, folder: Path, threads: int, report: Callable[[object], None]) -> None:
+    from cbdsl.theory.genie import divergence_curve  # noqa: PLC0415
+
+    _write_json(folder / "divergence.json", divergence_curve(spec, threads, report))
+
+
+def _watched(spec: Spec, folder: Path, threads: int, report: Callable[[object], None]) -> None:
+    """A run and its divergence in one go; if the run was begun before, it is finished and replayed."""
+    from cbdsl.runs import experiment  # noqa: PLC0415
+    from cbdsl.theory.genie import Companion  # noqa: PLC0415
+
+    run = Task("run", spec)
+    own, companion = run.folder(folder.parents[1]), Companion()
+    if not (own / "spec.toml").exists():
+        experiment.run(spec, out=own, threads=threads, on_round=report, watch=companion)
+        _write_json(folder / "divergence.json", [found.to_json() for found in companion.curve])
+        return
+    if not run.is_done(folder.parents[1]):
+        _run(spec, own, threads, report)
+    if not (folder / "divergence.json").exists():
+        _divergence(spec, folder, threads, report)
+
+
+def _theory(spec: Spec, folder: Path, threads: int, report: Callable[[object], None]) -> None:
+    from cbdsl.theory.measure import measure  # noqa: PLC0415
+
+    result = measure(spec, threads, report).to_json()
+    _write_json(folder / "theory.json", result)
+
+
+def _write_json(path: Path, content: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+
+
+Worker = Callable[[Spec, Path, int, Callable[[object], None]], None]
+"""Takes a spec, its folder, the threads it may use, and what to call after every round."""
+
+TASKS: dict[str, tuple[str, Worker]] = {  # kind -> the file that shows it is done, and who does it
+    "run": ("summary.json", _run),
+    "divergence": ("divergence.json", _divergence),
+    "watched": ("divergence.json", _watched),
+    "theory": ("theory.json", _theory),
+}
+
+
+def _drain(news: Any) -> Iterator[float]:  # noqa: ANN401
+    """The work of every round that was played since."""
+    while True:
+        try:
+            yield news.get_nowait()
+        except Empty:
+            return
+
+
+def finished(path: Path) -> Finished:
+    """Read the folder of a finished run."""
+    spec, summary, rounds = read_result(path)
+    return Finished(spec, summary, tuple(rounds), path)
+
+
+def _rounds_of(task: Task, out: Path) -> int:
+    path = task.folder(out) / "rounds.jsonl"
+    return path.read_bytes().count(b"\n") if task.kind == "run" and path.exists() else 0
+
+
+def _cell(value: object) -> object:
+    return json.dumps(value) if isinstance(value, (list, dict, tuple)) else value

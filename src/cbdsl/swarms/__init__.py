@@ -1,0 +1,1 @@
+"""Who answers a server: the workers in this process."""

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from cbdsl.cli import main as cli
+from helpers import SMALL, cbdsl
+
+
+def test_a_run_ends_with_a_summary_and_a_folder_that_explains_itself(tmp_path: Path) -> None:
+    done = cbdsl("run", *SMALL, "--rounds", "3", "--byzantine", "1", "--seed", "5", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for word in ("accuracy", "uploads", "FedAvg", "traffic", "attackers", "banned", "folder"):
+        assert word in done.stdout
+    folder = tmp_path / "runs" / "paper-iid-cb-dsl-both-liar1-seed5"
+    assert {path.name for path in folder.iterdir()} == {
+        ".lock", "README.txt", "accuracy.png", "checkpoint.npz", "model.safetensors", "rounds.jsonl", "spec.toml",
+        "summary.json",
+    }  # fmt: skip
+    keys = set(json.loads((folder / "rounds.jsonl").read_text().splitlines()[0]))
+    assert keys >= {
+        "round", "test_accuracy", "global_score", "accepted", "refuted", "silent", "banned", "uploads", "uplink_bytes",
+        "downlink_bytes", "seconds",
+    }  # fmt: skip
+    summary = json.loads((folder / "summary.json").read_text())
+    assert set(summary) >= {
+        "method", "preset", "seed", "rounds", "final_accuracy", "best_accuracy", "uploads", "uplink_bytes",
+        "downlink_bytes", "banned", "seconds",
+    }  # fmt: skip
+    assert summary["banned"] == summary["byzantine"]
+    again = cbdsl("run", "--spec", str(folder / "spec.toml"), "--json", "--out", "again", cwd=tmp_path)
+    assert json.loads(again.stdout)["final_accuracy"] == summary["final_accuracy"]
+
+
+def test_json_prints_the_summary_alone(tmp_path: Path) -> None:
+    done = cbdsl("run", *SMALL, "--rounds", "1", "--json", "--out", "here", cwd=tmp_path)
+    assert json.loads(done.stdout) == json.loads((tmp_path / "here" / "summary.json").read_text())
+
+
+def test_another_method_brings_its_own_shared_data(tmp_path: Path) -> None:
+    done = cbdsl("run", *SMALL, "--method", "fedavg", "--rounds", "1", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["shared"] == "none"
+    done = cbdsl("run", *SMALL, "--method", "fedavg", "--shared", "train", "--rounds", "1", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["shared"] == "train"
+
+
+def test_resume_of_a_finished_run_prints_its_summary(tmp_path: Path) -> None:
+    first = cbdsl("run", *SMALL, "--rounds", "2", "--json", "--out", "here", cwd=tmp_path)
+    again = cbdsl("resume", "here", "--json", cwd=tmp_path)
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["run", "--preset", "paper-idd"], "Unknown preset 'paper-idd'. Did you mean 'paper-iid'?"),
+        (["run", "--method", "fedprox"], "Unknown method 'fedprox'."),
+        (["run", "--set", "local.epoch=2"], "Unknown setting 'local.epoch'. Did you mean 'local.epochs'?"),
+        (["run", "--set", "local.epochs"], "is not a setting"),
+        (["run", "--model", "resnet"], "Unknown model 'resnet'."),
+        (["run", "--engine", "cuda"], "Unknown engine 'cuda'."),
+        (["run", "--attack", "lair", "--byzantine", "1"], "Unknown attack 'lair'. Did you mean 'liar'?"),
+        (["run", "--shared", "all"], "Unknown value of shared 'all'."),
+        (["run", "--rounds", "0"], "rounds must be at least 1; given 0."),
+        (["run", "--threads", "0"], "threads must be at least 1; given 0."),
+        (["run", "--byzantine", "51"], "51 Byzantine workers of 50"),
+        (["run", "--preset", "paper-noniid", "--workers", "1000"], "need 2,000 shards"),
+        (["run", "--data", "nowhere"], "neither 'mnist' (embedded) nor a folder"),
+        (["run", "--data", "broken"], "truncated or damaged"),
+        (["run", "--spec", "nowhere.toml"], "nowhere.toml cannot be read"),
+        (["run", "--preset", "paper-iid", "--spec", "x.toml"], "not both"),
+        (["run", *SMALL, "--out", "full"], "not an empty folder; nothing was overwritten"),
+        (["run", *SMALL, "--out", "full/file.txt"], "not an empty folder; nothing was overwritten"),
+        (["run", *SMALL, "--out", "full/file.txt/below"], "cannot be written"),
+        (["resume", "full"], "is not the folder of a run"),
+        (["resume", "nowhere"], "is not the folder of a run"),
+    ],
+)
+def test_bad_input_is_one_readable_message_and_exit_code_2(words: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file.txt").write_text("precious")
+    (tmp_path / "broken").mkdir()
+    for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        (tmp_path / "broken" / f"{name}-ubyte").write_bytes(b"\0\0\x08\x03\0\0\0\x09")
+    done = cbdsl(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert done.stderr.startswith("cbdsl: ")
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken", "full"]
+    assert (tmp_path / "full" / "file.txt").read_text() == "precious"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_unwritable_folder_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0o500)
+    done = cbdsl("run", *SMALL, "--out", "closed/run", cwd=tmp_path)
+    assert (done.returncode, "cannot be written" in done.stderr) == (2, True)
+
+
+def test_a_full_disk_is_one_message(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fill() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", "runs/one/rounds.jsonl")
+
+    monkeypatch.setattr(cli, "app", fill)
+    with pytest.raises(SystemExit, match="2"):
+        cli.main()
+    assert capsys.readouterr().err.splitlines() == [
+        "cbdsl: the disk is full at runs/one/rounds.jsonl. What was recorded before is safe: make room and go on."
+    ]
+
+
+def test_a_word_that_is_no_number_is_an_error_of_the_command_line(tmp_path: Path) -> None:
+    assert cbdsl("run", "--rounds", "many", cwd=tmp_path).returncode == 2
+
+
+def test_a_corrupt_checkpoint_is_one_message_and_nothing_is_changed(tmp_path: Path) -> None:
+    cbdsl("run", *SMALL, "--rounds", "1", "--out", "here", cwd=tmp_path)
+    (tmp_path / "here" / "checkpoint.npz").write_bytes(b"rubbish")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()}
+    done = cbdsl("resume", "here", cwd=tmp_path)
+    assert (done.returncode, "checkpoint.npz is damaged" in done.stderr) == (2, True)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "here").iterdir()} == before
+
+
+def test_help_version_and_presets_answer(tmp_path: Path) -> None:
+    assert "run" in cbdsl("--help", cwd=tmp_path).stdout
+    assert cbdsl("--version", cwd=tmp_path).stdout.strip()
+    assert "[swarm]" in cbdsl("presets", cwd=tmp_path).stdout
+
+
+def test_doctor_names_engine_threads_data_and_versions(tmp_path: Path) -> None:
+    said = cbdsl("doctor", cwd=tmp_path).stdout
+    for word in ("engine", "threads", "embedded MNIST is whole", "torch", "numpy"):
+        assert word in said
+
+
+def test_bench_prints_rows_that_programs_can_read(tmp_path: Path) -> None:
+    done = cbdsl("bench", "--quick", "--models", "softmax", "--workers", "3", "--scoring", "20", "--json", cwd=tmp_path)
+    rows = json.loads(done.stdout)
+    keys = {"model", "task", "workers", "batch", "engine", "seconds", "ratio_to_torch_loop", "peak_share"}
+    assert all(set(row) == keys for row in rows)
+    assert {row["task"] for row in rows} == {"train", "score"}
+    assert {"torch-loop", "torch-vmap"} <= {row["engine"] for row in rows}
+    assert cbdsl("bench", "--models", "resnet", cwd=tmp_path).returncode == 2

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cbdsl.engines.base import Doubles, Floats
+from cbdsl.protocol.verification import (
+    HoldOut,
+    Verifier,
+    commitment_of,
+    guarded,
+    idling,
+    measuring,
+    memorised,
+    student,
+    trusting,
+)
+
+WEIGHTS = np.array([1.0, 2.0], dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("claimed", "measured", "believed"),
+    [
+        (0.5, 0.5, True),
+        (0.5, 0.50009, True),  # absolute below a loss of 1
+        (0.5, 0.50011, False),
+        (0.5, 0.4998, False),  # too modest a claim is not the truth either
+        (10.0, 10.0009, True),  # relative above
+        (10.0, 10.0011, False),
+        (0.5, float("nan"), False),
+        (0.5, float("inf"), False),
+    ],
+)
+def test_a_claim_is_believed_within_the_tolerance(claimed: float, measured: float, believed: bool) -> None:
+    finding = measuring(lambda _: measured, 2, 1e-4).check(claimed, WEIGHTS, 1)
+    assert finding.believed is believed
+    assert bool(finding.reason) is not believed
+
+
+def test_the_literal_comparison_of_the_paper_bans_for_rounding() -> None:
+    assert not measuring(lambda _: 0.5 + 4e-8, 2, 0.0).check(0.5, WEIGHTS, 1).believed
+    assert measuring(lambda _: 0.5 + 4e-8, 2, 1e-4).check(0.5, WEIGHTS, 1).believed
+
+
+def test_trust_measures_nothing() -> None:
+    finding = trusting(2).check(0.0, WEIGHTS, 1)
+    assert finding.believed
+    assert finding.measured is None
+
+
+def guard(public: Doubles, private: dict[int, Doubles] | Doubles, false_alarm: float = 1e-4) -> Verifier:
+    """A guard over a verifier that believes a claim of 0.5; the hold-out's losses depend on the round, if at all."""
+
+    def losses(weights: Floats, round_number: int) -> Doubles:
+        found = private[round_number] if isinstance(private, dict) else private
+        return found * float(weights[0])
+
+    return guarded(measuring(lambda _: 0.5, 2, 1e-4), HoldOut(lambda _: public, losses), false_alarm)
+
+
+EVEN = np.array([0.4, 0.5, 0.6, 0.5] * 10)
+
+
+def test_the_guard_believes_what_generalises_and_refutes_what_was_learned_by_heart() -> None:
+    assert guard(EVEN, EVEN + 0.02).check(0.5, WEIGHTS, 1).believed  # standard error of the gap: 0.016
+    finding = guard(EVEN, EVEN + 0.2).check(0.5, WEIGHTS, 1)
+    assert not finding.believed
+    assert "by heart" in finding.reason
+
+
+def test_a_better_private_loss_is_no_offence() -> None:
+    assert guard(EVEN, EVEN - 0.3).check(0.5, WEIGHTS, 1).believed
+
+
+def test_the_guard_refutes_a_private_loss_that_is_not_a_number() -> None:
+    assert not guard(EVEN, np.full(40, np.nan)).check(0.5, WEIGHTS, 1).believed
+
+
+def test_the_guard_does_not_save_a_lie() -> None:
+    assert guard(EVEN, EVEN).check(0.1, WEIGHTS, 1).reason == "the claim is not what the server measures"
+
+
+def test_a_model_that_does_worse_than_the_global_one_on_the_rounds_part_worsens() -> None:
+    verifier = guard(EVEN, {1: EVEN, 2: -EVEN})
+    assert verifier.worsens is not None
+    better, worse = np.array([1, 0], np.float32), np.array([2, 0], np.float32)
+    assert verifier.worsens(better, worse, 1)
+    assert not verifier.worsens(better, better, 1)
+    assert not verifier.worsens(better, worse, 2)
+    assert verifier.worsens(better, np.array([np.nan, 0], np.float32), 1)
+
+
+def test_idle_is_what_gets_nowhere_along_the_servers_own_way() -> None:
+    idle = idling(lambda weights, number: weights + np.array([number, 0], np.float32))
+    start = np.array([3, 4], np.float32)
+
+    def after(right: float, up: float, number: int = 1) -> bool:
+        return idle(start, [], start + np.array([right, up], np.float32), number)
+
+    assert after(0, 0)
+    assert after(0.05, 0)
+    assert after(0.05, 50)  # far away, but not by training
+    assert not after(-2, 0)  # an older model, left behind by the others
+    assert not after(0.25, 50)
+    assert after(0.25, 50, 4)
+    assert not after(0, 0, 0)  # where the server's own training gets nowhere, nobody is blamed
+
+
+def test_idle_is_what_another_has_uploaded() -> None:
+    idle = idling(lambda weights, _: weights + np.array([1, 0], np.float32))
+    start, first, near, far = (np.array(pair, np.float32) for pair in ((0, 0), (1, 5), (1.25, 5.25), (1.25, 6)))
+    assert not idle(start, [], first, 1)
+    assert idle(start, [far, first], first, 1)
+    assert idle(start, [far, first], near, 1)
+    assert not idle(start, [first], far, 1)
+
+
+@pytest.mark.parametrize("scale", [0.001, 0.01, 0.1])
+def test_noise_is_idle_even_if_it_goes_further_than_training(scale: float) -> None:
+    rng = np.random.default_rng(1)
+    model, step = rng.normal(size=(2, 40_000)).astype(np.float32)
+    idle = idling(lambda weights, _: weights + np.float32(0.02) * step)  # a step of 2 % of the model's length
+    copies = model + (scale * rng.normal(size=(20, 40_000))).astype(np.float32)
+    assert all(idle(model, [], copy, 1) for copy in copies)
+
+
+@pytest.mark.parametrize(
+    ("tail", "freedom", "table"),  # from tables of Student's distribution
+    [(0.05, 10, 1.812), (0.01, 5, 3.365), (0.001, 10, 4.144), (0.0005, 30, 3.646), (1e-6, 1e9, 4.753)],
+)
+def test_students_quantiles(tail: float, freedom: float, table: float) -> None:
+    assert student(tail, freedom) == pytest.approx(table, rel=0.003)
+
+
+def test_few_batches_raise_no_more_false_alarms() -> None:
+    # Six batches a side: the normal quantile would alarm in 23 of 1,000 tests of one population.
+    drawn = np.random.default_rng(0).normal(size=(4000, 2, 6))
+    assert sum(memorised(public, private, 0.01) for public, private in drawn) < 60
+
+
+def test_the_guards_false_alarms_are_as_rare_as_stated() -> None:
+    # Two samples of one population: at 1 in 100 some 20 of 2,000 tests must alarm, and 45 would be a miracle.
+    rng = np.random.default_rng(0)
+    drawn = rng.exponential(size=(2000, 2, 100, 20)).mean(-1)  # means of batches, as the guard sees them
+    alarms = sum(memorised(public, private, 0.01) for public, private in drawn)
+    assert 5 <= alarms <= 45
+
+
+@given(st.lists(st.floats(-10, 10, width=32), min_size=1, max_size=8), st.integers(0, 7))
+def test_a_commitment_fits_one_model_alone(values: list[float], at: int) -> None:
+    model = np.array(values, dtype=np.float32)
+    other = model.copy()
+    other[at % len(other)] += 1
+    assert commitment_of(model) == commitment_of(model.copy())
+    assert commitment_of(model) != commitment_of(other)
+    assert len(commitment_of(model)) == 16
