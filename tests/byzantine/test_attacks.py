@@ -7,8 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbdsl.byzantine.attacks import ATTACKS, Attack, Situation, Workshop, alie_z, largest_gamma, make_attack, stamped
-from cbdsl.engines.base import Doubles, Floats, Samples, Sgd
+from cbdsl.arrays import Doubles, Floats, Samples
+from cbdsl.byzantine.attacks import (
+    ATTACKS,
+    Attack,
+    HomeTraining,
+    Situation,
+    alie_z,
+    largest_gamma,
+    make_attack,
+    stamped,
+)
+from cbdsl.engines.base import Sgd
 from cbdsl.errors import UserError
 from cbdsl.spec import AttackSpec
 
@@ -136,7 +146,7 @@ def test_slow_drift_learns_the_scoring_set_and_wrong_labels() -> None:
     assert ((poison.labels >= 0) & (poison.labels < 10)).all()
 
 
-def workshop(losses: list[float]) -> Workshop:
+def home(losses: list[float]) -> HomeTraining:
     """One in which epoch e leads to weights (e, e) and the loss that the list says."""
     samples = Samples(np.zeros((6, 2), np.float32), np.arange(6, dtype=np.int32))
 
@@ -146,17 +156,17 @@ def workshop(losses: list[float]) -> Workshop:
         assert (lessons.labels[12:] != samples.labels).all()
         return weights + 1
 
-    return Workshop(
+    return HomeTraining(
         samples, samples, 10, vector(0, 0), fit, lambda weights: losses[int(weights[0]) - 1], np.random.default_rng(0)
     )
 
 
 def test_a_memoriser_trains_until_its_score_is_good_enough() -> None:
-    np.testing.assert_array_equal(attack("memoriser").craft(workshop([0.9, 0.2, 0.04, 0.01])), [3, 3])
+    np.testing.assert_array_equal(attack("memoriser").craft(home([0.9, 0.2, 0.04, 0.01])), [3, 3])
 
 
 def test_a_memoriser_keeps_its_best_model_when_training_breaks_down() -> None:
-    np.testing.assert_array_equal(attack("memoriser").craft(workshop([0.9, 0.2, float("nan")])), [2, 2])
+    np.testing.assert_array_equal(attack("memoriser").craft(home([0.9, 0.2, float("nan")])), [2, 2])
 
 
 def test_who_made_a_model_at_home_sends_it_and_claims_its_true_score() -> None:

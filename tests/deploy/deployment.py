@@ -19,9 +19,9 @@ import numpy as np
 
 import cbdsl
 from cbdsl.deploy.broker import Broker, Kind, find_mosquitto, running_broker
+from cbdsl.deploy.deadlines import Deadlines
 from cbdsl.deploy.link import Address
-from cbdsl.deploy.pace import Pace
-from cbdsl.deploy.server import Seat
+from cbdsl.deploy.server import ServerConfig
 from cbdsl.deploy.swarm import hand_out, worker_names
 from cbdsl.methods.table import resolve
 from cbdsl.runs.experiment import Stage
@@ -29,7 +29,7 @@ from cbdsl.runs.folder import read_result
 from cbdsl.spec import Spec
 
 SWARM = "test"
-PATIENT = Pace(round_seconds=60, upload_seconds=60, join_seconds=60, grace_seconds=60)
+PATIENT = Deadlines(round_seconds=60, upload_seconds=60, join_seconds=60, grace_seconds=60)
 """Waits for whoever was killed, so that a run with crashes must end with the numbers of a run without."""
 
 
@@ -106,8 +106,8 @@ class Deployment:
     def address(self) -> Address:
         return Address(self.broker.host, self.broker.port)
 
-    def seat(self, pace: Pace = PATIENT) -> Seat:
-        return Seat(SWARM, self.address, pace, self.names)
+    def config(self, deadlines: Deadlines = PATIENT) -> ServerConfig:
+        return ServerConfig(SWARM, self.address, deadlines, self.names)
 
     def start_worker(self, name: str, *options: str) -> None:
         home = self.folder / "workers" / name

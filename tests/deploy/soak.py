@@ -48,10 +48,10 @@ def soak(made: Deployment, every: float, seconds: float) -> dict[str, object]:
     """Play the run under fire."""
     rng = random.Random(0)
     rounds, liar = made.spec.rounds, made.names[made.stage.byzantine[0]]
-    pace = ("--grace-seconds", "2", "--upload-seconds", "10", "--round-seconds", "60")
+    deadlines = ("--grace-seconds", "2", "--upload-seconds", "10", "--round-seconds", "60")
     started = time.monotonic()
     made.start_workers()
-    made.start_server(*pace)
+    made.start_server(*deadlines)
     while made.rounds_played() == 0:
         time.sleep(0.1)
     joined = time.monotonic() - started
@@ -71,7 +71,7 @@ def soak(made: Deployment, every: float, seconds: float) -> dict[str, object]:
             kills[what] += 1
             if what == "server":
                 made.kill_server()
-                made.start_server(*pace)
+                made.start_server(*deadlines)
             else:
                 made.kill_broker()
         if time.monotonic() - last > every and played < rounds - 2:

@@ -13,21 +13,21 @@ import numpy as np
 import pytest
 from bus import Bus, BusLink
 
+from cbdsl.arrays import Floats
 from cbdsl.deploy import topics, wire
+from cbdsl.deploy.deadlines import Deadlines
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.journal import Journal
 from cbdsl.deploy.link import Address, Will
-from cbdsl.deploy.pace import Pace
 from cbdsl.deploy.roster import Roster
-from cbdsl.deploy.server import NetworkSwarm, Seat
-from cbdsl.deploy.wire import Announcement, Directive, Hello, Invitation, Piece, Statement, Status
-from cbdsl.engines.base import Floats
+from cbdsl.deploy.server import NetworkSwarm, ServerConfig
+from cbdsl.deploy.wire import Announcement, ClaimMessage, Hello, Invitation, OrderMessage, Piece, Status
 from cbdsl.errors import UserError
 from cbdsl.protocol.server import Claim, Order
 
 RUN, SIZE = b"run-0001", 30_000  # two pieces
 NAMES = ("ann", "bob", "cyd")
-QUICK = Pace(round_seconds=0.6, upload_seconds=0.4, join_seconds=0.5, grace_seconds=0.05, patience=2)
+QUICK = Deadlines(round_seconds=0.6, upload_seconds=0.4, join_seconds=0.5, grace_seconds=0.05, patience=2)
 
 
 def model(value: float) -> Floats:
@@ -61,7 +61,7 @@ class Scripted:
         elif topic.endswith("/spec") and payload:
             self.greet()
         elif topic.endswith("/order") and payload:
-            order = wire.decode(payload, Directive)
+            order = wire.decode(payload, OrderMessage)
             if order.task == "swarm":
                 self.claim(order.round)
             elif order.task == "average":
@@ -72,7 +72,7 @@ class Scripted:
     def claim(self, round_number: int, score: float | None = None) -> None:
         if not self.script.get("mute"):
             value = float(np.float32(self.score if score is None else score))
-            self.say("claim", wire.encode(Statement(RUN, round_number, value, b"")))
+            self.say("claim", wire.encode(ClaimMessage(RUN, round_number, value, b"")))
 
     def send(self, round_number: int) -> None:
         if not self.script.get("stalls"):
@@ -89,10 +89,11 @@ def bus() -> Bus:
 def make(bus: Bus, tmp_path: Path) -> Iterator[Callable[..., NetworkSwarm]]:
     made: list[NetworkSwarm] = []
 
-    def build(pace: Pace = QUICK, names: tuple[str, ...] = NAMES, places: int = 3) -> NetworkSwarm:
+    def build(deadlines: Deadlines = QUICK, names: tuple[str, ...] = NAMES, places: int = 3) -> NetworkSwarm:
         announcement = Announcement(RUN, "", "", SIZE, "[1]", 2, 0, 0, bytes(16), 0)
         network = NetworkSwarm(
-            Seat("s", Address("x", 1), pace, names), announcement, b"", Roster(tmp_path / "roster.json", places, names),
+            ServerConfig("s", Address("x", 1), deadlines, names), announcement, b"",
+            Roster(tmp_path / "roster.json", places, names),
             Journal(tmp_path / "journal.bin"), Events(tmp_path / "events.jsonl"),
         )  # fmt: skip
         network.set_model(model(0.0), 0)
@@ -137,7 +138,7 @@ def test_duplicates_and_late_answers_change_nothing(bus: Bus, make: Callable[...
     workers[0].claim(9, 0.125)  # and to one that nobody played
     workers[0].claim(2, 0.125)  # another one than before
     workers[0].send(2)  # nobody asked
-    assert network.inbox.hearing.claims[0] == Claim(0.5)
+    assert network.inbox.open_round.claims[0] == Claim(0.5)
     assert set(refused(network)) == {
         "claim: of an earlier round", "claim: of a round to come", "claim: another one than before in the same round",
         "upload: not asked for",
@@ -178,7 +179,7 @@ def test_a_worker_that_only_says_that_it_is_there_costs_one_deadline(
 
 
 def test_a_quorum_closes_a_round_early(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
-    network = make(Pace(quorum=0.6, round_seconds=30, join_seconds=5))
+    network = make(Deadlines(quorum=0.6, round_seconds=30, join_seconds=5))
     Scripted(bus, "ann")
     Scripted(bus, "bob")
     Scripted(bus, "cyd", mute=True)
@@ -187,7 +188,7 @@ def test_a_quorum_closes_a_round_early(bus: Bus, make: Callable[..., NetworkSwar
 
 
 def test_a_worker_whose_will_was_read_is_not_waited_for(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
-    network = make(Pace(round_seconds=30, join_seconds=5, grace_seconds=0.1))
+    network = make(Deadlines(round_seconds=30, join_seconds=5, grace_seconds=0.1))
     workers = [Scripted(bus, name) for name in NAMES]
     network.gather()
     workers[1].link.vanish()
@@ -219,7 +220,7 @@ def test_a_staller_is_passed_over_and_may_come_back(bus: Bus, make: Callable[...
 
 
 def test_a_model_of_another_size_ends_the_wait_at_once(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
-    network = make(Pace(upload_seconds=30, join_seconds=5))
+    network = make(Deadlines(upload_seconds=30, join_seconds=5))
     for name in NAMES[1:]:
         Scripted(bus, name)
     bad = Scripted(bus, "ann", stalls=True)
@@ -250,7 +251,7 @@ def test_a_claim_and_an_invitation_that_a_broker_dropped_are_asked_for_again(
     bus: Bus, make: Callable[..., NetworkSwarm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cbdsl.deploy.server._NUDGE_SECONDS", 0.2)
-    network = make(Pace(round_seconds=30, upload_seconds=30, join_seconds=5))
+    network = make(Deadlines(round_seconds=30, upload_seconds=30, join_seconds=5))
     for name in NAMES:
         Scripted(bus, name)
     network.gather()
@@ -282,7 +283,7 @@ def test_a_model_that_a_broker_dropped_in_an_average_round_is_asked_for_again(
     bus: Bus, make: Callable[..., NetworkSwarm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cbdsl.deploy.server._NUDGE_SECONDS", 0.2)
-    network = make(Pace(round_seconds=30, upload_seconds=30, join_seconds=5))
+    network = make(Deadlines(round_seconds=30, upload_seconds=30, join_seconds=5))
     for number, name in enumerate(NAMES):
         Scripted(bus, name, number)
     network.gather()
@@ -367,7 +368,7 @@ def test_a_flood_is_counted_and_nothing_of_it_is_kept(bus: Bus, make: Callable[.
     assert counted["a flood of messages"] > 2_000
     assert len(counted) < 30  # reasons, not messages
     assert len(network.inbox._present) <= 3
-    assert network.inbox.hearing.assemblies == {}
+    assert network.inbox.open_round.assemblies == {}
     assert set(network.report(order(2))) >= {2}  # whoever did not take part in the flood is heard
 
 
@@ -423,7 +424,7 @@ def test_the_end_leaves_nothing_on_the_broker(bus: Bus, make: Callable[..., Netw
     network.report(order())
 
     def leave(worker: Scripted, topic: str, payload: bytes) -> None:
-        if topic.endswith("/order") and payload and wire.decode(payload, Directive).task == "finish":
+        if topic.endswith("/order") and payload and wire.decode(payload, OrderMessage).task == "finish":
             worker.say("status", b"", retain=True)
 
     for worker in workers:

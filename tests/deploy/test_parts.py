@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from cbdsl.deploy import topics
+from cbdsl.deploy.deadlines import Deadlines
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.link import Address, MqttLink, exposed, parse_address
 from cbdsl.deploy.meter import Meter, merge, packet_bytes, total_bytes
-from cbdsl.deploy.pace import Pace
 from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.swarm import worker_names
 from cbdsl.errors import UserError
@@ -120,11 +120,11 @@ def test_bad_certificates_are_one_sentence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Pace(quorum=0), lambda: Pace(quorum=1.1), lambda: Pace(round_seconds=-1), lambda: Pace(patience=0),
-        lambda: Pace(upload_seconds=float("nan")),
+        lambda: Deadlines(quorum=0), lambda: Deadlines(quorum=1.1), lambda: Deadlines(round_seconds=-1),
+        lambda: Deadlines(patience=0), lambda: Deadlines(upload_seconds=float("nan")),
     ],
 )  # fmt: skip
-def test_an_impossible_pace_is_an_error(make: Callable[[], Pace]) -> None:
+def test_an_impossible_pace_is_an_error(make: Callable[[], Deadlines]) -> None:
     with pytest.raises(UserError):
         make()
 
@@ -133,7 +133,7 @@ def test_an_impossible_pace_is_an_error(make: Callable[[], Pace]) -> None:
     ("quorum", "expected", "needed"), [(1.0, 8, 8), (0.5, 8, 4), (0.5, 7, 4), (0.1, 8, 1), (1, 0, 1)]
 )
 def test_how_many_make_a_quorum(quorum: float, expected: int, needed: int) -> None:
-    assert Pace(quorum=quorum).needed(expected) == needed
+    assert Deadlines(quorum=quorum).needed(expected) == needed
 
 
 def test_a_roster_keeps_its_numbers(tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ from deployment import (
 import cbdsl
 from cbdsl.deploy import topics
 from cbdsl.deploy.broker import Kind, find_mosquitto
+from cbdsl.deploy.deadlines import Deadlines
 from cbdsl.deploy.link import MqttLink
 from cbdsl.deploy.meter import Meter
-from cbdsl.deploy.pace import Pace
 from cbdsl.deploy.serving import open_run, serve
 from cbdsl.deploy.swarm import Crew, run_swarm
 from cbdsl.errors import UserError
@@ -67,7 +67,7 @@ def test_a_swarm_on_this_machine_agrees_with_the_simulator(kind: Kind, data: Pat
         if line.round == spec.rounds:
             maps.extend(Path(f"/proc/{process.pid}/maps").read_text() for process in crews[0].processes)
 
-    outcome = run_swarm(stage, tmp_path / "run", kind, Pace(), crews.append, look)
+    outcome = run_swarm(stage, tmp_path / "run", kind, Deadlines(), crews.append, look)
     assert_as_simulated(tmp_path / "run", spec)
     assert outcome.served.result.summary.banned == list(stage.byzantine)
     assert outcome.broker == kind
@@ -99,7 +99,7 @@ def test_kill_9_of_workers_in_mid_round_changes_no_number(method: str, data: Pat
 
             made.later(rng.uniform(0, 0.02), kill)
 
-        serve(made.stage, open_run(made.stage, made.out), made.seat(), None, strike)
+        serve(made.stage, open_run(made.stage, made.out), made.config(), None, strike)
         assert_as_simulated(made.out, spec)
 
 
@@ -124,7 +124,7 @@ def test_kill_9_in_mid_upload_changes_no_number(tmp_path: Path) -> None:
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
-        serve(made.stage, open_run(made.stage, made.out), made.seat())
+        serve(made.stage, open_run(made.stage, made.out), made.config())
         watcher.close()
         assert killed
         assert_as_simulated(made.out, spec)
@@ -140,7 +140,7 @@ def test_kill_9_of_the_broker_changes_no_number(kind: Kind, data: Path, tmp_path
             if line.round in {2, 5}:
                 made.later(0.005 * line.round, made.kill_broker)
 
-        serve(made.stage, open_run(made.stage, made.out), made.seat(), None, strike)
+        serve(made.stage, open_run(made.stage, made.out), made.config(), None, strike)
         assert_as_simulated(made.out, spec)
 
 
@@ -231,10 +231,10 @@ def test_a_swarm_that_was_interrupted_goes_on(data: Path, tmp_path: Path) -> Non
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_swarm(stage, tmp_path / "run", BEST, Pace(), None, interrupt)
+        run_swarm(stage, tmp_path / "run", BEST, Deadlines(), None, interrupt)
     with pytest.raises(UserError, match="cbdsl swarm"):
         cbdsl.resume(tmp_path / "run")
-    run_swarm(stage, tmp_path / "run", BEST, Pace())
+    run_swarm(stage, tmp_path / "run", BEST, Deadlines())
     assert_as_simulated(tmp_path / "run", spec)
 
 

@@ -14,18 +14,18 @@ from cbdsl.deploy import wire
 from cbdsl.deploy.wire import (
     Announcement,
     Assembly,
-    Directive,
+    ClaimMessage,
     Hello,
     Invitation,
     Message,
+    OrderMessage,
     Piece,
-    Statement,
     Status,
     Welcome,
     WireError,
 )
 
-KINDS: list[type[Message]] = [Status, Hello, Announcement, Welcome, Directive, Statement, Invitation, Piece]
+KINDS: list[type[Message]] = [Status, Hello, Announcement, Welcome, OrderMessage, ClaimMessage, Invitation, Piece]
 
 runs, digests, sessions = (st.binary(min_size=n, max_size=n) for n in (8, 16, 8))
 rounds = st.integers(0, wire.MAX_ROUND)
@@ -39,11 +39,11 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         st.integers(1, 1000), st.integers(0, 10**6), st.integers(0, 10**6), digests, st.integers(0, wire.MAX_WHOLE),
     ),
     Welcome: st.builds(Welcome, runs, st.integers(0, wire.MAX_WORKERS - 1), digests),
-    Directive: st.builds(
-        Directive, runs, rounds, st.sampled_from(["swarm", "average", "finish"]), st.binary(max_size=50), doubles,
+    OrderMessage: st.builds(
+        OrderMessage, runs, rounds, st.sampled_from(["swarm", "average", "finish"]), st.binary(max_size=50), doubles,
         doubles, digests,
     ),
-    Statement: st.builds(Statement, runs, rounds, singles, st.binary(max_size=16)),
+    ClaimMessage: st.builds(ClaimMessage, runs, rounds, singles, st.binary(max_size=16)),
     Invitation: st.builds(Invitation, runs, rounds),
     Piece: st.builds(
         Piece, runs, rounds, digests, st.integers(1, wire.MAX_WHOLE), st.integers(0, wire.MAX_WHOLE // wire.CHUNK),
@@ -63,8 +63,8 @@ def test_a_message_comes_back_as_it_was(message: Message) -> None:
 
 @given(st.binary(max_size=400), st.sampled_from(KINDS))
 @example(b"", Status)
-@example(b"\x9b" + b"\xff" * 8, Statement)  # an array of 2^64 items
-@example(b"\x86\x01\x06\x5b" + b"\x7f" * 8, Statement)  # a byte string of exabytes
+@example(b"\x9b" + b"\xff" * 8, ClaimMessage)  # an array of 2^64 items
+@example(b"\x86\x01\x06\x5b" + b"\x7f" * 8, ClaimMessage)  # a byte string of exabytes
 @example(b"\x84\x01\x07\xc5\x82\x3b" + b"\x7f" * 8 + b"\x01\x01", Invitation)  # a bigfloat that would take for ever
 @example(b"\x84\x01\x07\xd8\x23\x61(\x01", Invitation)  # a regular expression
 @settings(max_examples=600, deadline=None)
@@ -131,9 +131,9 @@ def test_what_is_wrong_is_named(payload: bytes, reason: str) -> None:
 
 def test_a_score_must_be_a_float32() -> None:
     with pytest.raises(WireError, match="out of range"):
-        wire.encode(Statement(bytes(8), 1, 0.1, b""))
+        wire.encode(ClaimMessage(bytes(8), 1, 0.1, b""))
     as_single = struct.unpack("<f", struct.pack("<f", 0.1))[0]
-    assert len(wire.encode(Statement(bytes(8), 1, as_single, b""))) < 24
+    assert len(wire.encode(ClaimMessage(bytes(8), 1, as_single, b""))) < 24
 
 
 def test_the_largest_piece_fits_what_managed_brokers_take() -> None:

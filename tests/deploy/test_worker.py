@@ -19,26 +19,26 @@ from hypothesis import strategies as st
 from torch import nn
 
 import cbdsl
+from cbdsl.arrays import Samples
 from cbdsl.deploy import topics, wire
+from cbdsl.deploy.deadlines import Deadlines
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.link import Address
 from cbdsl.deploy.mail import Mail
 from cbdsl.deploy.memory import Keeper
-from cbdsl.deploy.pace import Pace
 from cbdsl.deploy.particle import Particle, understand
 from cbdsl.deploy.samples import SharedLayout, pack_shared, read_samples, unpack_shared, write_samples
-from cbdsl.deploy.server import Seat
+from cbdsl.deploy.server import ServerConfig
 from cbdsl.deploy.serving import Served, announce, open_run, serve
-from cbdsl.deploy.wire import Announcement, Directive, WireError
+from cbdsl.deploy.wire import Announcement, OrderMessage, WireError
 from cbdsl.deploy.worker import Worker
-from cbdsl.engines.base import Samples
 from cbdsl.errors import UserError
 from cbdsl.methods.table import resolve
 from cbdsl.runs.experiment import Stage
 from cbdsl.spec import Spec
 from helpers import blobs, perceptron, small_spec
 
-PACE = Pace(round_seconds=30, upload_seconds=0.5, join_seconds=20)
+PACE = Deadlines(round_seconds=30, upload_seconds=0.5, join_seconds=20)
 
 
 def prepared(spec: Spec) -> Stage:
@@ -86,8 +86,8 @@ def crew(bus: Bus, stage: Stage, folder: Path) -> Iterator[Crew]:
 
 
 def play(bus: Bus, stage: Stage, folder: Path, names: tuple[str, ...], **callbacks: Any) -> Served:  # noqa: ANN401
-    seat = Seat("s", Address("127.0.0.1", 1), PACE, names)
-    return serve(stage, open_run(stage, folder / "run"), seat, make_link=bus.link, **callbacks)
+    config = ServerConfig("s", Address("127.0.0.1", 1), PACE, names)
+    return serve(stage, open_run(stage, folder / "run"), config, make_link=bus.link, **callbacks)
 
 
 def without_time(result: cbdsl.Result) -> list[Any]:
@@ -132,9 +132,9 @@ def test_an_order_is_carried_out_once_however_often_it_comes(tmp_path: Path, mon
     played: list[tuple[int, int]] = []
     honest = Particle.carry_out
 
-    def counting(self: Particle, directive: Directive, *rest: Any) -> Any:  # noqa: ANN401
-        played.append((self.number, directive.round))
-        return honest(self, directive, *rest)
+    def counting(self: Particle, order_message: OrderMessage, *rest: Any) -> Any:  # noqa: ANN401
+        played.append((self.number, order_message.round))
+        return honest(self, order_message, *rest)
 
     monkeypatch.setattr(Particle, "carry_out", counting)
     stage, bus = prepared(small_spec()), Bus()
@@ -189,8 +189,8 @@ def test_a_latecomer_catches_up_from_what_is_retained(tmp_path: Path) -> None:
             assert made.workers[5]._mail.changed.acquire(timeout=1)
             made.workers[5]._mail.changed.release()
 
-    seat = Seat("s", Address("127.0.0.1", 1), replace(PACE, join_seconds=0.5), made.names)
-    served = serve(stage, open_run(stage, tmp_path / "run"), seat, None, late, bus.link)
+    config = ServerConfig("s", Address("127.0.0.1", 1), replace(PACE, join_seconds=0.5), made.names)
+    served = serve(stage, open_run(stage, tmp_path / "run"), config, None, late, bus.link)
     claims = [line.traffic["score"][0] for line in served.result.rounds]
     assert claims[:3] == [5, 5, 5]
     assert claims[4] == 6

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.engines import native
 from cbdsl.engines.architecture import (
     Architecture,
@@ -28,7 +29,7 @@ from cbdsl.engines.architecture import (
     Tanh,
     from_module,
 )
-from cbdsl.engines.base import Floats, Indices, Samples, Sgd
+from cbdsl.engines.base import Sgd
 from cbdsl.engines.native_engine import NativeEngine, available, info, peak_multiply_adds, supports
 
 pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))

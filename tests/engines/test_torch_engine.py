@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from cbdsl.engines.base import PADDING, Samples, Sgd
+from cbdsl.arrays import PADDING, Samples
+from cbdsl.engines.base import Sgd
 from cbdsl.engines.torch_engine import TorchEngine
 from cbdsl.errors import UserError
 from cbdsl.models.modules import cnn, load_flat, to_flat

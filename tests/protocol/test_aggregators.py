@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from cbdsl.engines.base import Doubles, Floats
+from cbdsl.arrays import Doubles, Floats
 from cbdsl.errors import UserError
 from cbdsl.protocol.aggregators import RULES, Trust, aggregate, demand, mixed, parse
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbdsl.engines.base import Floats
+from cbdsl.arrays import Floats
 from cbdsl.protocol.fedavg import averaging, play_average_round, weighted_mean
 from cbdsl.protocol.server import Claim, Order, fresh_state, next_order
 

@@ -5,14 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from cbdsl.engines.base import Floats
-from cbdsl.protocol.selection import Silence, queue, soup
+from cbdsl.arrays import Floats
+from cbdsl.protocol.selection import BackOff, queue, soup
 
 
 def test_the_queue_is_sorted_by_silence_then_score_then_number() -> None:
     scores = {4: 0.5, 3: 0.5, 2: 0.25, 1: 0.125, 0: 0.0625}
-    silences = {1: Silence(1, 4), 0: Silence(2, 9)}
-    assert queue(scores, silences, {}, 5) == [(0.25, 2), (0.5, 3), (0.5, 4), (0.125, 1)]
+    back_offs = {1: BackOff(1, 4), 0: BackOff(2, 9)}
+    assert queue(scores, back_offs, {}, 5) == [(0.25, 2), (0.5, 3), (0.5, 4), (0.125, 1)]
 
 
 def test_a_claim_that_was_heard_is_not_asked_for_again_but_a_new_one_is() -> None:
@@ -20,8 +20,8 @@ def test_a_claim_that_was_heard_is_not_asked_for_again_but_a_new_one_is() -> Non
 
 
 def test_silence_grows() -> None:
-    first = Silence(0, 0).again(10)
-    assert (first, first.again(20)) == (Silence(1, 12), Silence(2, 24))
+    first = BackOff(0, 0).again(10)
+    assert (first, first.again(20)) == (BackOff(1, 12), BackOff(2, 24))
 
 
 @given(arrays(np.float32, (4, 3), elements=st.floats(-4, 4, width=32)))

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbdsl.engines.base import Floats
+from cbdsl.arrays import Floats
 from cbdsl.protocol.ledger import Traffic
-from cbdsl.protocol.selection import Policy, Silence
+from cbdsl.protocol.selection import BackOff, Policy
 from cbdsl.protocol.server import (
-    IDLE,
+    COPIED,
     PAPER,
     WORSENS,
     Claim,
@@ -240,7 +240,7 @@ def test_a_silent_worker_waits_longer_and_longer_and_comes_after_the_reliable() 
     swarm = honest({0: 0.5})
     after, _ = play(after, swarm)
     assert after.global_score == 0.5
-    assert 0 not in after.silences  # it delivered: forgiven
+    assert 0 not in after.back_offs  # it delivered: forgiven
 
 
 def test_an_upload_must_be_what_was_promised() -> None:
@@ -318,15 +318,17 @@ def test_models_that_do_not_beat_the_global_one_may_still_improve_it() -> None:
 
 def test_copies_of_the_global_model_take_no_place_in_the_soup_and_their_senders_wait() -> None:
     start = pair(0.5, 1.5)
-    verifier = replace(around(pair(0.5, 0.5)), idle=lambda current, _, proposed, __: bool((current == proposed).all()))
+    verifier = replace(
+        around(pair(0.5, 0.5)), copies=lambda current, _, proposed, __: bool((current == proposed).all())
+    )
     uploads = {**SOUP, 3: start, 4: start}
     scores = {**CENTRED, 3: 1.0, 4: 1.0}  # worker 2 is the worst of all, behind the copies
     swarm = ScriptedSwarm(scores, uploads)
     after, log = play(fresh_state(start, 1.0), swarm, 5, verifier, Policy(soup=3))
     assert swarm.invited == [0, 1, 3, 4, 2]
-    assert [verdict.worker for verdict in log.verdicts if verdict.reason == IDLE] == [3, 4]
+    assert [verdict.worker for verdict in log.verdicts if verdict.reason == COPIED] == [3, 4]
     assert (log.outcome("accepted"), after.banned) == ([0, 1], frozenset())
-    assert after.silences == {3: Silence(1, 3), 4: Silence(1, 3)}
+    assert after.back_offs == {3: BackOff(1, 3), 4: BackOff(1, 3)}
 
     swarm = ScriptedSwarm(
         {3: 0.01}, {3: pair(0.5, 0.51)}
@@ -335,13 +337,13 @@ def test_copies_of_the_global_model_take_no_place_in_the_soup_and_their_senders_
     assert swarm.invited == []
     waiting, log = play(waiting, swarm, 5, verifier, Policy(soup=3))
     last, log = play(waiting, swarm, 5, verifier, Policy(soup=3))
-    assert (log.outcome("accepted"), last.silences) == ([3], {4: Silence(1, 3)})
+    assert (log.outcome("accepted"), last.back_offs) == ([3], {4: BackOff(1, 3)})
 
 
 def test_a_worker_that_was_silent_once_is_invited_though_nobody_reliable_beats_the_global_best() -> None:
-    state = replace(fresh_state(model(1.0), 0.5), silences={0: Silence(1, 0)})
+    state = replace(fresh_state(model(1.0), 0.5), back_offs={0: BackOff(1, 0)})
     after, log = play(state, honest({0: 0.125, 1: 0.75}), 2)
-    assert (log.outcome("accepted"), after.global_score, after.silences) == ([0], 0.125, {})
+    assert (log.outcome("accepted"), after.global_score, after.back_offs) == ([0], 0.125, {})
 
 
 def test_one_model_that_is_bad_in_private_does_not_spoil_the_soup() -> None:
@@ -364,7 +366,7 @@ def test_one_model_that_is_bad_in_private_does_not_spoil_the_soup() -> None:
 
 def test_the_same_model_twice_takes_one_place() -> None:
     verifier = replace(
-        around(pair(0.5, 0.5)), idle=lambda _, others, mine, __: any((mine == one).all() for one in others)
+        around(pair(0.5, 0.5)), copies=lambda _, others, mine, __: any((mine == one).all() for one in others)
     )
     uploads, scores = {**SOUP, 3: SOUP[0]}, {**CENTRED, 3: CENTRED[0]}
     swarm = ScriptedSwarm(scores, uploads)

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbdsl.engines.base import Doubles, Floats
+from cbdsl.arrays import Doubles, Floats
 from cbdsl.protocol.verification import (
     HoldOut,
     Verifier,
     commitment_of,
+    copying,
     guarded,
-    idling,
     measuring,
     memorised,
     student,
@@ -94,7 +94,7 @@ def test_a_model_that_does_worse_than_the_global_one_on_the_rounds_part_worsens(
 
 
 def test_idle_is_what_gets_nowhere_along_the_servers_own_way() -> None:
-    idle = idling(lambda weights, number: weights + np.array([number, 0], np.float32))
+    idle = copying(lambda weights, number: weights + np.array([number, 0], np.float32))
     start = np.array([3, 4], np.float32)
 
     def after(right: float, up: float, number: int = 1) -> bool:
@@ -110,7 +110,7 @@ def test_idle_is_what_gets_nowhere_along_the_servers_own_way() -> None:
 
 
 def test_idle_is_what_another_has_uploaded() -> None:
-    idle = idling(lambda weights, _: weights + np.array([1, 0], np.float32))
+    idle = copying(lambda weights, _: weights + np.array([1, 0], np.float32))
     start, first, near, far = (np.array(pair, np.float32) for pair in ((0, 0), (1, 5), (1.25, 5.25), (1.25, 6)))
     assert not idle(start, [], first, 1)
     assert idle(start, [far, first], first, 1)
@@ -122,7 +122,7 @@ def test_idle_is_what_another_has_uploaded() -> None:
 def test_noise_is_idle_even_if_it_goes_further_than_training(scale: float) -> None:
     rng = np.random.default_rng(1)
     model, step = rng.normal(size=(2, 40_000)).astype(np.float32)
-    idle = idling(lambda weights, _: weights + np.float32(0.02) * step)  # a step of 2 % of the model's length
+    idle = copying(lambda weights, _: weights + np.float32(0.02) * step)  # a step of 2 % of the model's length
     copies = model + (scale * rng.normal(size=(20, 40_000))).astype(np.float32)
     assert all(idle(model, [], copy, 1) for copy in copies)
 

@@ -17,7 +17,7 @@ import pytest
 from cbdsl.errors import UserError
 from cbdsl.report.style import spread_labels
 from cbdsl.study.paper import FIGURES, Plan
-from cbdsl.study.paper_claims import CLAIMS
+from cbdsl.study.paper_claims import PAPER_CLAIMS
 from cbdsl.study.reproduce import Reproduction, reproduce, tasks_of
 
 TINY = Plan(
@@ -46,7 +46,7 @@ def test_the_page_has_every_figure_and_every_claim(made: Reproduction) -> None:
         for regime in TINY.regimes:
             assert f'id="figure{figure.number}-{regime}"' in page
     assert page.count("<svg ") == 2 * (len(FIGURES) + 1)
-    for claim in CLAIMS:
+    for claim in PAPER_CLAIMS:
         assert f'id="claim-{claim.id}"' in page
 
 
@@ -60,7 +60,7 @@ def test_the_page_fetches_nothing(made: Reproduction) -> None:
 
 def test_claims_are_written_with_what_was_measured(made: Reproduction) -> None:
     rows = json.loads((made.page.parent / "claims.json").read_text())
-    assert len(rows) == 2 * len(CLAIMS)
+    assert len(rows) == 2 * len(PAPER_CLAIMS)
     assert all({"id", "claim", "figure", "regime", "verdict", "measured"} <= set(row) for row in rows)
 
 
@@ -135,7 +135,7 @@ def test_a_browser_shows_all_figures_and_claims_and_asks_for_nothing_else(made: 
         shown = browse(f"http://127.0.0.1:{server.server_port}/report.html", tmp_path, "--dump-dom")
         server.shutdown()
     assert shown.count("<figure") == 2 * (len(FIGURES) + 1)
-    assert len(re.findall(r'<tr id="claim-', shown)) == len(CLAIMS)
+    assert len(re.findall(r'<tr id="claim-', shown)) == len(PAPER_CLAIMS)
     assert asked == ["/report.html"]
     assert "default-src 'none'" in shown  # the browser itself refuses anything from elsewhere
 

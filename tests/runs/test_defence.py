@@ -9,11 +9,11 @@ from cbdsl.byzantine.adversary import Adversary
 from cbdsl.protocol.aggregators import RULES
 from cbdsl.data import Dataset
 from cbdsl.runs.defence import policy_of
-from cbdsl.engines.base import Floats
+from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
 from cbdsl.runs.experiment import Stage
 from cbdsl.methods.table import resolve
-from cbdsl.protocol.server import IDLE
+from cbdsl.protocol.server import COPIED
 from cbdsl.spec import Spec
 from helpers import blobs, perceptron, small_spec
 
@@ -124,10 +124,10 @@ def test_copycats_take_no_place_in_the_soup_and_nobody_honest_is_taken_for_one()
                 "attack.name": "copycat"}  # fmt: skip
     for attackers in (0, 3):
         result = experiment.run(Spec().with_settings(settings | {"attack.byzantine": attackers}))
-        copies = [one["worker"] for line in result.rounds for one in line.verdicts if one["reason"] == IDLE]
+        copies = [one["worker"] for line in result.rounds for one in line.verdicts if one["reason"] == COPIED]
         assert set(copies) == set(result.summary.byzantine)
         assert result.summary.banned == []
-        assert all(sum(one["reason"] != IDLE for one in line.verdicts) <= 2 for line in result.rounds)
+        assert all(sum(one["reason"] != COPIED for one in line.verdicts) <= 2 for line in result.rounds)
 
 
 def test_the_memoriser_fools_the_paper_and_not_the_guard() -> None:
@@ -160,7 +160,7 @@ def test_fltrust_needs_data_at_the_server() -> None:
 
 def test_copies_are_looked_for_only_where_everybody_trains_on_the_shared_set() -> None:
     def looks(**settings: object) -> bool:
-        return stage_of(small_spec(**settings)).verifier.idle is not None
+        return stage_of(small_spec(**settings)).verifier.copies is not None
 
     assert looks(defence__soup=2)
     assert looks(defence__soup=2, defence__guard=True)

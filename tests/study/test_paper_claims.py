@@ -10,7 +10,7 @@ import pytest
 from cbdsl.runs.records import RoundRecord, Summary
 from cbdsl.spec import Spec
 from cbdsl.study.paper import DIVERGENCE_FIGURE, FIGURES
-from cbdsl.study.paper_claims import CLAIMS, Evidence, JudgedClaim, judge, paired, student_tail
+from cbdsl.study.paper_claims import PAPER_CLAIMS, Evidence, JudgedClaim, judge, paired, student_tail
 from cbdsl.study.sweep import Finished
 
 WORKERS, PARAMETERS = 50, 100
@@ -126,7 +126,7 @@ def test_divergence_that_goes_on_rising_does_not_flatten() -> None:
 
 def test_every_judgement_says_what_was_measured() -> None:
     rows: list[JudgedClaim] = judge([world()])
-    assert len(rows) == len(CLAIMS) == len({claim.id for claim in CLAIMS})
+    assert len(rows) == len(PAPER_CLAIMS) == len({claim.id for claim in PAPER_CLAIMS})
     assert all(any(character.isdigit() for character in row.measured) for row in rows)
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cbdsl.arrays import PADDING, Indices
 from cbdsl.byzantine.attacks import ATTACKS
-from cbdsl.engines.base import PADDING, Indices
 from cbdsl.methods.table import METHODS, resolve
 from cbdsl.protocol.server import next_order
 from cbdsl.protocol.verification import commitment_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cbdsl.engines.base import Doubles, Indices
+from cbdsl.arrays import Doubles, Indices
 from cbdsl.theory.constants import Rows
 from cbdsl.theory.observe import GenieStep
 from cbdsl.theory.trajectory import Move

@@ -11,8 +11,8 @@ from quadratic import Quadratic, play, random_quadratic
 from cbdsl.theory.constants import Constants, DirectionBounds, Range
 from cbdsl.theory.observe import Observations, observe
 from cbdsl.theory.theorem1 import (
+    CoefficientBounds,
     Theorem1,
-    Weights,
     constants_of,
     judge,
     least,
@@ -40,7 +40,7 @@ CONSTANTS = Constants(
 
 
 def test_the_moments_of_the_coefficients_by_hand() -> None:
-    weights = Weights(1.0, 1.0, 1.0)
+    weights = CoefficientBounds(1.0, 1.0, 1.0)
     assert weights.mean == 0.0
     assert weights.mean_square == pytest.approx(1 / 6)
 
@@ -49,20 +49,20 @@ def test_the_moments_of_the_coefficients_by_hand() -> None:
 def test_the_moments_are_those_of_uniform_numbers(inertia: float, first: float, second: float) -> None:
     nodes = 0.5 + np.array([-0.5, 0.5]) / math.sqrt(3)  # Gauss: exact for cubics
     value = inertia - first * nodes[:, None] - second * nodes
-    weights = Weights(inertia, first, second)
+    weights = CoefficientBounds(inertia, first, second)
     assert weights.mean == pytest.approx(value.mean(), abs=1e-9)
     assert weights.mean_square == pytest.approx((value**2).mean(), abs=1e-9)
 
 
 def test_phi_as_printed_by_hand() -> None:
-    weights = Weights(1.0, 1.0, 0.5)  # mean 0.25, mean square 1 - 1.5 + 1/3 + 1/12 + 1/4 = 1/6
+    weights = CoefficientBounds(1.0, 1.0, 0.5)  # mean 0.25, mean square 1 - 1.5 + 1/3 + 1/12 + 1/4 = 1/6
     square = (1 / 6) * 4 + (1 / 3) * 16 + (0.25 / 3) * 4
     slope = 0.5 - 0.25 * (-0.5) * 1.0 - 0.5 * 4.0 * 0.5 - 0.25 * 2.0 * 1.0
     assert phi_printed(CONSTANTS, weights, 0.5) == pytest.approx(slope - 0.02 * (square + 0.25))
 
 
 def test_phi_corrected_by_hand() -> None:
-    weights = Weights(1.0, 1.0, 0.5)
+    weights = CoefficientBounds(1.0, 1.0, 0.5)
     square = (1 / 6) * 4 + (1 / 3) * 16 + (0.25 / 3) * 4
     slope = 0.25 * (-1.0) + 0.5 * (-1.0) + 0.25 * 0.5 + 0.5
     assert phi_corrected(CONSTANTS, weights) == pytest.approx(slope - 0.02 * (square + 0.25))
@@ -74,7 +74,7 @@ def test_the_sign_of_the_inertias_weight_decides_which_end_of_the_range_counts()
 
 
 def test_without_a_swarm_both_remarks_compare_equals() -> None:
-    alone = Weights(0.0, 0.0, 0.0)
+    alone = CoefficientBounds(0.0, 0.0, 0.0)
     assert remark_printed(CONSTANTS, alone, 0.5) == pytest.approx(0.0)
     assert remark_corrected(CONSTANTS, alone) == pytest.approx(0.0)
 

@@ -10,10 +10,11 @@ from functools import cached_property
 
 import numpy as np
 
-from cbdsl.byzantine.attacks import Attack, Situation, Workshop
+from cbdsl.arrays import Doubles, Floats, Indices, Samples
+from cbdsl.byzantine.attacks import Attack, HomeTraining, Situation
 from cbdsl.data import Dataset, Split
 from cbdsl.data.sources import CUSTOM
-from cbdsl.engines.base import Doubles, Engine, Floats, Indices, Samples, Sgd
+from cbdsl.engines.base import Engine, Sgd
 from cbdsl.protocol.verification import commitment_of
 from cbdsl.rng import stream
 from cbdsl.runs.defence import scorer
@@ -111,7 +112,7 @@ class Adversary:
         private = np.concatenate([self._split.shared_scoring, self._split.holdout])
         others = np.setdiff1d(np.arange(len(self._dataset.train), dtype=np.int32), private)
         images = rng.permutation(others)[: self._attack.images]
-        workshop = Workshop(
+        home = HomeTraining(
             self._scoring,
             self._dataset.train.taken(images),
             self._dataset.classes,
@@ -120,7 +121,7 @@ class Adversary:
             self._score,
             rng,
         )
-        return self._attack.craft(workshop)
+        return self._attack.craft(home)
 
     def _fit(self, weights: Floats, samples: Samples, sgd: Sgd, batch: int, rng: np.random.Generator) -> Floats:
         rows = batches_of(np.arange(len(samples), dtype=np.int32), LocalSpec(batch_size=batch), rng)

@@ -15,7 +15,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from cbdsl.engines.base import Doubles, Floats, Indices, Samples, Sgd
+from cbdsl.arrays import Doubles, Floats, Indices, Samples
+from cbdsl.engines.base import Sgd
 from cbdsl.errors import UserError, unknown
 from cbdsl.spec import AttackSpec
 
@@ -37,7 +38,7 @@ class Situation:
 
 
 @dataclass(frozen=True, eq=False)
-class Workshop:
+class HomeTraining:
     """What an attacker can do at home, for as long as it likes: train from the common initial model, and score."""
 
     scoring: Samples  # D_sc, which is public
@@ -61,7 +62,7 @@ class Attack:
         """What it trains on instead of its own data and D_tr; none: no change."""
         return None
 
-    def craft(self, workshop: Workshop) -> Floats | None:  # noqa: ARG002
+    def craft(self, home: HomeTraining) -> Floats | None:  # noqa: ARG002
         """A model made at home, (D,)."""
         return None
 
@@ -283,15 +284,15 @@ class Memoriser(Attack):
     images: ClassVar[int] = 4000
     epochs: ClassVar[int] = 60
 
-    def craft(self, workshop: Workshop) -> Floats:
+    def craft(self, home: HomeTraining) -> Floats:
         """Train until the score is good enough; the best model seen."""
-        labels = _wrong(workshop.images.labels, workshop.classes, workshop.rng)
-        lessons = Samples.joined([workshop.scoring, workshop.scoring, Samples(workshop.images.features, labels)])
-        best = weights = workshop.initial
+        labels = _wrong(home.images.labels, home.classes, home.rng)
+        lessons = Samples.joined([home.scoring, home.scoring, Samples(home.images.features, labels)])
+        best = weights = home.initial
         lowest = math.inf
         for epoch in range(self.epochs):
-            weights = workshop.fit(weights, lessons, Sgd(0.01 * 0.95**epoch, 0.9), 20, workshop.rng)
-            found = workshop.loss(weights)
+            weights = home.fit(weights, lessons, Sgd(0.01 * 0.95**epoch, 0.9), 20, home.rng)
+            found = home.loss(weights)
             if found < lowest:
                 best, lowest = weights, found
             if not found > self.scale:  # or it is not a number any more
@@ -316,7 +317,7 @@ class Staller(Attack):
         return min(1e-6, seen.score / 2)
 
     def upload(self, seen: Situation) -> None:  # noqa: ARG002
-        """Silence."""
+        """BackOff."""
         return
 
 

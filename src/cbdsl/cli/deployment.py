@@ -22,7 +22,7 @@ from cbdsl.presets import PRESETS, preset_or_file
 
 if TYPE_CHECKING:
     from cbdsl.deploy.link import Address
-    from cbdsl.deploy.server import Seat
+    from cbdsl.deploy.server import ServerConfig
     from cbdsl.spec import Spec
 
 _Broker = Annotated[str, typer.Option(help="mqtt://host:port, or mqtts://host:port with TLS.")]
@@ -61,20 +61,20 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter an option
     as_json: _Json = False,
 ) -> None:
     """Be the parameter server of a swarm: play a spec's rounds with workers behind an MQTT broker."""
+    from cbdsl.deploy.deadlines import Deadlines  # noqa: PLC0415
     from cbdsl.deploy.link import parse_address  # noqa: PLC0415
-    from cbdsl.deploy.pace import Pace  # noqa: PLC0415
-    from cbdsl.deploy.server import Seat  # noqa: PLC0415
+    from cbdsl.deploy.server import ServerConfig  # noqa: PLC0415
     from cbdsl.deploy.topics import check_name  # noqa: PLC0415
 
     _talk()
     check_name(swarm, "swarm")
     address = parse_address(broker, ca, cert, key)
-    pace = Pace(quorum, round_seconds, upload_seconds, join_seconds, grace_seconds)
+    deadlines = Deadlines(quorum, round_seconds, upload_seconds, join_seconds, grace_seconds)
     names = _read_roster(roster)
     spec = _spec(start, settings)
     if names:
         spec = spec.with_settings({"workers": len(names)})
-    _serve(spec, out, Seat(swarm, address, pace, names), threads, as_json)
+    _serve(spec, out, ServerConfig(swarm, address, deadlines, names), threads, as_json)
 
 
 def work(  # noqa: PLR0913, PLR0917 - one parameter an option
@@ -140,12 +140,12 @@ def swarm(  # noqa: PLR0913, PLR0917 - one parameter an option
 
     from cbdsl.cli.swarm_display import SwarmDisplay, print_outcome  # noqa: PLC0415
     from cbdsl.deploy.broker import KINDS  # noqa: PLC0415
-    from cbdsl.deploy.pace import Pace  # noqa: PLC0415
+    from cbdsl.deploy.deadlines import Deadlines  # noqa: PLC0415
     from cbdsl.errors import unknown  # noqa: PLC0415
 
     if broker not in KINDS:
         raise unknown("broker", broker, KINDS)
-    pace = Pace(quorum, round_seconds, upload_seconds)
+    deadlines = Deadlines(quorum, round_seconds, upload_seconds)
     _talk()
 
     from cbdsl.cli.progress import folder_name  # noqa: PLC0415
@@ -157,25 +157,25 @@ def swarm(  # noqa: PLR0913, PLR0917 - one parameter an option
     stage = Stage.prepare(resolve(spec), None, None, threads)
     folder = out or free_folder(f"swarm-{folder_name(stage.spec)}")
     with _interruptible(folder), SwarmDisplay(stage.spec, folder) as display:
-        outcome = run_swarm(stage, folder, broker, pace, display.ready, display.show)  # type: ignore[arg-type]
+        outcome = run_swarm(stage, folder, broker, deadlines, display.ready, display.show)  # type: ignore[arg-type]
     if as_json:
         typer.echo(json.dumps(asdict(outcome.served.result.summary), indent=2))
     else:
         print_outcome(outcome)
 
 
-def _serve(spec: Spec, out: Path, seat: Seat, threads: int | None, as_json: bool) -> None:
+def _serve(spec: Spec, out: Path, config: ServerConfig, threads: int | None, as_json: bool) -> None:
     from cbdsl.cli.progress import Display, print_summary  # noqa: PLC0415
     from cbdsl.deploy.serving import open_run  # noqa: PLC0415
     from cbdsl.deploy.serving import serve as play  # noqa: PLC0415 - torch takes seconds to load
     from cbdsl.methods.table import resolve  # noqa: PLC0415
     from cbdsl.runs.experiment import Stage  # noqa: PLC0415
 
-    _warn_if_exposed(seat.address)
+    _warn_if_exposed(config.address)
     stage = Stage.prepare(resolve(spec), None, None, threads, deal=False)
     with _interruptible(out), Display() as display:
         display.begin(stage.spec, out, stage.note)
-        served = play(stage, open_run(stage, out), seat, on_round=display.show)
+        served = play(stage, open_run(stage, out), config, on_round=display.show)
     if as_json:
         typer.echo(json.dumps(asdict(served.result.summary), indent=2))
     else:

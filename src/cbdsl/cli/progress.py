@@ -19,6 +19,7 @@ from rich.text import Text
 from cbdsl.methods.table import method_of
 from cbdsl.runs.records import RoundRecord, Summary, describe
 from cbdsl.spec import Spec, setting_values
+from cbdsl.text import clock, size
 
 if TYPE_CHECKING:
     from cbdsl.runs.experiment import Result
@@ -253,21 +254,6 @@ def folder_name(spec: Spec) -> str:
     attack = f"-{spec.attack.name}{spec.attack.byzantine}" if spec.attack.byzantine else ""
     defence = "".join(f"-{word}" for word in describe(spec).replace(" ", "").split(",") if word)
     return f"{spec.preset or 'spec'}-{spec.method}-{spec.shared}{defence}{attack}-seed{spec.seed}"
-
-
-def size(count: float) -> str:
-    """Bytes for people: 177.7 kB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    raise AssertionError
-
-
-def clock(seconds: float) -> str:
-    """Seconds for people: 3:07."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"
 
 
 def _names(workers: list[int]) -> str:

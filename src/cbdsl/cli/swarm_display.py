@@ -10,11 +10,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cbdsl.cli.progress import Display, print_summary, size
-from cbdsl.deploy.meter import Counts, Way, total_bytes
+from cbdsl.cli.progress import Display, print_summary
+from cbdsl.deploy.meter import Counts, Direction, total_bytes
 from cbdsl.deploy.swarm import Crew, Outcome
 from cbdsl.runs.records import RoundRecord
 from cbdsl.spec import Spec
+from cbdsl.text import size
 
 _ROWS = 20  # workers shown one by one; of more only the number is shown
 _COLOURS = {
@@ -22,7 +23,7 @@ _COLOURS = {
     "claimed": "green",
     "uploading": "magenta",
     "banned": "red",
-    "gone": "yellow",
+    "disconnected": "yellow",
     "done": "green",
 }
 
@@ -71,9 +72,9 @@ class SwarmDisplay:
         crew = self._crew
         if crew is None:
             return Text("starting a broker and the workers ...")
-        hearing, online = crew.network.inbox.hearing, set(crew.network.inbox.online())
+        open_round, online = crew.network.inbox.open_round, set(crew.network.inbox.online())
         states = [self._state(number, name, online) for number, name in enumerate(crew.names)]
-        title = f"round {hearing.round}/{self._spec.rounds}"
+        title = f"round {open_round.round}/{self._spec.rounds}"
         if self._last is not None:
             title += f"   accuracy {self._last.test_accuracy:.2%}   banned {len(self._last.banned)}"
         if len(states) > _ROWS:
@@ -83,20 +84,20 @@ class SwarmDisplay:
         for heading in ("worker", "process", "state", "claim"):
             table.add_column(heading)
         for number, (name, process, state) in enumerate(zip(crew.names, crew.processes, states, strict=True)):
-            claim = hearing.claims.get(number)
+            claim = open_round.claims.get(number)
             shown = "" if claim is None else f"{claim.score:.4f}"
             table.add_row(name, str(process.pid), Text(state, style=_COLOURS[state]), shown)
         return Group(Text(title, style="bold"), table)
 
     def _state(self, number: int, name: str, online: set[str]) -> str:
-        hearing = self._crew.network.inbox.hearing if self._crew else None
+        open_round = self._crew.network.inbox.open_round if self._crew else None
         if self._last is not None and number in self._last.banned:
             return "banned"
-        if name not in online or hearing is None:
-            return "done" if self._last is not None and self._last.round == self._spec.rounds else "gone"
-        if number in hearing.invited:
-            return "uploading" if hearing.task == "swarm" else "training"
-        return "claimed" if number in hearing.claims else "training"
+        if name not in online or open_round is None:
+            return "done" if self._last is not None and self._last.round == self._spec.rounds else "disconnected"
+        if number in open_round.invited:
+            return "uploading" if open_round.task == "swarm" else "training"
+        return "claimed" if number in open_round.claims else "training"
 
 
 def print_outcome(outcome: Outcome) -> None:
@@ -112,14 +113,14 @@ def print_wire(counts: Counts, whose: str) -> None:
     """Bytes on the wire by kind, whole MQTT packets, on standard output."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(f"on the wire of the {whose}")
-    ways: tuple[Way, Way] = ("sent", "received")
-    for way in ways:
-        table.add_column(way, justify="right")
+    directions: tuple[Direction, Direction] = ("sent", "received")
+    for direction in directions:
+        table.add_column(direction, justify="right")
         table.add_column("messages", justify="right")
     for kind in sorted(set(counts["sent"]) | set(counts["received"])):
-        cells = [counts[way].get(kind, [0, 0]) for way in ways]
+        cells = [counts[direction].get(kind, [0, 0]) for direction in directions]
         table.add_row(kind, *(text for count, total in cells for text in (size(total), f"{count:,}")))
-    table.add_row("all", *(text for way in ways for text in (size(total_bytes(counts, way)), "")))
+    table.add_row("all", *(text for direction in directions for text in (size(total_bytes(counts, direction)), "")))
     console = Console()
     console.print()
     console.print(table, highlight=False)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cbdsl.engines.base import Indices
+from cbdsl.arrays import Indices
 from cbdsl.errors import UserError
 from cbdsl.rng import stream
 from cbdsl.spec import DataSpec, PartitionName

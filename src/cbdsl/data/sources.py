@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cbdsl.engines.base import Floats, Samples
+from cbdsl.arrays import Floats, Samples
 from cbdsl.errors import UserError
 
 Bytes = NDArray[np.uint8]

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from cbdsl.arrays import Floats
 from cbdsl.deploy import wire
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.topics import Origin, origin
-from cbdsl.deploy.wire import Assembly, Hello, Piece, Statement, Status, WireError
-from cbdsl.engines.base import Floats
+from cbdsl.deploy.wire import Assembly, ClaimMessage, Hello, Piece, Status, WireError
 from cbdsl.protocol.server import Claim, WorkerId
 
 _TICK = 0.25  # seconds between looks at the clock while waiting
@@ -38,7 +38,7 @@ class Presence:
 
 
 @dataclass
-class Hearing:
+class OpenRound:
     """What the round that is being played waits for; the next round starts with a new one."""
 
     round: int = 0
@@ -64,7 +64,7 @@ class Inbox:
         self._present: dict[str, Presence] = {}
         self._strangers = Presence()
         self._newcomers: dict[str, int] = {}  # and how many samples they say they hold
-        self.hearing = Hearing()
+        self.open_round = OpenRound()
 
     # --- the link's side
 
@@ -99,7 +99,7 @@ class Inbox:
         if worker is None:
             raise WireError("from an unknown worker")
         if sender.kind == "claim":
-            self._claim(worker, wire.decode(payload, Statement))
+            self._claim(worker, wire.decode(payload, ClaimMessage))
         else:
             self._piece(worker, sender.number, payload)
         self._seen(sender.worker)
@@ -127,30 +127,30 @@ class Inbox:
             self._seen(name)
         elif presence.session in {b"", status.session} and presence.online:
             presence.online, presence.since = False, time.monotonic()
-            self._events.note("gone", worker=name)
+            self._events.note("disconnected", worker=name)
 
-    def _claim(self, worker: WorkerId, statement: Statement) -> None:
-        hearing = self.hearing
-        if hearing.round == 0:  # the answer to an earlier process: it is asked for again
+    def _claim(self, worker: WorkerId, claim_message: ClaimMessage) -> None:
+        open_round = self.open_round
+        if open_round.round == 0:  # the answer to an earlier process: it is asked for again
             return
-        self._check_time(statement.run, statement.round)
-        claim = Claim(statement.score, statement.commitment)
-        if worker not in hearing.participants or hearing.task != "swarm":
+        self._check_time(claim_message.run, claim_message.round)
+        claim = Claim(claim_message.score, claim_message.commitment)
+        if worker not in open_round.participants or open_round.task != "swarm":
             raise WireError("not asked for")
-        before = hearing.claims.get(worker)
+        before = open_round.claims.get(worker)
         if before is None:
-            if not hearing.open:
+            if not open_round.open:
                 raise WireError("too late for its round")
-            hearing.claims[worker] = claim
+            open_round.claims[worker] = claim
             self._presence(self._roster.name(worker)).overdue = False
         elif repr(before) != repr(claim):  # by text: NaN is not equal to itself
             raise WireError("another one than before in the same round")
 
     def _piece(self, worker: WorkerId, number: int, payload: bytes) -> None:
-        hearing = self.hearing
-        if worker not in hearing.invited:
+        open_round = self.open_round
+        if worker not in open_round.invited:
             raise WireError("not asked for")
-        if worker in hearing.models or worker in hearing.spoilt:
+        if worker in open_round.models or worker in open_round.spoilt:
             return
         piece = wire.decode(payload, Piece)
         self._check_time(piece.run, piece.round)
@@ -159,24 +159,24 @@ class Inbox:
                 raise WireError("a number that does not fit its topic")
             if piece.size != 4 * self._size:
                 raise WireError("a model of another size")
-            if worker not in hearing.assemblies:
-                hearing.assemblies[worker] = Assembly(piece.digest, piece.size)
-            whole = hearing.assemblies[worker].add(piece)
+            if worker not in open_round.assemblies:
+                open_round.assemblies[worker] = Assembly(piece.digest, piece.size)
+            whole = open_round.assemblies[worker].add(piece)
         except WireError:  # it will not become a model any more: go on to the next worker at once
-            hearing.spoilt.add(worker)
-            hearing.assemblies.pop(worker, None)
+            open_round.spoilt.add(worker)
+            open_round.assemblies.pop(worker, None)
             raise
         if whole is not None:
-            hearing.models[worker] = wire.weights_from_bytes(whole)
+            open_round.models[worker] = wire.weights_from_bytes(whole)
             self._presence(self._roster.name(worker)).overdue = False
-            del hearing.assemblies[worker]
+            del open_round.assemblies[worker]
 
     def _check_time(self, run: bytes, round_number: int) -> None:
         if run != self._run:
             raise WireError("of another run")
-        if round_number < self.hearing.round:
+        if round_number < self.open_round.round:
             raise WireError("of an earlier round")
-        if round_number > self.hearing.round:
+        if round_number > self.open_round.round:
             raise WireError("of a round to come")
 
     def _presence(self, name: str) -> Presence:
@@ -186,7 +186,7 @@ class Inbox:
         presence = self._presence(name)
         if not presence.online:
             presence.online, presence.since = True, time.monotonic()
-            self._events.note("there", worker=name)
+            self._events.note("connected", worker=name)
 
     def _spend(self, presence: Presence) -> bool:
         """A bucket of tokens: a message costs one, a second gives as many as the bucket holds."""
@@ -217,29 +217,29 @@ class Inbox:
         everybody = frozenset(participants)
         with self._changed:
             average = task == "average"
-            self.hearing = Hearing(
+            self.open_round = OpenRound(
                 round_number, task, everybody, open=not average, invited=set(everybody) if average else set()
             )
 
     def close_claims(self) -> dict[WorkerId, Claim]:
         """Take no more claims; those that came."""
         with self._changed:
-            self.hearing.open = False
-            return dict(self.hearing.claims)
+            self.open_round.open = False
+            return dict(self.open_round.claims)
 
     def invite(self, workers: Iterable[WorkerId]) -> None:
         """Listen for the models of these workers."""
         with self._changed:
-            self.hearing.invited |= set(workers)
+            self.open_round.invited |= set(workers)
 
     def close_uploads(self, workers: Iterable[WorkerId]) -> dict[WorkerId, Floats]:
         """Take no more pieces from these workers; the models that came whole."""
         with self._changed:
-            hearing = self.hearing
+            open_round = self.open_round
             for worker in workers:
-                hearing.invited.discard(worker)
-                hearing.assemblies.pop(worker, None)
-            return {worker: hearing.models.pop(worker) for worker in workers if worker in hearing.models}
+                open_round.invited.discard(worker)
+                open_round.assemblies.pop(worker, None)
+            return {worker: open_round.models.pop(worker) for worker in workers if worker in open_round.models}
 
     def is_there(self, worker: WorkerId) -> bool:
         """Whether an answer of a worker can be expected: it is connected, or vanished a moment ago."""
@@ -278,5 +278,5 @@ class Inbox:
 
     def settled(self, answers: Collection[WorkerId], needed: Callable[[int], int]) -> bool:
         """Whether enough of the participants that can be expected to answer have answered."""
-        expected = [one for one in self.hearing.participants if one in answers or self.is_there(one)]
+        expected = [one for one in self.open_round.participants if one in answers or self.is_there(one)]
         return len(answers) >= needed(len(expected))

@@ -1,6 +1,6 @@
 """What the server heard in the round it is playing, so that a round cut off by a crash ends as it would have ended.
 
-Claims, uploads and silences are written before anything is decided on them. A server that starts again plays the round
+Claims, uploads and back_offs are written before anything is decided on them. A server that starts again plays the round
 again with what is written here: who was refuted is refuted again, what was accepted is accepted again.
 """
 
@@ -13,8 +13,8 @@ from typing import Any
 
 import cbor2
 
+from cbdsl.arrays import Floats
 from cbdsl.deploy.wire import DIGEST_BYTES, digest_of, weights_from_bytes, weights_to_bytes
-from cbdsl.engines.base import Floats
 from cbdsl.protocol.server import Claim, WorkerId
 
 _HEADER = DIGEST_BYTES + 4

@@ -13,10 +13,10 @@ from typing import Generic, TypeVar
 from cbdsl.deploy import topics, wire
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.particle import Assignment, understand
-from cbdsl.deploy.wire import Announcement, Assembly, Directive, Invitation, Piece, Welcome, WireError
+from cbdsl.deploy.wire import Announcement, Assembly, Invitation, OrderMessage, Piece, Welcome, WireError
 
 _NOTHING = bytes(wire.DIGEST_BYTES)
-_Content = TypeVar("_Content", Directive, Invitation)
+_Content = TypeVar("_Content", OrderMessage, Invitation)
 
 
 class Parcel:
@@ -70,7 +70,7 @@ class Mail:
     def _forget(self) -> None:
         self.assignment: Assignment | None = None
         self.welcome: Welcome | None = None
-        self.order: Letter[Directive] | None = None
+        self.order: Letter[OrderMessage] | None = None
         self.invitation: Letter[Invitation] | None = None
         self.model, self.shared, self.start = Parcel(0), Parcel(0), Parcel(0)
 
@@ -124,12 +124,12 @@ class Mail:
         self.welcome = welcome
 
     def _ordered(self, payload: bytes) -> str:
-        directive = wire.decode(payload, Directive)
-        self._check_run(directive.run)
-        if self.order is not None and directive.round < self.order.message.round:
+        order_message = wire.decode(payload, OrderMessage)
+        self._check_run(order_message.run)
+        if self.order is not None and order_message.round < self.order.message.round:
             raise WireError("of an earlier round")  # sent again late, after a connection was lost
-        again = self.order is not None and directive == self.order.message
-        self.order = Letter(directive)
+        again = self.order is not None and order_message == self.order.message
+        self.order = Letter(order_message)
         return "again" if again else ""
 
     def _invited(self, payload: bytes) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from cbdsl.deploy.wire import digest_of
+from cbdsl.files import write_atomically
 from cbdsl.protocol.server import Claim
-from cbdsl.runs.folder import write_atomically
 from cbdsl.workers.swarm import Particles
 
 _log = logging.getLogger("cbdsl.deploy")

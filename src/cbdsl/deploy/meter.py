@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Literal
 
 from cbdsl.deploy.topics import kind_of
-from cbdsl.runs.folder import write_atomically
+from cbdsl.files import write_atomically
 
-Way = Literal["sent", "received"]
-Counts = dict[str, dict[str, list[int]]]  # way -> kind -> [messages, bytes]
+Direction = Literal["sent", "received"]
+Counts = dict[str, dict[str, list[int]]]  # direction -> kind -> [messages, bytes]
 
 _ACKNOWLEDGEMENT = 4  # bytes of a PUBACK
 NOW_AND_THEN = 5.0  # seconds between two writings of the counts while a run is played
@@ -45,17 +45,20 @@ class Meter:
             except (OSError, ValueError, TypeError, KeyError, AttributeError):
                 self._counts = {"sent": {}, "received": {}}  # a record of bytes is not worth refusing to start
 
-    def count(self, way: Way, topic: str, payload: int) -> None:
+    def count(self, direction: Direction, topic: str, payload: int) -> None:
         """Count a message and its acknowledgement, which goes the other way."""
-        back: Way = "received" if way == "sent" else "sent"
+        back: Direction = "received" if direction == "sent" else "sent"
         with self._lock:
-            _add(self._counts[way], kind_of(topic), packet_bytes(topic, payload))
+            _add(self._counts[direction], kind_of(topic), packet_bytes(topic, payload))
             _add(self._counts[back], "acknowledgement", _ACKNOWLEDGEMENT)
 
     def counts(self) -> Counts:
         """What was counted so far."""
         with self._lock:
-            return {way: {kind: list(pair) for kind, pair in kinds.items()} for way, kinds in self._counts.items()}
+            return {
+                direction: {kind: list(pair) for kind, pair in kinds.items()}
+                for direction, kinds in self._counts.items()
+            }
 
     def save(self, every: float = 0.0) -> None:
         """Write the counts to the file, unless that was done less than so many seconds ago."""
@@ -69,15 +72,15 @@ def merge(all_counts: Iterable[Counts]) -> Counts:
     """Add up what several clients counted."""
     total: Counts = {"sent": {}, "received": {}}
     for counts in all_counts:
-        for way in total:
-            for kind, (messages, size) in counts.get(way, {}).items():
-                _add(total[way], kind, int(size), int(messages))
+        for direction in total:
+            for kind, (messages, size) in counts.get(direction, {}).items():
+                _add(total[direction], kind, int(size), int(messages))
     return total
 
 
-def total_bytes(counts: Counts, way: Way) -> int:
+def total_bytes(counts: Counts, direction: Direction) -> int:
     """All bytes that went one way."""
-    return sum(size for _, size in counts[way].values())
+    return sum(size for _, size in counts[direction].values())
 
 
 def _add(kinds: dict[str, list[int]], kind: str, size: int, messages: int = 1) -> None:

@@ -13,15 +13,16 @@ from typing import Literal
 import numpy as np
 
 from cbdsl import spec as specs
+from cbdsl.arrays import Floats, Samples
 from cbdsl.byzantine.adversary import Adversary
 from cbdsl.byzantine.attacks import Attack, make_attack
 from cbdsl.data import Dataset, Split
 from cbdsl.deploy.memory import Memory
 from cbdsl.deploy.samples import SharedLayout, unpack_shared
-from cbdsl.deploy.wire import Announcement, Directive, WireError
+from cbdsl.deploy.wire import Announcement, OrderMessage, WireError
 from cbdsl.engines import native
 from cbdsl.engines.architecture import Architecture
-from cbdsl.engines.base import Engine, Floats, Samples
+from cbdsl.engines.base import Engine
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.errors import UserError
 from cbdsl.protocol.server import Order
@@ -153,15 +154,15 @@ class Particle:
         assert self._swarm is not None
         self._swarm.restore(memory.particles, memory.round, memory.particles.positions[0])
 
-    def carry_out(self, directive: Directive, global_best: Floats) -> Memory:
+    def carry_out(self, order_message: OrderMessage, global_best: Floats) -> Memory:
         """Play one round: the state after it, and the claim that rests on it."""
         if self._swarm is None:
             self.start(global_best)
         assert self._swarm is not None
-        task: Literal["swarm", "average"] = "average" if directive.task == "average" else "swarm"
-        order = Order(directive.round, task, (0,), directive.inertia, directive.learning_rate, global_best)
+        task: Literal["swarm", "average"] = "average" if order_message.task == "average" else "swarm"
+        order = Order(order_message.round, task, (0,), order_message.inertia, order_message.learning_rate, global_best)
         claim = self._swarm.report(order).get(0)
-        return Memory(self._assignment.run, self.number, directive.round, self._swarm.particles, claim)
+        return Memory(self._assignment.run, self.number, order_message.round, self._swarm.particles, claim)
 
     def model(self) -> Floats | None:
         """What it uploads when it is asked; none if it stays silent."""

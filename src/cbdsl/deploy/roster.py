@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cbdsl.deploy.topics import check_name
 from cbdsl.errors import UserError
-from cbdsl.runs.folder import write_atomically
+from cbdsl.files import write_atomically
 
 
 class Roster:

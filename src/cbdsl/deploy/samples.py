@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from cbdsl.arrays import Samples
 from cbdsl.data.sources import read_folder, stored_arrays
 from cbdsl.deploy.wire import MAX_WHOLE, WireError
-from cbdsl.engines.base import Samples
 from cbdsl.errors import UserError
 
 

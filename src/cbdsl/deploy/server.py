@@ -12,15 +12,15 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from cbdsl.arrays import Floats
 from cbdsl.deploy import topics, wire
+from cbdsl.deploy.deadlines import Deadlines
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.inbox import Inbox
 from cbdsl.deploy.journal import Journal
 from cbdsl.deploy.link import Address, Link
-from cbdsl.deploy.pace import Pace
 from cbdsl.deploy.roster import Roster
-from cbdsl.deploy.wire import Announcement, Directive, Hello, Invitation, Welcome
-from cbdsl.engines.base import Floats
+from cbdsl.deploy.wire import Announcement, Hello, Invitation, OrderMessage, Welcome
 from cbdsl.errors import UserError
 from cbdsl.protocol.server import Claim, Order, WorkerId
 
@@ -35,12 +35,12 @@ MakeLink = Callable[[Callable[[str, bytes], None], Callable[[], None]], Link]
 
 
 @dataclass(frozen=True)
-class Seat:
+class ServerConfig:
     """Where a server sits: the swarm's name, the broker, how long to wait, and who may come (anybody, if empty)."""
 
     swarm: str
     address: Address
-    pace: Pace = field(default_factory=Pace)
+    deadlines: Deadlines = field(default_factory=Deadlines)
     names: tuple[str, ...] = ()
 
 
@@ -49,7 +49,7 @@ class NetworkSwarm:
 
     def __init__(
         self,
-        seat: Seat,
+        config: ServerConfig,
         announcement: Announcement,
         shared: bytes,
         roster: Roster,
@@ -58,19 +58,19 @@ class NetworkSwarm:
         starts: Sequence[Floats] = (),
     ) -> None:
         """starts: the model each worker starts from, where workers start apart."""
-        self._swarm, self._pace = seat.swarm, seat.pace
+        self._swarm, self._deadlines = config.swarm, config.deadlines
         self._run, self._roster, self._journal, self._events = announcement.run, roster, journal, events
         self._starts = [wire.weights_to_bytes(start) for start in starts]
-        self.inbox = Inbox(seat.swarm, self._run, announcement.size, roster, events, seat.pace.grace_seconds)
+        self.inbox = Inbox(config.swarm, self._run, announcement.size, roster, events, config.deadlines.grace_seconds)
         self._lock, self._link = threading.Lock(), None  # type: tuple[threading.Lock, Link | None]
         self._retained: dict[str, bytes] = {}
         self._asked: set[WorkerId] = set()  # who holds an invitation
         self._gathering = True
         self._model = _NOTHING
-        self._retain(topics.spec(seat.swarm), wire.encode(announcement))
+        self._retain(topics.spec(config.swarm), wire.encode(announcement))
         if shared:
             for piece in wire.pieces(self._run, 0, shared):
-                self._retain(topics.shared(seat.swarm, piece.index), wire.encode(piece))
+                self._retain(topics.shared(config.swarm, piece.index), wire.encode(piece))
 
     # --- the connection
 
@@ -101,8 +101,8 @@ class NetworkSwarm:
 
     def gather(self) -> None:
         """Wait until everybody is there, or until those who are not have had their time."""
-        for _ in range(self._pace.patience):
-            self._until(lambda: len(self.inbox.online()) >= self._roster.places, self._pace.join_seconds)
+        for _ in range(self._deadlines.patience):
+            self._until(lambda: len(self.inbox.online()) >= self._roster.places, self._deadlines.join_seconds)
             if self.inbox.online():
                 break
             _log.warning("no worker is there yet; waiting")
@@ -116,8 +116,8 @@ class NetworkSwarm:
 
     def finish(self, round_number: int) -> None:
         """Tell the workers that the run is over, then leave nothing behind on the broker."""
-        directive = Directive(self._run, round_number, "finish", b"", 0.0, 0.0, self._model)
-        self._retain(topics.order(self._swarm), wire.encode(directive))
+        order_message = OrderMessage(self._run, round_number, "finish", b"", 0.0, 0.0, self._model)
+        self._retain(topics.order(self._swarm), wire.encode(order_message))
         self._until(lambda: not self.inbox.online(), _FAREWELL_SECONDS)
         with self._lock:
             retained, self._retained = list(self._retained), {}
@@ -139,18 +139,18 @@ class NetworkSwarm:
             self.set_model(order.global_best, order.round)
         self._journal.begin(order.round)
         self.inbox.begin(order.round, order.task, order.participants)
-        directive = Directive(
+        order_message = OrderMessage(
             self._run, order.round, order.task, wire.bits_of(order.participants), float(order.inertia),
             float(order.learning_rate), self._model,
         )  # fmt: skip
-        self._retain(topics.order(self._swarm), wire.encode(directive))
+        self._retain(topics.order(self._swarm), wire.encode(order_message))
         if order.task == "average":
             return {}
         if self._journal.claims is not None:  # an earlier process had heard them all
             self.inbox.close_claims()
             return self._journal.claims
-        hearing = self.inbox.hearing
-        self._collect(lambda: hearing.claims, self._pace.round_seconds, self._order_again)
+        open_round = self.inbox.open_round
+        self._collect(lambda: open_round.claims, self._deadlines.round_seconds, self._order_again)
         claims = self.inbox.close_claims()
         self._journal.note_claims(claims)
         self._note_closed(order, claims, started)
@@ -158,7 +158,7 @@ class NetworkSwarm:
 
     def upload(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Floats]:
         """See `Swarm.upload`; whoever is silent at the deadline is missing."""
-        if self.inbox.hearing.task == "average":
+        if self.inbox.open_round.task == "average":
             return self._upload_unasked(workers)
         heard = {worker: self._journal.uploads[worker] for worker in workers if worker in self._journal.uploads}
         asked = [worker for worker in workers if worker not in heard]
@@ -167,7 +167,7 @@ class NetworkSwarm:
             heard[worker] = models.get(worker)
             self._journal.note_upload(worker, heard[worker])
             if heard[worker] is None:
-                self._events.note("silent", round=self.inbox.hearing.round, worker=self._roster.name(worker))
+                self._events.note("silent", round=self.inbox.open_round.round, worker=self._roster.name(worker))
         return {worker: model for worker, model in heard.items() if model is not None}
 
     def set_model(self, model: Floats, round_number: int) -> None:
@@ -181,30 +181,30 @@ class NetworkSwarm:
 
     def _upload_invited(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Floats]:
         """The models of workers that are asked for them."""
-        hearing = self.inbox.hearing
+        open_round = self.inbox.open_round
         self.inbox.invite(workers)
         self._asked = set(workers)
         for worker in workers:
             self._invite(worker)
 
         def settled() -> bool:
-            done = hearing.models.keys() | hearing.spoilt
+            done = open_round.models.keys() | open_round.spoilt
             return all(worker in done or not self.inbox.is_there(worker) for worker in workers)
 
         # Who stalls here has claimed in time, and its next claim is waited for; the server's back-off deals with it.
-        self._until(settled, self._pace.upload_seconds, self._nudge_uploads(workers))
+        self._until(settled, self._deadlines.upload_seconds, self._nudge_uploads(workers))
         self._asked = set()
         return self.inbox.close_uploads(workers)
 
     def _upload_unasked(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Floats]:
         """The models of a round in which everybody sends one."""
-        started, hearing = time.monotonic(), self.inbox.hearing
-        answers = lambda: hearing.models.keys() | hearing.spoilt  # noqa: E731
-        self._collect(answers, self._pace.round_seconds, self._nudge_uploads(workers))
+        started, open_round = time.monotonic(), self.inbox.open_round
+        answers = lambda: open_round.models.keys() | open_round.spoilt  # noqa: E731
+        self._collect(answers, self._deadlines.round_seconds, self._nudge_uploads(workers))
         models = self.inbox.close_uploads(workers)
         missing = [self._roster.name(worker) for worker in workers if worker not in models]
         self._events.note(
-            "closed", round=hearing.round, answered=len(models), missing=missing,
+            "closed", round=open_round.round, answered=len(models), missing=missing,
             seconds=round(time.monotonic() - started, 3),
         )  # fmt: skip
         return models
@@ -213,19 +213,19 @@ class NetworkSwarm:
         self, answers: Callable[[], Collection[WorkerId]], seconds: float, nudge: Callable[[], None] | None = None
     ) -> None:
         """Wait for the quorum or the deadline, and past the deadline for the first answer."""
-        hearing = self.inbox.hearing
-        if not hearing.participants:
+        open_round = self.inbox.open_round
+        if not open_round.participants:
             return
-        for _ in range(self._pace.patience):
-            if self._until(lambda: self.inbox.settled(answers(), self._pace.needed), seconds, nudge):
+        for _ in range(self._deadlines.patience):
+            if self._until(lambda: self.inbox.settled(answers(), self._deadlines.needed), seconds, nudge):
                 return
-            self.inbox.overlook(hearing.participants - set(answers()))
+            self.inbox.overlook(open_round.participants - set(answers()))
             if answers():
                 return
-            _log.warning("round %d: nobody answered in time; waiting on", hearing.round)
+            _log.warning("round %d: nobody answered in time; waiting on", open_round.round)
         raise UserError(
-            f"Round {hearing.round}: nobody answered {self._pace.patience} times in {seconds:g} seconds. Are the "
-            "workers running? The same command goes on with the run."
+            f"Round {open_round.round}: nobody answered {self._deadlines.patience} times in {seconds:g} seconds. "
+            "Are the workers running? The same command goes on with the run."
         )
 
     # --- talking
@@ -245,17 +245,17 @@ class NetworkSwarm:
             self._invite(number)
 
     def _invite(self, worker: WorkerId) -> None:
-        invitation = Invitation(self._run, self.inbox.hearing.round)
+        invitation = Invitation(self._run, self.inbox.open_round.round)
         topic = topics.to_worker(self._swarm, self._roster.name(worker), "invitation")
         self._send(topic, wire.encode(invitation))
 
     def _nudge_uploads(self, workers: Sequence[WorkerId]) -> Callable[[], None]:
         """Asks again for every model of which nothing new has come since it was last asked for."""
-        hearing, before = self.inbox.hearing, dict.fromkeys(workers, 0)
+        open_round, before = self.inbox.open_round, dict.fromkeys(workers, 0)
 
         def nudge() -> None:
-            for worker in before.keys() - hearing.models.keys() - hearing.spoilt:
-                assembly = hearing.assemblies.get(worker)
+            for worker in before.keys() - open_round.models.keys() - open_round.spoilt:
+                assembly = open_round.assemblies.get(worker)
                 missing = assembly.missing if assembly is not None else 0
                 if missing == before[worker]:
                     self._invite(worker)

@@ -22,14 +22,15 @@ from cbdsl.deploy.link import MqttLink
 from cbdsl.deploy.meter import NOW_AND_THEN, Counts, Meter
 from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.samples import pack_shared
-from cbdsl.deploy.server import MakeLink, NetworkSwarm, Seat
+from cbdsl.deploy.server import MakeLink, NetworkSwarm, ServerConfig
 from cbdsl.deploy.wire import Announcement
 from cbdsl.engines.architecture import ArchitectureError, from_module
 from cbdsl.errors import UserError
+from cbdsl.files import write_atomically
 from cbdsl.protocol.fedavg import averaging
 from cbdsl.protocol.server import WorkerId
 from cbdsl.runs.experiment import OnRound, Result, Stage, conclude, rounds
-from cbdsl.runs.folder import Checkpoint, RunFolder, write_atomically
+from cbdsl.runs.folder import Checkpoint, RunFolder
 from cbdsl.runs.records import RoundRecord
 
 
@@ -69,30 +70,30 @@ def open_run(stage: Stage, out: Path) -> OpenRun:
 def serve(
     stage: Stage,
     opened: OpenRun,
-    seat: Seat,
+    config: ServerConfig,
     on_ready: Callable[[NetworkSwarm], None] | None = None,
     on_round: OnRound | None = None,
     make_link: MakeLink | None = None,
 ) -> Served:
     """Play the rounds that are left with whoever connects as a worker; closes the folder at the end.
 
-    make_link: another way to the workers than the broker of the seat.
+    make_link: another way to the workers than the broker of the config.
     """
     out = opened.folder.path
     try:
-        roster = Roster(out / "roster.json", stage.spec.workers, seat.names)
+        roster = Roster(out / "roster.json", stage.spec.workers, config.names)
         meter, events = Meter(out / "wire.json"), Events(out / "events.jsonl")
         first = state = opened.checkpoint.state if opened.checkpoint else stage.first_state()
         events.note("started", round=state.round)
         if stage.spec.defence.aggregator == "mean":
             stage = replace(stage, combine=averaging(_Sizes(roster)))
         shared = _shared(stage)
-        announcement = announce(stage, _run_of(out, seat.swarm), shared)
+        announcement = announce(stage, _run_of(out, config.swarm), shared)
         starts = list(stage.initial) if len(stage.initial) > 1 else []
-        network = NetworkSwarm(seat, announcement, shared, roster, Journal(out / "journal.bin"), events, starts)
+        network = NetworkSwarm(config, announcement, shared, roster, Journal(out / "journal.bin"), events, starts)
         network.set_model(state.global_best, state.round)
         try:
-            network.start(make_link or (lambda handle, greet: MqttLink(seat.address, handle, greet, meter)))
+            network.start(make_link or (lambda handle, greet: MqttLink(config.address, handle, greet, meter)))
             if on_ready is not None:
                 on_ready(network)
             if state.round < stage.spec.rounds:

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cbdsl.deploy.broker import STOP_SECONDS, Broker, Kind, end, running_broker
+from cbdsl.deploy.deadlines import Deadlines
 from cbdsl.deploy.link import Address
 from cbdsl.deploy.meter import Counts, merge
-from cbdsl.deploy.pace import Pace
 from cbdsl.deploy.samples import write_samples
-from cbdsl.deploy.server import NetworkSwarm, Seat
+from cbdsl.deploy.server import NetworkSwarm, ServerConfig
 from cbdsl.deploy.serving import Served, open_run, serve
 from cbdsl.errors import UserError
 from cbdsl.runs.experiment import OnRound, Stage
@@ -58,7 +58,7 @@ def run_swarm(
     stage: Stage,
     out: Path,
     kind: Kind,
-    pace: Pace,
+    deadlines: Deadlines,
     on_ready: Callable[[Crew], None] | None = None,
     on_round: OnRound | None = None,
 ) -> Outcome:
@@ -78,7 +78,7 @@ def run_swarm(
             if on_ready is not None:
                 on_ready(Crew(broker, names, tuple(processes), network))
 
-        served = serve(stage, opened, Seat(NAME, address, pace, names), ready, on_round)
+        served = serve(stage, opened, ServerConfig(NAME, address, deadlines, names), ready, on_round)
         wait_for_exit(processes)
     counts = [_read_counts(crew_folder / name / "wire.json") for name in names]
     return Outcome(served, merge(counts), broker.kind)

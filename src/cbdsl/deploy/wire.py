@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import cbor2
 import numpy as np
 
-from cbdsl.engines.base import Floats
+from cbdsl.arrays import Floats
 
 VERSION = 1
 MAX_MESSAGE = 100 * 1024  # managed brokers refuse more
@@ -79,7 +79,7 @@ class Welcome:
 
 
 @dataclass(frozen=True)
-class Directive:
+class OrderMessage:
     """An order of the server; see `cbdsl.protocol.server.Order`. The model is named by its hash and sent apart."""
 
     run: bytes
@@ -92,7 +92,7 @@ class Directive:
 
 
 @dataclass(frozen=True)
-class Statement:
+class ClaimMessage:
     """A worker's claim: one number and, where it is asked for, the hash of the model behind it."""
 
     run: bytes
@@ -121,7 +121,7 @@ class Piece:
     data: bytes
 
 
-Message = Status | Hello | Announcement | Welcome | Directive | Statement | Invitation | Piece
+Message = Status | Hello | Announcement | Welcome | OrderMessage | ClaimMessage | Invitation | Piece
 _M = TypeVar("_M", bound=Message)
 _Check = Callable[[Any], bool]
 
@@ -169,14 +169,14 @@ _SCHEMA: dict[type[Any], tuple[int, tuple[_Check, ...]]] = {
         ),
     ),
     Welcome: (4, (_RUN, _whole(0, MAX_WORKERS - 1), _DIGEST)),
-    Directive: (
+    OrderMessage: (
         5,
         (
             _RUN, _ROUND, _text(10, "swarm", "average", "finish"), _bytes(0, MAX_WORKERS // 8), _double, _double,
             _DIGEST,
         ),
     ),
-    Statement: (6, (_RUN, _ROUND, _single, _bytes(0, DIGEST_BYTES))),
+    ClaimMessage: (6, (_RUN, _ROUND, _single, _bytes(0, DIGEST_BYTES))),
     Invitation: (7, (_RUN, _ROUND)),
     Piece: (8, (_RUN, _ROUND, _DIGEST, _whole(1, MAX_WHOLE), _whole(0, MAX_WHOLE // CHUNK), _bytes(1, CHUNK))),
 }  # fmt: skip

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from cbdsl import __version__
+from cbdsl.arrays import Samples
 from cbdsl.deploy import topics, wire
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.link import Link, Will
@@ -20,8 +21,7 @@ from cbdsl.deploy.mail import Mail
 from cbdsl.deploy.memory import Keeper, Memory
 from cbdsl.deploy.meter import NOW_AND_THEN, Meter
 from cbdsl.deploy.particle import Assignment, Particle
-from cbdsl.deploy.wire import Directive, Hello, Statement, Status
-from cbdsl.engines.base import Samples
+from cbdsl.deploy.wire import ClaimMessage, Hello, OrderMessage, Status
 
 _log = logging.getLogger("cbdsl.deploy")
 
@@ -164,9 +164,9 @@ class Worker:
             return None
         return partial(self._prepare, assignment, welcome.worker, mail.shared.content, start)
 
-    def _can_play(self, directive: Directive) -> bool:
-        done = self._memory is not None and directive.round <= self._memory.round
-        return done or self._mail.model.digest == directive.model_digest
+    def _can_play(self, order_message: OrderMessage) -> bool:
+        done = self._memory is not None and order_message.round <= self._memory.round
+        return done or self._mail.model.digest == order_message.model_digest
 
     def _prepare(self, assignment: Assignment, number: int, shared: bytes, start: bytes) -> None:
         """Build what the run needs, and take up the state that is here."""
@@ -182,23 +182,23 @@ class Worker:
         self._particle, self._run = particle, assignment.run
         _log.info("worker %s is number %d, %s samples", self._name, number, f"{len(self._own):,}")
 
-    def _play(self, directive: Directive, model: bytes) -> None:
+    def _play(self, order_message: OrderMessage, model: bytes) -> None:
         """Carry an order out, or answer again if that was done before."""
         assert self._particle is not None
-        if not wire.has_bit(directive.participants, self._particle.number):
+        if not wire.has_bit(order_message.participants, self._particle.number):
             return
-        if self._memory is None or directive.round > self._memory.round:
-            self._memory = self._particle.carry_out(directive, wire.weights_from_bytes(model))
+        if self._memory is None or order_message.round > self._memory.round:
+            self._memory = self._particle.carry_out(order_message, wire.weights_from_bytes(model))
             self._keeper.save(self._memory)
             self._meter.save(NOW_AND_THEN)
-        if directive.round != self._memory.round:
-            _log.warning("the server is back in round %d; this worker is past it", directive.round)
-        elif directive.task == "average":
+        if order_message.round != self._memory.round:
+            _log.warning("the server is back in round %d; this worker is past it", order_message.round)
+        elif order_message.task == "average":
             self._send_model()
         elif self._memory.claim is not None:
             claim = self._memory.claim
-            statement = Statement(self._run, self._memory.round, claim.score, claim.commitment)
-            self._say("claim", wire.encode(statement))
+            claim_message = ClaimMessage(self._run, self._memory.round, claim.score, claim.commitment)
+            self._say("claim", wire.encode(claim_message))
 
     def _upload(self, round_number: int) -> None:
         if self._memory is not None and round_number == self._memory.round:

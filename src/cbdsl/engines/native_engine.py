@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
 from cbdsl.engines.architecture import (
     Architecture,
     ArchitectureError,
@@ -27,7 +28,7 @@ from cbdsl.engines.architecture import (
     from_module,
     layers_of,
 )
-from cbdsl.engines.base import PADDING, Doubles, Floats, Indices, Samples, Seeds, Sgd
+from cbdsl.engines.base import Sgd
 from cbdsl.engines.native import (
     NativeEngineError,
     NativeInfo,

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from cbdsl.engines.base import PADDING, Doubles, Floats, Indices, Samples, Seeds, Sgd
+from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
+from cbdsl.engines.base import Sgd
 from cbdsl.errors import UserError
 from cbdsl.models.modules import parameter_count
 

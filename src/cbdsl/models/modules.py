@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from cbdsl.engines.base import Floats
+from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
 
 Shape = tuple[int, ...]

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cbdsl.engines.base import Doubles, Floats
+from cbdsl.arrays import Doubles, Floats
 from cbdsl.errors import UserError, unknown
 
 

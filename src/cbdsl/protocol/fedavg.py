@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from cbdsl.engines.base import Doubles, Floats
+from cbdsl.arrays import Doubles, Floats
 from cbdsl.protocol import ledger
 from cbdsl.protocol.server import Order, RoundLog, ServerState, Swarm, Verdict, WorkerId, start_traffic
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cbdsl.engines.base import Floats
+from cbdsl.arrays import Floats
 
 
 @dataclass(frozen=True)
@@ -23,31 +23,31 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Silence:
+class BackOff:
     """A worker that was invited in vain: it did not deliver, or nothing but a copy of w^g."""
 
     times: int  # in a row
     until: int  # the last round in which it is passed over
 
-    def again(self, round_number: int) -> Silence:
+    def again(self, round_number: int) -> BackOff:
         """One more time: it is passed over for 2, 4, 8 ... rounds."""
-        return Silence(self.times + 1, round_number + 2 ** (self.times + 1))
+        return BackOff(self.times + 1, round_number + 2 ** (self.times + 1))
 
 
-NEVER_SILENT = Silence(0, 0)
+NO_BACK_OFF = BackOff(0, 0)
 
 
 def queue(
-    scores: Mapping[int, float], silences: Mapping[int, Silence], heard: Mapping[int, float], round_number: int
+    scores: Mapping[int, float], back_offs: Mapping[int, BackOff], last_uploaded: Mapping[int, float], round_number: int
 ) -> list[tuple[float, int]]:
     """Claims in the order of invitation: best score first, equal scores by number, once-silent workers last.
 
     Left out: workers that are passed over for their silence, and claims whose model was uploaded before.
     """
     waiting = [
-        (silences.get(worker, NEVER_SILENT).times, score, worker)
+        (back_offs.get(worker, NO_BACK_OFF).times, score, worker)
         for worker, score in scores.items()
-        if silences.get(worker, NEVER_SILENT).until < round_number and heard.get(worker) != score
+        if back_offs.get(worker, NO_BACK_OFF).until < round_number and last_uploaded.get(worker) != score
     ]
     return [(score, worker) for _, score, worker in sorted(waiting)]
 

@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from cbdsl.engines.base import Floats
+from cbdsl.arrays import Floats
 from cbdsl.protocol import ledger
 from cbdsl.protocol.ledger import Traffic
-from cbdsl.protocol.selection import NEVER_SILENT, Policy, Silence, queue, soup
+from cbdsl.protocol.selection import NO_BACK_OFF, BackOff, Policy, queue, soup
 from cbdsl.protocol.verification import COMMITMENT_BYTES, Verifier, commitment_of, objection
 
 PAPER = Policy()
 NO_GAIN = "it does not beat the global best"
 NOT_USED = "it is not in the soup"
 WORSENS = "the global model would get worse on the private hold-out"
-IDLE = "hardly more than a copy of the global model or of another upload"
+COPIED = "hardly more than a copy of the global model or of another upload"
 
 WorkerId = int
 Outcome = Literal["accepted", "refuted", "declined", "silent"]  # declined: true, but of no use; nobody is banned for it
@@ -79,8 +79,8 @@ class ServerState:
     global_score: float  # F^g; +inf while nothing was believed
     changed: bool  # whether the workers still have to be told w^g
     banned: frozenset[WorkerId] = frozenset()
-    silences: Mapping[WorkerId, Silence] = field(default_factory=dict)  # who was invited and did not deliver
-    heard: Mapping[WorkerId, float] = field(default_factory=dict)  # the claim behind each worker's last upload
+    back_offs: Mapping[WorkerId, BackOff] = field(default_factory=dict)  # who was invited and did not deliver
+    last_uploaded: Mapping[WorkerId, float] = field(default_factory=dict)  # the claim behind each worker's last upload
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def play_round(
 
     verdicts: list[Verdict] = []
     believed: dict[WorkerId, Floats] = {}
-    for claimed, worker in queue(scores, state.silences, state.heard, order.round):
+    for claimed, worker in queue(scores, state.back_offs, state.last_uploaded, order.round):
         if len(believed) == policy.soup or (policy.invitations and len(verdicts) == policy.invitations):
             break
         if policy.soup == 1 and not claimed < state.global_score:  # if nobody beats F^g, w^g is kept (line 10)
@@ -164,24 +164,29 @@ def _judge(
         return Verdict(worker, "refuted", claim.score, finding.measured, finding.reason)
     if policy.soup == 1 and verifier.worsens and verifier.worsens(state.global_best, model, state.round + 1):
         return Verdict(worker, "declined", claim.score, finding.measured, WORSENS)
-    if policy.soup > 1 and verifier.idle and verifier.idle(state.global_best, others, model, state.round + 1):
-        return Verdict(worker, "declined", claim.score, finding.measured, IDLE)
+    if policy.soup > 1 and verifier.copies and verifier.copies(state.global_best, others, model, state.round + 1):
+        return Verdict(worker, "declined", claim.score, finding.measured, COPIED)
     return Verdict(worker, "accepted", claim.score, finding.measured)
 
 
 def _remember(state: ServerState, verdicts: Sequence[Verdict]) -> ServerState:
-    """The server one round later, before w^g: who was refuted is banned, who was silent or idle has to wait."""
-    silences, heard = dict(state.silences), dict(state.heard)
+    """The server one round later, before w^g: who was refuted is banned, who was silent or sent a copy has to wait."""
+    back_offs, last_uploaded = dict(state.back_offs), dict(state.last_uploaded)
     for verdict in verdicts:
-        if verdict.outcome == "silent" or verdict.reason == IDLE:
-            silences[verdict.worker] = silences.get(verdict.worker, NEVER_SILENT).again(state.round + 1)
+        if verdict.outcome == "silent" or verdict.reason == COPIED:
+            back_offs[verdict.worker] = back_offs.get(verdict.worker, NO_BACK_OFF).again(state.round + 1)
         else:
-            silences.pop(verdict.worker, None)
+            back_offs.pop(verdict.worker, None)
         if verdict.outcome != "silent":
-            heard[verdict.worker] = verdict.claimed or 0.0
+            last_uploaded[verdict.worker] = verdict.claimed or 0.0
     refuted = {verdict.worker for verdict in verdicts if verdict.outcome == "refuted"}
     return replace(
-        state, round=state.round + 1, changed=False, banned=state.banned | refuted, silences=silences, heard=heard
+        state,
+        round=state.round + 1,
+        changed=False,
+        banned=state.banned | refuted,
+        back_offs=back_offs,
+        last_uploaded=last_uploaded,
     )
 
 

@@ -13,7 +13,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from cbdsl.engines.base import Doubles, Floats
+from cbdsl.arrays import Doubles, Floats
 
 COMMITMENT_BYTES = 16
 
@@ -34,7 +34,7 @@ class Verifier:
     check: Callable[[float, Floats, int], Finding]  # claimed score, weights, round
     score: Callable[[Floats], float] | None = None  # F on D_sc, if the server has it
     worsens: Callable[[Floats, Floats, int], bool] | None = None  # w^g, what may replace it, round; if it has a guard
-    idle: Callable[[Floats, Sequence[Floats], Floats, int], bool] | None = None  # w^g, other uploads, an upload, round
+    copies: Callable[[Floats, Sequence[Floats], Floats, int], bool] | None = None  # w^g, other uploads, upload, round
 
 
 def objection(claimed: float) -> str:
@@ -123,26 +123,26 @@ def guarded(inner: Verifier, holdout: HoldOut, false_alarm: float) -> Verifier:
     return replace(inner, check=check, worsens=worsens)
 
 
-def idling(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, Sequence[Floats], Floats, int], bool]:
+def copying(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, Sequence[Floats], Floats, int], bool]:
     """Whether no work went into an upload: it is w^g again, or another upload of the round, with noise or without.
 
     train: one round's training of a model on D_tr alone, from w^g to w^r. Honest workers train on D_tr too, so they
     move along w^r - w^g; noise in so many dimensions hardly does, unless a weight's noise is near a tenth of the whole
-    step's length. Idle: |<w - w^g, w^r - w^g>| < |w^r - w^g|^2 / 10, or |w - w'| < |w^r - w^g| / 2 for another w'.
+    step's length. Copied: |<w - w^g, w^r - w^g>| < |w^r - w^g|^2 / 10, or |w - w'| < |w^r - w^g| / 2 for another w'.
     """
 
-    last: tuple[Floats, int, Doubles] | None = None  # w^g, the round and the server's own way: the same for all uploads
+    last: tuple[Floats, int, Doubles] | None = None  # w^g, the round, the server's own step
 
-    def idle(current: Floats, others: Sequence[Floats], proposed: Floats, round_number: int) -> bool:
+    def copies(current: Floats, others: Sequence[Floats], proposed: Floats, round_number: int) -> bool:
         nonlocal last
         if last is None or last[0] is not current or last[1] != round_number:
             last = current, round_number, (train(current, round_number) - current).astype(np.float64)
-        way, gone = last[2], (proposed - current).astype(np.float64)
-        length = way @ way
+        own_step, upload_step = last[2], (proposed - current).astype(np.float64)
+        length = own_step @ own_step
         near = any(np.square(other - proposed, dtype=np.float64).sum() < length / 4 for other in others)
-        return bool(near or abs(gone @ way) < length / 10)
+        return bool(near or abs(upload_step @ own_step) < length / 10)
 
-    return idle
+    return copies
 
 
 def memorised(public: Doubles, private: Doubles, false_alarm: float) -> bool:

@@ -11,11 +11,11 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from cbdsl.byzantine.attacks import ATTACKS
-from cbdsl.cli.progress import size
+from cbdsl.files import write_atomically
 from cbdsl.report.page import Section, document
 from cbdsl.report.style import INK, PALE, dress, new_figure, save, spread_labels, themed_svg
-from cbdsl.runs.folder import write_atomically
 from cbdsl.study.arena import DEFENCES, TOLERATED, Bout, Contest
+from cbdsl.text import size
 
 _MAP = mpl.colormaps["cividis"]  # the same to every eye
 _CROSSED = (

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
-from cbdsl.cli.progress import size
 from cbdsl.report.style import INK, MARKERS, SHADES, dress, new_figure, spread_labels
 from cbdsl.study.paper import APPROACHES, DIVERGENCE_FIGURE, EQUAL_WORK, PaperFigure
 from cbdsl.study.paper_claims import Evidence
+from cbdsl.text import size
 
 LABELS = {key: approach.label for key, approach in APPROACHES.items()} | {EQUAL_WORK: "no D_G, equal steps"}
 

@@ -14,14 +14,15 @@ from cbdsl.protocol.aggregators import Trust, aggregate, demand
 from cbdsl.protocol.fedavg import Combination, averaging
 from cbdsl.workers.batches import batches_of, padded
 from cbdsl.data import Split
-from cbdsl.engines.base import Doubles, Engine, Floats, Indices, Samples, Sgd
+from cbdsl.arrays import Doubles, Floats, Indices, Samples
+from cbdsl.engines.base import Engine, Sgd
 from cbdsl.errors import UserError
 from cbdsl.methods.table import method_of
 from cbdsl.rng import seed_of, stream
 from cbdsl.protocol.selection import Policy
 from cbdsl.protocol.server import ServerState, WorkerId
 from cbdsl.spec import Spec
-from cbdsl.protocol.verification import HoldOut, Verifier, guarded, idling, measuring, trusting
+from cbdsl.protocol.verification import HoldOut, Verifier, guarded, copying, measuring, trusting
 
 
 def policy_of(spec: Spec) -> Policy:
@@ -44,7 +45,7 @@ def verifier_of(spec: Spec, engine: Engine, samples: Samples, parts: Split) -> V
 
     plain = measuring(scorer(engine, samples, parts.shared_scoring), engine.size, spec.verification.tolerance)
     if spec.defence.soup > 1 and spec.shares_training and method.gradients and len(parts.shared_training):
-        plain = replace(plain, idle=idling(trainer(spec, engine, samples, parts.shared_training)))
+        plain = replace(plain, copies=copying(trainer(spec, engine, samples, parts.shared_training)))
     if not spec.defence.guard:
         return plain
 

@@ -18,7 +18,8 @@ from cbdsl.protocol.fedavg import Combination, play_average_round
 from cbdsl.data import Dataset, Split, load, split
 from cbdsl.data.sources import CUSTOM
 from cbdsl.runs.defence import combination_of, policy_of, rate_at, verifier_of
-from cbdsl.engines.base import Engine, Floats, Samples
+from cbdsl.arrays import Floats, Samples
+from cbdsl.engines.base import Engine
 from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.native import default_threads
 from cbdsl.errors import UserError, unknown

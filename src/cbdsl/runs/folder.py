@@ -18,10 +18,11 @@ import numpy as np
 from safetensors.numpy import save as safetensors_bytes
 
 from cbdsl import spec as specs
-from cbdsl.engines.base import Floats
+from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
+from cbdsl.files import replace_atomically, write_atomically, write_json
 from cbdsl.runs.records import RoundRecord, Summary
-from cbdsl.protocol.selection import Silence
+from cbdsl.protocol.selection import BackOff
 from cbdsl.protocol.server import ServerState
 from cbdsl.spec import Spec
 from cbdsl.workers.swarm import Particles
@@ -128,13 +129,13 @@ class RunFolder:
             "global_score": state.global_score.hex(),
             "changed": state.changed,
             "banned": sorted(state.banned),
-            "silences": [[worker, one.times, one.until] for worker, one in sorted(state.silences.items())],
-            "heard": [[worker, claim.hex()] for worker, claim in sorted(state.heard.items())],
+            "back_offs": [[worker, one.times, one.until] for worker, one in sorted(state.back_offs.items())],
+            "last_uploaded": [[worker, claim.hex()] for worker, claim in sorted(state.last_uploaded.items())],
         }
         arrays: dict[str, Any] = {"global_best": state.global_best, "meta": np.array(json.dumps(meta))}
         if checkpoint.particles is not None:
             arrays |= vars(checkpoint.particles)
-        _replace(self.path / "checkpoint.npz", lambda file: np.savez(file, **arrays))
+        replace_atomically(self.path / "checkpoint.npz", lambda file: np.savez(file, **arrays))
 
     def load_checkpoint(self, key: str) -> Checkpoint | None:
         """Read the checkpoint; none if the run was stopped before its first one."""
@@ -151,8 +152,8 @@ class RunFolder:
                 global_score=float.fromhex(meta["global_score"]),
                 changed=bool(meta["changed"]),
                 banned=frozenset(int(worker) for worker in meta["banned"]),
-                silences={int(worker): Silence(int(times), int(until)) for worker, times, until in meta["silences"]},
-                heard={int(worker): float.fromhex(claim) for worker, claim in meta["heard"]},
+                back_offs={int(worker): BackOff(int(times), int(until)) for worker, times, until in meta["back_offs"]},
+                last_uploaded={int(worker): float.fromhex(claim) for worker, claim in meta["last_uploaded"]},
             )
             particles = Particles(**arrays) if arrays else None
         except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
@@ -178,9 +179,7 @@ class RunFolder:
         """Write the model and the summary."""
         metadata = {"format": "pt", "cbdsl_spec_key": summary.spec_key}
         write_atomically(self.path / "model.safetensors", safetensors_bytes(tensors, metadata))
-        write_atomically(
-            self.path / "summary.json", (json.dumps(asdict(summary), indent=2, allow_nan=False) + "\n").encode()
-        )
+        write_json(self.path / "summary.json", asdict(summary))
 
     def _acquire(self) -> None:
         lock = (self.path / ".lock").open("w")
@@ -209,18 +208,3 @@ def free_folder(name: str, parent: Path = Path("runs")) -> Path:
     while candidate.exists():
         candidate, number = parent / f"{name}-{number}", number + 1
     return candidate
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a small file whole, or leave the old one."""
-    _replace(path, lambda file: file.write(content))
-
-
-def _replace(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file beside its place and move it there, so that a crash leaves the old file or the new one."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

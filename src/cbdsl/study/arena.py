@@ -13,9 +13,9 @@ from typing import Any
 
 from cbdsl.byzantine.attacks import ATTACKS
 from cbdsl.errors import UserError, unknown
+from cbdsl.files import write_atomically
 from cbdsl.methods.table import resolve
 from cbdsl.presets import preset
-from cbdsl.runs.folder import write_atomically
 from cbdsl.runs.records import Summary
 from cbdsl.spec import Spec
 from cbdsl.study.sweep import OnProgress, Task, finished, perform, write_rows

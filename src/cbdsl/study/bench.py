@@ -15,8 +15,9 @@ from typing import TypeAlias
 import numpy as np
 from rich.table import Table
 
+from cbdsl.arrays import Samples
 from cbdsl.engines.architecture import Architecture, from_module
-from cbdsl.engines.base import Samples, Sgd
+from cbdsl.engines.base import Sgd
 from cbdsl.engines.native_engine import NativeEngine, available, default_threads, peak_multiply_adds, supports
 from cbdsl.models.modules import MODELS
 from cbdsl.study import bench_torch

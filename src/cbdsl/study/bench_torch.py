@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from cbdsl.engines.base import Indices, Samples
+from cbdsl.arrays import Indices, Samples
 from cbdsl.models.modules import MODELS
 
 SHAPE, CLASSES = (1, 28, 28), 10

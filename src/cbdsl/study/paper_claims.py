@@ -16,7 +16,7 @@ from cbdsl.runs.records import RoundRecord, finite
 from cbdsl.study.paper import EQUAL_WORK
 from cbdsl.study.sweep import Finished
 
-Verdict = Literal["holds", "holds in this regime", "undecided", "does not hold"]
+ClaimVerdict = Literal["holds", "holds in this regime", "undecided", "does not hold"]
 
 SIGNIFICANCE = 0.05  # one-sided, of the paired t-test over seeds
 FAILED = 0.20  # a ten-class model below this has learned next to nothing
@@ -51,7 +51,7 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class Claim:
+class PaperClaim:
     """One sentence of Sec. VI, in our words."""
 
     id: str
@@ -68,7 +68,7 @@ class JudgedClaim:
     claim: str
     figure: int
     regime: str
-    verdict: Verdict
+    verdict: ClaimVerdict
     measured: str
     numbers: dict[str, Any]
 
@@ -76,11 +76,11 @@ class JudgedClaim:
 def judge(evidence: Sequence[Evidence]) -> list[JudgedClaim]:
     """Judge every claim in every regime."""
     rows = []
-    for claim in CLAIMS:
+    for claim in PAPER_CLAIMS:
         found = {item.regime: claim.check(item) for item in evidence}
         everywhere = all(judgement.holds for judgement in found.values())
         for regime, judgement in found.items():
-            verdict: Verdict = "undecided" if judgement.holds is None else "does not hold"
+            verdict: ClaimVerdict = "undecided" if judgement.holds is None else "does not hold"
             if judgement.holds:
                 verdict = "holds" if everywhere else "holds in this regime"
             rows.append(
@@ -253,64 +253,68 @@ def _lower_divergence(without: str) -> Callable[[Evidence], Judgement]:
 
 _RIVALS = ("fedavg", "fedavg-tr", "cb-dsl", "cb-dsl-sc")
 
-CLAIMS: tuple[Claim, ...] = (
-    Claim(
+PAPER_CLAIMS: tuple[PaperClaim, ...] = (
+    PaperClaim(
         "iid-swarm-beats-fedavg",
         1,
         "Without shared data, CB-DSL is slightly better than FedAvg.",
         _better(1, "cb-dsl", "fedavg"),
     ),
-    Claim("iid-scoring-helps", 1, "A shared scoring set improves CB-DSL.", _better(1, "cb-dsl-sc", "cb-dsl")),
-    Claim("iid-training-helps-fedavg", 1, "A shared training set improves FedAvg.", _better(1, "fedavg-tr", "fedavg")),
-    Claim(
+    PaperClaim("iid-scoring-helps", 1, "A shared scoring set improves CB-DSL.", _better(1, "cb-dsl-sc", "cb-dsl")),
+    PaperClaim(
+        "iid-training-helps-fedavg", 1, "A shared training set improves FedAvg.", _better(1, "fedavg-tr", "fedavg")
+    ),
+    PaperClaim(
         "iid-training-helps-cbdsl",
         1,
         "A shared training set further improves CB-DSL.",
         _better(1, "cb-dsl-g", "cb-dsl-sc"),
     ),
-    Claim("iid-best", 1, "CB-DSL with D_G is the best of the five.", _best_of_all(1, "cb-dsl-g", _RIVALS)),
-    Claim(
+    PaperClaim("iid-best", 1, "CB-DSL with D_G is the best of the five.", _best_of_all(1, "cb-dsl-g", _RIVALS)),
+    PaperClaim(
         "noniid-collapse",
         2,
         "Without a shared training set, CB-DSL cannot work on non-i.i.d. data.",
         _fails(2, ["cb-dsl"]),
     ),
-    Claim("noniid-scoring-helps", 2, "A shared scoring set slightly improves it.", _better(2, "cb-dsl-sc", "cb-dsl")),
-    Claim(
+    PaperClaim(
+        "noniid-scoring-helps", 2, "A shared scoring set slightly improves it.", _better(2, "cb-dsl-sc", "cb-dsl")
+    ),
+    PaperClaim(
         "noniid-scoring-not-enough",
         2,
         "With the scoring set alone it stays worse than FedAvg.",
         _better(2, "fedavg", "cb-dsl-sc"),
     ),
-    Claim(
+    PaperClaim(
         "noniid-training-helps-fedavg", 2, "A shared training set improves FedAvg.", _better(2, "fedavg-tr", "fedavg")
     ),
-    Claim("noniid-beats-fedavg", 2, "With D_G, CB-DSL outperforms FedAvg.", _better(2, "cb-dsl-g", "fedavg")),
-    Claim("noniid-best", 2, "CB-DSL with D_G is the best of the five.", _best_of_all(2, "cb-dsl-g", _RIVALS)),
-    Claim(
+    PaperClaim("noniid-beats-fedavg", 2, "With D_G, CB-DSL outperforms FedAvg.", _better(2, "cb-dsl-g", "fedavg")),
+    PaperClaim("noniid-best", 2, "CB-DSL with D_G is the best of the five.", _best_of_all(2, "cb-dsl-g", _RIVALS)),
+    PaperClaim(
         "iid-attack-breaks", 3, "One attacker breaks FedAvg and CB-DSL without D_G.", _fails(3, ["fedavg", "cb-dsl"])
     ),
-    Claim("iid-attack-survived", 3, "CB-DSL with D_G defends against it.", _survives(3, 1, "cb-dsl-g")),
-    Claim(
+    PaperClaim("iid-attack-survived", 3, "CB-DSL with D_G defends against it.", _survives(3, 1, "cb-dsl-g")),
+    PaperClaim(
         "noniid-attack-breaks", 4, "One attacker breaks FedAvg and CB-DSL without D_G.", _fails(4, ["fedavg", "cb-dsl"])
     ),
-    Claim("noniid-attack-survived", 4, "CB-DSL with D_G defends against it.", _survives(4, 2, "cb-dsl-g")),
-    Claim("divergence-flattens", 5, "Weight divergence first rises, then flattens.", _rises_then_flattens),
-    Claim("divergence-lower", 5, "Steady weight divergence is lower with D_G.", _lower_divergence("cb-dsl")),
-    Claim(
+    PaperClaim("noniid-attack-survived", 4, "CB-DSL with D_G defends against it.", _survives(4, 2, "cb-dsl-g")),
+    PaperClaim("divergence-flattens", 5, "Weight divergence first rises, then flattens.", _rises_then_flattens),
+    PaperClaim("divergence-lower", 5, "Steady weight divergence is lower with D_G.", _lower_divergence("cb-dsl")),
+    PaperClaim(
         "divergence-lower-equal-work",
         5,
         "The same, if workers without D_G take as many local steps as those with it.",
         _lower_divergence(EQUAL_WORK),
     ),
-    Claim("uplink", 1, "The uplink of CB-DSL is 1/U of FedAvg's.", _uplink),
-    Claim(
+    PaperClaim("uplink", 1, "The uplink of CB-DSL is 1/U of FedAvg's.", _uplink),
+    PaperClaim(
         "iid-fewer-rounds",
         1,
         "CB-DSL with D_G needs fewer rounds than FedAvg for the same accuracy.",
         _fewer_rounds(1, "fedavg"),
     ),
-    Claim(
+    PaperClaim(
         "noniid-fewer-rounds",
         2,
         "CB-DSL with D_G needs fewer rounds than FedAvg for the same accuracy.",

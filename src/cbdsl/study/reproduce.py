@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cbdsl.errors import UserError
+from cbdsl.files import write_atomically
 from cbdsl.methods.table import resolve
-from cbdsl.runs.folder import write_atomically
 from cbdsl.spec import Spec
 from cbdsl.study.paper import (
     DIVERGENCE_FIGURE,

@@ -21,8 +21,9 @@ from typing import Any
 
 from cbdsl.engines.native import default_threads
 from cbdsl.errors import UserError
+from cbdsl.files import write_atomically
 from cbdsl.methods.table import resolve
-from cbdsl.runs.folder import read_result, write_atomically
+from cbdsl.runs.folder import read_result
 from cbdsl.runs.records import RoundRecord, Summary
 from cbdsl.spec import Spec, parse_setting, setting_values, words
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cbdsl.arrays import Doubles, Floats, Indices, Samples
 from cbdsl.byzantine.adversary import Adversary
 from cbdsl.byzantine.attacks import Situation
 from cbdsl.data import Split
-from cbdsl.engines.base import Doubles, Engine, Floats, Indices, Samples, Sgd
+from cbdsl.engines.base import Engine, Sgd
 from cbdsl.methods.table import method_of
 from cbdsl.protocol.server import Claim, Order, WorkerId
 from cbdsl.protocol.verification import commitment_of
@@ -62,7 +63,7 @@ class SimulatedSwarm:
         self._names = range(spec.workers) if names is None else names
         self._spec, self._engine, self._samples, self._held = spec, engine, samples, held
         self._adversary = adversary
-        self._poison, self._rations = _rations(adversary, held, self._names)
+        self._poison, self._poisoned = _poisoned(adversary, held, self._names)
         self._gradients = method_of(spec).gradients
         self._round = 0
         self._global_best = initial[0]
@@ -121,12 +122,12 @@ class SimulatedSwarm:
         if not self._gradients:
             return start.copy()
         seed, local = self._spec.seed, self._spec.local
-        poisoned = np.array([worker in self._rations for worker in workers])
+        poisoned = np.array([worker in self._poisoned for worker in workers])
         sgd = Sgd(order.learning_rate, local.momentum, local.weight_decay)
         trained = np.empty((len(workers), self._engine.size), np.float32)
         for rows, samples, held in (
             (~poisoned, self._samples, self._held.training),
-            (poisoned, self._poison, self._rations),
+            (poisoned, self._poison, self._poisoned),
         ):
             chosen = [int(worker) for worker in workers[rows]]
             if not chosen:
@@ -197,7 +198,7 @@ class SimulatedSwarm:
             yield workers[start : start + self._block]
 
 
-def _rations(
+def _poisoned(
     adversary: Adversary, held: Holdings, names: Sequence[WorkerId]
 ) -> tuple[Samples, dict[WorkerId, Indices]]:
     """What attackers train on instead of what they hold: all of it one after the other, and whose is which."""

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cbdsl.engines.base import Doubles
+from cbdsl.arrays import Doubles
 
 Rows = NDArray[Any]  # (k, D), float32 or float64
 

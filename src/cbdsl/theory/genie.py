@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from cbdsl.arrays import Doubles, Floats, Indices
 from cbdsl.data import Dataset
-from cbdsl.engines.base import Doubles, Floats, Indices, Sgd
+from cbdsl.engines.base import Sgd
 from cbdsl.protocol.server import Order
 from cbdsl.rng import seed_of, stream
 from cbdsl.runs.experiment import ModelBuilder, Stage

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cbdsl.engines.base import Doubles, Indices
+from cbdsl.arrays import Doubles, Indices
 from cbdsl.theory.constants import Rows, chosen, inner, joined, norms
 from cbdsl.theory.problem import Problem
-from cbdsl.theory.theorem1 import Descent, Weights, descent_of
+from cbdsl.theory.theorem1 import CoefficientBounds, Descent, descent_of
 from cbdsl.theory.theorem2 import Gap, GenieMove, View, class_secants, gap_of
 from cbdsl.theory.trajectory import Move
 
@@ -62,7 +62,7 @@ def observe(
             start = norms(np.subtract(move.before, genie.before, dtype=np.float64))
         after = _look(problem, move.after, genie.after)
         next_loss = problem.losses(move.after)
-        weights = Weights(move.inertia, *pulls)
+        weights = CoefficientBounds(move.inertia, *pulls)
         genie_move = GenieMove(genie.before, genie.after, genie.velocity, problem.population_gradients(genie.before))
         rates = np.full(len(work), move.learning_rate)
         parts = []

@@ -11,8 +11,9 @@ from typing import Protocol
 
 import numpy as np
 
+from cbdsl.arrays import Doubles, Floats, Indices, Samples
 from cbdsl.data.partition import Labels
-from cbdsl.engines.base import Doubles, Engine, Floats, Indices, Samples
+from cbdsl.engines.base import Engine
 from cbdsl.theory.constants import Rows
 from cbdsl.workers.batches import padded
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cbdsl.engines.base import Doubles
+from cbdsl.arrays import Doubles
 from cbdsl.theory.constants import (
     Alignment,
     Constants,
@@ -30,7 +30,7 @@ ROUNDING = 1e-9  # relative; sums of exact numbers differ by their order
 
 
 @dataclass(frozen=True)
-class Weights:
+class CoefficientBounds:
     """The coefficients of one round and the moments of c0 - c1 - c2, with c1 ~ U(0, delta_1), c2 ~ U(0, delta_2)."""
 
     inertia: float  # c0
@@ -53,7 +53,7 @@ class Weights:
 class Descent:
     """One round of every worker, reduced to what Theorem 1 needs; (k,) each."""
 
-    weights: Weights
+    weights: CoefficientBounds
     learning_rate: float  # alpha
     velocity: Alignment
     personal: Alignment
@@ -68,7 +68,9 @@ class Descent:
     curvature: Doubles
 
 
-def descent_of(move: Move, weights: Weights, gradient: Rows, next_gradient: Rows, loss_change: Doubles) -> Descent:
+def descent_of(
+    move: Move, weights: CoefficientBounds, gradient: Rows, next_gradient: Rows, loss_change: Doubles
+) -> Descent:
     """Measure one move; gradients of F_i at w_t and at w_{t+1}, (k, D)."""
     step, swarm = move.displacement(), move.swarm_part()
     return Descent(
@@ -100,7 +102,7 @@ def constants_of(descents: Sequence[Descent]) -> Constants:
     )
 
 
-def phi_printed(c: Constants, weights: Weights, learning_rate: float) -> float:
+def phi_printed(c: Constants, weights: CoefficientBounds, learning_rate: float) -> float:
     """Phi_E of Theorem 1, letter by letter."""
     slope = (
         learning_rate
@@ -111,7 +113,7 @@ def phi_printed(c: Constants, weights: Weights, learning_rate: float) -> float:
     return slope - 2 * c.smoothness * (_swarm_square(c, weights) + learning_rate**2)
 
 
-def phi_corrected(c: Constants, weights: Weights) -> float:
+def phi_corrected(c: Constants, weights: CoefficientBounds) -> float:
     """Phi_E with the sign of the cosines mended, extremes of products, and the local work as it is."""
     slope = (
         least(weights.mean, c.velocity.product)
@@ -122,12 +124,12 @@ def phi_corrected(c: Constants, weights: Weights) -> float:
     return slope - 2 * smoothness(c) * (_swarm_square(c, weights) + c.local.ratio.high**2)
 
 
-def remark_printed(c: Constants, weights: Weights, learning_rate: float) -> float:
+def remark_printed(c: Constants, weights: CoefficientBounds, learning_rate: float) -> float:
     """The left side of Remark 1: Phi_E - (alpha - 2 L alpha^2). CB-DSL is said to be faster where it is positive."""
     return phi_printed(c, weights, learning_rate) - (learning_rate - 2 * c.smoothness * learning_rate**2)
 
 
-def remark_corrected(c: Constants, weights: Weights) -> float:
+def remark_corrected(c: Constants, weights: CoefficientBounds) -> float:
     """The same with the corrected Phi_E: what the swarm's terms add to that of local work alone."""
     return phi_corrected(c, weights) - (c.local.product.low - 2 * smoothness(c) * c.local.ratio.high**2)
 
@@ -142,7 +144,7 @@ def smoothness(c: Constants) -> float:
     return max(c.smoothness, c.curvature)
 
 
-def _swarm_square(c: Constants, weights: Weights) -> float:
+def _swarm_square(c: Constants, weights: CoefficientBounds) -> float:
     """E[(c0-c1-c2)^2] u^2 + E[c1^2] u^p^2 + E[c2^2] u^g^2."""
     return (
         weights.mean_square * c.velocity.ratio.high**2

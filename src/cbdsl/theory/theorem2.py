@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cbdsl.engines.base import Doubles
+from cbdsl.arrays import Doubles
 from cbdsl.theory.constants import Range, Rows, norms, quotient
 from cbdsl.theory.theorem1 import ROUNDING
 from cbdsl.theory.trajectory import Move

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cbdsl.arrays import Doubles, Indices
 from cbdsl.data import Dataset
-from cbdsl.engines.base import Doubles, Indices
 from cbdsl.errors import UserError
 from cbdsl.methods.table import METHODS, method_of, resolve
 from cbdsl.runs.experiment import ModelBuilder, Stage

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cbdsl.engines.base import PADDING, Indices
+from cbdsl.arrays import PADDING, Indices
 from cbdsl.spec import LocalSpec
 
 

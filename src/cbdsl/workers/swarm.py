@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from cbdsl.engines.base import Doubles, Floats
+from cbdsl.arrays import Doubles, Floats
 
 
 @dataclass(frozen=True, eq=False)

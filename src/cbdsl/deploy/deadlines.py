@@ -9,7 +9,7 @@ from cbdsl.errors import UserError
 
 
 @dataclass(frozen=True)
-class Pace:
+class Deadlines:
     """Seconds, and the share of workers that ends a wait early."""
 
     quorum: float = 1.0  # a round closes when this share of the workers that are there has answered
