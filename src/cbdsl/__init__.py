@@ -2,35 +2,92 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
+    from cbdsl import callbacks, register, testing
+    from cbdsl.byzantine.attack import Attack, Situation
+    from cbdsl.callbacks import Callback
+    from cbdsl.data.partition import Partition, Pool
     from cbdsl.data.sources import Dataset
+    from cbdsl.engines.architecture import Architecture
+    from cbdsl.engines.base import Engine
+    from cbdsl.methods.base import AveragingMethod, Method, SwarmMethod
     from cbdsl.presets import preset
-    from cbdsl.runs.experiment import Result, resume, run
+    from cbdsl.protocol.aggregators import Rule, Trust
+    from cbdsl.protocol.messages import Swarm
+    from cbdsl.protocol.selection import Selection
+    from cbdsl.protocol.verification import Verifier
+    from cbdsl.runs.play import resume, run
     from cbdsl.runs.records import RoundRecord, Summary
+    from cbdsl.runs.result import Result
     from cbdsl.spec import Spec
 
-__all__ = ["Dataset", "Result", "RoundRecord", "Spec", "Summary", "__version__", "preset", "resume", "run"]
-
 _HOMES = {
+    "Architecture": "cbdsl.engines.architecture",
+    "Attack": "cbdsl.byzantine.attack",
+    "AveragingMethod": "cbdsl.methods.base",
+    "Callback": "cbdsl.callbacks",
     "Dataset": "cbdsl.data.sources",
-    "Result": "cbdsl.runs.experiment",
+    "Engine": "cbdsl.engines.base",
+    "Method": "cbdsl.methods.base",
+    "Partition": "cbdsl.data.partition",
+    "Pool": "cbdsl.data.partition",
+    "Result": "cbdsl.runs.result",
     "RoundRecord": "cbdsl.runs.records",
+    "Rule": "cbdsl.protocol.aggregators",
+    "Selection": "cbdsl.protocol.selection",
+    "Situation": "cbdsl.byzantine.attack",
     "Spec": "cbdsl.spec",
     "Summary": "cbdsl.runs.records",
+    "Swarm": "cbdsl.protocol.messages",
+    "SwarmMethod": "cbdsl.methods.base",
+    "Trust": "cbdsl.protocol.aggregators",
+    "Verifier": "cbdsl.protocol.verification",
     "preset": "cbdsl.presets",
-    "resume": "cbdsl.runs.experiment",
-    "run": "cbdsl.runs.experiment",
+    "resume": "cbdsl.runs.play",
+    "run": "cbdsl.runs.play",
 }
+_MODULES = ("callbacks", "register", "testing")
+
+__all__ = [
+    "Architecture",
+    "Attack",
+    "AveragingMethod",
+    "Callback",
+    "Dataset",
+    "Engine",
+    "Method",
+    "Partition",
+    "Pool",
+    "Result",
+    "RoundRecord",
+    "Rule",
+    "Selection",
+    "Situation",
+    "Spec",
+    "Summary",
+    "Swarm",
+    "SwarmMethod",
+    "Trust",
+    "Verifier",
+    "__version__",
+    "callbacks",
+    "preset",
+    "register",
+    "resume",
+    "run",
+    "testing",
+]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attribute
-    """Load on first use: the command line answers and small devices start without importing torch."""
-    from importlib import import_module  # noqa: PLC0415
-
+    """Load on first use: the command line answers and small devices start without loading what they do not need."""
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        return import_module(f"cbdsl.{name}")
     raise AttributeError(f"module 'cbdsl' has no attribute '{name}'")

@@ -15,6 +15,7 @@ Purpose = Literal[
     "shared-set",  # which samples become D_G and the hold-out
     "partition",  # which samples each worker holds
     "initial-weights",  # the model(s) the swarm starts from
+    "participation",  # who takes part in a round
     "batches",  # the order of a worker's samples in a round
     "coefficients",  # c1 and c2 of a worker in a round
     "layers",  # layers that draw while they train, such as dropout

@@ -9,16 +9,17 @@ import hashlib
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tomli_w
 
 from cbdsl.errors import UserError, unknown
+from cbdsl.plugins import digest_of as plugin_digest
 
-PartitionName = Literal["iid", "shards", "dirichlet", "similarity"]
 Shared = Literal["default", "none", "score", "train", "both"]
 
 MINIMAL_HOLDOUT = 20  # samples: fewer say nothing about a model
@@ -28,11 +29,11 @@ MINIMAL_HOLDOUT = 20  # samples: fewer say nothing about a model
 class DataSpec:
     """Which data, and who holds it (Sec. VI.A)."""
 
-    source: str = "mnist"  # "mnist" (embedded), a folder of IDX files, an .npz, or "custom" (given in Python)
-    partition: PartitionName = "iid"
-    samples_per_worker: int = 300  # K_i, for every partition but shards
-    shard_size: int = 300
-    shards_per_worker: int = 2
+    source: str = "mnist"  # a data set's name ("mnist" is embedded), a folder of IDX files, or an .npz file
+    partition: str = "iid"  # who holds which sample: iid, shards, dirichlet, similarity, by-client
+    samples_per_worker: int = 300  # K_i, for iid, dirichlet and similarity
+    shard_size: int = 300  # samples in a shard
+    shards_per_worker: int = 2  # shards that each worker holds
     dirichlet_alpha: float = 0.5  # small: each worker knows few classes
     similarity: float = 0.1  # gamma, the share of a worker's samples that is drawn i.i.d.
     shared_training: int = 150  # |D_tr|
@@ -56,8 +57,8 @@ class LocalSpec:
     steps: int = 0  # if not 0: this many batches instead of whole epochs
     batch_size: int = 10
     learning_rate: float = 0.005  # alpha
-    momentum: float = 0.0
-    weight_decay: float = 0.0
+    momentum: float = 0.0  # of SGD; starts at zero in every round
+    weight_decay: float = 0.0  # of SGD
     decay: float = 1.0  # the learning rate is multiplied by this after every round
 
     def __post_init__(self) -> None:
@@ -104,8 +105,7 @@ class DefenceSpec:
     """What the server does beyond Algorithm 1; the defaults are the paper's server."""
 
     declared: int = -1  # how many attackers the server reckons with; -1: as many as there are
-    aggregator: str = "mean"  # how FedAvg combines models, such as "median" or "nnm+krum"
-    soup: int = 1  # K: how many of the best claimants are averaged; 1 is the paper's single best
+    aggregator: str = "mean"  # how averaging methods combine models, such as "median" or "nnm+krum"
     invitations: int = 10  # at most so many in a round, or the declared attackers and K more; 0: no limit
     guard: bool = False  # measure uploads on the private hold-out, too
     false_alarm: float = 1e-6  # chance that the guard refutes one honest upload
@@ -113,16 +113,26 @@ class DefenceSpec:
 
     def __post_init__(self) -> None:
         _at_least(-1, "defence.declared", self.declared)
-        _at_least(1, "defence.soup", self.soup)
         _at_least(0, "defence.invitations", self.invitations)
         _within(1e-300, 0.5, "defence.false_alarm", self.false_alarm)
+
+
+@dataclass(frozen=True)
+class SelectionSpec:
+    """Whom the server invites, and what it makes of the models it believes."""
+
+    name: str = "best"  # "best" (the paper's single best), "soup" (a verified average of K), or a rule of your own
+    k: int = 0  # K: how many models may be combined; 0: the rule's own default
+
+    def __post_init__(self) -> None:
+        _at_least(0, "selection.k", self.k)
 
 
 @dataclass(frozen=True)
 class AttackSpec:
     """Who lies, and how."""
 
-    name: str = "liar"
+    name: str = "liar"  # what the attackers do; `cbdsl list attacks` has all of them
     byzantine: int = 0  # how many of the workers are attackers
     scale: float = 0.0  # how strong, in the attack's own measure; 0: the attack's default
 
@@ -136,24 +146,35 @@ class Spec:
     """One run, whole: two runs with equal specs give equal numbers."""
 
     preset: str = ""  # the preset it was made from, if any
-    method: str = "cb-dsl"
+    method: str = "cb-dsl"  # how workers learn together; `cbdsl list methods` has all of them
     shared: Shared = "default"  # which part of D_G workers use; the default is the method's own
     workers: int = 50  # U
+    participation: float = 1.0  # who takes part in a round: a share of the workers up to 1, or their number from 2 on
     rounds: int = 30  # T
-    seed: int = 0
-    model: str = "cnn"  # or "custom": a module given in Python
-    engine: str = "auto"
+    seed: int = 0  # of everything random
+    model: str = "cnn"  # a network's name, or "custom": a module given in Python
+    init: str = ""  # start from this model: a run's folder or a .safetensors file; empty: drawn at random
+    engine: str = "auto"  # auto, native or torch
+    plugins: tuple[str, ...] = ()  # files or modules that register parts of your own
     data: DataSpec = field(default_factory=DataSpec)
     local: LocalSpec = field(default_factory=LocalSpec)
     swarm: SwarmSpec = field(default_factory=SwarmSpec)
     verification: VerificationSpec = field(default_factory=VerificationSpec)
     defence: DefenceSpec = field(default_factory=DefenceSpec)
+    selection: SelectionSpec = field(default_factory=SelectionSpec)
     attack: AttackSpec = field(default_factory=AttackSpec)
+    options: Options = field(default_factory=lambda: Options({}))  # settings of parts by name: options.fedprox.mu=0.1
 
     def __post_init__(self) -> None:
         _at_least(1, "workers", self.workers)
         _at_least(1, "rounds", self.rounds)
         _at_least(0, "seed", self.seed)
+        whole = float(self.participation).is_integer() and 1 <= self.participation <= self.workers
+        if not (0 < self.participation <= 1 or whole):
+            raise UserError(
+                f"participation must be a share above 0 and up to 1, or a whole number of workers from 2 to "
+                f"{self.workers}; given {self.participation:g}."
+            )
         if self.attack.byzantine > self.workers:
             raise UserError(
                 f"{self.attack.byzantine} Byzantine workers of {self.workers}; there cannot be more than all."
@@ -176,31 +197,82 @@ class Spec:
         """Whether workers score on D_sc and the server verifies with it."""
         return self.shared in ("score", "both")
 
+    @property
+    def participants(self) -> int:
+        """How many workers take part in a round while nobody is banned."""
+        share = self.participation <= 1
+        return max(1, round(self.participation * self.workers)) if share else round(self.participation)
+
+    def to_tree(self) -> dict[str, Any]:
+        """The spec as nested dictionaries of plain values."""
+        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+
     def key(self) -> str:
-        """A hash of the whole spec: equal for equal runs, and for no others."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
+        """A hash of all that decides a run's numbers: equal for equal runs, and for no others.
+
+        Not the preset's name; and of plugins and of an initial model what is in them, not where they are.
+        """
+        plugins = [plugin_digest(name) for name in self.plugins]
+        tree = {**self.to_tree(), "preset": "", "plugins": plugins, "init": init_digest(self.init)}
+        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_toml(self) -> str:
         """The spec as TOML text, every value written out."""
-        return tomli_w.dumps({key: _plain(value) for key, value in asdict(self).items()})
+        return tomli_w.dumps(self.to_tree())
 
     def with_settings(self, settings: Mapping[str, Any]) -> Spec:
-        """A copy with dotted keys set, such as {"local.epochs": 3}."""
-        tree: dict[str, Any] = asdict(self)
+        """A copy with dotted keys set, such as {"local.epochs": 3} or {"options.fedprox.mu": 0.1}."""
+        tree = self.to_tree()
         for dotted, value in settings.items():
-            branch, *path = dotted.split(".")
-            known = {f.name for f in fields(self)}
-            if branch not in known:
-                raise unknown("setting", dotted, _dotted_keys())
-            if path and not isinstance(tree[branch], dict):
-                raise unknown("setting", dotted, _dotted_keys())
-            if not path:
-                tree[branch] = value
-            elif len(path) > 1 or path[0] not in tree[branch]:
-                raise unknown("setting", dotted, _dotted_keys())
-            else:
-                tree[branch] = {**tree[branch], path[0]: value}
+            branch = tree
+            *path, leaf = dotted.split(".")
+            for step in path:
+                branch = branch.setdefault(step, {}) if path[0] == "options" else branch.get(step, {})
+                if not isinstance(branch, dict):
+                    raise unknown("setting", dotted, dotted_keys())
+            if leaf not in branch and path[:1] != ["options"]:
+                raise unknown("setting", dotted, dotted_keys())
+            if path[:1] == ["options"] and len(path) != 2:
+                raise UserError(
+                    f"'{dotted}' names no part's setting. Write options.PART.SETTING, as in options.fedprox.mu."
+                )
+            branch[leaf] = value
         return from_mapping(tree)
+
+
+def init_file(source: str) -> Path:
+    """The file behind `init`: a model's, or that of a run's folder."""
+    path = Path(source)
+    return path / "model.safetensors" if path.is_dir() else path
+
+
+def init_digest(source: str) -> str:
+    """A hash of the model that a run starts from; the text itself where there is no such file."""
+    path = init_file(source)
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if source and path.is_file() else source
+
+
+class Options(Mapping[str, Mapping[str, "str | int | float | bool"]]):
+    """Settings of parts: their names, then the names and values of their settings. Frozen, and equal by content."""
+
+    def __init__(self, tree: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        self._tree = {part: dict(sorted(values.items())) for part, values in sorted((tree or {}).items()) if values}
+
+    def __getitem__(self, part: str) -> Mapping[str, Any]:
+        return MappingProxyType(self._tree[part])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tree)
+
+    def __len__(self) -> int:
+        return len(self._tree)
+
+    def __hash__(self) -> int:
+        return hash(json.dumps(self._tree, sort_keys=True))
+
+    def of(self, part: str) -> Mapping[str, Any]:
+        """The settings of one part; empty if none are set."""
+        return self._tree.get(part, {})
 
 
 def from_mapping(tree: Mapping[str, Any]) -> Spec:
@@ -224,40 +296,6 @@ def read(path: Path) -> Spec:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"The spec {path} cannot be read: {error}.") from error
     return from_toml(text, str(path))
-
-
-def parse_setting(text: str) -> tuple[str, Any]:
-    """Parse `key=value` of the command line; the value is TOML, or else a plain word."""
-    key, separator, value = text.partition("=")
-    if not separator or not key.strip():
-        raise UserError(f"'{text}' is not a setting. Write --set key=value, such as --set local.epochs=3.")
-    try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
-
-
-def words(text: str) -> tuple[str, ...]:
-    """`a, b` -> ("a", "b")."""
-    return tuple(word.strip() for word in text.split(",") if word.strip())
-
-
-def numbers(text: str, name: str) -> tuple[int, ...]:
-    """`1, 5` -> (1, 5)."""
-    try:
-        return tuple(int(word) for word in words(text))
-    except ValueError:
-        raise UserError(f"{name} takes whole numbers separated by commas, such as 1,5,20; given '{text}'.") from None
-
-
-def setting_values(spec: Spec, keys: Sequence[str]) -> dict[str, Any]:
-    """The values of dotted keys, such as {"local.epochs": 3}."""
-    tree = asdict(spec)
-    values = {}
-    for key in keys:
-        branch, _, leaf = key.partition(".")
-        values[key] = tree[branch][leaf] if leaf else tree[branch]
-    return values
 
 
 _Section = TypeVar("_Section")
@@ -286,11 +324,27 @@ def _convert(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401 - any type
         if value in allowed:
             return value
         raise unknown(f"value of {key}", str(value), allowed)
-    if get_origin(hint) is tuple:  # a pair of numbers; one number stands for both
-        pair = value if isinstance(value, (list, tuple)) else (value, value)
-        if len(pair) != 2:
-            raise UserError(f"{key} takes one number or two, [first, last]; given {value!r}.")
-        return tuple(_convert(float, item, key) for item in pair)
+    if hint is Options:
+        if not isinstance(value, Mapping) or not all(isinstance(each, Mapping) for each in value.values()):
+            raise UserError(f"{key} takes tables of settings, one a part, such as [options.fedprox]; given {value!r}.")
+        return Options(value)
+    if get_origin(hint) is tuple:
+        return _convert_several(hint, value, key)
+    return _convert_single(hint, value, key)
+
+
+def _convert_several(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401
+    if hint == tuple[str, ...]:
+        if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+            raise UserError(f"{key} takes a list of texts; given {value!r}.")
+        return tuple(value)
+    pair = value if isinstance(value, (list, tuple)) else (value, value)  # one number stands for both
+    if len(pair) != 2:
+        raise UserError(f"{key} takes one number or two, [first, last]; given {value!r}.")
+    return tuple(_convert_single(float, item, key) for item in pair)
+
+
+def _convert_single(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if hint is float and is_number:
         return float(value)
@@ -303,20 +357,28 @@ def _convert(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401 - any type
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of a spec
-    if isinstance(value, dict):
+    if is_dataclass(value):
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return list(value) if isinstance(value, tuple) else value
 
 
-def _dotted_keys() -> list[str]:
-    keys = []
-    for top in fields(Spec):
-        section = get_type_hints(Spec)[top.name]
-        if is_dataclass(section) and isinstance(section, type):
-            keys += [f"{top.name}.{inner.name}" for inner in fields(section)]
-        else:
-            keys.append(top.name)
-    return keys
+def sections() -> dict[str, type[Any]]:
+    """The groups of settings, such as {"local": LocalSpec}; "" is the spec itself."""
+    hints = get_type_hints(Spec)
+    return {"": Spec, **{name: hint for name, hint in hints.items() if is_dataclass(hint) and isinstance(hint, type)}}
+
+
+def dotted_keys() -> list[str]:
+    """Every setting by its dotted name; parts' own settings, `options.*`, are as many as there are parts."""
+    groups = sections()
+    return [
+        f"{group}.{each.name}" if group else each.name
+        for group, kind in groups.items()
+        for each in fields(kind)
+        if group or each.name not in groups
+    ]
 
 
 def _at_least(least: int, key: str, value: int) -> None:

@@ -1,48 +1,64 @@
-"""The attackers of a simulation: gives an attack what it may know, and keeps what it makes.
+"""The attackers of a swarm: gives an attack what it may know, and keeps what it makes.
 
 Answers for Byzantine workers only; how honest workers move, train and score is the swarm's affair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
-from cbdsl.byzantine.attacks import Attack, HomeTraining, Situation
-from cbdsl.data import Dataset, Split
-from cbdsl.data.sources import CUSTOM
+from cbdsl.byzantine.attack import Attack, HomeTraining, Situation
 from cbdsl.engines.base import Engine, Sgd
-from cbdsl.protocol.verification import commitment_of
+from cbdsl.protocol.messages import commitment_of
 from cbdsl.rng import stream
-from cbdsl.runs.defence import scorer
-from cbdsl.spec import LocalSpec, Spec
+from cbdsl.spec import LocalSpec
 from cbdsl.workers.batches import batches_of
+from cbdsl.workers.local import Lesson, scorer
 
 _CRAFTED: dict[object, tuple[Floats, Floats | None]] = {}
 """The last model made at home, for runs on the same data one after the other; the features keep their identity."""
 
 
+@dataclass(frozen=True, eq=False)
+class PublicData:
+    """What any worker can get hold of."""
+
+    samples: Samples
+    scoring: Indices  # D_sc
+    others: Indices  # samples that are neither in D_sc nor in the server's hold-out
+    classes: int
+
+
 class Adversary:
     """All Byzantine workers of a run, and the attack they carry out."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but the first three by name
         self,
-        spec: Spec,
         attack: Attack,
         workers: Sequence[int],
+        public: PublicData,
+        *,
         engine: Engine,
-        dataset: Dataset,
-        split: Split,
         initial: Floats,
+        seed: int,
+        swarm_size: int,
+        vectors: int = 1,
+        craft_key: object = None,
     ) -> None:
-        """Initial weights: (D,)."""
+        """Initial weights: (D,). vectors: how many of them a message carries.
+
+        craft_key: equal for runs whose network is the same, so that a model made at home serves them all; none: it is
+        made anew.
+        """
         self.workers = frozenset(workers)
-        self._spec, self._attack, self._engine, self._dataset, self._split = spec, attack, engine, dataset, split
-        self._initial = initial
-        self._score = scorer(engine, dataset.train, split.shared_scoring)
+        self._attack, self._public, self._engine, self._initial = attack, public, engine, initial
+        self._seed, self._swarm_size, self._vectors, self._craft_key = seed, swarm_size, vectors, craft_key
+        self._score = scorer(engine, public.samples, public.scoring)
         self._together: tuple[int, Floats | None] | None = None  # of which round, and what
 
     @property
@@ -50,19 +66,30 @@ class Adversary:
         """Whether the attack needs the honest workers' models."""
         return self._attack.omniscient
 
-    def training(self, worker: int, own: Indices) -> Samples | None:
-        """What an attacker trains on instead of the samples it holds; none: on those."""
-        if worker not in self.workers:
-            return None
-        rng = stream(self._spec.seed, "attack", worker=worker)
-        return self._attack.poison(self._dataset.train.taken(own), self._scoring, self._dataset.classes, rng)
+    def poisoned(self, held: Mapping[int, Indices]) -> dict[int, Lesson]:
+        """What attackers train on instead of what they hold (worker -> indices); nobody else is in the answer."""
+        parts: dict[int, Samples] = {}
+        for worker, own in held.items():
+            rng = stream(self._seed, "attack", worker=worker)
+            if worker in self.workers:
+                data = self._public.samples.taken(own)
+                poison = self._attack.poison(data, self._scoring, self._public.classes, rng)
+                if poison is not None:
+                    parts[worker] = poison
+        if not parts:
+            return {}
+        pool, ends = Samples.joined(list(parts.values())), np.cumsum([0, *map(len, parts.values())])
+        return {
+            worker: Lesson(pool, np.arange(first, last, dtype=np.int32))
+            for worker, first, last in zip(parts, ends, ends[1:], strict=False)
+        }
 
     def claim(self, seen: Situation) -> float:
         """The score that an attacker claims."""
         return self._attack.claim(seen)
 
     def upload(self, seen: Situation, round_number: int) -> Floats | None:
-        """The model that an attacker sends in a round; an omniscient attack sends one for all."""
+        """What an attacker sends in a round; an omniscient attack sends one for all."""
         if not self._attack.omniscient:
             return self._attack.upload(seen)
         if self._together is None or self._together[0] != round_number:
@@ -70,18 +97,19 @@ class Adversary:
         return self._together[1]
 
     def situation(
-        self, worker: int, round_number: int, model: Floats, score: float, global_best: Floats,
+        self, worker: int, round_number: int, model: Floats, score: float, received: Floats,
         honest: Floats | None, honest_scores: Doubles | None,
     ) -> Situation:  # fmt: skip
         """What one attacker knows in a round."""
+        size = self._engine.size
         return Situation(
             model=model,
             score=score,
-            global_best=global_best,
-            workers=self._spec.workers,
+            global_best=received,
+            workers=self._swarm_size,
             attackers=len(self.workers),
-            rng=stream(self._spec.seed, "attack", round_number, worker),
-            score_of=self._score,
+            rng=stream(self._seed, "attack", round_number, worker),
+            score_of=lambda weights: self._score(weights[:size]),
             honest=honest,
             honest_scores=honest_scores,
             crafted=self._crafted,
@@ -90,32 +118,33 @@ class Adversary:
     @cached_property
     def _scoring(self) -> Samples:
         """D_sc, which every worker has."""
-        return self._dataset.train.taken(self._split.shared_scoring)
+        return self._public.samples.taken(self._public.scoring)
 
     @cached_property
     def _crafted(self) -> Floats | None:
-        """Made when it is first needed; a resumed run makes the same again."""
+        """Made when it is first needed; a resumed run makes the same again. (V D,), zeros behind the model."""
         if not self._attack.crafts:
             return None
-        if self._spec.model == CUSTOM:  # nothing here tells one architecture from another
-            return self._craft()
-        features, spec = self._dataset.train.features, self._spec
-        known = (id(features), commitment_of(self._initial), self._engine.name)
-        key = (*known, spec.model, spec.seed, spec.data, self._attack)
-        if key not in _CRAFTED:
-            _CRAFTED.clear()
-            _CRAFTED[key] = features, self._craft()
-        return _CRAFTED[key][1]
+        features = self._public.samples.features
+        key = (id(features), commitment_of(self._initial), self._engine.name, self._craft_key, self._attack)
+        if self._craft_key is None:
+            made = self._craft()
+        else:
+            if key not in _CRAFTED:
+                _CRAFTED.clear()
+                _CRAFTED[key] = features, self._craft()
+            made = _CRAFTED[key][1]
+        if made is None or self._vectors == 1:
+            return made
+        return np.concatenate([made, np.zeros((self._vectors - 1) * len(made), np.float32)])
 
     def _craft(self) -> Floats | None:
-        rng = stream(self._spec.seed, "attack")
-        private = np.concatenate([self._split.shared_scoring, self._split.holdout])
-        others = np.setdiff1d(np.arange(len(self._dataset.train), dtype=np.int32), private)
-        images = rng.permutation(others)[: self._attack.images]
+        rng = stream(self._seed, "attack")
+        images = rng.permutation(self._public.others)[: self._attack.images]
         home = HomeTraining(
             self._scoring,
-            self._dataset.train.taken(images),
-            self._dataset.classes,
+            self._public.samples.taken(images),
+            self._public.classes,
             self._initial,
             self._fit,
             self._score,

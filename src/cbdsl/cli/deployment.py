@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cbdsl import spec as specs
 from cbdsl.errors import UserError
 from cbdsl.presets import PRESETS, preset_or_file
+from cbdsl.settings import parse_setting
 
 if TYPE_CHECKING:
     from cbdsl.deploy.link import Address
@@ -150,11 +150,11 @@ def swarm(  # noqa: PLR0913, PLR0917 - one parameter an option
 
     from cbdsl.cli.progress import folder_name  # noqa: PLC0415
     from cbdsl.deploy.swarm import run_swarm  # noqa: PLC0415 - torch takes seconds to load
-    from cbdsl.methods.table import resolve  # noqa: PLC0415
-    from cbdsl.runs.experiment import Stage  # noqa: PLC0415
     from cbdsl.runs.folder import free_folder  # noqa: PLC0415
+    from cbdsl.runs.resolve import resolve  # noqa: PLC0415
+    from cbdsl.runs.stage import Stage  # noqa: PLC0415
 
-    stage = Stage.prepare(resolve(spec), None, None, threads)
+    stage = Stage.prepare(resolve(spec), threads=threads)
     folder = out or free_folder(f"swarm-{folder_name(stage.spec)}")
     with _interruptible(folder), SwarmDisplay(stage.spec, folder) as display:
         outcome = run_swarm(stage, folder, broker, deadlines, display.ready, display.show)  # type: ignore[arg-type]
@@ -168,11 +168,11 @@ def _serve(spec: Spec, out: Path, config: ServerConfig, threads: int | None, as_
     from cbdsl.cli.progress import Display, print_summary  # noqa: PLC0415
     from cbdsl.deploy.serving import open_run  # noqa: PLC0415
     from cbdsl.deploy.serving import serve as play  # noqa: PLC0415 - torch takes seconds to load
-    from cbdsl.methods.table import resolve  # noqa: PLC0415
-    from cbdsl.runs.experiment import Stage  # noqa: PLC0415
+    from cbdsl.runs.resolve import resolve  # noqa: PLC0415
+    from cbdsl.runs.stage import Stage  # noqa: PLC0415
 
     _warn_if_exposed(config.address)
-    stage = Stage.prepare(resolve(spec), None, None, threads, deal=False)
+    stage = Stage.prepare(resolve(spec), threads=threads, deal=False)
     with _interruptible(out), Display() as display:
         display.begin(stage.spec, out, stage.note)
         served = play(stage, open_run(stage, out), config, on_round=display.show)
@@ -196,7 +196,7 @@ def _interruptible(folder: Path) -> Iterator[None]:
 
 
 def _spec(start: str, settings: list[str] | None) -> Spec:
-    return preset_or_file(start).with_settings(dict(map(specs.parse_setting, settings or [])))
+    return preset_or_file(start).with_settings(dict(map(parse_setting, settings or [])))
 
 
 def _read_roster(path: Path | None) -> tuple[str, ...]:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cbdsl import __version__
+from cbdsl import settings as settings_text
 from cbdsl import spec as specs
 from cbdsl.errors import UserError
 from cbdsl.presets import PRESETS, preset, preset_or_file
 
 if TYPE_CHECKING:
-    from cbdsl.runs.experiment import Result
+    from cbdsl.runs.result import Result
 
 app = typer.Typer(
     help="Distributed swarm learning: communication-efficient, Byzantine-robust (CB-DSL, arXiv 2208.05578).",
@@ -94,7 +95,8 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
         "attack.byzantine": byzantine,
         "attack.name": attack,
         "defence.aggregator": aggregator,
-        "defence.soup": soup,
+        "selection.name": "soup" if soup else None,
+        "selection.k": soup,
         "defence.guard": guard or None,
         "defence.commitment": guard or None,
         "seed": seed,
@@ -103,19 +105,19 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter an option
         "engine": engine,
     }
     chosen = {key: value for key, value in options.items() if value is not None}
-    chosen |= dict(specs.parse_setting(text) for text in settings or [])
+    chosen |= dict(settings_text.parse_setting(text) for text in settings or [])
     if method is not None and "shared" not in chosen:
         chosen["shared"] = "default"  # another method than the spec's brings its own default
     spec = start.with_settings(chosen)
 
     from cbdsl.cli.progress import Display, folder_name  # noqa: PLC0415
-    from cbdsl.methods.table import resolve  # noqa: PLC0415
-    from cbdsl.runs import experiment  # noqa: PLC0415 - torch takes seconds to load; errors above need not wait for it
+    from cbdsl.runs import play  # noqa: PLC0415
     from cbdsl.runs.folder import free_folder  # noqa: PLC0415
+    from cbdsl.runs.resolve import resolve  # noqa: PLC0415
 
     folder = out or free_folder(folder_name(resolve(spec)))
     with Display() as display:
-        result = experiment.run(spec, out=folder, threads=threads, on_start=display.begin, on_round=display.show)
+        result = play.run(spec, out=folder, threads=threads, callbacks=[display])
     _conclude(result, as_json)
 
 
@@ -127,10 +129,10 @@ def resume(
 ) -> None:
     """Go on with a run that was stopped, as if it had never been."""
     from cbdsl.cli.progress import Display  # noqa: PLC0415
-    from cbdsl.runs import experiment  # noqa: PLC0415
+    from cbdsl.runs import play  # noqa: PLC0415
 
     with Display() as display:
-        result = experiment.resume(folder, threads=threads, on_start=display.begin, on_round=display.show)
+        result = play.resume(folder, threads=threads, callbacks=[display])
     _conclude(result, as_json)
 
 
@@ -174,7 +176,7 @@ def sweep(
     from cbdsl.study.sweep import grid, parse_axis, run_all, write_table  # noqa: PLC0415
 
     axes = [parse_axis(text) for text in over]
-    points = grid(preset_or_file(start).with_settings(dict(map(specs.parse_setting, settings or []))), axes)
+    points = grid(preset_or_file(start).with_settings(dict(map(settings_text.parse_setting, settings or []))), axes)
     with SweepDisplay(len(points), out) as display:
         results = run_all(points, out, jobs, display.show)
     write_table(results, [key for key, _ in axes], out)
@@ -197,7 +199,7 @@ def reproduce(
     from cbdsl.study import reproduce as job  # noqa: PLC0415
     from cbdsl.study.paper import FULL, QUICK  # noqa: PLC0415
 
-    plan = replace(QUICK if quick else FULL, settings=tuple(map(specs.parse_setting, settings or [])))
+    plan = replace(QUICK if quick else FULL, settings=tuple(map(settings_text.parse_setting, settings or [])))
     folder = out or Path("reproduction-quick" if quick else "reproduction")
     with SweepDisplay(len(job.tasks_of(plan)), folder) as display:
         words = ["cbdsl reproduce", *(["--quick"] if quick else []), *(f"--set {text}" for text in settings or [])]
@@ -225,12 +227,12 @@ def arena(  # noqa: PLR0913, PLR0917 - one parameter an option
 
     start = job.QUICK if quick else job.Contest()
     chosen: dict[str, Any] = {
-        "attacks": attacks and specs.words(attacks),
-        "defences": defences and specs.words(defences),
-        "byzantine": byzantine and specs.numbers(byzantine, "--byzantine"),
+        "attacks": attacks and settings_text.words(attacks),
+        "defences": defences and settings_text.words(defences),
+        "byzantine": byzantine and settings_text.numbers(byzantine, "--byzantine"),
         "seeds": seeds and tuple(range(seeds)),
         "preset": preset_name,
-        "settings": {**start.settings, **dict(map(specs.parse_setting, settings))} if settings else None,
+        "settings": {**start.settings, **dict(map(settings_text.parse_setting, settings))} if settings else None,
     }
     contest = replace(start, **{key: value for key, value in chosen.items() if value is not None})
     folder = out or Path("arena-quick" if quick else "arena")
@@ -242,14 +244,16 @@ def arena(  # noqa: PLR0913, PLR0917 - one parameter an option
 @app.command()
 def attacks() -> None:
     """List the attacks, the aggregators and the defences of the arena."""
-    from cbdsl.byzantine.attacks import ATTACKS  # noqa: PLC0415
-    from cbdsl.protocol.aggregators import RULES  # noqa: PLC0415
+    from cbdsl import register  # noqa: PLC0415
     from cbdsl.study.arena import DEFENCES  # noqa: PLC0415
 
-    for title, entries in (("attacks (--attack)", ATTACKS), ("aggregators (--aggregator, nnm+...)", RULES)):
+    for title, entries in (
+        ("attacks (--attack)", register.attack),
+        ("aggregators (--aggregator, nnm+...)", register.aggregator),
+    ):
         typer.echo(f"{title}:")
-        for name, entry in entries.items():
-            typer.echo(f"  {name:17} {(entry.__doc__ or '').strip().splitlines()[0]}")
+        for name in entries.names():
+            typer.echo(f"  {name:17} {entries.summary(name)}")
     typer.echo(f"defences of the arena: {', '.join(DEFENCES)}")
 
 

@@ -16,13 +16,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Table
 from rich.text import Text
 
-from cbdsl.methods.table import method_of
-from cbdsl.runs.records import RoundRecord, Summary, describe
-from cbdsl.spec import Spec, setting_values
+from cbdsl.callbacks import Callback, Start
+from cbdsl.runs.defence import method_of
+from cbdsl.runs.records import RoundRecord, describe, summary_rows
+from cbdsl.settings import setting_values
+from cbdsl.spec import Spec
 from cbdsl.text import clock, size
 
 if TYPE_CHECKING:
-    from cbdsl.runs.experiment import Result
+    from cbdsl.runs.result import Result
     from cbdsl.study.arena import Arena, Contest
     from cbdsl.study.paper_claims import JudgedClaim
     from cbdsl.study.sweep import Finished
@@ -39,7 +41,7 @@ class _TimeLeft(ProgressColumn):
         return Text("" if seconds is None else f"{clock(seconds)} left", style="cyan")
 
 
-class Display:
+class Display(Callback):
     """Shows the rounds of one run as they are played."""
 
     def __init__(self) -> None:
@@ -75,6 +77,14 @@ class Display:
         self._task = self._bar.add_task("", total=spec.rounds, state="first round", left=None)
         if bar:
             self._bar.start()
+
+    def start(self, run: Start) -> None:
+        """See `Callback.start`."""
+        self.begin(run.spec, run.folder, run.note)
+
+    def round(self, record: RoundRecord) -> None:
+        """See `Callback.round`."""
+        self.show(record)
 
     def show(self, line: RoundRecord) -> None:
         """Show a round that was just played."""
@@ -212,32 +222,6 @@ def print_summary(result: Result) -> None:
     console.print(table, highlight=False, soft_wrap=True)
 
 
-def summary_rows(summary: Summary) -> list[tuple[str, str]]:
-    """The summary in words."""
-    share = summary.model_uplink_bytes / summary.fedavg_model_uplink_bytes
-    rows = [
-        ("accuracy", f"{summary.final_accuracy:.2%} on the test set (best round: {summary.best_accuracy:.2%})"),
-        ("uploads", f"{summary.uploads:,} models in {summary.rounds} rounds ({size(summary.model_uplink_bytes)})"),
-    ]
-    if summary.method != "fedavg":
-        fedavg = f"{summary.rounds * summary.workers:,} models ({size(summary.fedavg_model_uplink_bytes)})"
-        saving = f", {1 / share:.1f} times as much" if share else ""
-        rows.append(("compared with", f"FedAvg: {fedavg}{saving}"))
-    rows.append(("traffic", f"{size(summary.uplink_bytes)} up, {size(summary.downlink_bytes)} down, payload alone"))
-    if summary.byzantine:
-        caught = sorted(set(summary.byzantine) & set(summary.banned))
-        rows.append(("attackers", f"workers {_names(summary.byzantine)}; banned: {_names(caught) or 'none'}"))
-    honest = sorted(set(summary.banned) - set(summary.byzantine))
-    if honest:
-        rows.append(("honest but banned", _names(honest)))
-    if summary.attack_success is not None:
-        rows.append(("attack success", f"{summary.attack_success:.1%} of triggered test images"))
-    if summary.wasted_uplink_bytes:
-        rows.append(("wasted", f"{size(summary.wasted_uplink_bytes)} of uploads that were refuted or declined"))
-    rows.append(("time", f"{clock(summary.seconds)} ({summary.seconds:.1f} s) on the {summary.engine} engine"))
-    return rows
-
-
 def headline(spec: Spec) -> str:
     """One line that says what is run."""
     shared = {"none": "no shared data", "score": "D_sc shared", "train": "D_tr shared", "both": "D_sc and D_tr shared"}
@@ -254,8 +238,3 @@ def folder_name(spec: Spec) -> str:
     attack = f"-{spec.attack.name}{spec.attack.byzantine}" if spec.attack.byzantine else ""
     defence = "".join(f"-{word}" for word in describe(spec).replace(" ", "").split(",") if word)
     return f"{spec.preset or 'spec'}-{spec.method}-{spec.shared}{defence}{attack}-seed{spec.seed}"
-
-
-def _names(workers: list[int]) -> str:
-    shown = ", ".join(map(str, workers[:10]))
-    return shown + (f" and {len(workers) - 10} more" if len(workers) > 10 else "")

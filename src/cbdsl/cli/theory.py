@@ -12,9 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from cbdsl import spec as specs
 from cbdsl.cli.progress import headline
 from cbdsl.errors import UserError
-from cbdsl.methods.table import resolve
 from cbdsl.presets import PRESETS
 from cbdsl.runs.folder import RunFolder
+from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
 
 if TYPE_CHECKING:

@@ -6,16 +6,18 @@ seed every method sees the same data. Nothing here looks at features or at the t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cbdsl import register
 from cbdsl.arrays import Indices
 from cbdsl.errors import UserError
 from cbdsl.rng import stream
-from cbdsl.spec import DataSpec, PartitionName
+from cbdsl.spec import DataSpec
 
 Labels = NDArray[np.int32]
 
@@ -30,29 +32,81 @@ class Split:
     workers: tuple[Indices, ...]  # D_1 ... D_U
 
 
-def split(labels: Labels, spec: DataSpec, workers: int, seed: int) -> Split:
-    """Draw the shared set and the hold-out, then deal the rest to the workers."""
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """The samples that are dealt to workers: those left beside D_G and the hold-out."""
+
+    indices: Indices  # (n,), sorted
+    labels: Labels  # (N,), of the whole training set
+    clients: Indices | None  # (N,): the number of the client that a sample comes from, -1: nobody's; none: unknown
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class Partition(Protocol):
+    """Deals a pool to workers. Settings are keyword-only arguments."""
+
+    def __call__(self, pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> Sequence[Indices]:
+        """One list of indices a worker, all of them from the pool, none empty; the same for the same generator."""
+        ...
+
+
+def split(
+    labels: Labels,
+    spec: DataSpec,
+    workers: int,
+    seed: int,
+    clients: Indices | None = None,
+    partition: Partition | None = None,
+) -> Split:
+    """Draw the shared set and the hold-out, then deal the rest to the workers.
+
+    Where some samples are nobody's (client -1), the shared set and the hold-out are drawn from those alone.
+    partition: another one than the spec names.
+    """
     sizes = (spec.shared_training, spec.shared_scoring, spec.holdout)
-    if sum(sizes) > len(labels):
+    free = np.arange(len(labels)) if clients is None or (clients >= 0).all() else np.flatnonzero(clients < 0)
+    if sum(sizes) > len(free):
+        whose = "the training set has" if len(free) == len(labels) else "of the samples that are no client's there are"
         raise UserError(
             f"The shared training set ({sizes[0]:,}), the shared scoring set ({sizes[1]:,}) and the hold-out "
-            f"({sizes[2]:,}) need {sum(sizes):,} samples, but the training set has {len(labels):,}. Ask for less."
+            f"({sizes[2]:,}) need {sum(sizes):,} samples, but {whose} {len(free):,}. Ask for less."
         )
-    order = stream(seed, "shared-set").permutation(len(labels)).astype(np.int32)
-    ends = np.cumsum(sizes)
-    training, scoring, holdout, pool = np.split(order, ends)
-    rows = PARTITIONS[spec.partition](labels, np.sort(pool), spec, workers, stream(seed, "partition"))
-    return Split(training, scoring, holdout, tuple(row.astype(np.int32) for row in rows))
+    order = free[stream(seed, "shared-set").permutation(len(free))].astype(np.int32)
+    training, scoring, holdout, rest = np.split(order, np.cumsum(sizes))
+    owned = rest if len(free) == len(labels) else np.concatenate([rest, np.flatnonzero(np.asarray(clients) >= 0)])
+    pool = Pool(np.sort(owned).astype(np.int32), labels, clients)
+    deal = partition or register.partition.get(spec.partition)
+    rows = deal(pool, spec, workers, stream(seed, "partition"))
+    _check_dealt(rows, pool, workers, deal)
+    return Split(training, scoring, holdout, tuple(np.asarray(row).astype(np.int32) for row in rows))
 
 
-def iid(_labels: Labels, pool: Indices, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
+def _check_dealt(rows: Sequence[Indices], pool: Pool, workers: int, deal: Partition) -> None:
+    name = getattr(getattr(deal, "func", deal), "__qualname__", repr(deal))
+    if len(rows) != workers:
+        raise UserError(f"The partition {name} deals to {len(rows)} workers; there are {workers}.")
+    for worker, row in enumerate(rows):
+        if np.ndim(row) != 1 or not np.isin(row, pool.indices).all():
+            raise UserError(
+                f"The partition {name} gives worker {worker} indices that are not in the pool; give whole numbers from "
+                "pool.indices, (n,) each. Try it with cbdsl.testing.check_partition."
+            )
+        if not len(row):
+            raise UserError(f"The partition {name} leaves worker {worker} without samples. Ask for fewer workers.")
+
+
+@register.partition("iid")
+def iid(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
     """K_i distinct samples each, drawn at random."""
     count = spec.samples_per_worker
     _demand(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
-    return list(rng.permutation(pool)[: workers * count].reshape(workers, count))
+    return list(rng.permutation(pool.indices)[: workers * count].reshape(workers, count))
 
 
-def shards(labels: Labels, pool: Indices, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
+@register.partition("shards")
+def shards(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
     """Sort by label, cut into shards, give each worker the same number of shards at random (McMahan et al. 2017)."""
     available, each = len(pool) // spec.shard_size, spec.shards_per_worker
     if workers * each > available:
@@ -61,20 +115,21 @@ def shards(labels: Labels, pool: Indices, spec: DataSpec, workers: int, rng: np.
             f"but the {len(pool):,} samples beside the shared set and the hold-out make {available:,}. "
             "Ask for fewer workers, or set data.shards_per_worker or data.shard_size lower."
         )
-    by_label = pool[np.argsort(labels[pool], kind="stable")]
+    by_label = pool.indices[np.argsort(pool.labels[pool.indices], kind="stable")]
     cut = by_label[: available * spec.shard_size].reshape(available, spec.shard_size)
     dealt = rng.permutation(available)[: workers * each].reshape(workers, each)
     return [cut[row].reshape(-1) for row in dealt]
 
 
-def dirichlet(labels: Labels, pool: Indices, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
+@register.partition("dirichlet")
+def dirichlet(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
     """K_i samples each, classes mixed in proportions drawn from Dirichlet(alpha * prior) (Hsu et al. 2019).
 
     When a class runs out, its proportion is shared by the classes that are left.
     """
     count = spec.samples_per_worker
     _demand(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
-    shuffled = rng.permutation(pool)
+    shuffled, labels = rng.permutation(pool.indices), pool.labels
     classes = np.unique(labels[shuffled])
     left = [shuffled[labels[shuffled] == label] for label in classes]
     prior = np.array([len(part) for part in left]) / len(shuffled)
@@ -94,26 +149,33 @@ def dirichlet(labels: Labels, pool: Indices, spec: DataSpec, workers: int, rng: 
     return rows
 
 
-def similarity(labels: Labels, pool: Indices, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
+@register.partition("similarity")
+def similarity(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
     """A share gamma of each worker's samples at random, the rest dealt in order of label (Karimireddy et al. 2020)."""
     count = spec.samples_per_worker
     _demand(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
-    used = rng.permutation(pool)[: workers * count]
+    used = rng.permutation(pool.indices)[: workers * count]
     alike = round(spec.similarity * count)
     mixed = used[: workers * alike].reshape(workers, alike)
     rest = used[workers * alike :]
-    ordered = rest[np.argsort(labels[rest], kind="stable")].reshape(workers, count - alike)
+    ordered = rest[np.argsort(pool.labels[rest], kind="stable")].reshape(workers, count - alike)
     return [np.concatenate(pair) for pair in zip(mixed, rng.permutation(ordered), strict=True)]
 
 
-Partition = Callable[[Labels, Indices, DataSpec, int, np.random.Generator], list[Indices]]
-
-PARTITIONS: dict[PartitionName, Partition] = {
-    "iid": iid,
-    "shards": shards,
-    "dirichlet": dirichlet,
-    "similarity": similarity,
-}
+@register.partition("by-client")
+def by_client(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:  # noqa: ARG001
+    """Natural clients: each worker holds what one client has; of more clients than workers, some at random."""
+    if pool.clients is None:
+        raise UserError(
+            "The partition 'by-client' needs to know whose each sample is: an array train_clients of client numbers in "
+            "the .npz, Dataset.from_arrays(..., clients=...), or cbdsl.run(..., clients=[...])."
+        )
+    owners = pool.clients[pool.indices]
+    known = np.unique(owners[owners >= 0])
+    if workers > len(known):
+        raise UserError(f"There are {workers} workers, but samples of {len(known)} clients. Ask for fewer workers.")
+    chosen = known if workers == len(known) else np.sort(rng.permutation(known)[:workers])
+    return [pool.indices[owners == client] for client in chosen]
 
 
 def _demand(needed: int, available: int, what: str) -> None:

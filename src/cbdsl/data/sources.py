@@ -9,8 +9,8 @@ import gzip
 import struct
 import zipfile
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cbdsl.arrays import Floats, Samples
+from cbdsl import register
+from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.errors import UserError
 
 Bytes = NDArray[np.uint8]
@@ -36,6 +37,7 @@ class Dataset:
     test: Samples
     classes: int
     name: str = CUSTOM
+    clients: Indices | None = None  # (N,), whose each training sample is; -1: nobody's; none: not known
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -49,8 +51,12 @@ class Dataset:
         test_features: ArrayLike,
         test_labels: ArrayLike,
         name: str = CUSTOM,
+        clients: ArrayLike | None = None,
     ) -> Dataset:
-        """Make a dataset of arrays: features (N, ...) of numbers, used as they are, and integer labels from 0."""
+        """Make a dataset of arrays: features (N, ...) of numbers, used as they are, and integer labels from 0.
+
+        clients: for the partition "by-client" the number of each training sample's client, (N,); -1 for nobody's.
+        """
         train = _samples(train_features, train_labels, "training")
         test = _samples(test_features, test_labels, "test")
         if train.features.shape[1:] != test.features.shape[1:]:
@@ -61,13 +67,34 @@ class Dataset:
         classes = int(max(train.labels.max(), test.labels.max())) + 1
         if classes < 2:
             raise UserError("All labels are 0; a classification problem needs at least two classes, labelled 0, 1, ...")
-        return Dataset(train, test, classes, name)
+        return Dataset(train, test, classes, name, None if clients is None else _clients(clients, len(train)))
+
+    def with_clients(self, own: Sequence[Dataset | Samples | tuple[ArrayLike, ArrayLike]]) -> Dataset:
+        """The same data, and beside it one set of samples a client; what was there before is nobody's.
+
+        own: a data set (its training part), samples, or a pair of features and labels, for each client.
+        """
+        if not own:
+            raise UserError("clients is empty; give one set of samples for every worker.")
+        parts = [_client_samples(number, one) for number, one in enumerate(own)]
+        for number, part in enumerate(parts):
+            if part.features.shape[1:] != self.shape:
+                raise UserError(
+                    f"Client {number} has samples of shape {part.features.shape[1:]}; the data's have {self.shape}."
+                )
+            if int(part.labels.max()) >= self.classes:
+                raise UserError(f"Client {number} has the label {part.labels.max()}; there are {self.classes} classes.")
+        numbers = np.repeat(np.arange(-1, len(parts)), [len(self.train), *map(len, parts)]).astype(np.int32)
+        return replace(self, train=Samples.joined([self.train, *parts]), clients=numbers, name=CUSTOM)
 
 
-def load(source: str) -> Dataset:
-    """Load the embedded MNIST (`mnist`), the IDX files of a folder, or an .npz file."""
-    if source == EMBEDDED:
-        return _embedded()
+def load(source: str, options: Mapping[str, Any] | None = None) -> Dataset:
+    """Load a registered data set (`mnist` is embedded), the IDX files of a folder, or an .npz file."""
+    if source in register.dataset:
+        data = register.dataset.make(source, options or {})()
+        if not isinstance(data, Dataset):
+            raise UserError(f"The data set '{source}' is a {type(data).__name__}; its function must give a Dataset.")
+        return replace(data, name=source)
     if source == CUSTOM:
         raise UserError("The data of this run was given as arrays in Python; give it again with data=Dataset(...).")
     path = Path(source)
@@ -75,9 +102,9 @@ def load(source: str) -> Dataset:
         return read_arrays(path)
     if not path.is_dir():
         raise UserError(
-            f"Data '{source}' is neither '{EMBEDDED}' (embedded) nor a folder nor an .npz file. Give a folder that "
-            "holds the four IDX files of MNIST, Fashion-MNIST, KMNIST or EMNIST, or an .npz file with the arrays "
-            f"{', '.join(_ARRAYS)}."
+            f"Data '{source}' is neither a data set by name ({', '.join(register.dataset.names())}) nor a folder nor "
+            "an .npz file. Give a folder that holds the four IDX files of MNIST, Fashion-MNIST, KMNIST or EMNIST, or "
+            f"an .npz file with the arrays {', '.join(_ARRAYS)}."
         )
     return read_folder(path, source)
 
@@ -89,16 +116,23 @@ def read_arrays(path: Path) -> Dataset:
     """Read an .npz file: features (N, ...) of numbers, used as they are, and integer labels from 0."""
     wanted = f"an .npz file with the arrays {', '.join(_ARRAYS)}: numbers (N, ...) and whole numbers (N,)"
     arrays = stored_arrays(path, _ARRAYS, "data", wanted)
+    clients = stored_arrays(path, ["train_clients"], "data", wanted)[0] if _has(path, "train_clients") else None
     for name, values in zip(_ARRAYS, arrays, strict=True):
         if values.dtype.kind not in "fiub":
             raise UserError(f"{name} in {path} holds {values.dtype}; give numbers.")
     train_features, train_labels, test_features, test_labels = arrays
-    return Dataset.from_arrays(train_features, train_labels, test_features, test_labels, str(path))
+    return Dataset.from_arrays(train_features, train_labels, test_features, test_labels, str(path), clients)
 
 
+def _has(path: Path, name: str) -> bool:
+    with np.load(path, allow_pickle=False) as stored:
+        return name in stored.files
+
+
+@register.dataset(EMBEDDED)
 @cache
-def _embedded() -> Dataset:
-    """Read once: a process that plays many runs needs no second copy."""
+def embedded_mnist() -> Dataset:
+    """MNIST, inside the package: 60,000 training and 10,000 test images of 28 x 28 pixels, ten digits."""
     with resources.as_file(resources.files("cbdsl.data") / "mnist") as folder:
         return read_folder(folder, EMBEDDED)
 
@@ -190,3 +224,22 @@ def _samples(features: ArrayLike, labels: ArrayLike, part: str) -> Samples:
     if not np.isfinite(values).all():
         raise UserError(f"The features of the {part} set hold NaN or infinite values; clean them first.")
     return Samples(values, raw.astype(np.int32))
+
+
+def _clients(numbers: ArrayLike, samples: int) -> Indices:
+    raw = np.asarray(numbers)
+    if raw.shape != (samples,) or not np.issubdtype(raw.dtype, np.integer) or (len(raw) and raw.min() < -1):
+        raise UserError(
+            f"clients must be whole numbers from 0 (-1: nobody's), one for each of {samples:,} training samples; given "
+            f"{raw.dtype} {raw.shape}."
+        )
+    return raw.astype(np.int32)
+
+
+def _client_samples(number: int, own: Dataset | Samples | tuple[ArrayLike, ArrayLike]) -> Samples:
+    if isinstance(own, Dataset):
+        return own.train
+    features, labels = (own.features, own.labels) if isinstance(own, Samples) else own
+    if not len(np.asarray(labels)):
+        raise UserError(f"Client {number} has no samples. Leave it out, or give it some.")
+    return _samples(features, labels, f"client {number}'s")

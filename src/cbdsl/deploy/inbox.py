@@ -18,7 +18,7 @@ from cbdsl.deploy.events import Events
 from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.topics import Origin, origin
 from cbdsl.deploy.wire import Assembly, ClaimMessage, Hello, Piece, Status, WireError
-from cbdsl.protocol.server import Claim, WorkerId
+from cbdsl.protocol.messages import Claim, WorkerId
 
 _TICK = 0.25  # seconds between looks at the clock while waiting
 _NEWCOMERS = 1000  # names remembered before numbers are given: a stranger can invent any number of them
@@ -56,7 +56,7 @@ class Inbox:
     """The server's ear."""
 
     def __init__(self, swarm: str, run: bytes, size: int, roster: Roster, events: Events, grace_seconds: float) -> None:
-        """size: parameters of a model; grace_seconds: how long a worker that vanished is still reckoned with."""
+        """size: numbers in an upload; grace_seconds: how long a worker that vanished is still reckoned with."""
         self._swarm, self._run, self._size = swarm, run, size
         self._roster, self._events, self._grace = roster, events, grace_seconds
         self._burst = 100.0 + 3 * wire.piece_count(4 * size)  # messages a worker may send at once, and in a second

@@ -15,7 +15,7 @@ import cbor2
 
 from cbdsl.arrays import Floats
 from cbdsl.deploy.wire import DIGEST_BYTES, digest_of, weights_from_bytes, weights_to_bytes
-from cbdsl.protocol.server import Claim, WorkerId
+from cbdsl.protocol.messages import Claim, WorkerId
 
 _HEADER = DIGEST_BYTES + 4
 

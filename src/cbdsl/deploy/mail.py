@@ -113,7 +113,8 @@ class Mail:
             assignment = understand(announcement)
             self._forget()
             self.assignment = assignment
-            self.model, self.start = Parcel(4 * assignment.size), Parcel(4 * assignment.size)
+            message = 4 * assignment.size * assignment.vectors
+            self.model, self.start = Parcel(message), Parcel(4 * assignment.size)
             self.shared = Parcel(assignment.shared_size)
             return "run"
         return "hello"

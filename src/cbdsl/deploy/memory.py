@@ -13,7 +13,7 @@ import numpy as np
 
 from cbdsl.deploy.wire import digest_of
 from cbdsl.files import write_atomically
-from cbdsl.protocol.server import Claim
+from cbdsl.protocol.messages import Claim
 from cbdsl.workers.swarm import Particles
 
 _log = logging.getLogger("cbdsl.deploy")

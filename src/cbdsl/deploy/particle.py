@@ -1,4 +1,4 @@
-"""One worker's part of the algorithm: the simulator's own arithmetic on one row, without torch where that can be.
+"""One worker's part of the algorithm: the same arithmetic as in memory on one row, without torch where that can be.
 
 Knows no broker. What it computes in a round depends on the spec, its number, its samples, its state and w^g alone, so a
 swarm of such processes and the simulator reach the same numbers.
@@ -7,16 +7,14 @@ swarm of such processes and the simulator reach the same numbers.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cbdsl import register
 from cbdsl import spec as specs
 from cbdsl.arrays import Floats, Samples
-from cbdsl.byzantine.adversary import Adversary
-from cbdsl.byzantine.attacks import Attack, make_attack
-from cbdsl.data import Dataset, Split
 from cbdsl.deploy.memory import Memory
 from cbdsl.deploy.samples import SharedLayout, unpack_shared
 from cbdsl.deploy.wire import Announcement, OrderMessage, WireError
@@ -25,9 +23,16 @@ from cbdsl.engines.architecture import Architecture
 from cbdsl.engines.base import Engine
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.errors import UserError
-from cbdsl.protocol.server import Order
+from cbdsl.methods.base import Method
+from cbdsl.protocol.messages import Claim, commitment_of
 from cbdsl.spec import Spec
-from cbdsl.swarms.memory import Holdings, SimulatedSwarm
+from cbdsl.workers.local import Holdings, Lesson, LocalWorkers, at_rest
+from cbdsl.workers.swarm import Particles
+
+if TYPE_CHECKING:
+    from cbdsl.deploy.liar import Liar
+
+_ROW = np.zeros(1, np.int32)  # there is one
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +42,8 @@ class Assignment:
     run: bytes
     spec: Spec
     architecture: Architecture | None  # none: only torch can run the model
-    size: int
+    size: int  # D
+    vectors: int  # V
     classes: int
     layout: SharedLayout
     shared_digest: bytes
@@ -68,7 +74,7 @@ def understand(announcement: Announcement) -> Assignment:
         raise WireError("an announcement whose network does not fit its sizes")
     layout = SharedLayout(announcement.shared_training, announcement.shared_scoring, tuple(shape))
     return Assignment(
-        announcement.run, spec, architecture, announcement.size, announcement.classes, layout,
+        announcement.run, spec, architecture, announcement.size, announcement.vectors, announcement.classes, layout,
         announcement.shared_digest, announcement.shared_size,
     )  # fmt: skip
 
@@ -80,17 +86,19 @@ def make_engine(assignment: Assignment, threads: int) -> Engine:
         return NativeEngine(assignment.architecture, threads)
     try:
         from cbdsl.engines.torch_engine import TorchEngine  # noqa: PLC0415 - a device may not have torch
-        from cbdsl.models.modules import MODELS  # noqa: PLC0415
+        from cbdsl.models.network import network_of  # noqa: PLC0415
     except ImportError as error:
         raise UserError(
             f"This run needs torch here, because {obstacle}; and torch is not installed ({error})."
         ) from error
-    if assignment.spec.model not in MODELS:
+    if assignment.spec.model not in register.model:
         raise UserError(
             f"This run's model '{assignment.spec.model}' was given to the server in Python and {obstacle}; a worker "
-            f"cannot build it. Run one of {', '.join(MODELS)}, or a network of layers that the native engine knows."
+            f"cannot build it. Run one of {', '.join(register.model.names())}, or a network of layers that the native "
+            "engine knows."
         )
-    engine = TorchEngine(MODELS[assignment.spec.model](assignment.layout.shape, assignment.classes), threads)
+    network = network_of(assignment.spec, assignment.layout.shape, assignment.classes)
+    engine = TorchEngine(network.build(), threads)
     if engine.size != assignment.size:
         raise UserError(
             f"The model here has {engine.size:,} parameters, the server's {assignment.size:,}: versions differ."
@@ -99,71 +107,84 @@ def make_engine(assignment: Assignment, threads: int) -> Engine:
 
 
 class Particle:
-    """One worker of a run: `SimulatedSwarm` with a single row that answers to the worker's own number."""
+    """One worker of a run: one row that answers to the worker's own number, and what the server last sent it."""
 
     def __init__(
         self, assignment: Assignment, number: int, own: Samples, shared: bytes, threads: int, attack: str = ""
     ) -> None:
-        """attack: what to do instead of the truth, for tests; see `cbdsl.byzantine.attacks`."""
+        """attack: what to do instead of the truth, for tests; `cbdsl list attacks` has the names."""
         if own.features.shape[1:] != assignment.layout.shape or int(own.labels.max()) >= assignment.classes:
             raise UserError(
                 f"This run works on samples of shape {assignment.layout.shape} in {assignment.classes} classes; the "
                 f"samples here have shape {own.features.shape[1:]} and labels up to {own.labels.max()}."
             )
+        spec, layout = assignment.spec, assignment.layout
         self.number, self.size, self._assignment = number, assignment.size, assignment
-        self._engine = make_engine(assignment, threads)
-        given = unpack_shared(shared, assignment.layout, assignment.classes)
-        self._samples = Samples.joined([own, given])
-        self._own, self._attack = len(own), attack
-        self._swarm: SimulatedSwarm | None = None
+        self.method: Method = register.method.make(spec.method, spec.options.of(spec.method))
+        if self.method.vectors != assignment.vectors:
+            raise UserError(f"The method '{spec.method}' here is another one than the server's: versions differ.")
+        engine = make_engine(assignment, threads)
+        samples = Samples.joined([own, unpack_shared(shared, layout, assignment.classes)])
+        training = np.arange(len(own) + layout.training, dtype=np.int32)
+        public = np.arange(len(own) + layout.training, len(own) + layout.count, dtype=np.int32)
+        scoring = public if spec.shares_scoring else np.arange(len(own), dtype=np.int32)[None]
+        lesson = Lesson(samples, training)
+        self._liar: Liar | None = None
+        if attack:
+            from cbdsl.deploy.liar import Liar  # noqa: PLC0415 - honest devices do without
+
+            self._liar = Liar(attack, number, assignment, self.method, engine, samples, public)
+            lesson = self._liar.lesson(lesson)
+        held = Holdings((lesson,), samples, scoring)
+        self._worker = LocalWorkers(
+            engine, held, spec.local, spec.swarm, spec.seed, (number,), self.method.gradients
+        )  # fmt: skip
+        self._particles: Particles | None = None
+        self._round, self._received = 0, np.empty(0, np.float32)
 
     @property
     def started(self) -> bool:
         """Whether it stands somewhere already."""
-        return self._swarm is not None
+        return self._particles is not None
 
     def start(self, position: Floats) -> None:
         """Stand at a model, (D,), without any past."""
-        spec = self._assignment.spec
-        local = replace(
-            spec, workers=1, attack=replace(spec.attack, byzantine=0), defence=replace(spec.defence, declared=-1)
-        )
-        layout, own = self._assignment.layout, self._own
-        training = np.arange(own + layout.training, dtype=np.int32)
-        scoring = np.arange(own + layout.training, own + layout.count, dtype=np.int32)
-        held = Holdings((training,), scoring if spec.shares_scoring else np.arange(own, dtype=np.int32)[None])
-        nobody = np.empty(0, np.int32)
-        adversary = Adversary(
-            spec,
-            make_attack(replace(spec.attack, name=self._attack)) if self._attack else Attack(),
-            (self.number,) if self._attack else (),
-            self._engine,
-            Dataset(self._samples, self._samples, self._assignment.classes),
-            Split(training[own:], scoring, nobody, (training[:own],)),
-            position,
-        )
-        if adversary.omniscient:
-            raise UserError(f"The attack '{self._attack}' needs all workers' models; only the simulator has them.")
-        self._swarm = SimulatedSwarm(
-            local, self._engine, self._samples, held, position[None], adversary, names=(self.number,)
-        )
+        self._particles = at_rest(position[None], 1)
+        if self._liar is not None:
+            self._liar.start(position)
 
     def restore(self, memory: Memory) -> None:
         """Go on from a saved state."""
         self.start(memory.particles.positions[0])
-        assert self._swarm is not None
-        self._swarm.restore(memory.particles, memory.round, memory.particles.positions[0])
+        self._particles, self._round, self._received = memory.particles, memory.round, memory.particles.positions[0]
 
-    def carry_out(self, order_message: OrderMessage, global_best: Floats) -> Memory:
-        """Play one round: the state after it, and the claim that rests on it."""
-        if self._swarm is None:
-            self.start(global_best)
-        assert self._swarm is not None
-        task: Literal["swarm", "average"] = "average" if order_message.task == "average" else "swarm"
-        order = Order(order_message.round, task, (0,), order_message.inertia, order_message.learning_rate, global_best)
-        claim = self._swarm.report(order).get(0)
-        return Memory(self._assignment.run, self.number, order_message.round, self._swarm.particles, claim)
+    def carry_out(self, order: OrderMessage, received: Floats) -> Memory:
+        """Play one round with what the server sent, (V D,): the state after it, and the claim that rests on it."""
+        if self._particles is None:
+            self.start(received[: self.size])
+        assert self._particles is not None
+        work = self._worker.at(_ROW, order.round, order.inertia, order.learning_rate)
+        self._particles = self.method.move(work, self._particles, received)
+        self._round, self._received = order.round, received
+        claim = None if order.task == "average" else self._claim(self._particles)
+        return Memory(self._assignment.run, self.number, order.round, self._particles, claim)
 
     def model(self) -> Floats | None:
-        """What it uploads when it is asked; none if it stays silent."""
-        return self._swarm.upload((0,)).get(0) if self._swarm is not None else None
+        """What it uploads when it is asked, (V D,); none if it stays silent."""
+        if self._particles is None:
+            return None
+        honest = self.method.upload(self._particles)[0]
+        if self._liar is None:
+            return honest
+        return self._liar.model(honest, float(self._particles.personal_score[0]), self._round, self._received)
+
+    def _claim(self, particles: Particles) -> Claim:
+        """What a worker says: its best score as a float32, and a digest of its model where the server wants one."""
+        score = float(particles.personal_score[0])
+        if self._liar is not None:
+            score = self._liar.claim(self.method.upload(particles)[0], score, self._round, self._received)
+        commitment = b""
+        if self._assignment.spec.defence.commitment:
+            model = self.model()
+            commitment = commitment_of(self._received if model is None else model)
+        return Claim(float(np.float32(score)), commitment)

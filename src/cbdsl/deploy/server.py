@@ -22,7 +22,7 @@ from cbdsl.deploy.link import Address, Link
 from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.wire import Announcement, Hello, Invitation, OrderMessage, Welcome
 from cbdsl.errors import UserError
-from cbdsl.protocol.server import Claim, Order, WorkerId
+from cbdsl.protocol.messages import Claim, Order, WorkerId
 
 _log = logging.getLogger("cbdsl.deploy")
 
@@ -61,7 +61,8 @@ class NetworkSwarm:
         self._swarm, self._deadlines = config.swarm, config.deadlines
         self._run, self._roster, self._journal, self._events = announcement.run, roster, journal, events
         self._starts = [wire.weights_to_bytes(start) for start in starts]
-        self.inbox = Inbox(config.swarm, self._run, announcement.size, roster, events, config.deadlines.grace_seconds)
+        numbers = announcement.size * announcement.vectors
+        self.inbox = Inbox(config.swarm, self._run, numbers, roster, events, config.deadlines.grace_seconds)
         self._lock, self._link = threading.Lock(), None  # type: tuple[threading.Lock, Link | None]
         self._retained: dict[str, bytes] = {}
         self._asked: set[WorkerId] = set()  # who holds an invitation

@@ -24,14 +24,16 @@ from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.samples import pack_shared
 from cbdsl.deploy.server import MakeLink, NetworkSwarm, ServerConfig
 from cbdsl.deploy.wire import Announcement
-from cbdsl.engines.architecture import ArchitectureError, from_module
+from cbdsl.engines.architecture import ArchitectureError
 from cbdsl.errors import UserError
 from cbdsl.files import write_atomically
 from cbdsl.protocol.fedavg import averaging
-from cbdsl.protocol.server import WorkerId
-from cbdsl.runs.experiment import OnRound, Result, Stage, conclude, rounds
+from cbdsl.protocol.messages import WorkerId
 from cbdsl.runs.folder import Checkpoint, RunFolder
+from cbdsl.runs.play import conclude, rounds
 from cbdsl.runs.records import RoundRecord
+from cbdsl.runs.result import Result
+from cbdsl.runs.stage import Stage
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +74,7 @@ def serve(
     opened: OpenRun,
     config: ServerConfig,
     on_ready: Callable[[NetworkSwarm], None] | None = None,
-    on_round: OnRound | None = None,
+    on_round: Callable[[RoundRecord], None] | None = None,
     make_link: MakeLink | None = None,
 ) -> Served:
     """Play the rounds that are left with whoever connects as a worker; closes the folder at the end.
@@ -86,19 +88,20 @@ def serve(
         first = state = opened.checkpoint.state if opened.checkpoint else stage.first_state()
         events.note("started", round=state.round)
         if stage.spec.defence.aggregator == "mean":
-            stage = replace(stage, combine=averaging(_Sizes(roster)))
+            stage = replace(stage, server=replace(stage.server, combine=averaging(_Sizes(roster))))
         shared = _shared(stage)
         announcement = announce(stage, _run_of(out, config.swarm), shared)
         starts = list(stage.initial) if len(stage.initial) > 1 else []
         network = NetworkSwarm(config, announcement, shared, roster, Journal(out / "journal.bin"), events, starts)
-        network.set_model(state.global_best, state.round)
+        network.set_model(stage.server.method.broadcast(state.global_best, state.memory), state.round)
         try:
             network.start(make_link or (lambda handle, greet: MqttLink(config.address, handle, greet, meter)))
             if on_ready is not None:
                 on_ready(network)
             if state.round < stage.spec.rounds:
                 network.gather()
-            for state, line in rounds(stage, first, network):
+            for played in rounds(stage, first, network):
+                state, line = played.state, played.record
                 opened.records.append(line)
                 opened.folder.append(line)
                 opened.folder.save_checkpoint(Checkpoint(state, None), stage.key)
@@ -134,12 +137,13 @@ def announce(stage: Stage, run: bytes, shared: bytes) -> Announcement:
     architecture = ""
     if spec.engine != "torch":
         with contextlib.suppress(ArchitectureError):  # then only torch can run it
-            architecture = json.dumps(from_module(stage.build_model(), dataset.shape).to_dict())
+            architecture = json.dumps(stage.network.description().to_dict())
     return Announcement(
         run=run,
-        spec=spec.to_toml(),
+        spec=replace(spec, plugins=(), init="").to_toml(),
         architecture=architecture,
         size=stage.engine.size,
+        vectors=stage.server.method.vectors,
         shape=json.dumps(dataset.shape),
         classes=dataset.classes,
         shared_training=len(parts.shared_training) if spec.shares_training else 0,

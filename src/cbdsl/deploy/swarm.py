@@ -24,7 +24,8 @@ from cbdsl.deploy.samples import write_samples
 from cbdsl.deploy.server import NetworkSwarm, ServerConfig
 from cbdsl.deploy.serving import Served, open_run, serve
 from cbdsl.errors import UserError
-from cbdsl.runs.experiment import OnRound, Stage
+from cbdsl.runs.records import RoundRecord
+from cbdsl.runs.stage import Stage
 
 NAME = "local"
 
@@ -60,7 +61,7 @@ def run_swarm(
     kind: Kind,
     deadlines: Deadlines,
     on_ready: Callable[[Crew], None] | None = None,
-    on_round: OnRound | None = None,
+    on_round: Callable[[RoundRecord], None] | None = None,
 ) -> Outcome:
     """Start everything, play the run, stop everything."""
     names = worker_names(stage.spec.workers)

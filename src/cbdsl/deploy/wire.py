@@ -19,7 +19,7 @@ import numpy as np
 
 from cbdsl.arrays import Floats
 
-VERSION = 1
+VERSION = 2
 MAX_MESSAGE = 100 * 1024  # managed brokers refuse more
 CHUNK = MAX_MESSAGE - 256  # bytes of data in a piece; the rest is for the fields around it
 MAX_WHOLE = 2**30  # bytes of the largest thing sent in pieces
@@ -61,6 +61,7 @@ class Announcement:
     spec: str  # TOML
     architecture: str  # JSON of engines.architecture; empty if only torch can run the model
     size: int  # D
+    vectors: int  # V: how many times D numbers a message with a model carries
     shape: str  # of a sample, JSON
     classes: int
     shared_training: int  # samples of D_tr in the shared set
@@ -80,7 +81,7 @@ class Welcome:
 
 @dataclass(frozen=True)
 class OrderMessage:
-    """An order of the server; see `cbdsl.protocol.server.Order`. The model is named by its hash and sent apart."""
+    """An order of the server; see `cbdsl.protocol.messages.Order`. The model is named by its hash and sent apart."""
 
     run: bytes
     round: int
@@ -164,8 +165,8 @@ _SCHEMA: dict[type[Any], tuple[int, tuple[_Check, ...]]] = {
     Announcement: (
         3,
         (
-            _RUN, _text(40_000), _text(50_000), _whole(1, MAX_WHOLE // 4), _text(200), _whole(1, 2**31 - 1),
-            _whole(0, 2**31 - 1), _whole(0, 2**31 - 1), _DIGEST, _whole(0, MAX_WHOLE),
+            _RUN, _text(40_000), _text(50_000), _whole(1, MAX_WHOLE // 4), _whole(1, 8), _text(200),
+            _whole(1, 2**31 - 1), _whole(0, 2**31 - 1), _whole(0, 2**31 - 1), _DIGEST, _whole(0, MAX_WHOLE),
         ),
     ),
     Welcome: (4, (_RUN, _whole(0, MAX_WORKERS - 1), _DIGEST)),

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from cbdsl import register
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.errors import UserError, unknown
 
@@ -29,33 +30,39 @@ Rule = Callable[[Doubles, int, Trust], Doubles]
 """Takes rows (k, D), f and the server's knowledge; gives (D,)."""
 
 
+@register.aggregator("mean")
 def mean(rows: Doubles, attackers: int, trust: Trust) -> Doubles:  # noqa: ARG001 - all rules are called alike
     """sum_i w_i / k: no defence at all."""
     return np.asarray(rows.mean(0))
 
 
+@register.aggregator("median")
 def median(rows: Doubles, attackers: int, trust: Trust) -> Doubles:  # noqa: ARG001
     """Coordinate-wise median (Yin et al. 2018)."""
     return np.asarray(np.median(rows, axis=0))
 
 
+@register.aggregator("trimmed-mean")
 def trimmed_mean(rows: Doubles, attackers: int, trust: Trust) -> Doubles:  # noqa: ARG001
     """Coordinate-wise mean without the f largest and the f smallest values (Yin et al. 2018)."""
     cut = min(attackers, (len(rows) - 1) // 2)
     return np.asarray(np.sort(rows, axis=0)[cut : len(rows) - cut].mean(0))
 
 
+@register.aggregator("krum")
 def krum(rows: Doubles, attackers: int, trust: Trust) -> Doubles:  # noqa: ARG001
     """The row with the least sum of squared distances to its k - f - 2 nearest others (Blanchard et al. 2017)."""
     return np.asarray(rows[_krum_order(_distances(rows), attackers)[0]])
 
 
+@register.aggregator("multi-krum")
 def multi_krum(rows: Doubles, attackers: int, trust: Trust) -> Doubles:  # noqa: ARG001
     """The mean of the k - f rows that Krum likes best (Blanchard et al. 2017)."""
     best = _krum_order(_distances(rows), attackers)[: max(1, len(rows) - attackers)]
     return np.asarray(rows[np.sort(best)].mean(0))
 
 
+@register.aggregator("geometric-median")
 def geometric_median(rows: Doubles, attackers: int, trust: Trust) -> Doubles:  # noqa: ARG001
     """argmin_z sum_i |z - w_i| (Pillutla et al. 2022), by Weiszfeld's iteration.
 
@@ -78,6 +85,7 @@ def geometric_median(rows: Doubles, attackers: int, trust: Trust) -> Doubles:  #
     return np.asarray(centre)
 
 
+@register.aggregator("centred-clipping")
 def centred_clipping(rows: Doubles, attackers: int, trust: Trust) -> Doubles:  # noqa: ARG001
     """v <- v + mean of (w_i - v) min(1, tau / |w_i - v|), five times from v = w_t (Karimireddy et al. 2021).
 
@@ -92,6 +100,7 @@ def centred_clipping(rows: Doubles, attackers: int, trust: Trust) -> Doubles:  #
     return np.asarray(centre)
 
 
+@register.aggregator("bulyan")
 def bulyan(rows: Doubles, attackers: int, trust: Trust) -> Doubles:  # noqa: ARG001
     """Krum picks k - 2f rows one by one; then, by coordinate, the mean of the k - 4f values nearest their median.
 
@@ -110,6 +119,7 @@ def bulyan(rows: Doubles, attackers: int, trust: Trust) -> Doubles:  # noqa: ARG
     return np.asarray(np.take_along_axis(chosen, nearest[:keep], 0).mean(0))
 
 
+@register.aggregator("fltrust")
 def fltrust(rows: Doubles, attackers: int, trust: Trust) -> Doubles:  # noqa: ARG001
     """w_t + weighted mean of steps, each as long as the server's own; weights max(0, cos to it) (Cao et al. 2021)."""
     reference = trust.reference.astype(np.float64)
@@ -122,6 +132,7 @@ def fltrust(rows: Doubles, attackers: int, trust: Trust) -> Doubles:  # noqa: AR
     return np.asarray(reference + (weights * scale) @ steps / weights.sum())
 
 
+@register.aggregator("zeno")
 def zeno(rows: Doubles, attackers: int, trust: Trust) -> Doubles:
     """The mean of the k - f rows with the greatest F(w_t) - F(w_i) - rho |w_i - w_t|^2 on D_sc (Xie et al. 2019).
 
@@ -132,19 +143,6 @@ def zeno(rows: Doubles, attackers: int, trust: Trust) -> Doubles:
     best = np.argsort(cost, kind="stable")[: max(1, len(rows) - attackers)]
     return np.asarray(rows[np.sort(best)].mean(0))
 
-
-RULES: dict[str, Rule] = {
-    "mean": mean,
-    "median": median,
-    "trimmed-mean": trimmed_mean,
-    "krum": krum,
-    "multi-krum": multi_krum,
-    "geometric-median": geometric_median,
-    "centred-clipping": centred_clipping,
-    "bulyan": bulyan,
-    "fltrust": fltrust,
-    "zeno": zeno,
-}
 
 MIXING = "nnm"
 
@@ -160,16 +158,18 @@ def mixed(rows: Doubles, attackers: int) -> Doubles:
 def parse(name: str) -> tuple[bool, str]:
     """`nnm+krum` -> whether rows are mixed first, and the rule."""
     before, plus, rule = name.rpartition("+")
-    if rule not in RULES or (plus and before != MIXING):
-        raise unknown("aggregator", name, [*RULES, *(f"{MIXING}+{rule}" for rule in RULES)])
+    if rule not in register.aggregator or (plus and before != MIXING):
+        rules = register.aggregator.names()
+        raise unknown("aggregator", name, [*rules, *(f"{MIXING}+{rule}" for rule in rules)])
     return bool(plus), rule
 
 
-def aggregate(name: str, models: Sequence[Floats], attackers: int, trust: Trust) -> Floats:
-    """Combine models, each (D,); w_t if none is left."""
-    mixing, rule = parse(name)
+def aggregate(name: str, models: Sequence[Floats], attackers: int, trust: Trust, rule: Rule | None = None) -> Floats:
+    """Combine models, each (D,); w_t if none is left. rule: what the name stands for, if it has settings of its own."""
+    mixing, plain = parse(name) if rule is None else (name.startswith(f"{MIXING}+"), name.rpartition("+")[2])
+    apply: Rule = rule or register.aggregator.get(plain)
     rows = np.stack(models).astype(np.float64)
-    if rule != "mean" or mixing:
+    if plain != "mean" or mixing:
         finite = np.isfinite(rows).all(1)
         attackers, rows = max(0, attackers - int((~finite).sum())), rows[finite]
         if not len(rows):
@@ -178,7 +178,24 @@ def aggregate(name: str, models: Sequence[Floats], attackers: int, trust: Trust)
     if mixing:
         rows = mixed(rows, attackers)
     with np.errstate(over="ignore", invalid="ignore"):
-        return RULES[rule](rows, attackers, trust).astype(np.float32)
+        combined = np.asarray(apply(rows, attackers, trust))
+        if combined.shape != rows.shape[1:]:
+            raise UserError(_nonsense(apply, f"gives shape {combined.shape} for rows of shape {rows.shape}"))
+        if not _ours(apply) and not np.isfinite(combined).all():
+            raise UserError(_nonsense(apply, "gives numbers that are not finite for rows that are"))
+        return combined.astype(np.float32)
+
+
+def _ours(rule: Rule) -> bool:
+    return getattr(rule, "func", rule).__module__ == __name__
+
+
+def _nonsense(rule: Rule, what: str) -> str:
+    name = getattr(getattr(rule, "func", rule), "__qualname__", repr(rule))
+    return (
+        f"The aggregator {name} {what}. A rule takes rows (k, D), the number of attackers and what the server knows, "
+        "and gives (D,); try it with cbdsl.testing.check_aggregator."
+    )
 
 
 def demand(name: str, workers: int, attackers: int) -> None:

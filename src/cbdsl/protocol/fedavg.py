@@ -1,7 +1,7 @@
-"""What CB-DSL is compared with: FedAvg's round, over the same swarm and the same ledger (Sec. III.A).
+"""FedAvg's round, over the same swarm and the same ledger (Sec. III.A): everybody uploads, the server combines.
 
-FedPSO and plain PSO need no round of their own: they play the server's with another move or without verification, see
-`methods.py`.
+FedProx, SCAFFOLD and the server optimisers hold the same conversation with another training or another step, see
+`cbdsl.methods`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,14 @@ from dataclasses import replace
 import numpy as np
 
 from cbdsl.arrays import Doubles, Floats
+from cbdsl.methods.base import Method
 from cbdsl.protocol import ledger
-from cbdsl.protocol.server import Order, RoundLog, ServerState, Swarm, Verdict, WorkerId, start_traffic
+from cbdsl.protocol.messages import Order, RoundLog, Swarm, Verdict, WorkerId
+from cbdsl.protocol.rounds import start_traffic
+from cbdsl.protocol.state import ServerState
+
+Combination = Callable[[ServerState, Sequence[WorkerId], Sequence[Floats]], Floats]
+"""Takes the state, who sent a model, and the models, each (V D,); gives their combination, (V D,)."""
 
 
 def weighted_mean(models: Floats, shares: Doubles) -> Floats:
@@ -22,10 +28,6 @@ def weighted_mean(models: Floats, shares: Doubles) -> Floats:
     for model, share in zip(models, shares / shares.sum(), strict=True):  # row by row: no (k, D) copy in double
         total += share * model
     return total.astype(np.float32)
-
-
-Combination = Callable[[ServerState, Sequence[WorkerId], Sequence[Floats]], Floats]
-"""Takes the state, who sent a model, and the models; gives the new global model."""
 
 
 def averaging(sizes: Mapping[WorkerId, int]) -> Combination:
@@ -38,21 +40,23 @@ def averaging(sizes: Mapping[WorkerId, int]) -> Combination:
 
 
 def play_average_round(
-    state: ServerState, order: Order, swarm: Swarm, combine: Combination
+    state: ServerState, order: Order, swarm: Swarm, method: Method, combine: Combination, workers: int
 ) -> tuple[ServerState, RoundLog]:
-    """One round of FedAvg (McMahan et al. 2017): everybody trains from w_t, everybody uploads, the server combines.
+    """Everybody who takes part trains and uploads, and the method's server makes a step of what they sent.
 
     Nothing is verified: a model of another shape cannot be averaged and is left out, anything else is believed.
     """
     swarm.report(order)
     received = swarm.upload(order.participants)
-    size = len(state.global_best)
+    size = method.vectors * len(state.global_best)
     verdicts = tuple(_judge(worker, received.get(worker), size) for worker in order.participants)
     used = [verdict.worker for verdict in verdicts if verdict.outcome == "accepted"]
-    after = replace(state, round=order.round, changed=True)
+    after = replace(state, round=order.round, told=frozenset())
     if used:
-        after = replace(after, global_best=combine(state, used, [received[worker] for worker in used]))
-    traffic = (*start_traffic(order, size), ledger.uploads(len(received), size))
+        combined = combine(state, used, [received[worker] for worker in used])
+        model, memory = method.step(state.global_best, state.memory, combined, len(used) / workers)
+        after = replace(after, global_best=model, memory=memory)
+    traffic = (*start_traffic(order), ledger.uploads(len(received), size))
     return after, RoundLog(order.round, {}, {}, verdicts, traffic)
 
 

@@ -16,7 +16,7 @@ Direction = Literal["up", "down"]
 NUMBER_BYTES = 4  # one float32 or one 32-bit integer
 
 _DIRECTIONS: dict[Kind, Direction] = {
-    "order": "down",  # start a round: its number and c0
+    "order": "down",  # start a round: its number, c0 and alpha
     "broadcast": "down",  # a model to the workers, only when it changed
     "score": "up",  # F^p, one number
     "invitation": "down",  # to one worker: upload your model
@@ -39,8 +39,8 @@ class Traffic:
 
 
 def orders(workers: int) -> Traffic:
-    """The start of a round: its number and the inertia."""
-    return Traffic("order", workers, workers * 2 * NUMBER_BYTES)
+    """The start of a round: its number, the inertia and the learning rate."""
+    return Traffic("order", workers, workers * 3 * NUMBER_BYTES)
 
 
 def scores(workers: int, commitments: int = 0) -> Traffic:

@@ -1,45 +1,167 @@
-"""Whom the server invites, and what it makes of the models it gets: the best one (the paper), or a verified soup.
+"""Whom the server invites, and what it makes of the models it believes: the best one (the paper), or a verified soup.
 
-Pure functions of claims and models; the conversation itself is `server`'s.
+A selection sees claims and believed models, never a worker or a transport. What it returns is checked by the server.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from cbdsl import register
 from cbdsl.arrays import Floats
+from cbdsl.errors import UserError
+from cbdsl.protocol.messages import WorkerId
+from cbdsl.protocol.state import NO_BACK_OFF, BackOff, ServerState
+from cbdsl.protocol.verification import Verifier
+
+NO_GAIN = "it does not beat the global best"
+NOT_USED = "it is not in the soup"
+WORSENS = "the global model would get worse on the private hold-out"
+COPIED = "hardly more than a copy of the global model or of another upload"
 
 
 @dataclass(frozen=True)
-class Policy:
-    """How far a server goes in one round."""
+class Candidate:
+    """A claim that may be invited."""
 
-    soup: int = 1  # K: models that may be combined; 1 is the paper's single best
-    invitations: int = 0  # at most so many; 0: no limit
-    commitment: bool = False  # whether a claim without a digest of its model is set aside
+    worker: WorkerId
+    score: float
 
 
+@dataclass(frozen=True, eq=False)
+class Believed:
+    """An upload that the server believes, in the order in which they came."""
+
+    worker: WorkerId
+    claimed: float
+    model: Floats  # (D,)
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What a selection may look at: the server before the round, the round's number, how models are measured."""
+
+    state: ServerState
+    round: int
+    verifier: Verifier
+
+
+@dataclass(frozen=True, eq=False)
+class Combined:
+    """The new w^g and F^g, if there are any, and why believed models are not in it."""
+
+    model: Floats | None = None  # (D,); none: w^g is kept
+    score: float = np.inf
+    declined: Mapping[WorkerId, str] = field(default_factory=dict)
+
+
+class Selection(ABC):
+    """Whom to invite, and what to make of what was believed."""
+
+    most: int = 1  # how many models it may combine
+
+    @abstractmethod
+    def invite(self, waiting: Sequence[Candidate], believed: Sequence[Believed], view: View) -> WorkerId | None:
+        """The next worker to invite, one of those waiting (best first, backed-off ones last); none: enough."""
+
+    def objection(self, upload: Believed, believed: Sequence[Believed], view: View) -> str:
+        """Why a true upload is of no use, or an empty string; nobody is banned for it."""
+        del upload, believed, view
+        return ""
+
+    @abstractmethod
+    def combine(self, believed: Sequence[Believed], view: View) -> Combined:
+        """The new global model from at least one believed upload."""
+
+
+@register.selection("best")
+class Best(Selection):
+    """The paper's: the best claimant that beats F^g is w^g, as soon as it is believed (Eq. 7)."""
+
+    def invite(self, waiting: Sequence[Candidate], believed: Sequence[Believed], view: View) -> WorkerId | None:
+        """The best claim left, if it beats F^g; if nobody does, w^g is kept (Algorithm 1, line 10)."""
+        if believed:
+            return None
+        return next((one.worker for one in waiting if one.score < view.state.global_score), None)
+
+    def objection(self, upload: Believed, believed: Sequence[Believed], view: View) -> str:
+        """With a guard, w^g may not get worse on the private hold-out."""
+        del believed
+        worsens = view.verifier.worsens
+        return WORSENS if worsens and worsens(view.state.global_best, upload.model, view.round) else ""
+
+    def combine(self, believed: Sequence[Believed], view: View) -> Combined:
+        """F^g is the claim, not the server's measurement, so that its holder does not beat it by rounding."""
+        del view
+        return Combined(believed[0].model, believed[0].claimed)
+
+
+@register.selection("soup")
 @dataclass(frozen=True)
-class BackOff:
-    """A worker that was invited in vain: it did not deliver, or nothing but a copy of w^g."""
+class Soup(Selection):
+    """A verified average: the K best are invited whether they beat F^g or not; their average may beat it all the same.
 
-    times: int  # in a row
-    until: int  # the last round in which it is passed over
+    Models join greedily (Wortsman et al. 2022). An average that would make w^g worse on the private hold-out is tried
+    again without the model that does worst there.
+    """
 
-    def again(self, round_number: int) -> BackOff:
-        """One more time: it is passed over for 2, 4, 8 ... rounds."""
-        return BackOff(self.times + 1, round_number + 2 ** (self.times + 1))
+    k: int = 3
+
+    def __post_init__(self) -> None:
+        if self.k < 2:
+            raise UserError(f"A soup has at least 2 ingredients; given selection.k={self.k}. One is --select best.")
+
+    @property
+    def most(self) -> int:  # type: ignore[override]
+        """K."""
+        return self.k
+
+    def invite(self, waiting: Sequence[Candidate], believed: Sequence[Believed], view: View) -> WorkerId | None:
+        """The best claim left, until K are believed."""
+        del view
+        return waiting[0].worker if waiting and len(believed) < self.k else None
+
+    def objection(self, upload: Believed, believed: Sequence[Believed], view: View) -> str:
+        """Copies of w^g, or of another upload, take no place in it."""
+        copies, others = view.verifier.copies, [one.model for one in believed]
+        return COPIED if copies and copies(view.state.global_best, others, upload.model, view.round) else ""
+
+    def combine(self, believed: Sequence[Believed], view: View) -> Combined:
+        """A soup that beats w^g, if there is one."""
+        score, worsens, current = view.verifier.score, view.verifier.worsens, view.state.global_best
+        if score is None:
+            raise UserError("A soup needs a server that can score models on D_sc. Share it: --shared both or score.")
+        left = {one.worker: one.model for one in believed}
+        declined: dict[WorkerId, str] = {}
+        while left:
+            workers, models = list(left), list(left.values())
+            average, found, used = greedy_soup(models, score)
+            if not found < view.state.global_score:  # w^g costs no upload: what does not beat it may still improve it
+                average, found, used = greedy_soup([current, *models], score)
+                used = [index - 1 for index in used[1:]]
+            if not (used and found < view.state.global_score):
+                return Combined(declined=declined | dict.fromkeys(workers, NO_GAIN))
+            if worsens is None or not worsens(current, average, view.round):
+                unused = set(workers) - {workers[index] for index in used}
+                return Combined(average, found, declined | dict.fromkeys(unused, NOT_USED))
+            worst = workers[0]
+            for worker in workers[1:]:
+                worst = worker if worsens(left[worst], left[worker], view.round) else worst
+            declined[worst] = WORSENS
+            del left[worst]
+        return Combined(declined=declined)
 
 
-NO_BACK_OFF = BackOff(0, 0)
-
-
-def queue(
-    scores: Mapping[int, float], back_offs: Mapping[int, BackOff], last_uploaded: Mapping[int, float], round_number: int
-) -> list[tuple[float, int]]:
+def waiting_list(
+    scores: Mapping[WorkerId, float],
+    back_offs: Mapping[WorkerId, BackOff],
+    last_uploaded: Mapping[WorkerId, float],
+    round_number: int,
+) -> list[Candidate]:
     """Claims in the order of invitation: best score first, equal scores by number, once-silent workers last.
 
     Left out: workers that are passed over for their silence, and claims whose model was uploaded before.
@@ -49,11 +171,11 @@ def queue(
         for worker, score in scores.items()
         if back_offs.get(worker, NO_BACK_OFF).until < round_number and last_uploaded.get(worker) != score
     ]
-    return [(score, worker) for _, score, worker in sorted(waiting)]
+    return [Candidate(worker, score) for _, score, worker in sorted(waiting)]
 
 
-def soup(models: Sequence[Floats], score: Callable[[Floats], float]) -> tuple[Floats, float, list[int]]:
-    """Average models greedily: one joins only if the average's score falls (a greedy soup, Wortsman et al. 2022).
+def greedy_soup(models: Sequence[Floats], score: Callable[[Floats], float]) -> tuple[Floats, float, list[int]]:
+    """Average models greedily: one joins only if the average's score falls.
 
     models: best first. Returns the average, its score and which models are in it.
     """

@@ -5,7 +5,6 @@ Judges one claim or one upload at a time and keeps no state: whom to ban is the 
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +13,6 @@ from statistics import NormalDist
 import numpy as np
 
 from cbdsl.arrays import Doubles, Floats
-
-COMMITMENT_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -55,11 +52,6 @@ def flaw(weights: Floats, size: int) -> str:
     if not np.isfinite(weights).all():
         return "weights that are not finite"
     return ""
-
-
-def commitment_of(weights: Floats) -> bytes:
-    """A digest of a model, to be sent with its score: whoever sent it can upload no other model afterwards."""
-    return hashlib.blake2b(weights.astype("<f4").tobytes(), digest_size=COMMITMENT_BYTES).digest()
 
 
 def trusting(size: int) -> Verifier:

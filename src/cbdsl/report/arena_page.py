@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from cbdsl.byzantine.attacks import ATTACKS
+from cbdsl import register
 from cbdsl.files import write_atomically
 from cbdsl.report.page import Section, document
 from cbdsl.report.style import INK, PALE, dress, new_figure, save, spread_labels, themed_svg
@@ -251,7 +251,7 @@ def _backdoor(bouts: Sequence[Bout]) -> list[Section]:
 def _glossary(contest: Contest) -> str:
     parts = []
     for name in contest.attacks:
-        kind = ATTACKS[name]
+        kind = register.attack.get(name)
         words = " ".join((kind.__doc__ or "").split())
         knows = " <i>It knows the honest workers' models.</i>" if kind.omniscient else ""
         parts.append(f"<dt><b>{escape(name)}</b></dt><dd>{escape(words)}{knows}</dd>")

@@ -1,94 +1,125 @@
-"""The server that a spec names: how it judges uploads, how it combines them, how far it goes in a round.
-
-Ties the pure rules of `verification`, `selection` and `aggregators` to an engine and to data.
-"""
+"""The server that a spec names: ties the pure rules of `protocol` to an engine and to data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cbdsl.protocol.aggregators import Trust, aggregate, demand
-from cbdsl.protocol.fedavg import Combination, averaging
-from cbdsl.workers.batches import batches_of, padded
-from cbdsl.data import Split
+from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
+from cbdsl.data import Split
 from cbdsl.engines.base import Engine, Sgd
 from cbdsl.errors import UserError
-from cbdsl.methods.table import method_of
+from cbdsl.methods.base import Method
+from cbdsl.protocol.aggregators import Rule, Trust, aggregate, demand, parse
+from cbdsl.protocol.fedavg import Combination, averaging
+from cbdsl.protocol.messages import WorkerId
+from cbdsl.protocol.rounds import Policy
+from cbdsl.protocol.selection import Selection
+from cbdsl.protocol.server import Server, rate_at
+from cbdsl.protocol.state import ServerState
+from cbdsl.protocol.verification import HoldOut, Verifier, copying, guarded, measuring, trusting
 from cbdsl.rng import seed_of, stream
-from cbdsl.protocol.selection import Policy
-from cbdsl.protocol.server import ServerState, WorkerId
 from cbdsl.spec import Spec
-from cbdsl.protocol.verification import HoldOut, Verifier, guarded, copying, measuring, trusting
+from cbdsl.workers.batches import batches_of, padded
+from cbdsl.workers.local import scorer
 
 
-def policy_of(spec: Spec) -> Policy:
-    """How far the server goes in a round."""
-    defence = spec.defence
-    cap = defence.invitations and max(defence.invitations, max(defence.declared, 0) + defence.soup)
-    return Policy(defence.soup, cap, defence.commitment)
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """What a user brings as objects instead of by name; none: what the spec names."""
+
+    method: Method | None = None
+    selection: Selection | None = None
+    aggregator: Rule | None = None
 
 
-def verifier_of(spec: Spec, engine: Engine, samples: Samples, parts: Split) -> Verifier:
+def server_of(spec: Spec, engine: Engine, samples: Samples, split: Split, given: Parts) -> Server:
+    """The server of a spec."""
+    method = given.method or method_of(spec)
+    selection = given.selection or selection_of(spec)
+    cap = spec.defence.invitations and max(spec.defence.invitations, max(spec.defence.declared, 0) + selection.most)
+    return Server(
+        spec,
+        method,
+        verifier_of(spec, method, engine, samples, split),
+        Policy(selection, cap, spec.defence.commitment),
+        combination_of(spec, engine, samples, split, given.aggregator),
+    )
+
+
+def method_of(spec: Spec) -> Method:
+    """The method that a spec names, with its settings."""
+    made = register.method.make(spec.method, spec.options.of(spec.method))
+    if not isinstance(made, Method):
+        raise UserError(f"The method '{spec.method}' is a {type(made).__name__}; it must be a cbdsl.Method.")
+    return made
+
+
+def selection_of(spec: Spec) -> Selection:
+    """The selection that a spec names, with its settings; `selection.k` is a short way to `options.NAME.k`."""
+    name, options = spec.selection.name, dict(spec.options.of(spec.selection.name))
+    if spec.selection.k:
+        if "k" not in register.selection.settings(name):
+            raise UserError(f"The selection '{name}' has no k; given selection.k={spec.selection.k}. Leave it out.")
+        options["k"] = spec.selection.k
+    made = register.selection.make(name, options)
+    if not isinstance(made, Selection):
+        raise UserError(f"The selection '{name}' is a {type(made).__name__}; it must be a cbdsl.Selection.")
+    return made
+
+
+def verifier_of(spec: Spec, method: Method, engine: Engine, samples: Samples, split: Split) -> Verifier:
     """How the server of a spec judges uploads: it can measure only where D_sc is shared."""
-    method = method_of(spec)
-    if not (method.task == "swarm" and method.verifies and spec.shares_scoring):
-        if spec.defence.guard or spec.defence.soup > 1:
-            raise UserError(
-                "The guard and the soup need a method that verifies uploads on a shared D_sc; this one does not. "
-                "Use cb-dsl with --shared both (or score); FedAvg's defences are its aggregators."
-            )
+    if not (method.conversation == "swarm" and method.verifies and spec.shares_scoring):
         return trusting(engine.size)
-
-    plain = measuring(scorer(engine, samples, parts.shared_scoring), engine.size, spec.verification.tolerance)
-    if spec.defence.soup > 1 and spec.shares_training and method.gradients and len(parts.shared_training):
-        plain = replace(plain, copies=copying(trainer(spec, engine, samples, parts.shared_training)))
+    plain = measuring(scorer(engine, samples, split.shared_scoring), engine.size, spec.verification.tolerance)
+    if spec.shares_training and method.gradients and len(split.shared_training):
+        plain = replace(plain, copies=copying(trainer(spec, engine, samples, split.shared_training)))
     if not spec.defence.guard:
         return plain
 
     def private(weights: Floats, round_number: int) -> Doubles:
         """A random half of the hold-out, another one every round."""
-        drawn = stream(spec.seed, "hold-out", round_number).permutation(parts.holdout)
-        return _batch_losses(engine, weights, samples, drawn[: -(-len(drawn) // 2)])
+        drawn = stream(spec.seed, "hold-out", round_number).permutation(split.holdout)
+        return batch_losses(engine, weights, samples, drawn[: -(-len(drawn) // 2)])
 
-    holdout = HoldOut(lambda weights: _batch_losses(engine, weights, samples, parts.shared_scoring), private)
+    holdout = HoldOut(lambda weights: batch_losses(engine, weights, samples, split.shared_scoring), private)
     return guarded(plain, holdout, spec.defence.false_alarm)
 
 
-def scorer(engine: Engine, samples: Samples, indices: Indices) -> Callable[[Floats], float]:
-    """A model's loss on some samples, always in full."""
-    return lambda weights: float(engine.losses(weights[None], samples, indices)[0])
-
-
-def _batch_losses(engine: Engine, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
+def batch_losses(engine: Engine, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
     """Mean losses of a model on batches of samples, as even as can be, at most a hundred, (B,)."""
     rows = padded(np.array_split(indices, min(100, len(indices))))
     copies = np.ascontiguousarray(np.broadcast_to(weights, (len(rows), len(weights))))
     return engine.losses(copies, samples, rows)
 
 
-def combination_of(spec: Spec, engine: Engine, samples: Samples, parts: Split) -> Combination:
-    """How FedAvg's server combines models."""
+def combination_of(
+    spec: Spec, engine: Engine, samples: Samples, split: Split, given: Rule | None = None
+) -> Combination:
+    """How a server combines models where everybody uploads one. given: a rule of the user's own."""
     name, declared = spec.defence.aggregator, spec.defence.declared
-    demand(name, spec.workers, declared)
-    if name == "mean":
-        return averaging({worker: len(own) for worker, own in enumerate(parts.workers)})
-    if name.rpartition("+")[2] == "fltrust" and not len(parts.shared_training):
+    if name == "mean" and given is None:
+        return averaging({worker: len(own) for worker, own in enumerate(split.workers)})
+    if given is None:
+        demand(name, spec.workers, declared)
+    plain = name.rpartition("+")[2]
+    if plain == "fltrust" and not len(split.shared_training):
         raise UserError(f"The aggregator '{name}' trains on D_tr at the server; data.shared_training is 0.")
-
-    train = trainer(spec, engine, samples, parts.shared_training)
+    rule: Rule = given or register.aggregator.make(parse(name)[1], spec.options.of(plain))
+    train = trainer(spec, engine, samples, split.shared_training)
 
     def combine(state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats]) -> Floats:  # noqa: ARG001
         def root() -> Floats:
             return train(state.global_best, state.round + 1)
 
         def losses(rows: Floats) -> Doubles:
-            return engine.losses(rows, samples, parts.shared_scoring)
+            return engine.losses(rows, samples, split.shared_scoring)
 
-        return aggregate(name, models, declared, Trust(state.global_best, root, losses))
+        return aggregate(name, models, declared, Trust(state.global_best, root, losses), rule)
 
     return combine
 
@@ -103,8 +134,3 @@ def trainer(spec: Spec, engine: Engine, samples: Samples, indices: Indices) -> C
         return np.asarray(engine.train(weights[None], samples, rows[None], sgd, seeds)[0])
 
     return train
-
-
-def rate_at(spec: Spec, round_number: int) -> float:
-    """The learning rate of a round."""
-    return spec.local.learning_rate * spec.local.decay ** (round_number - 1)

@@ -17,13 +17,13 @@ from typing import IO, Any
 import numpy as np
 from safetensors.numpy import save as safetensors_bytes
 
+from cbdsl import plugins
 from cbdsl import spec as specs
 from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
 from cbdsl.files import replace_atomically, write_atomically, write_json
 from cbdsl.runs.records import RoundRecord, Summary
-from cbdsl.protocol.selection import BackOff
-from cbdsl.protocol.server import ServerState
+from cbdsl.protocol.state import BackOff, ServerState
 from cbdsl.spec import Spec
 from cbdsl.workers.swarm import Particles
 
@@ -33,8 +33,10 @@ A run of cbdsl.
 spec.toml          what was run; `cbdsl run --spec spec.toml` runs it again
 rounds.jsonl       one object a round: accuracy, score, verdicts, messages and bytes
 summary.json       the run in one object
-accuracy.png       test accuracy by round
+accuracy.png       test accuracy by round, drawn by the command line
 model.safetensors  the final global model
+init.safetensors   the model it started from, where one was given
+plugins/           the plugins as they were when the run was started
 checkpoint.npz     the state of the server and, until the run is finished, of the swarm; `cbdsl resume` goes on from it
 """
 
@@ -68,6 +70,8 @@ class RunFolder:
             folder._acquire()
             write_atomically(path / "spec.toml", spec.to_toml().encode())
             write_atomically(path / "README.txt", _README.encode())
+            for name in spec.plugins:
+                _keep_plugin(path / "plugins", name)
         except OSError as error:
             raise UserError(f"The folder {path} cannot be written: {error.strerror}. Give another --out.") from error
         return folder
@@ -92,6 +96,12 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def keep_init(self, source: str, tensors: dict[str, Floats]) -> None:
+        """Keep the model that the run starts from, as it is in its file, so that the run can go on without that."""
+        file = specs.init_file(source)
+        content = file.read_bytes() if file.is_file() else safetensors_bytes(tensors)
+        write_atomically(self.path / "init.safetensors", content)
 
     def append(self, line: RoundRecord) -> None:
         """Add a round to rounds.jsonl."""
@@ -127,12 +137,13 @@ class RunFolder:
             "key": key,
             "round": state.round,
             "global_score": state.global_score.hex(),
-            "changed": state.changed,
+            "told": sorted(state.told),
             "banned": sorted(state.banned),
             "back_offs": [[worker, one.times, one.until] for worker, one in sorted(state.back_offs.items())],
             "last_uploaded": [[worker, claim.hex()] for worker, claim in sorted(state.last_uploaded.items())],
         }
-        arrays: dict[str, Any] = {"global_best": state.global_best, "meta": np.array(json.dumps(meta))}
+        arrays: dict[str, Any] = {"global_best": state.global_best, "memory": state.memory}
+        arrays["meta"] = np.array(json.dumps(meta))
         if checkpoint.particles is not None:
             arrays |= vars(checkpoint.particles)
         replace_atomically(self.path / "checkpoint.npz", lambda file: np.savez(file, **arrays))
@@ -150,10 +161,11 @@ class RunFolder:
                 round=int(meta["round"]),
                 global_best=arrays.pop("global_best"),
                 global_score=float.fromhex(meta["global_score"]),
-                changed=bool(meta["changed"]),
+                told=frozenset(int(worker) for worker in meta["told"]),
                 banned=frozenset(int(worker) for worker in meta["banned"]),
                 back_offs={int(worker): BackOff(int(times), int(until)) for worker, times, until in meta["back_offs"]},
                 last_uploaded={int(worker): float.fromhex(claim) for worker, claim in meta["last_uploaded"]},
+                memory=arrays.pop("memory"),
             )
             particles = Particles(**arrays) if arrays else None
         except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
@@ -163,8 +175,8 @@ class RunFolder:
             ) from error
         if meta["key"] != key:
             raise UserError(
-                f"{path} belongs to another spec or engine ({meta['key']}) than this run's ({key}): was spec.toml "
-                "edited, or the package installed again without its native engine? Nothing was changed."
+                f"{path} belongs to another spec or engine ({meta['key']}) than this run's ({key}): was spec.toml or "
+                "a plugin edited (plugins/ has it as it was), or the package installed again without its native engine? Nothing was changed."
             )
         return Checkpoint(state, particles)
 
@@ -189,6 +201,14 @@ class RunFolder:
             lock.close()
             raise UserError(f"Another process is working in {self.path}. Wait for it, or give another --out.") from None
         self._lock = lock
+
+
+def _keep_plugin(folder: Path, name: str) -> None:
+    """A copy of a plugin as it is now, named by its hash: what the run's numbers depend on."""
+    source = plugins.source_of(name)
+    if source is not None:
+        folder.mkdir(exist_ok=True)
+        write_atomically(folder / f"{plugins.digest_of(name)}-{source.name}", source.read_bytes())
 
 
 def read_result(path: Path) -> tuple[Spec, Summary, list[RoundRecord]]:

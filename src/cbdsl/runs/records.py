@@ -8,9 +8,13 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from cbdsl import __version__
+from cbdsl.engines.base import Engine
+from cbdsl.methods.base import Method
 from cbdsl.protocol.ledger import NUMBER_BYTES, Traffic, by_kind, payload
-from cbdsl.protocol.server import RoundLog, ServerState
+from cbdsl.protocol.messages import RoundLog
+from cbdsl.protocol.state import ServerState
 from cbdsl.spec import Spec
+from cbdsl.text import clock, size
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,7 @@ class RoundRecord:
     round: int
     test_accuracy: float  # of w^g, or of the average
     global_score: float | None  # F^g; none for FedAvg, and while nothing was believed
+    participants: int  # workers that were ordered to take part
     accepted: list[int]
     refuted: list[int]
     declined: list[int]  # believed, but not used
@@ -48,6 +53,7 @@ class Summary:
     """A run in one object; summary.json."""
 
     method: str
+    conversation: str  # swarm: claims and invitations; average: everybody uploads
     preset: str
     shared: str
     model: str
@@ -64,7 +70,7 @@ class Summary:
     downlink_bytes: int
     model_uplink_bytes: int  # uploads alone, without scores
     wasted_uplink_bytes: int  # uploads that were not used
-    fedavg_model_uplink_bytes: int  # what FedAvg would have uploaded in as many rounds
+    fedavg_model_uplink_bytes: int  # what FedAvg would have uploaded in as many rounds with as many participants
     banned: list[int]
     byzantine: list[int]  # who the attackers were; a server does not know
     attack: str
@@ -76,13 +82,14 @@ class Summary:
     version: str
 
 
-def record(log: RoundLog, state: ServerState, accuracy: float, seconds: float) -> RoundRecord:
+def record(log: RoundLog, state: ServerState, participants: int, accuracy: float, seconds: float) -> RoundRecord:
     """The record of a round that was just played."""
     invited = [asdict(verdict) for verdict in log.verdicts if verdict.claimed is not None]
     return RoundRecord(
         round=log.round,
         test_accuracy=accuracy,
         global_score=finite(state.global_score),
+        participants=participants,
         accepted=log.outcome("accepted"),
         refuted=log.outcome("refuted"),
         declined=log.outcome("declined"),
@@ -101,23 +108,24 @@ def record(log: RoundLog, state: ServerState, accuracy: float, seconds: float) -
 def summarise(
     spec: Spec,
     records: Sequence[RoundRecord],
-    engine: str,
-    parameters: int,
+    method: Method,
+    engine: Engine,
     byzantine: Sequence[int],
     attack_success: float | None = None,
 ) -> Summary:
     """The summary of a run, from its records alone."""
-    last = records[-1]
+    last, model_bytes = records[-1], engine.size * NUMBER_BYTES
     traffic = by_kind(Traffic(kind, *counts) for line in records for kind, counts in line.traffic.items())  # type: ignore[arg-type]
     return Summary(
         method=spec.method,
+        conversation=method.conversation,
         preset=spec.preset,
         shared=spec.shared,
         model=spec.model,
-        engine=engine,
+        engine=engine.name,
         seed=spec.seed,
         workers=spec.workers,
-        parameters=parameters,
+        parameters=engine.size,
         rounds=len(records),
         final_accuracy=last.test_accuracy,
         best_accuracy=max(line.test_accuracy for line in records),
@@ -126,8 +134,8 @@ def summarise(
         uplink_bytes=sum(line.uplink_bytes for line in records),
         downlink_bytes=sum(line.downlink_bytes for line in records),
         model_uplink_bytes=traffic["upload"].payload,
-        wasted_uplink_bytes=sum(len(line.refuted) + len(line.declined) for line in records) * parameters * NUMBER_BYTES,
-        fedavg_model_uplink_bytes=len(records) * spec.workers * parameters * NUMBER_BYTES,
+        wasted_uplink_bytes=sum(len(line.refuted) + len(line.declined) for line in records) * model_bytes * method.vectors,
+        fedavg_model_uplink_bytes=len(records) * spec.participants * model_bytes,
         banned=last.banned,
         byzantine=sorted(byzantine),
         attack=spec.attack.name if byzantine else "",
@@ -142,12 +150,43 @@ def summarise(
 
 def describe(spec: Spec) -> str:
     """A server's defences beyond the paper in a few words."""
-    if spec.method == "fedavg":
-        return "" if spec.defence.aggregator == "mean" else spec.defence.aggregator
-    words = ["guard"] * spec.defence.guard + [f"soup {spec.defence.soup}"] * (spec.defence.soup > 1)
+    words = [spec.defence.aggregator] * (spec.defence.aggregator != "mean") + ["guard"] * spec.defence.guard
+    if spec.selection.name != "best":
+        words.append(f"{spec.selection.name} {spec.selection.k}" if spec.selection.k else spec.selection.name)
     return ", ".join(words)
 
 
 def finite(value: float | None) -> float | None:
     """The value, or none where JSON has no number for it."""
     return value if value is not None and math.isfinite(value) else None
+
+
+def summary_rows(summary: Summary) -> list[tuple[str, str]]:
+    """The summary in words."""
+    share = summary.model_uplink_bytes / summary.fedavg_model_uplink_bytes
+    rows = [
+        ("accuracy", f"{summary.final_accuracy:.2%} on the test set (best round: {summary.best_accuracy:.2%})"),
+        ("uploads", f"{summary.uploads:,} models in {summary.rounds} rounds ({size(summary.model_uplink_bytes)})"),
+    ]
+    if summary.conversation != "average":
+        fedavg = f"{summary.fedavg_model_uplink_bytes // (4 * summary.parameters):,} models ({size(summary.fedavg_model_uplink_bytes)})"
+        saving = f", {1 / share:.1f} times as much" if share else ""
+        rows.append(("compared with", f"FedAvg: {fedavg}{saving}"))
+    rows.append(("traffic", f"{size(summary.uplink_bytes)} up, {size(summary.downlink_bytes)} down, payload alone"))
+    if summary.byzantine:
+        caught = sorted(set(summary.byzantine) & set(summary.banned))
+        rows.append(("attackers", f"workers {_names(summary.byzantine)}; banned: {_names(caught) or 'none'}"))
+    honest = sorted(set(summary.banned) - set(summary.byzantine))
+    if honest:
+        rows.append(("honest but banned", _names(honest)))
+    if summary.attack_success is not None:
+        rows.append(("attack success", f"{summary.attack_success:.1%} of triggered test images"))
+    if summary.wasted_uplink_bytes:
+        rows.append(("wasted", f"{size(summary.wasted_uplink_bytes)} of uploads that were refuted or declined"))
+    rows.append(("time", f"{clock(summary.seconds)} ({summary.seconds:.1f} s) on the {summary.engine} engine"))
+    return rows
+
+
+def _names(workers: list[int]) -> str:
+    shown = ", ".join(map(str, workers[:10]))
+    return shown + (f" and {len(workers) - 10} more" if len(workers) > 10 else "")

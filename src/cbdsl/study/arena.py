@@ -11,12 +11,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cbdsl.byzantine.attacks import ATTACKS
+from cbdsl import register
 from cbdsl.errors import UserError, unknown
 from cbdsl.files import write_atomically
-from cbdsl.methods.table import resolve
 from cbdsl.presets import preset
 from cbdsl.runs.records import Summary
+from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
 from cbdsl.study.sweep import OnProgress, Task, finished, perform, write_rows
 
@@ -53,7 +53,7 @@ DEFENCES: dict[str, Defence] = {
     "zeno": _fedavg("zeno", "Zeno"),
     "cb-dsl": Defence("CB-DSL + D_G", _CB_DSL, ours=True),
     "guard": Defence("CB-DSL + guard", _GUARD, ours=True),
-    "soup": Defence("CB-DSL + guard + soup", {**_GUARD, "defence.soup": 3}, ours=True),
+    "soup": Defence("CB-DSL + guard + soup", {**_GUARD, "selection.name": "soup", "selection.k": 3}, ours=True),
 }
 
 
@@ -61,7 +61,7 @@ DEFENCES: dict[str, Defence] = {
 class Contest:
     """What meets what."""
 
-    attacks: tuple[str, ...] = tuple(ATTACKS)
+    attacks: tuple[str, ...] = field(default_factory=lambda: tuple(register.attack.names()))
     defences: tuple[str, ...] = tuple(DEFENCES)
     byzantine: tuple[int, ...] = (1, 5, 10, 20)
     seeds: tuple[int, ...] = (0,)
@@ -70,8 +70,7 @@ class Contest:
 
     def __post_init__(self) -> None:
         for name in self.attacks:
-            if name not in ATTACKS:
-                raise unknown("attack", name, ATTACKS)
+            register.attack.get(name)
         for name in self.defences:
             if name not in DEFENCES:
                 raise unknown("defence", name, DEFENCES)
@@ -135,7 +134,7 @@ def hold(
 ) -> Arena:
     """Run what is missing in a folder, then write tables, figures and page anew."""
     perform(tasks_of(contest), out, jobs, on_progress)
-    bouts = judge(contest, lambda spec: finished(Task("run", spec).folder(out)).summary)
+    bouts = judge(contest, lambda spec: finished(Task(spec).folder(out)).summary)
     write_rows([asdict(bout) for bout in bouts], out)
     write_atomically(out / "contest.json", (json.dumps(asdict(contest), indent=2) + "\n").encode())
     from cbdsl.report import arena_page  # noqa: PLC0415 - matplotlib loads slowly
@@ -146,7 +145,7 @@ def hold(
 
 def tasks_of(contest: Contest) -> list[Task]:
     """Every run once: the clean ones first, so that an arena that was stopped can be compared."""
-    return list(dict.fromkeys(Task("run", spec) for cell in cells(contest) for spec in _specs(contest, *cell)))
+    return list(dict.fromkeys(Task(spec) for cell in cells(contest) for spec in _specs(contest, *cell)))
 
 
 def cells(contest: Contest) -> list[tuple[str, str, int]]:
@@ -171,7 +170,7 @@ def judge(contest: Contest, result: Callable[[Spec], Summary]) -> list[Bout]:
         caught = sum(len(set(one.banned) & set(one.byzantine)) for one in summaries)
         banned = sum(len(one.banned) for one in summaries)
         success = [one.attack_success for one in summaries if one.attack_success is not None]
-        screens = DEFENCES[defence].settings["method"] != "fedavg"
+        screens = summaries[0].conversation == "swarm"
         bouts.append(
             Bout(
                 defence=defence,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cbdsl.errors import UserError
 from cbdsl.files import write_atomically
-from cbdsl.methods.table import resolve
+from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
 from cbdsl.study.paper import (
     DIVERGENCE_FIGURE,
@@ -25,7 +25,8 @@ from cbdsl.study.paper import (
     specs_of,
 )
 from cbdsl.study.paper_claims import Evidence, JudgedClaim, judge
-from cbdsl.study.sweep import OnProgress, Task, finished, perform
+from cbdsl.study.sweep import RUN, OnProgress, Task, finished, perform
+from cbdsl.study.theory_tasks import DIVERGENCE, THEORY, WATCHED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,17 +59,17 @@ def reproduce(
 def tasks_of(plan: Plan) -> list[Task]:
     """Every run, divergence curve and theory measurement; the long ones first, so that no core waits at the end."""
     runs = [resolve(spec) for spec in specs_of(FIGURES, plan)]
-    theory = [Task("theory", spec) for spec in theory_specs(plan).values()]
+    theory = [Task(spec, THEORY) for spec in theory_specs(plan).values()]
     measured = {task.spec for task in theory}  # a theory measurement brings its curve with it
     figure = [
         *specs_of([_DIVERGENCE], plan),
         *(equal_work_spec(r, seed, plan) for r in plan.regimes for seed in plan.seeds),
     ]
     curves = {spec for spec in map(resolve, figure) if spec not in measured}  # "watched": measured while they are run
-    plain = [Task("watched" if spec in curves else "run", spec) for spec in runs]
-    alone = [Task("divergence", spec) for spec in curves - set(runs)]
+    plain = [Task(spec, WATCHED if spec in curves else RUN) for spec in runs]
+    alone = [Task(spec, DIVERGENCE) for spec in curves - set(runs)]
     tasks = dict.fromkeys([*theory, *alone, *plain])
-    return sorted(tasks, key=lambda task: (-task.work, task.kind, task.spec.key()))
+    return sorted(tasks, key=lambda task: (-task.work, task.kind.name, task.spec.key()))
 
 
 def theory_specs(plan: Plan) -> dict[tuple[Regime, str], Spec]:
@@ -87,16 +88,16 @@ def gather(plan: Plan, regime: Regime, out: Path) -> Evidence:
         return [resolve(spec_of(figure, approach, regime, seed, plan)) for seed in plan.seeds]
 
     runs = {
-        (figure.number, approach): [finished(Task("run", spec).folder(out)) for spec in seeds(figure, approach)]
+        (figure.number, approach): [finished(Task(spec).folder(out)) for spec in seeds(figure, approach)]
         for figure in FIGURES
         for approach in figure.approaches
     }
     divergence = {
-        approach: [_curve(Task("divergence", spec), out) for spec in seeds(_DIVERGENCE, approach)]
+        approach: [_curve(Task(spec, DIVERGENCE), out) for spec in seeds(_DIVERGENCE, approach)]
         for approach in _DIVERGENCE.approaches
     }
     equal = [resolve(equal_work_spec(regime, seed, plan)) for seed in plan.seeds]
-    divergence[EQUAL_WORK] = [_curve(Task("divergence", spec), out) for spec in equal]
+    divergence[EQUAL_WORK] = [_curve(Task(spec, DIVERGENCE), out) for spec in equal]
     return Evidence(regime, runs, divergence)
 
 
@@ -128,7 +129,7 @@ def _draw(plan: Plan, evidence: Sequence[Evidence], claims: Sequence[JudgedClaim
         for figure in FIGURES
     }
     results = {
-        key: TheoryResult.from_json(_read_json(Task("theory", spec).folder(out) / "theory.json"))
+        key: TheoryResult.from_json(_read_json(Task(spec, THEORY).folder(out) / "theory.json"))
         for key, spec in theory_specs(plan).items()
     }
     bounds = {

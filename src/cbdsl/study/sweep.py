@@ -12,20 +12,27 @@ import itertools
 import json
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from queue import Empty
 from typing import Any
 
+from cbdsl.callbacks import Callback
 from cbdsl.engines.native import default_threads
 from cbdsl.errors import UserError
 from cbdsl.files import write_atomically
-from cbdsl.methods.table import resolve
+from cbdsl.runs import play
+from cbdsl.runs.defence import method_of
 from cbdsl.runs.folder import read_result
+from cbdsl.runs.play import Watch
 from cbdsl.runs.records import RoundRecord, Summary
-from cbdsl.spec import Spec, parse_setting, setting_values, words
+from cbdsl.runs.resolve import resolve
+from cbdsl.settings import parse_setting, setting_values, words
+from cbdsl.spec import Spec
 
 OnProgress = Callable[[int, int, float], None]  # rounds played here or earlier, rounds in all, share of the work done
 
@@ -68,21 +75,35 @@ def grid(start: Spec, axes: Sequence[tuple[str, Sequence[Any]]]) -> list[Spec]:
 
 
 @dataclass(frozen=True)
-class Task:
-    """Something to do with a spec: the name of a worker in `TASKS`."""
+class Kind:
+    """Something to do with a spec: where the function is that does it, and the file that shows that it is done."""
 
-    kind: str
+    name: str
+    performer: str  # module:function; see `Performer`
+    shows: str
+    room: str  # the folder beside `runs` that its results go to
+    factor: float = 1.0  # how much longer it takes than a run
+    with_run: bool = False  # whether the run itself comes with it
+
+
+RUN = Kind("run", f"{__name__}:perform_run", "summary.json", "runs")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to do with one spec."""
+
     spec: Spec
+    kind: Kind = RUN
 
     def folder(self, out: Path) -> Path:
         """Where its results are: known by the hash of the whole spec."""
-        room = "runs" if self.kind == "run" else "theory"  # a run's folder belongs to the run
-        return out / room / self.spec.key()
+        return out / self.kind.room / self.spec.key()
 
     def is_done(self, out: Path) -> bool:
         """Whether its result is there."""
-        there = (self.folder(out) / TASKS[self.kind][0]).exists()
-        return there and (self.kind != "watched" or Task("run", self.spec).is_done(out))
+        there = (self.folder(out) / self.kind.shows).exists()
+        return there and (not self.kind.with_run or Task(self.spec).is_done(out))
 
     @property
     def work(self) -> float:
@@ -96,8 +117,8 @@ class Task:
         own = data.shard_size * data.shards_per_worker if data.partition == "shards" else data.samples_per_worker
         training = 3 * spec.local.epochs * (own + data.shared_training * spec.shares_training)
         scoring = data.shared_scoring if spec.shares_scoring else own
-        factor = {"run": 1.0, "watched": 1.05, "divergence": 1.0, "theory": 3.0}[self.kind]
-        return factor * spec.workers * (training + (scoring if spec.method != "fedavg" else 0))
+        claims = method_of(spec).conversation == "swarm"
+        return self.kind.factor * spec.participants * (training + (scoring if claims else 0))
 
 
 def run_all(
@@ -107,7 +128,7 @@ def run_all(
 
     jobs: processes at a time; as many as there are cores if not given. Together they use as many threads as cores.
     """
-    tasks = [Task("run", resolve(spec)) for spec in specs]
+    tasks = [Task(resolve(spec)) for spec in specs]
     perform(tasks, out, jobs, on_progress)
     return [finished(task.folder(out)) for task in tasks]
 
@@ -138,9 +159,7 @@ def perform(tasks: Sequence[Task], out: Path, jobs: int | None = None, on_progre
                 played, worked = played + len(rounds), worked + sum(rounds)
                 if on_progress is not None and pending:
                     on_progress(min(played, total), total, min(worked / work, 1.0))
-        except BaseException:
-            for future in pending:
-                future.cancel()
+        except BaseException:  # not cancelled first: the pool would trip over futures that are cancelled
             for process in list(pool._processes.values()):
                 process.terminate()
             raise
@@ -171,6 +190,7 @@ _parent = 0
 
 def _start_process(news: Any, threads: int, parent: int) -> None:  # noqa: ANN401 - a queue of the spawn context
     global _news, _threads, _parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     _news, _threads, _parent = news, threads, parent
 
 
@@ -182,62 +202,34 @@ def _do(task: Task, folder: Path) -> None:
             os._exit(1)
         _news.put(task.round_work)
 
-    TASKS[task.kind][1](task.spec, folder, _threads, report)
+    module, _, function = task.kind.performer.partition(":")
+    perform_task: Performer = getattr(import_module(module), function)
+    perform_task(task.spec, folder, _threads, report)
 
 
-def _run(spec: Spec, folder: Path, threads: int, report: Callable[[object], None]) -> None:
-    from cbdsl.runs import experiment  # noqa: PLC0415 - the parent need not load torch
-
-    if (folder / "spec.toml").exists():
-        experiment.resume(folder, threads=threads, on_round=report)
-    else:
-        experiment.run(spec, out=folder, threads=threads, on_round=report)
-
-
-def _divergence(spec: Spec, folder: Path, threads: int, report: Callable[[object], None]) -> None:
-    from cbdsl.theory.genie import divergence_curve  # noqa: PLC0415
-
-    _write_json(folder / "divergence.json", divergence_curve(spec, threads, report))
-
-
-def _watched(spec: Spec, folder: Path, threads: int, report: Callable[[object], None]) -> None:
-    """A run and its divergence in one go; if the run was begun before, it is finished and replayed."""
-    from cbdsl.runs import experiment  # noqa: PLC0415
-    from cbdsl.theory.genie import Companion  # noqa: PLC0415
-
-    run = Task("run", spec)
-    own, companion = run.folder(folder.parents[1]), Companion()
-    if not (own / "spec.toml").exists():
-        experiment.run(spec, out=own, threads=threads, on_round=report, watch=companion)
-        _write_json(folder / "divergence.json", [found.to_json() for found in companion.curve])
-        return
-    if not run.is_done(folder.parents[1]):
-        _run(spec, own, threads, report)
-    if not (folder / "divergence.json").exists():
-        _divergence(spec, folder, threads, report)
-
-
-def _theory(spec: Spec, folder: Path, threads: int, report: Callable[[object], None]) -> None:
-    from cbdsl.theory.measure import measure  # noqa: PLC0415
-
-    result = measure(spec, threads, report).to_json()
-    _write_json(folder / "theory.json", result)
-
-
-def _write_json(path: Path, content: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
-
-
-Worker = Callable[[Spec, Path, int, Callable[[object], None]], None]
+Performer = Callable[[Spec, Path, int, Callable[[object], None]], None]
 """Takes a spec, its folder, the threads it may use, and what to call after every round."""
 
-TASKS: dict[str, tuple[str, Worker]] = {  # kind -> the file that shows it is done, and who does it
-    "run": ("summary.json", _run),
-    "divergence": ("divergence.json", _divergence),
-    "watched": ("divergence.json", _watched),
-    "theory": ("theory.json", _theory),
-}
+
+class _Reporter(Callback):
+    """Calls a function after every round."""
+
+    def __init__(self, report: Callable[[object], None]) -> None:
+        self._report = report
+
+    def round(self, record: RoundRecord) -> None:
+        """See `Callback.round`."""
+        self._report(record)
+
+
+def perform_run(
+    spec: Spec, folder: Path, threads: int, report: Callable[[object], None], watch: Watch | None = None
+) -> None:
+    """Play a run, or go on with it."""
+    if (folder / "spec.toml").exists():
+        play.resume(folder, threads=threads, callbacks=[_Reporter(report)])
+    else:
+        play.run(spec, out=folder, threads=threads, callbacks=[_Reporter(report)], watch=watch)
 
 
 def _drain(news: Any) -> Iterator[float]:  # noqa: ANN401
@@ -257,7 +249,7 @@ def finished(path: Path) -> Finished:
 
 def _rounds_of(task: Task, out: Path) -> int:
     path = task.folder(out) / "rounds.jsonl"
-    return path.read_bytes().count(b"\n") if task.kind == "run" and path.exists() else 0
+    return path.read_bytes().count(b"\n") if task.kind is RUN and path.exists() else 0
 
 
 def _cell(value: object) -> object:

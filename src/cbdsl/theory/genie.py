@@ -12,15 +12,16 @@ import numpy as np
 from cbdsl.arrays import Doubles, Floats, Indices
 from cbdsl.data import Dataset
 from cbdsl.engines.base import Sgd
-from cbdsl.protocol.server import Order
+from cbdsl.protocol.messages import Order
 from cbdsl.rng import seed_of, stream
-from cbdsl.runs.experiment import ModelBuilder, Stage
+from cbdsl.runs.play import rounds
 from cbdsl.runs.records import finite
-from cbdsl.spec import LocalSpec, Spec
-from cbdsl.swarms.memory import holdings
+from cbdsl.runs.stage import ModelBuilder, Stage, holdings, honest_workers
+from cbdsl.spec import Spec
 from cbdsl.theory.constants import norms
-from cbdsl.theory.trajectory import honest_workers, stage_of
+from cbdsl.theory.trajectory import stage_of
 from cbdsl.workers.batches import batches_of
+from cbdsl.workers.local import steps_of as steps_in_round
 from cbdsl.workers.swarm import Coefficients, Particles, move
 
 
@@ -94,11 +95,8 @@ def population_of(stage: Stage) -> Indices:
 
 def steps_of(stage: Stage) -> Indices:
     """How many SGD steps each worker takes in a round, (U,)."""
-    return np.array([_steps(len(own), stage.spec.local) for own in holdings(stage.split, stage.spec).training])
-
-
-def _steps(samples: int, local: LocalSpec) -> int:
-    return local.steps or local.epochs * -(-samples // local.batch_size)
+    held = holdings(stage.split, stage.dataset.train, stage.spec).training
+    return np.array([steps_in_round(len(own.indices), stage.spec.local) for own in held], np.int32)
 
 
 def divergences(positions: Floats, genie: Floats) -> Doubles:
@@ -135,7 +133,7 @@ class Companion:
         """Move the genie as the swarm was ordered to move, then measure."""
         before = self._genie or Genie.at_start(stage)
         self._genie = before.moved(order.round, order.inertia, order.learning_rate)
-        positions = stage.swarm.particles.positions[honest_workers(stage)]
+        positions = stage.memory_swarm.particles.positions[honest_workers(stage)]
         self.curve.append(summarise(order.round, divergences(positions, self._genie.position)))
 
 
@@ -149,11 +147,8 @@ def divergence_curve(
 ) -> list[dict[str, Any]]:
     """Figure 5 for one spec: one `Divergence` a round, as plain numbers for JSON."""
     stage, companion = stage_of(spec, threads, model, data), Companion()
-    state = stage.first_state()
-    while state.round < stage.spec.rounds:
-        order = stage.order(state)
-        state, _ = stage.play(state)
-        companion(stage, order)
+    for played in rounds(stage, stage.first_state(), measured=False):
+        companion(stage, played.order)
         if on_round is not None:
             on_round(companion.curve[-1])
     return [found.to_json() for found in companion.curve]

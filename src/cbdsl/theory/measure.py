@@ -8,15 +8,14 @@ import numpy as np
 
 from cbdsl.data import Dataset
 from cbdsl.errors import UserError
-from cbdsl.runs.experiment import ModelBuilder, Stage
+from cbdsl.runs.stage import ModelBuilder, Stage, holdings, honest_workers
 from cbdsl.spec import Spec
-from cbdsl.swarms.memory import holdings
 from cbdsl.theory import theorem1, theorem2
 from cbdsl.theory.genie import Divergence, Genie, OnDivergence, divergences, population_of, steps_of, summarise
 from cbdsl.theory.observe import GenieStep, observe
 from cbdsl.theory.problem import EngineProblem
 from cbdsl.theory.report import TheoryResult
-from cbdsl.theory.trajectory import Move, honest_workers, replay, stage_of
+from cbdsl.theory.trajectory import Move, replay, stage_of
 
 
 def measure(
@@ -34,11 +33,11 @@ def measure(
 def measure_stage(stage: Stage, on_round: OnDivergence | None = None) -> TheoryResult:
     """The same for a stage that was prepared and not yet played."""
     spec, workers = stage.spec, honest_workers(stage)
-    held = holdings(stage.split, spec).training
+    held = holdings(stage.split, stage.dataset.train, spec).training
     problem = EngineProblem(
         stage.engine,
         stage.dataset.train,
-        [held[worker] for worker in workers],
+        [held[worker].indices for worker in workers],
         population_of(stage),
         stage.dataset.classes,
     )

@@ -11,11 +11,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from cbdsl.arrays import Doubles, Indices
+from cbdsl.arrays import Doubles
 from cbdsl.data import Dataset
 from cbdsl.errors import UserError
-from cbdsl.methods.table import METHODS, method_of, resolve
-from cbdsl.runs.experiment import ModelBuilder, Stage
+from cbdsl.register import method as methods
+from cbdsl.runs.defence import method_of
+from cbdsl.runs.play import rounds
+from cbdsl.runs.resolve import resolve
+from cbdsl.runs.stage import Given, ModelBuilder, Stage, honest_workers
 from cbdsl.spec import Spec
 from cbdsl.theory.constants import Rows
 
@@ -71,35 +74,30 @@ class Move:
 def stage_of(spec: Spec, threads: int | None, model: ModelBuilder | None = None, data: Dataset | None = None) -> Stage:
     """Build a run to be measured; only swarms that learn by gradients have a theory here."""
     method = method_of(spec)
-    if method.task != "swarm" or not method.gradients:
-        able = [name for name, each in METHODS.items() if each.task == "swarm" and each.gradients]
+    if method.conversation != "swarm" or not method.gradients:
+        known = {name: methods.get(name) for name in methods.names()}
+        able = [name for name, each in known.items() if each.conversation == "swarm" and each.gradients]
         raise UserError(
             f"The theorems speak of swarms that move by Eq. (5) with gradients; this run's method is '{spec.method}'. "
             f"Measure a run of one of: {', '.join(able)}."
         )
     if spec.attack.byzantine == spec.workers:
         raise UserError(f"All {spec.workers} workers are attackers; nobody is left to measure. Ask for fewer.")
-    return Stage.prepare(resolve(spec), model, data, threads)
-
-
-def honest_workers(stage: Stage) -> Indices:
-    """The workers that are measured."""
-    return np.setdiff1d(np.arange(stage.spec.workers, dtype=np.int32), np.asarray(stage.byzantine, np.int32))
+    return Stage.prepare(resolve(spec), Given(model=model, data=data), threads)
 
 
 def replay(stage: Stage) -> Iterator[Move]:
     """Play the rounds of a freshly prepared stage; every move is gone when the next one is made."""
-    workers = honest_workers(stage)
+    workers, swarm = honest_workers(stage), stage.memory_swarm
     state = stage.first_state()
-    previous = before = stage.swarm.particles.positions[workers]
-    while state.round < stage.spec.rounds:
-        order = stage.order(state)
-        drawn = stage.swarm.coefficients(workers, order)
-        personal_best, global_best = stage.swarm.particles.personal_best[workers], state.global_best
-        state, _ = stage.play(state)
-        after = stage.swarm.particles.positions[workers]
+    previous = before = swarm.particles.positions[workers]
+    personal_best, global_best = swarm.particles.personal_best[workers], state.global_best
+    for played in rounds(stage, state, measured=False):
+        drawn = swarm.coefficients(workers, played.order)
+        after = swarm.particles.positions[workers]
         yield Move(
-            order.round, drawn.inertia, order.learning_rate, drawn.cognitive, drawn.social, previous, before,
-            personal_best, global_best, after,
+            played.order.round, drawn.inertia, played.order.learning_rate, drawn.cognitive, drawn.social, previous,
+            before, personal_best, global_best, after,
         )  # fmt: skip
         previous, before = before, after
+        personal_best, global_best = swarm.particles.personal_best[workers], played.state.global_best

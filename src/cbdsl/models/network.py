@@ -1,0 +1,175 @@
+"""One network: described as data or built by a user's function; its initial weights, and its weights as named tensors.
+
+torch is imported only where a module is asked for, or where the network is a user's own module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cbdsl import register
+from cbdsl.arrays import Floats
+from cbdsl.engines.architecture import Architecture, Conv2d, Linear, from_module
+from cbdsl.errors import UserError, unknown
+from cbdsl.models.initial import initial_weights
+from cbdsl.spec import Spec
+
+if TYPE_CHECKING:
+    from torch import nn
+
+CUSTOM = "custom"
+
+
+@dataclass(frozen=True, eq=False)
+class Network:
+    """A network for samples of one shape. Either a description, or a function that builds a module."""
+
+    shape: tuple[int, ...]  # of a sample
+    classes: int
+    described: Architecture | None
+    builder: Callable[[], nn.Module] | None = None
+
+    @cached_property
+    def subject(self) -> Architecture | nn.Module:
+        """What an engine is chosen for."""
+        return self.described if self.described is not None else self.build()
+
+    @property
+    def size(self) -> int:
+        """D."""
+        if self.described is not None:
+            return self.described.size
+        return sum(int(np.prod(shape)) for _, shape in self.tensor_shapes())
+
+    def description(self) -> Architecture:
+        """The network as data, or an ArchitectureError that says what cannot be described."""
+        return self.described if self.described is not None else from_module(self.build(), self.shape)
+
+    def build(self) -> nn.Module:
+        """A fresh torch module."""
+        if self.builder is not None:
+            return self.builder()
+        from cbdsl.engines.torch_modules import module_of  # noqa: PLC0415 - torch takes a second to load
+
+        assert self.described is not None
+        return module_of(self.described)
+
+    def initial_weights(self, seed: int) -> Floats:
+        """Weights as torch draws them by default under this seed, (D,)."""
+        if self.described is not None:
+            return initial_weights(self.described, seed)
+        from cbdsl.models import modules  # noqa: PLC0415
+
+        return modules.initial_weights(self.build, seed)
+
+    def module(self, weights: Floats) -> nn.Module:
+        """A torch module with these weights in it, ready to predict."""
+        from cbdsl.models.modules import load_flat  # noqa: PLC0415
+
+        module = self.build()
+        load_flat(module, weights)
+        return module.eval()
+
+    def tensor_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The names and shapes of the parameters, in the order of flat weights, as a torch module calls them."""
+        if self.described is None:
+            module = self.subject
+            yield from ((name, tuple(each.shape)) for name, each in module.named_parameters())  # type: ignore[union-attr]
+            return
+        for number, layer in enumerate(self.described.layers):
+            match layer:
+                case Conv2d(inputs=inputs, outputs=outputs, kernel=kernel, bias=bias):
+                    yield f"{number}.weight", (outputs, inputs, *kernel)
+                case Linear(inputs=inputs, outputs=outputs, bias=bias):
+                    yield f"{number}.weight", (outputs, inputs)
+                case _:
+                    continue
+            if bias:
+                yield f"{number}.bias", (outputs,)
+
+    def tensors(self, weights: Floats) -> dict[str, Floats]:
+        """Flat weights (D,) as named tensors, and the constants of a user's module beside them."""
+        named, start = {}, 0
+        for name, shape in self.tensor_shapes():
+            end = start + int(np.prod(shape))
+            named[name] = np.ascontiguousarray(weights[start:end]).reshape(shape)
+            start = end
+        if self.described is None:
+            buffers = self.subject.state_dict().items()  # type: ignore[union-attr]
+            named |= {name: each.detach().numpy() for name, each in buffers if name not in named}
+        return named
+
+    def flat(self, tensors: Mapping[str, Any], source: str) -> Floats:
+        """Named tensors as flat weights (D,); an error if they are not of this network."""
+        parts = []
+        for name, shape in self.tensor_shapes():
+            if name not in tensors or tuple(tensors[name].shape) != shape:
+                found = tuple(tensors[name].shape) if name in tensors else "missing"
+                raise UserError(
+                    f"{source} is not a model of this network: {name} should have the shape {shape} and is {found}."
+                )
+            parts.append(np.asarray(tensors[name], np.float32).reshape(-1))
+        return np.concatenate(parts)
+
+
+def network_of(spec: Spec, shape: tuple[int, ...], classes: int, builder: object = None) -> Network:
+    """The network that a spec names, or that a user's function builds."""
+    if builder is not None:
+        return Network(shape, classes, None, _checked(builder, shape, classes))
+    if spec.model == CUSTOM:
+        raise UserError("The model of this run was given in Python; give it again with model=...")
+    make = register.model.make(spec.model, spec.options.of(spec.model))
+    made = make(shape, classes)
+    if not isinstance(made, Architecture):
+        return Network(shape, classes, None, _checked(lambda: make(shape, classes), shape, classes))
+    if made.classes < classes:
+        raise UserError(f"The model '{spec.model}' has {made.classes} outputs; the data has {classes} classes.")
+    return Network(shape, classes, made)
+
+
+def _checked(builder: object, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
+    """The builder, if it builds modules that can be learned together; otherwise advice."""
+    if isinstance(builder, str):
+        raise unknown("model", builder, register.model.names())
+    try:
+        from torch import nn  # noqa: PLC0415
+    except ImportError as error:
+        raise UserError("A model of your own needs torch. Install it: pip install 'cbdsl[torch]'") from error
+    from cbdsl.engines.check import check_model  # noqa: PLC0415
+
+    if isinstance(builder, nn.Module):
+        raise UserError(
+            "model is a module that is built already; workers and tests need fresh ones. Give the class itself, or a "
+            "function without arguments: model=lambda: Net(10)."
+        )
+    if not callable(builder):
+        raise UserError(f"model is a {type(builder).__name__}; give a function without arguments that builds a module.")
+    try:
+        module = builder()
+    except TypeError as error:
+        raise UserError(
+            f"model cannot be built without arguments ({error}). Bind them: model=lambda: Net(10)."
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise UserError(f"model builds a {type(module).__name__}, not a torch nn.Module.")
+    check_model(module, shape, classes)
+    return builder
+
+
+def read_tensors(path: Path) -> dict[str, Any]:
+    """The named tensors of a .safetensors file."""
+    from safetensors import SafetensorError  # noqa: PLC0415 - a device needs no models from files
+    from safetensors.numpy import load  # noqa: PLC0415
+
+    try:
+        return load(path.read_bytes())
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise UserError(
+            f"The model {path} cannot be read ({error}). Give a finished run's folder or a .safetensors file."
+        ) from error

@@ -1,0 +1,80 @@
+"""What server and swarm say to each other, and what a round leaves behind. Plain frozen values, no behaviour."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from cbdsl.arrays import Floats
+from cbdsl.protocol.ledger import Traffic
+
+WorkerId = int
+Outcome = Literal["accepted", "refuted", "declined", "silent"]  # declined: true, but of no use; nobody is banned for it
+
+COMMITMENT_BYTES = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """What the server says at the start of a round."""
+
+    round: int
+    task: Literal["swarm", "average"]  # move and claim a score, or train from the model given and claim nothing
+    participants: tuple[WorkerId, ...]
+    inertia: float  # c0
+    learning_rate: float  # alpha
+    global_best: Floats | None  # w^g (with what else the method sends), only if a participant does not have it yet
+    receivers: int = 0  # how many participants do not have it yet
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What a worker sends in a round."""
+
+    score: float  # F^p, the one number of the paper
+    commitment: bytes = b""  # a digest of the model behind it, where the server asks for one
+
+
+class Swarm(Protocol):
+    """The workers, wherever they live."""
+
+    def report(self, order: Order) -> Mapping[WorkerId, Claim]:
+        """Carry the order out; return one claim from each worker that answered (none for "average")."""
+        ...
+
+    def upload(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Floats]:
+        """Fetch the models of the workers named; one that stays silent is missing from the answer."""
+        ...
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one invitation."""
+
+    worker: WorkerId
+    outcome: Outcome
+    claimed: float | None = None
+    measured: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class RoundLog:
+    """Everything that happened in a round; metrics, reports and theory derive from it."""
+
+    round: int
+    claims: Mapping[WorkerId, Claim]
+    set_aside: Mapping[WorkerId, str]  # claims that could not be true, and why
+    verdicts: tuple[Verdict, ...]
+    traffic: tuple[Traffic, ...]
+
+    def outcome(self, outcome: str) -> list[WorkerId]:
+        """The workers with this outcome, in the order in which they were invited."""
+        return [verdict.worker for verdict in self.verdicts if verdict.outcome == outcome]
+
+
+def commitment_of(weights: Floats) -> bytes:
+    """A digest of a model, to be sent with its score: whoever sent it can upload no other model afterwards."""
+    return hashlib.blake2b(weights.astype("<f4").tobytes(), digest_size=COMMITMENT_BYTES).digest()

@@ -1,0 +1,40 @@
+"""What the server knows between rounds. Frozen: a round makes a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cbdsl.arrays import Floats
+from cbdsl.protocol.messages import WorkerId
+
+
+@dataclass(frozen=True)
+class BackOff:
+    """A worker that was invited in vain: it did not deliver, or nothing but a copy of w^g."""
+
+    times: int  # in a row
+    until: int  # the last round in which it is passed over
+
+    def again(self, round_number: int) -> BackOff:
+        """One more time: it is passed over for 2, 4, 8 ... rounds."""
+        return BackOff(self.times + 1, round_number + 2 ** (self.times + 1))
+
+
+NO_BACK_OFF = BackOff(0, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class ServerState:
+    """The server after a round."""
+
+    round: int  # t, the last round played
+    global_best: Floats  # w^g, (D,)
+    global_score: float  # F^g; +inf while nothing was believed
+    told: frozenset[WorkerId] = frozenset()  # who has this w^g
+    banned: frozenset[WorkerId] = frozenset()
+    back_offs: Mapping[WorkerId, BackOff] = field(default_factory=dict)  # who was invited in vain
+    last_uploaded: Mapping[WorkerId, float] = field(default_factory=dict)  # the claim behind each worker's last upload
+    memory: Floats = field(default_factory=lambda: np.zeros(0, np.float32))  # the method's own, such as momentum

@@ -1,0 +1,68 @@
+"""Settings as text: how the command line reads them, and what each one means."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import tomllib
+from collections.abc import Sequence
+from typing import Any
+
+from cbdsl.errors import UserError
+from cbdsl.spec import Spec, dotted_keys, sections
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Parse `key=value` of the command line; the value is TOML, or else a plain word."""
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise UserError(f"'{text}' is not a setting. Write --set key=value, such as --set local.epochs=3.")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def words(text: str) -> tuple[str, ...]:
+    """`a, b` -> ("a", "b")."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def numbers(text: str, name: str) -> tuple[int, ...]:
+    """`1, 5` -> (1, 5)."""
+    try:
+        return tuple(int(word) for word in words(text))
+    except ValueError:
+        raise UserError(f"{name} takes whole numbers separated by commas, such as 1,5,20; given '{text}'.") from None
+
+
+def setting_values(spec: Spec, keys: Sequence[str]) -> dict[str, Any]:
+    """The values of dotted keys, such as {"local.epochs": 3}."""
+    tree = spec.to_tree()
+    values = {}
+    for key in keys:
+        branch, _, leaf = key.partition(".")
+        values[key] = tree[branch][leaf] if leaf else tree[branch]
+    return values
+
+
+def explanations() -> dict[str, str]:
+    """One line for every setting, by its dotted name: the comment that stands beside it in `cbdsl.spec`."""
+    found = {}
+    for group, kind in sections().items():
+        for name, words in re.findall(r"^    (\w+): [^\n]*?  # (.+)$", inspect.getsource(kind), re.MULTILINE):
+            found[f"{group}.{name}" if group else name] = words
+    return {key: found[key] for key in dotted_keys() if key in found}
+
+
+def differences(spec: Spec, start: Spec) -> dict[str, Any]:
+    """What a spec says that another does not, by dotted name."""
+    keys = dotted_keys()
+    own, other = setting_values(spec, keys), setting_values(start, keys)
+    changed = {key: value for key, value in own.items() if value != other[key] and key != "options"}
+    parts = {f"options.{part}.{name}": value for part in spec.options for name, value in spec.options[part].items()}
+    return changed | {
+        key: value
+        for key, value in parts.items()
+        if value != start.options.of(key.split(".")[1]).get(key.split(".", 2)[2])
+    }

@@ -1,0 +1,163 @@
+"""A worker's arithmetic: draw coefficients, train on its own samples, score a model; in memory and on a device alike.
+
+Works on rows of workers; what row i computes depends on its name, its samples, its state and what it was sent, never on
+the other rows. Knows no server, no transport and no attacker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from cbdsl.arrays import Doubles, Floats, Indices, Samples
+from cbdsl.engines.base import Engine, Sgd
+from cbdsl.rng import seed_of, stream
+from cbdsl.spec import LocalSpec, SwarmSpec
+from cbdsl.workers.batches import batches_of, stacked
+from cbdsl.workers.swarm import Coefficients, Particles, remember
+
+
+@dataclass(frozen=True, eq=False)
+class Lesson:
+    """What one worker trains on: some of the samples in a pool."""
+
+    samples: Samples
+    indices: Indices
+
+
+@dataclass(frozen=True, eq=False)
+class Holdings:
+    """Which samples each worker trains on and scores on."""
+
+    training: tuple[Lesson, ...]  # D_i, and D_tr where it is shared; one a row
+    scored: Samples  # the pool of `scoring`
+    scoring: Indices  # (N,) D_sc, the same for all; or (U, N) each worker's own D_i, padded
+
+
+@dataclass(frozen=True, eq=False)
+class LocalWorkers:
+    """Workers side by side: what they hold, how they train, and the name that each one's random numbers go by."""
+
+    engine: Engine
+    held: Holdings
+    local: LocalSpec
+    swarm: SwarmSpec
+    seed: int
+    names: Sequence[int]  # the number of the worker in each row
+    gradients: bool = True  # whether the method trains at all
+
+    def at(self, rows: Indices, round_number: int, inertia: float, learning_rate: float) -> Work:
+        """Some of the workers in one round."""
+        return Work(self, rows, round_number, inertia, learning_rate)
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """k workers in one round, and everything they can do in it."""
+
+    workers: LocalWorkers
+    rows: Indices  # (k,)
+    round: int
+    inertia: float  # c0
+    learning_rate: float  # alpha
+
+    @property
+    def swarm(self) -> SwarmSpec:
+        """The readings of the update equation."""
+        return self.workers.swarm
+
+    @property
+    def momentum(self) -> float:
+        """Of local SGD."""
+        return self.workers.local.momentum
+
+    def train(self, start: Floats, proximal: float = 0.0, corrections: Floats | None = None) -> Floats:
+        """Local SGD from given positions, (k, D) -> (k, D), a new array.
+
+        proximal: pulls every step back to where the row started. corrections: (k, D), added to every gradient.
+        """
+        owner, local = self.workers, self.workers.local
+        if not owner.gradients:
+            return start.copy()
+        sgd = Sgd(self.learning_rate, local.momentum, local.weight_decay, proximal)
+        lessons = [owner.held.training[row] for row in self.rows]
+        trained = np.empty((len(self.rows), owner.engine.size), np.float32)
+        for pool in {id(lesson.samples): lesson.samples for lesson in lessons}.values():
+            chosen = np.array([lesson.samples is pool for lesson in lessons])
+            everybody = bool(chosen.all())
+            names = [owner.names[row] for row in self.rows[chosen]]
+            own = [lesson.indices for lesson in lessons if lesson.samples is pool]
+            streams = [stream(owner.seed, "batches", self.round, name) for name in names]
+            batches = stacked([batches_of(held, local, rng) for held, rng in zip(own, streams, strict=True)])
+            seeds = np.array([seed_of(owner.seed, "layers", self.round, name) for name in names], dtype=np.uint64)
+            rows, corrected = start, corrections
+            if not everybody:
+                rows, corrected = start[chosen], None if corrections is None else corrections[chosen]
+            result = owner.engine.train(np.ascontiguousarray(rows), pool, batches, sgd, seeds, corrected)
+            if everybody:
+                return result
+            trained[chosen] = result
+        return trained
+
+    def scores(self, positions: Floats, ceilings: Doubles | None = None) -> Doubles:
+        """F of each position on D_sc, or on the worker's own samples where nothing is shared, (k, D) -> (k,)."""
+        held = self.workers.held
+        own = held.scoring if held.scoring.ndim == 1 else held.scoring[self.rows]
+        return self.workers.engine.losses(positions, held.scored, own, ceilings)
+
+    def coefficients(self) -> Coefficients:
+        """c1 ~ U(0, delta_1) and c2 ~ U(0, delta_2), for each worker from its own stream."""
+        owner, settings = self.workers, self.workers.swarm
+        width = owner.engine.size if settings.draw == "parameter" else 1
+        drawn = np.empty((2, len(self.rows), width), np.float32)
+        for place, row in enumerate(self.rows):
+            source = stream(owner.seed, "coefficients", self.round, owner.names[row])
+            drawn[:, place] = source.random((2, width), np.float32)
+        drawn *= np.array([settings.cognitive, settings.social], np.float32)[:, None, None]
+        return Coefficients(self.inertia, drawn[0], drawn[1])
+
+    def steps(self) -> Doubles:
+        """How many SGD steps each worker takes in the round, (k,)."""
+        lessons = self.workers.held.training
+        return np.array([float(steps_of(len(lessons[row].indices), self.workers.local)) for row in self.rows])
+
+    def from_server(self, model: Floats) -> Floats:
+        """The server's model in every row, (D,) -> (k, D)."""
+        return np.broadcast_to(model, (len(self.rows), len(model)))
+
+    def with_first_scores(self, rows: Particles) -> Particles:
+        """Algorithm 1, initialisation: F^p_{i,0} = F_i(w_{i,0}), for workers that have never scored."""
+        fresh = np.isinf(rows.personal_score)
+        if not fresh.any():
+            return rows
+        scores = np.full(len(self.rows), np.inf)
+        scores[fresh] = replace(self, rows=self.rows[fresh]).scores(np.ascontiguousarray(rows.positions[fresh]))
+        return remember(rows, rows.positions, rows.velocities, scores)
+
+    @staticmethod
+    def placed(rows: Particles, positions: Floats) -> Particles:
+        """The same workers at other positions."""
+        return replace(rows, positions=positions)
+
+
+def steps_of(samples: int, local: LocalSpec) -> int:
+    """How many SGD steps a worker with so many samples takes in a round."""
+    return local.steps or local.epochs * -(-samples // local.batch_size)
+
+
+def scorer(engine: Engine, samples: Samples, indices: Indices) -> Callable[[Floats], float]:
+    """A model's loss on some samples, always in full."""
+    return lambda weights: float(engine.losses(weights[None], samples, indices)[0])
+
+
+def at_rest(initial: Floats, workers: int) -> Particles:
+    """Particles without any past: (1, D) for all or (workers, D), a row each."""
+    shape = (workers, initial.shape[1])
+    return Particles(
+        positions=np.broadcast_to(initial, shape).copy(),
+        velocities=np.zeros(shape, np.float32),
+        personal_best=np.broadcast_to(initial, shape).copy(),
+        personal_score=np.full(workers, np.inf),
+    )
