@@ -144,6 +144,7 @@ def test_threads_company_and_order_of_workers_never_change_a_bit() -> None:
         lambda engine, rows, own, _: engine.train(rows, samples, own[:, :, :9], Sgd(0.1)),
         lambda engine, rows, _, all_: engine.losses(rows, samples, all_),
         lambda engine, rows, _, all_: engine.losses(rows, samples, np.tile(all_, (len(rows), 1))),
+        lambda engine, rows, _, all_: np.stack([engine.sample_losses(row, samples, all_) for row in rows]),
         lambda engine, rows, _, all_: engine.accuracies(rows, samples, all_),
         lambda engine, rows, _, all_: engine.gradients(rows, samples, all_),
     ]

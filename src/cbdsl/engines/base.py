@@ -55,6 +55,13 @@ class Engine(Protocol):
         """
         ...
 
+    def sample_losses(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
+        """Loss of one model on every single sample, (N,), in the order of `indices`.
+
+        weights: (D,), one model. indices: (N,), without padding. Their mean is what `losses` gives, up to rounding.
+        """
+        ...
+
     def accuracies(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
         """Share of samples classified correctly, (U,); indices as in `losses`. Logits that hold a NaN are wrong."""
         ...

@@ -28,6 +28,7 @@ from cbdsl.engines.architecture import (
     from_module,
     layers_of,
 )
+from cbdsl.engines.arguments import check_indices, floats, one_model, sample_numbers, whole_numbers
 from cbdsl.engines.base import Sgd
 from cbdsl.engines.native import (
     NativeEngineError,
@@ -103,10 +104,10 @@ class NativeEngine:
         stack = self._stack(weights)
         trained = np.empty_like(stack)  # (U, D)
         features, labels = self._samples(samples)
-        batches = _whole_numbers("batches", batches)
+        batches = whole_numbers("batches", batches)
         if batches.ndim != 3 or len(batches) != len(stack):
             raise ValueError(f"batches have shape {batches.shape}; give (U, S, B) with U = {len(stack)} workers")
-        _check_indices("batches", batches, len(labels))
+        check_indices("batches", batches, len(labels))
         for name in ("learning_rate", "momentum", "weight_decay"):
             if not np.isfinite(getattr(sgd, name)):
                 raise ValueError(f"{name} is {getattr(sgd, name)}; give a finite number")
@@ -137,6 +138,18 @@ class NativeEngine:
         )  # fmt: skip
         return out
 
+    def sample_losses(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
+        """Losses of one model on single samples, the terms that `losses` adds up; see `Engine.sample_losses`."""
+        model = one_model(weights, self.size)
+        features, labels = self._samples(samples)
+        indices = sample_numbers(indices, len(labels))
+        losses = np.empty(len(indices))  # (N,)
+        self._call(
+            self._library.cbdsl_sample_losses, _pointer(model), _pointer(features), _pointer(labels),
+            _pointer(indices), len(indices), _pointer(losses), self.threads,
+        )  # fmt: skip
+        return losses
+
     def _score(
         self, weights: Floats, samples: Samples, indices: Indices, ceilings: Doubles | None
     ) -> tuple[Doubles, Doubles]:
@@ -162,7 +175,7 @@ class NativeEngine:
             raise MemoryError(f"no memory for {self.threads} threads of the native engine; use fewer threads")
 
     def _stack(self, weights: Floats) -> Floats:
-        stack = _floats("weights", weights)
+        stack = floats("weights", weights)
         if stack.ndim != 2 or stack.shape[1] != self.size:
             raise ValueError(
                 f"weights have shape {stack.shape}; give (U, {self.size}), one row of flat weights a worker"
@@ -170,8 +183,8 @@ class NativeEngine:
         return stack
 
     def _samples(self, samples: Samples) -> tuple[Floats, Indices]:
-        features = _floats("features", samples.features)
-        labels = _whole_numbers("labels", samples.labels)
+        features = floats("features", samples.features)
+        labels = whole_numbers("labels", samples.labels)
         if features.shape[1:] != self.architecture.shape:
             raise ValueError(
                 f"features have shape {features.shape}; give (N, *shape), shape being {self.architecture.shape} here"
@@ -185,44 +198,13 @@ class NativeEngine:
         return features, labels
 
     def _indices(self, indices: Indices, workers: int, samples: int) -> Indices:
-        indices = _whole_numbers("indices", indices)
+        indices = whole_numbers("indices", indices)
         if indices.ndim not in {1, 2} or (indices.ndim == 2 and len(indices) != workers):
             raise ValueError(f"indices have shape {indices.shape}; give (N,) for all workers or ({workers}, N)")
-        _check_indices("indices", indices, samples)
+        check_indices("indices", indices, samples)
         if indices.ndim == 1:
             indices = indices[: np.count_nonzero(indices != PADDING)]
         return indices
-
-
-def _check_indices(name: str, indices: Indices, samples: int) -> None:
-    if not indices.size:
-        return
-    lowest, highest = int(indices.min()), int(indices.max())
-    if lowest < PADDING or highest >= samples:
-        wrong = lowest if lowest < PADDING else highest
-        raise ValueError(
-            f"{name} name sample {wrong} of {samples}; allowed are 0 to {samples - 1}, and {PADDING} as padding"
-        )
-    if lowest == PADDING:
-        real = indices != PADDING
-        if np.any(real[..., 1:] & ~real[..., :-1]):
-            raise ValueError(f"{name} hold padding ({PADDING}) before a sample; put all padding at the end of its row")
-
-
-def _floats(name: str, array: NDArray[Any]) -> Floats:
-    array = np.asarray(array)
-    if array.dtype.kind != "f":
-        raise ValueError(f"{name} have type {array.dtype}; give float32")
-    return np.asarray(array, np.float32, order="C")
-
-
-def _whole_numbers(name: str, array: NDArray[Any]) -> Indices:
-    array = np.asarray(array)
-    if array.dtype.kind not in "iu" and array.size:
-        raise ValueError(f"{name} have type {array.dtype}; give int32")
-    if array.dtype != np.int32 and array.size and (array.max() > np.iinfo(np.int32).max or array.min() < PADDING):
-        raise ValueError(f"{name} reach from {array.min()} to {array.max()}; give numbers that fit into int32")
-    return np.asarray(array, np.int32, order="C")
 
 
 def _pointer(array: NDArray[Any]) -> int:

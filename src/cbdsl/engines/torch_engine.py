@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
+from cbdsl.engines.arguments import one_model, sample_numbers
 from cbdsl.engines.base import Sgd
 from cbdsl.errors import UserError
 from cbdsl.models.modules import parameter_count
@@ -90,6 +91,20 @@ class TorchEngine:
             return total / len(chosen) if len(chosen) else np.nan
 
         return np.array(self._for_each(len(weights), loss))
+
+    def sample_losses(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
+        """See `Engine.sample_losses`. Chunks of samples are spread over the threads."""
+        model = one_model(weights, self._size)
+        features, labels = _tensors(samples)
+        chosen = torch.from_numpy(sample_numbers(indices, len(labels)))
+
+        def losses(chunk: int) -> Doubles:
+            part = chosen[chunk * _CHUNK : (chunk + 1) * _CHUNK]
+            [(logits, truth)] = self._outputs(model, features, labels, part)
+            found: Doubles = cross_entropy(logits, truth, reduction="none").double().numpy()
+            return found
+
+        return np.concatenate([np.empty(0), *self._for_each(-(-len(chosen) // _CHUNK), losses)])
 
     def accuracies(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
         """See `Engine.accuracies`."""

@@ -101,6 +101,7 @@ def _load(path: Path) -> tuple[Path, Any]:
         "cbdsl_train": (whole, [pointer, large, *[pointer] * 4, large, large, real, real, real, pointer, whole]),
         "cbdsl_gradients": (whole, [pointer, large, *[pointer] * 4, large, whole, pointer, whole]),
         "cbdsl_score": (whole, [pointer, large, *[pointer] * 4, large, whole, pointer, pointer, pointer, whole]),
+        "cbdsl_sample_losses": (whole, [pointer, *[pointer] * 4, large, pointer, whole]),
         "cbdsl_lanes": (whole, []),
         "cbdsl_compiler": (ctypes.c_char_p, []),
         "cbdsl_instructions": (ctypes.c_char_p, []),

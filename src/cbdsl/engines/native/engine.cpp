@@ -118,6 +118,21 @@ void score_chunk(const Network &network, Workspace &space, const float *weights,
         judge(plan, space.at(last.output_at) + g * last.output_step, groups[g], losses + g * LANES, correct + g * LANES);
 }
 
+// Losses and answers of up to CHUNK samples that nobody else scores: they are brought into lanes here.
+void score_collected(const Network &network, Workspace &space, const float *weights, const Data &data,
+                     const int32_t *indices, size_t count, double *losses, uint8_t *correct) {
+    const Plan &plan = network.plan;
+    lanes *input = space.at(plan.stages[0].input_at);
+    Group groups[GROUPS];
+    int used = 0;
+    for (size_t at = 0; at < count; at += LANES, used++) {
+        groups[used] = collect(data.features, data.labels, data.width, indices + at,
+                               int(std::min<size_t>(LANES, count - at)), network.zeros.data());
+        load(plan.input, groups[used], input + used * plan.input.size);
+    }
+    score_chunk(network, space, weights, groups, used, input, losses, correct);
+}
+
 // Running result of one worker. Samples are always added in their order, one by one, in double.
 struct Tally {
     double sum = 0.0;
@@ -200,23 +215,15 @@ bool score_own(Network &network, size_t workers, const float *weights, const Dat
                const double *ceilings, double *losses, double *accuracies, int threads) {
     return for_each_item(workers, threads, [&](int, size_t worker) {
         Borrowed space(network);
-        const Plan &plan = network.plan;
         const int32_t *own = indices + worker * room;
         const size_t samples = size_t(real_count(own, room));
-        lanes *input = (*space).at(plan.stages[0].input_at);
         Tally tally;
         for (size_t start = 0; start < samples && !tally.given_up; start += CHUNK) {
             const size_t count = std::min(CHUNK, samples - start);
-            Group groups[GROUPS];
-            int used = 0;
-            for (size_t at = 0; at < count; at += LANES, used++) {
-                groups[used] = collect(data.features, data.labels, data.width, own + start + at,
-                                       int(std::min<size_t>(LANES, count - at)), network.zeros.data());
-                load(plan.input, groups[used], input + used * plan.input.size);
-            }
             double chunk_losses[CHUNK];
             uint8_t chunk_correct[CHUNK];
-            score_chunk(network, *space, weights + worker * plan.parameters, groups, used, input, chunk_losses, chunk_correct);
+            score_collected(network, *space, weights + worker * network.plan.parameters, data, own + start, count,
+                            chunk_losses, chunk_correct);
             tally.add(chunk_losses, chunk_correct, count, double(samples), ceilings ? ceilings + worker : nullptr);
         }
         losses[worker] = tally.mean(double(samples));
@@ -294,4 +301,20 @@ CBDSL_EXPORT int cbdsl_score(void *handle, int64_t workers, const float *weights
     } catch (const std::exception &) {
         return OUT_OF_MEMORY;
     }
+}
+
+// weights: (D,), one model. indices: (samples,). losses: (samples,), the terms that cbdsl_score adds up.
+CBDSL_EXPORT int cbdsl_sample_losses(void *handle, const float *weights, const float *features, const int32_t *labels,
+                                     const int32_t *indices, int64_t samples, double *losses, int32_t threads) {
+    Network &network = *static_cast<Network *>(handle);
+    const Data data{features, labels, network.plan.input.count()};
+    const size_t all = size_t(samples);
+    const bool done = for_each_item((all + CHUNK - 1) / CHUNK, threads, [&](int, size_t item) {
+        Borrowed space(network);
+        const size_t start = item * CHUNK;
+        uint8_t correct[CHUNK];
+        score_collected(network, *space, weights, data, indices + start, std::min(CHUNK, all - start), losses + start,
+                        correct);
+    });
+    return done ? OK : OUT_OF_MEMORY;
 }
