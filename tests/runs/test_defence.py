@@ -8,13 +8,15 @@ from cbdsl.runs import experiment
 from cbdsl.byzantine.adversary import Adversary
 from cbdsl.protocol.aggregators import RULES
 from cbdsl.data import Dataset
-from cbdsl.runs.defence import policy_of
+from cbdsl.engines.native_engine import available
+from cbdsl.runs.defence import _batch_losses, policy_of
 from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
 from cbdsl.runs.experiment import Stage
 from cbdsl.methods.table import resolve
 from cbdsl.protocol.server import COPIED
 from cbdsl.spec import Spec
+from cbdsl.workers.batches import padded
 from helpers import blobs, perceptron, small_spec
 
 
@@ -52,21 +54,38 @@ def test_declared_and_actual_attackers_are_separate() -> None:
 def test_the_guard_uses_another_half_of_the_hold_out_every_round() -> None:
     stage = stage_of(small_spec(defence__guard=True))
     seen: list[set[int]] = []
-    losses = stage.engine.losses
+    losses = stage.engine.sample_losses
 
-    def watching(weights, samples, indices, ceilings=None):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
-        found = set(indices.ravel().tolist()) - {-1}
+    def watching(weights, samples, indices):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+        found = set(indices.tolist())
         if found <= set(stage.split.holdout.tolist()):
             seen.append(found)
-        return losses(weights, samples, indices, ceilings)
+        return losses(weights, samples, indices)
 
-    stage.engine.losses = watching  # type: ignore[method-assign]
+    stage.engine.sample_losses = watching  # type: ignore[method-assign]
     for number in (1, 2, 1):
         assert stage.verifier.worsens is not None
         stage.verifier.worsens(stage.initial[0], stage.initial[0] + 1, number)
     assert [len(part) for part in seen] == [15] * 6  # half of 30; the old and the new model on the same half
     assert seen[0] == seen[1] == seen[4]
     assert seen[0] != seen[2]
+
+
+@pytest.mark.parametrize("engine", ["native", "torch"])
+@pytest.mark.parametrize("count", [1, 37, 100, 101, 530])
+def test_batch_losses_are_the_mean_losses_of_as_many_copies_of_the_model(engine: str, count: int) -> None:
+    if engine == "native" and available() is not None:
+        pytest.skip("NO NATIVE ENGINE: install a C++ compiler")
+    stage = stage_of(small_spec(engine=engine))
+    samples, weights = stage.dataset.train, stage.initial[0]
+    indices = np.random.default_rng(3).permutation(len(samples))[:count].astype(np.int32)
+    rows = padded(np.array_split(indices, min(100, count)))
+    expected = stage.engine.losses(np.tile(weights, (len(rows), 1)), samples, rows)
+    found = _batch_losses(stage.engine, weights, samples, indices)
+    if engine == "native":
+        np.testing.assert_array_equal(found, expected)
+    else:
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 def test_a_guarded_run_bans_nobody_honest_and_resumes_to_the_same_numbers(tmp_path) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
