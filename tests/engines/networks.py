@@ -90,9 +90,16 @@ def reference_loss(module: nn.Module, samples: Samples, indices: Indices) -> tor
 
 
 def reference_training(
-    architecture: Architecture, weights: Floats, samples: Samples, batches: Indices, sgd: Sgd
+    architecture: Architecture,
+    weights: Floats,
+    samples: Samples,
+    batches: Indices,
+    sgd: Sgd,
+    correction: Floats | None = None,
 ) -> Floats:
     module = reference(architecture, weights)
+    start = torch.from_numpy(weights.astype(np.float64))  # (D,)
+    constant = torch.from_numpy(np.zeros_like(weights) if correction is None else correction).double()  # (D,)
     optimizer = torch.optim.SGD(
         module.parameters(), sgd.learning_rate, momentum=sgd.momentum, weight_decay=sgd.weight_decay
     )
@@ -100,6 +107,11 @@ def reference_training(
         if batch[0] >= 0:
             optimizer.zero_grad()
             reference_loss(module, samples, batch).backward()  # type: ignore[no-untyped-call]
+            own = nn.utils.parameters_to_vector(module.parameters()).detach()
+            more = torch.split(sgd.proximal * (own - start) + constant, [one.numel() for one in module.parameters()])
+            for parameter, part in zip(module.parameters(), more, strict=True):
+                assert parameter.grad is not None
+                parameter.grad += part.view(parameter.shape)
             optimizer.step()
     result: Floats = nn.utils.parameters_to_vector(module.parameters()).detach().numpy()
     return result

@@ -142,6 +142,7 @@ def test_threads_company_and_order_of_workers_never_change_a_bit() -> None:
     tasks: list[Callable[[NativeEngine, Floats, Indices, Indices], np.ndarray]] = [
         lambda engine, rows, own, _: engine.train(rows, samples, own, Sgd(0.1, 0.9)),
         lambda engine, rows, own, _: engine.train(rows, samples, own[:, :, :9], Sgd(0.1)),
+        lambda engine, rows, own, _: engine.train(rows, samples, own, Sgd(0.1, 0.9, 0.01, 0.5), corrections=rows),
         lambda engine, rows, _, all_: engine.losses(rows, samples, all_),
         lambda engine, rows, _, all_: engine.losses(rows, samples, np.tile(all_, (len(rows), 1))),
         lambda engine, rows, _, all_: np.stack([engine.sample_losses(row, samples, all_) for row in rows]),
@@ -339,6 +340,7 @@ def test_wrong_input_to_scoring_is_an_error_with_a_reason(change: dict[str, np.n
         (np.array([[[0, -1, 2]]] * 2, np.int32), Sgd(0.1), "padding .* before a sample"),
         (np.zeros((2, 1, 4), np.int32), Sgd(float("nan")), "learning_rate is nan"),
         (np.zeros((2, 1, 4), np.int32), Sgd(0.1, float("inf")), "momentum is inf"),
+        (np.zeros((2, 1, 4), np.int32), Sgd(0.1, proximal=float("nan")), "proximal is nan"),
     ],
 )
 def test_wrong_input_to_training_is_an_error_with_a_reason(batches: Indices, sgd: Sgd, words: str) -> None:

@@ -44,6 +44,18 @@ def whole_numbers(name: str, array: NDArray[Any]) -> Indices:
     return np.asarray(array, np.int32, order="C")
 
 
+def corrections_for(corrections: Floats, shape: tuple[int, ...]) -> Floats:
+    """What is added to every gradient, (U, D), a row for each model of a stack of this shape."""
+    rows = floats("corrections", corrections)
+    if rows.shape != shape:
+        raise ValueError(f"corrections have shape {rows.shape}; give {shape}, one row for each model")
+    finite = np.isfinite(rows).all(axis=1)
+    if not finite.all():
+        row = int(np.argmin(finite))
+        raise ValueError(f"corrections hold NaN or infinity in row {row}; give finite numbers, or zeros for that model")
+    return rows
+
+
 def one_model(weights: Floats, size: int) -> Floats:
     """The flat weights of a single model, (D,)."""
     model = floats("weights", weights)

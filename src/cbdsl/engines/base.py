@@ -15,11 +15,19 @@ from cbdsl.arrays import Doubles, Floats, Indices, Samples, Seeds
 
 @dataclass(frozen=True)
 class Sgd:
-    """Mini-batch SGD as torch.optim.SGD defines it; the momentum buffer starts at zero on every call."""
+    """Mini-batch SGD as torch.optim.SGD defines it; the momentum buffer starts at zero on every call.
+
+    A step from w, of a model that a call began at w_0, with its own constant correction c:
+
+        g = gradient + weight_decay * w + proximal * (w - w_0) + c
+        v = momentum * v + g
+        w = w - learning_rate * v
+    """
 
     learning_rate: float
     momentum: float = 0.0
     weight_decay: float = 0.0
+    proximal: float = 0.0  # mu of FedProx (Li et al., 2020): how strongly a model is held where the call found it
 
 
 class Engine(Protocol):
@@ -36,13 +44,20 @@ class Engine(Protocol):
         ...
 
     def train(
-        self, weights: Floats, samples: Samples, batches: Indices, sgd: Sgd, seeds: Seeds | None = None
+        self,
+        weights: Floats,
+        samples: Samples,
+        batches: Indices,
+        sgd: Sgd,
+        seeds: Seeds | None = None,
+        corrections: Floats | None = None,
     ) -> Floats:
         """Take every model through its own batches, one SGD step a batch; return the new weights.
 
         weights: (U, D), left as it is. batches: (U, S, B) rows of `samples`; a short batch is padded
         with -1 at its end, a batch without samples is no step. seeds: (U,), for layers that draw
-        random numbers while they train.
+        random numbers while they train. corrections: (U, D), finite; row u is added to the gradient of
+        every step of model u, as SCAFFOLD's c - c_u is (Karimireddy et al., 2020). See `Sgd` for a step.
         """
         ...
 

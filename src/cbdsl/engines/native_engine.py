@@ -28,7 +28,14 @@ from cbdsl.engines.architecture import (
     from_module,
     layers_of,
 )
-from cbdsl.engines.arguments import check_indices, floats, one_model, sample_numbers, whole_numbers
+from cbdsl.engines.arguments import (
+    check_indices,
+    corrections_for,
+    floats,
+    one_model,
+    sample_numbers,
+    whole_numbers,
+)
 from cbdsl.engines.base import Sgd
 from cbdsl.engines.native import (
     NativeEngineError,
@@ -97,7 +104,13 @@ class NativeEngine:
             raise NativeEngineError("the native library is out of date with this package; install the package again")
 
     def train(
-        self, weights: Floats, samples: Samples, batches: Indices, sgd: Sgd, seeds: Seeds | None = None
+        self,
+        weights: Floats,
+        samples: Samples,
+        batches: Indices,
+        sgd: Sgd,
+        seeds: Seeds | None = None,
+        corrections: Floats | None = None,
     ) -> Floats:
         """Take every model through its own batches; see `Engine.train`. No layer here draws random numbers."""
         del seeds
@@ -108,13 +121,15 @@ class NativeEngine:
         if batches.ndim != 3 or len(batches) != len(stack):
             raise ValueError(f"batches have shape {batches.shape}; give (U, S, B) with U = {len(stack)} workers")
         check_indices("batches", batches, len(labels))
-        for name in ("learning_rate", "momentum", "weight_decay"):
+        for name in ("learning_rate", "momentum", "weight_decay", "proximal"):
             if not np.isfinite(getattr(sgd, name)):
                 raise ValueError(f"{name} is {getattr(sgd, name)}; give a finite number")
+        if corrections is not None:
+            corrections = corrections_for(corrections, stack.shape)
         self._call(
             self._library.cbdsl_train, len(stack), _pointer(stack), _pointer(features), _pointer(labels),
             _pointer(batches), batches.shape[1], batches.shape[2], sgd.learning_rate, sgd.momentum, sgd.weight_decay,
-            _pointer(trained), self.threads,
+            sgd.proximal, None if corrections is None else _pointer(corrections), _pointer(trained), self.threads,
         )  # fmt: skip
         return trained
 

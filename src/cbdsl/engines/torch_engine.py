@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
-from cbdsl.engines.arguments import one_model, sample_numbers
+from cbdsl.engines.arguments import corrections_for, one_model, sample_numbers
 from cbdsl.engines.base import Sgd
 from cbdsl.errors import UserError
 from cbdsl.models.modules import parameter_count
@@ -51,9 +51,17 @@ class TorchEngine:
         return self._size
 
     def train(
-        self, weights: Floats, samples: Samples, batches: Indices, sgd: Sgd, seeds: Seeds | None = None
+        self,
+        weights: Floats,
+        samples: Samples,
+        batches: Indices,
+        sgd: Sgd,
+        seeds: Seeds | None = None,
+        corrections: Floats | None = None,
     ) -> Floats:
         """See `Engine.train`."""
+        if corrections is not None:
+            corrections = corrections_for(corrections, weights.shape)
         features, labels = _tensors(samples)
         result = np.empty_like(weights)
 
@@ -63,6 +71,8 @@ class TorchEngine:
             model = self._load(weights[worker])
             model.module.train()
             velocity = torch.zeros_like(model.flat) if sgd.momentum else None
+            start = model.flat.clone() if sgd.proximal else None
+            correction = None if corrections is None else torch.from_numpy(corrections[worker])
             for row in batches[worker]:
                 chosen = torch.from_numpy(row[row != PADDING])
                 if len(chosen) == 0:
@@ -70,6 +80,10 @@ class TorchEngine:
                 model.gradient.zero_()
                 cross_entropy(model.module(features[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
                 with torch.no_grad():
+                    if start is not None:
+                        model.gradient.add_(model.flat - start, alpha=sgd.proximal)
+                    if correction is not None:
+                        model.gradient.add_(correction)
                     _step(model.flat, model.gradient, velocity, sgd)
             result[worker] = model.flat.numpy()
 

@@ -98,7 +98,7 @@ def _load(path: Path) -> tuple[Path, Any]:
         "cbdsl_create": (pointer, [pointer, whole, pointer]),
         "cbdsl_destroy": (None, [pointer]),
         "cbdsl_parameters": (large, [pointer]),
-        "cbdsl_train": (whole, [pointer, large, *[pointer] * 4, large, large, real, real, real, pointer, whole]),
+        "cbdsl_train": (whole, [pointer, large, *[pointer] * 4, *[large] * 2, *[real] * 4, *[pointer] * 2, whole]),
         "cbdsl_gradients": (whole, [pointer, large, *[pointer] * 4, large, whole, pointer, whole]),
         "cbdsl_score": (whole, [pointer, large, *[pointer] * 4, large, whole, pointer, pointer, pointer, whole]),
         "cbdsl_sample_losses": (whole, [pointer, *[pointer] * 4, large, pointer, whole]),

@@ -83,24 +83,38 @@ void batch_gradient(Network &network, Workspace &space, const float *weights, co
 }
 
 struct Sgd {
-    float rate, momentum, decay;
+    float rate, momentum, decay, proximal;
 };
 
+// What one worker's steps are bent by, besides its samples: where it started, and a constant.
+struct Bend {
+    const float *start;       // (D,)
+    const float *correction;  // (D,) or null
+};
+
+void add_bend(const Sgd &sgd, const Bend &bend, const float *weights, float *velocity, size_t parameters) {
+    for (size_t i = 0; i < parameters; i++) velocity[i] += sgd.proximal * (weights[i] - bend.start[i]);
+    if (!bend.correction) return;
+    for (size_t i = 0; i < parameters; i++) velocity[i] += bend.correction[i];
+}
+
 void train_worker(Network &network, Workspace &space, float *weights, const Data &data, const int32_t *batches, size_t steps,
-                  size_t room, const Sgd &sgd) {
+                  size_t room, const Sgd &sgd, const Bend &bend) {
     const size_t parameters = network.plan.parameters;
     float *velocity = space.gradient;
+    const bool straight = sgd.proximal == 0.0f && !bend.correction;
     bool cleared = false;
     for (size_t step = 0; step < steps; step++) {
         const int32_t *indices = batches + step * room;
         const int count = real_count(indices, room);
         if (count == 0) continue;
-        if (count <= LANES && sgd.momentum == 0.0f && sgd.decay == 0.0f) {
+        if (straight && count <= LANES && sgd.momentum == 0.0f && sgd.decay == 0.0f) {
             batch_gradient(network, space, weights, data, indices, count, Sink{weights, 1.0f, -sgd.rate});
             continue;
         }
         if (!cleared) std::fill_n(velocity, parameters, 0.0f), cleared = true;
         batch_gradient(network, space, weights, data, indices, count, Sink{velocity, sgd.momentum, 1.0f});
+        if (!straight) add_bend(sgd, bend, weights, velocity, parameters);
         for (size_t i = 0; i < parameters; i++) {
             velocity[i] += sgd.decay * weights[i];
             weights[i] -= sgd.rate * velocity[i];
@@ -174,19 +188,21 @@ CBDSL_EXPORT int64_t cbdsl_parameters(const void *handle) {
     return int64_t(static_cast<const Network *>(handle)->plan.parameters);
 }
 
-// weights: (U, D). batches: (U, steps, room). trained: (U, D), written whole; every worker's row is copied by the
-// thread that trains it, when it is about to be used anyway.
+// weights: (U, D). batches: (U, steps, room). corrections: (U, D) or null. trained: (U, D), written whole; every
+// worker's row is copied by the thread that trains it, when it is about to be used anyway.
 CBDSL_EXPORT int cbdsl_train(void *handle, int64_t workers, const float *weights, const float *features,
                              const int32_t *labels, const int32_t *batches, int64_t steps, int64_t room, float rate,
-                             float momentum, float decay, float *trained, int32_t threads) {
+                             float momentum, float decay, float proximal, const float *corrections, float *trained,
+                             int32_t threads) {
     Network &network = *static_cast<Network *>(handle);
     const Data data{features, labels, network.plan.input.count()};
     const bool done = for_each_item(size_t(workers), threads, [&](int, size_t worker) {
         Borrowed space(network);
         const size_t size = network.plan.parameters;
-        float *own = std::copy_n(weights + worker * size, size, trained + worker * size) - size;
-        train_worker(network, *space, own, data,
-                     batches + worker * size_t(steps * room), size_t(steps), size_t(room), Sgd{rate, momentum, decay});
+        const Bend bend{weights + worker * size, corrections ? corrections + worker * size : nullptr};
+        float *own = std::copy_n(bend.start, size, trained + worker * size) - size;
+        train_worker(network, *space, own, data, batches + worker * size_t(steps * room), size_t(steps), size_t(room),
+                     Sgd{rate, momentum, decay, proximal}, bend);
     });
     return done ? OK : OUT_OF_MEMORY;
 }
