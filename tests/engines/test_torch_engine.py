@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from cbdsl.arrays import PADDING, Samples
+from cbdsl.arrays import PADDING, Samples, Seeds
 from cbdsl.engines.base import Sgd
 from cbdsl.engines.torch_engine import TorchEngine
 from cbdsl.errors import UserError
@@ -134,6 +134,30 @@ def test_dropout_draws_from_the_seeds_given_and_not_when_scoring() -> None:
     assert not np.array_equal(first, different)
     every = np.arange(80, dtype=np.int32)
     np.testing.assert_array_equal(engine.losses(weights, IMAGES, every), engine.losses(weights, IMAGES, every))
+
+
+@pytest.mark.parametrize("seeds", [np.array([1, 2], dtype=np.uint64), None])
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.RReLU()])
+def test_the_callers_random_numbers_do_not_change(seeds: Seeds | None, layer: nn.Module) -> None:
+    engine = TorchEngine(nn.Sequential(nn.Flatten(), layer, nn.Linear(256, 4)))
+    torch.manual_seed(99)
+    before = torch.get_rng_state()
+    engine.train(np.zeros((2, 1028), dtype=np.float32), IMAGES, batches(2), Sgd(0.1), seeds)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_dropout_draws_what_torch_draws_after_the_seed_is_set() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(256, 4))
+    weights, chosen, seed = to_flat(module)[None], batches(1, steps=2)[:, 1:], 2**63 + 5
+    trained = TorchEngine(module).train(weights, IMAGES, chosen, Sgd(0.1), np.array([seed], dtype=np.uint64))
+    own = chosen[0, 0][chosen[0, 0] != PADDING]
+    torch.manual_seed(seed % 2**63)
+    loss = nn.functional.cross_entropy(
+        module(torch.from_numpy(IMAGES.features[own])), torch.from_numpy(IMAGES.labels[own]).long()
+    )
+    loss.backward()  # type: ignore[no-untyped-call]
+    gradient = np.concatenate([one.grad.reshape(-1).numpy() for one in module.parameters() if one.grad is not None])
+    np.testing.assert_allclose(trained[0], weights[0] - np.float32(0.1) * gradient, rtol=1e-5, atol=1e-6)
 
 
 def test_the_callers_torch_settings_are_put_back() -> None:

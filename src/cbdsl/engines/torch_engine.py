@@ -59,7 +59,7 @@ class TorchEngine:
         seeds: Seeds | None = None,
         corrections: Floats | None = None,
     ) -> Floats:
-        """See `Engine.train`."""
+        """See `Engine.train`. The state of torch's global generator is put back."""
         if corrections is not None:
             corrections = corrections_for(corrections, weights.shape)
         features, labels = _tensors(samples)
@@ -67,7 +67,7 @@ class TorchEngine:
 
         def train_worker(worker: int) -> None:
             if self._random and seeds is not None:
-                torch.manual_seed(int(seeds[worker]) % 2**63)
+                torch.default_generator.manual_seed(int(seeds[worker]) % 2**63)  # only layers on the CPU draw
             model = self._load(weights[worker])
             model.module.train()
             velocity = torch.zeros_like(model.flat) if sgd.momentum else None
@@ -87,7 +87,8 @@ class TorchEngine:
                     _step(model.flat, model.gradient, velocity, sgd)
             result[worker] = model.flat.numpy()
 
-        self._for_each(len(weights), train_worker, serial=self._random)
+        with torch.random.fork_rng(devices=[]):
+            self._for_each(len(weights), train_worker, serial=self._random)
         return result
 
     def losses(self, weights: Floats, samples: Samples, indices: Indices, ceilings: Doubles | None = None) -> Doubles:
