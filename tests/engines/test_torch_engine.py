@@ -11,14 +11,14 @@ from cbdsl.arrays import PADDING, Samples, Seeds
 from cbdsl.engines.base import Sgd
 from cbdsl.engines.torch_engine import TorchEngine
 from cbdsl.errors import UserError
-from cbdsl.models.modules import cnn, load_flat, to_flat
+from cbdsl.models.modules import load_flat, module_named, to_flat
 
 RNG = np.random.default_rng(5)
 IMAGES = Samples(RNG.normal(size=(80, 1, 16, 16)).astype(np.float32), RNG.integers(0, 4, 80).astype(np.int32))
 
 
 def network() -> nn.Module:
-    return cnn((1, 16, 16), 4)
+    return module_named("cnn", (1, 16, 16), 4)
 
 
 def stack(workers: int) -> np.ndarray:

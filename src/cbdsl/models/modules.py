@@ -1,59 +1,33 @@
-"""The networks that come with the package, and the way between a module and its flat weights.
+"""The way between a torch module and its flat weights; the package's own networks as modules.
 
-Never trains anything: that is an engine's work.
+Never trains anything: that is an engine's work. Networks are described in `cbdsl.models.zoo`, which needs no torch.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
 from torch import nn
 
 from cbdsl.arrays import Floats
-from cbdsl.errors import UserError
-
-Shape = tuple[int, ...]
-
-
-def cnn(shape: Shape, classes: int) -> nn.Module:
-    """Table I of the paper: two convolutions, three dense layers; 44,426 parameters on MNIST."""
-    if len(shape) != 3 or min(shape[1:]) < 16:
-        raise UserError(
-            f"The model 'cnn' needs images of shape (channels, height, width) with at least 16 x 16 pixels; "
-            f"the data has shape {shape}. Choose --model mlp or --model softmax, or give a module of your own."
-        )
-    channels, height, width = shape
-    pooled = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
-    return nn.Sequential(
-        nn.Conv2d(channels, 6, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2, 2),
-        nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2, 2),
-        nn.Flatten(),
-        nn.Linear(16 * pooled[0] * pooled[1], 120),
-        nn.ReLU(),
-        nn.Linear(120, 84),
-        nn.ReLU(),
-        nn.Linear(84, classes),
-    )
+from cbdsl.engines.architecture import Shape
+from cbdsl.engines.torch_modules import module_of
+from cbdsl.errors import UserError, unknown
+from cbdsl.models import zoo
 
 
-def mlp(shape: Shape, classes: int) -> nn.Module:
-    """One hidden layer of 64 units: 50,890 parameters on MNIST."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 64), nn.ReLU(), nn.Linear(64, classes))
+def module_named(name: str, shape: Shape, classes: int) -> nn.Module:
+    """One of the package's own networks as a fresh torch module."""
+    if name not in zoo.MODELS:
+        raise unknown("model", name, zoo.MODELS)
+    return module_of(zoo.MODELS[name](shape, classes))
 
 
-def softmax(shape: Shape, classes: int) -> nn.Module:
-    """Softmax regression: 7,850 parameters on MNIST, and a convex problem."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
-
-
-MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {"cnn": cnn, "mlp": mlp, "softmax": softmax}
+MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {name: partial(module_named, name) for name in zoo.MODELS}
+"""For callers that have not moved to `module_named` or to the descriptions in `zoo.MODELS`."""
 
 
 def parameter_count(module: nn.Module) -> int:

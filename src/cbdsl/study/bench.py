@@ -16,10 +16,10 @@ import numpy as np
 from rich.table import Table
 
 from cbdsl.arrays import Samples
-from cbdsl.engines.architecture import Architecture, from_module
+from cbdsl.engines.architecture import Architecture
 from cbdsl.engines.base import Sgd
-from cbdsl.engines.native_engine import NativeEngine, available, default_threads, peak_multiply_adds, supports
-from cbdsl.models.modules import MODELS
+from cbdsl.engines.native_engine import NativeEngine, available, default_threads, peak_multiply_adds
+from cbdsl.models.zoo import MODELS
 from cbdsl.study import bench_torch
 from cbdsl.study.bench_torch import CLASSES, SHAPE, Task
 from cbdsl.swarms.memory import workers_at_once
@@ -113,9 +113,8 @@ def make_task(name: str, kind: str, workers: int, batch: int, threads: int) -> T
 
 def _contenders(task: Task, stack: ExitStack, *, with_processes: bool) -> Iterable[tuple[str, Callable[[], float]]]:
     """Every engine that can do the task, warmed up: a name and a function that returns the seconds it took."""
-    module = MODELS[task.model](SHAPE, CLASSES)
-    if available() is None and supports(module, SHAPE) is None:
-        yield "native", _native(task, from_module(module, SHAPE))
+    if available() is None:
+        yield "native", _native(task, MODELS[task.model](SHAPE, CLASSES))
     loop = stack.enter_context(bench_torch.TorchLoop(task))
     yield LOOP, loop.run
     if with_processes and task.kind == "train" and task.threads > 1:
@@ -148,7 +147,7 @@ def _native(task: Task, architecture: Architecture) -> Callable[[], float]:
 
 
 def _rows(task: Task, best: dict[str, float], peak: float) -> list[Row]:
-    architecture = from_module(MODELS[task.model](SHAPE, CLASSES), SHAPE)
+    architecture = MODELS[task.model](SHAPE, CLASSES)
     one = architecture.training_multiply_adds() if task.kind == "train" else sum(architecture.multiply_adds())
     work = one * task.workers * task.batch
     return [

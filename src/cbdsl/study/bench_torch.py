@@ -22,7 +22,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from cbdsl.arrays import Indices, Samples
-from cbdsl.models.modules import MODELS
+from cbdsl.models.modules import module_named
 
 SHAPE, CLASSES = (1, 28, 28), 10
 LIMIT = 100
@@ -88,7 +88,7 @@ class _Contender:
         self._before.use()
 
     def build(self) -> nn.Module:
-        return MODELS[self.task.model](SHAPE, CLASSES)
+        return module_named(self.task.model, SHAPE, CLASSES)
 
 
 class TorchLoop(_Contender):

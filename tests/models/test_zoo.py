@@ -1,0 +1,60 @@
+"""The package's own networks, described without torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from cbdsl.engines.architecture import Architecture, Conv2d, Flatten, Linear, MaxPool2d, Relu
+from cbdsl.errors import UserError
+from cbdsl.models.zoo import MODELS, cnn, mlp, softmax
+
+SIZES = {"cnn": 44_426, "mlp": 50_890, "softmax": 7_850}
+POOL = MaxPool2d((2, 2), (2, 2))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_networks_have_the_stated_size_and_one_output_per_class(name: str) -> None:
+    network = MODELS[name]((1, 28, 28), 10)
+    assert (network.shape, network.size, network.classes) == ((1, 28, 28), SIZES[name], 10)
+
+
+def test_the_cnn_is_the_one_of_table_1() -> None:
+    dense = (Flatten(), Linear(256, 120), Relu(), Linear(120, 84), Relu(), Linear(84, 10))
+    layers = (Conv2d(1, 6, (5, 5)), Relu(), POOL, Conv2d(6, 16, (5, 5)), Relu(), POOL, *dense)
+    assert cnn((1, 28, 28), 10) == Architecture((1, 28, 28), layers)
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 16), (3, 32, 32), (2, 17, 30)])
+def test_the_cnn_fits_other_images(shape: tuple[int, int, int]) -> None:
+    assert cnn(shape, 7).classes == 7
+
+
+@pytest.mark.parametrize("shape", [(8,), (1, 12, 28), (28, 28)])
+def test_the_cnn_refuses_what_it_cannot_see(shape: tuple[int, ...]) -> None:
+    with pytest.raises(UserError, match="at least 16 x 16"):
+        cnn(shape, 3)
+
+
+@pytest.mark.parametrize("shape", [(20,), (4, 5), (1, 4, 5), (2, 1, 2, 5)])
+def test_the_others_take_samples_of_any_shape(shape: tuple[int, ...]) -> None:
+    assert mlp(shape, 3).layers == (Flatten(), Linear(20, 64), Relu(), Linear(64, 3))
+    assert softmax(shape, 3).layers == (Flatten(), Linear(20, 3))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_samples_without_numbers_are_an_error_that_names_the_shape(name: str) -> None:
+    with pytest.raises(UserError, match=rf"The model '{name}' .*\(0, 30, 30\)"):
+        MODELS[name]((0, 30, 30), 2)
+
+
+def test_describing_naming_and_starting_a_network_needs_no_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; from cbdsl.models import flat, initial, zoo;"
+        "network = zoo.cnn((1, 28, 28), 10); weights = initial.initial_weights(network, 0);"
+        "print(len(weights), len(flat.named_weights(network, weights)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["44426", "10"]
