@@ -16,3 +16,8 @@ def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:
     close = difflib.get_close_matches(given, names, n=1)
     hint = f" Did you mean '{close[0]}'?" if close else ""
     return UserError(f"Unknown {kind} '{given}'.{hint} Allowed: {', '.join(names)}.")
+
+
+def missing(package: str, extra: str, why: str) -> UserError:
+    """Say that a package is needed but not installed, why it is needed, and how to get it."""
+    return UserError(f"{package} is needed here, because {why}; it is not installed. Try pip install 'cbdsl[{extra}]'.")

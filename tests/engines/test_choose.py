@@ -1,14 +1,23 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
+import numpy as np
 import pytest
 from torch import nn
 
+from cbdsl.arrays import Samples
+from cbdsl.engines.architecture import Architecture
 from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.native_engine import available
 from cbdsl.errors import UserError
-from cbdsl.models.modules import cnn
+from cbdsl.models.initial import initial_weights
+from cbdsl.models.modules import module_named
+from cbdsl.models.zoo import cnn, mlp
 
 IMAGE = (1, 28, 28)
+NETWORKS = [pytest.param(cnn(IMAGE, 10), id="described"), pytest.param(module_named("cnn", IMAGE, 10), id="module")]
 needs_native = pytest.mark.skipif(available() is not None, reason="NO NATIVE ENGINE: install a C++ compiler")
 
 
@@ -17,8 +26,9 @@ def unusual() -> nn.Module:
 
 
 @needs_native
-def test_a_model_the_kernels_know_runs_natively_and_nothing_is_said() -> None:
-    choice = choose_engine("auto", cnn(IMAGE, 10), IMAGE, 1)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_model_the_kernels_know_runs_natively_and_nothing_is_said(network: Architecture | nn.Module) -> None:
+    choice = choose_engine("auto", network, IMAGE, 1)
     assert (choice.engine.name, choice.note) == ("native", "")
 
 
@@ -30,12 +40,15 @@ def test_a_model_with_another_layer_runs_on_torch_and_one_line_says_why() -> Non
     assert "\n" not in choice.note
 
 
-def test_without_the_library_torch_takes_over_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("network", NETWORKS)
+def test_without_the_library_torch_takes_over_and_says_so(
+    network: Architecture | nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cbdsl.engines.native_engine.available", lambda: "the native engine was not built")
-    choice = choose_engine("auto", cnn(IMAGE, 10), IMAGE, 1)
+    choice = choose_engine("auto", network, IMAGE, 1)
     assert (choice.engine.name, choice.note) == ("torch", "torch engine: the native engine was not built")
     with pytest.raises(UserError, match="asked for, but the native engine was not built"):
-        choose_engine("native", cnn(IMAGE, 10), IMAGE, 1)
+        choose_engine("native", network, IMAGE, 1)
 
 
 @needs_native
@@ -44,5 +57,60 @@ def test_asking_for_native_where_it_cannot_is_an_error_that_names_the_layer() ->
         choose_engine("native", unusual(), IMAGE, 1)
 
 
-def test_torch_is_used_when_it_is_asked_for() -> None:
-    assert choose_engine("torch", cnn(IMAGE, 10), IMAGE, 1).engine.name == "torch"
+@pytest.mark.parametrize("network", NETWORKS)
+def test_torch_is_used_when_it_is_asked_for(network: Architecture | nn.Module) -> None:
+    assert choose_engine("torch", network, IMAGE, 1).engine.name == "torch"
+
+
+@needs_native
+@pytest.mark.parametrize("described", [True, False])
+def test_samples_that_are_neither_rows_nor_images_run_on_torch(described: bool) -> None:
+    shape = (4, 5)
+    network = mlp(shape, 3)
+    choice = choose_engine("auto", network if described else module_named("mlp", shape, 3), shape, 1)
+    assert choice.engine.name == "torch"
+    assert "shape of a sample is (4, 5); give (features,) or (channels, height, width)" in choice.note
+    samples = Samples(np.ones((6, *shape), np.float32), np.zeros(6, np.int32))
+    assert np.isfinite(choice.engine.losses(initial_weights(network, 0)[None], samples, np.arange(6, dtype=np.int32)))
+
+
+@needs_native
+def test_samples_of_another_shape_than_the_networks_are_an_obstacle() -> None:
+    with pytest.raises(UserError, match=r"takes samples of shape \(20,\), not \(1, 4, 5\)"):
+        choose_engine("native", mlp((20,), 3), (1, 4, 5), 1)
+
+
+def without_torch(engine: str, native: bool = True) -> subprocess.CompletedProcess[str]:
+    """Choose an engine in a process that has no torch."""
+    code = f"""
+import importlib.abc, sys
+class NoTorch(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError("No module named 'torch'", name="torch")
+sys.meta_path.insert(0, NoTorch())
+from cbdsl.engines import choose, native_engine
+from cbdsl.errors import UserError
+from cbdsl.models.zoo import cnn
+if not {native}:
+    native_engine.available = lambda: "the native engine was not built"
+try:
+    print(choose.choose_engine({engine!r}, cnn((1, 28, 28), 10), (1, 28, 28), 1).engine.name)
+except UserError as error:
+    print(error)
+"""
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+
+@needs_native
+@pytest.mark.parametrize("engine", ["auto", "native"])
+def test_a_described_network_runs_natively_where_torch_is_not_installed(engine: str) -> None:
+    assert without_torch(engine).stdout.strip() == "native"
+
+
+def test_where_torch_is_needed_but_missing_the_error_says_why_and_what_to_do() -> None:
+    assert without_torch("torch").stdout.strip() == (
+        "torch is needed here, because the torch engine was asked for; it is not installed. "
+        "Try pip install 'cbdsl[torch]'."
+    )
+    assert "because the native engine was not built; it is not" in without_torch("auto", native=False).stdout

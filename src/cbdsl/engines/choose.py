@@ -1,17 +1,21 @@
-"""Which engine runs a model: the native kernels where they can, torch for the rest, and a sentence that says why."""
+"""Which engine runs a network: the native kernels where they can, torch for the rest, and a sentence that says why.
+
+torch is imported only when it is to run the network, so a described network on the native engine never needs it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from cbdsl.engines import native_engine
-from cbdsl.engines.architecture import from_module
+from cbdsl.engines.architecture import Architecture, ArchitectureError, from_module
 from cbdsl.engines.base import Engine
 from cbdsl.engines.native_engine import NativeEngine
-from cbdsl.engines.torch_engine import TorchEngine
-from cbdsl.errors import UserError, unknown
+from cbdsl.errors import UserError, missing, unknown
+
+if TYPE_CHECKING:
+    from torch import nn
 
 ENGINES = ("auto", "native", "torch")
 
@@ -24,15 +28,40 @@ class Choice:
     note: str = ""
 
 
-def choose_engine(name: str, module: nn.Module, shape: tuple[int, ...], threads: int) -> Choice:
+def choose_engine(name: str, network: Architecture | nn.Module, shape: tuple[int, ...], threads: int) -> Choice:
     """The engine that a spec names, for one network and samples of one shape."""
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
     if name == "torch":
-        return Choice(TorchEngine(module, threads))
-    obstacle = native_engine.available() or native_engine.supports(module, shape)
+        return Choice(_torch_engine(network, threads, "the torch engine was asked for"))
+    obstacle = native_engine.available() or _obstacle(network, shape)
     if obstacle is None:
-        return Choice(NativeEngine(from_module(module, shape), threads))
+        architecture = network if isinstance(network, Architecture) else from_module(network, shape)
+        return Choice(NativeEngine(architecture, threads))
     if name == "native":
         raise UserError(f"The native engine was asked for, but {obstacle}. Use --engine auto or --engine torch.")
-    return Choice(TorchEngine(module, threads), f"torch engine: {obstacle}")
+    return Choice(_torch_engine(network, threads, obstacle), f"torch engine: {obstacle}")
+
+
+def _obstacle(network: Architecture | nn.Module, shape: tuple[int, ...]) -> str | None:
+    """Why the native engine cannot run a network on samples of this shape; None if it can."""
+    if not isinstance(network, Architecture):
+        return native_engine.supports(network, shape)
+    if network.shape == shape:
+        return None
+    try:
+        Architecture(shape, network.layers)
+    except ArchitectureError as error:
+        return f"the native engine cannot run this model: {error}"
+    return f"the native engine cannot run this model: it takes samples of shape {network.shape}, not {shape}"
+
+
+def _torch_engine(network: Architecture | nn.Module, threads: int, why: str) -> Engine:
+    try:
+        from cbdsl.engines.torch_engine import TorchEngine  # noqa: PLC0415 - it may be missing, and takes seconds
+        from cbdsl.engines.torch_modules import module_of  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise missing("torch", "torch", why) from error
+    return TorchEngine(module_of(network) if isinstance(network, Architecture) else network, threads)
