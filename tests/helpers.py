@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from cbdsl import register
 from cbdsl.data.sources import Dataset
+from cbdsl.engines.torch_modules import module_of
 from cbdsl.spec import Spec
 
 FEATURES, CLASSES = 8, 3
@@ -68,3 +70,8 @@ def cbdsl(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "cbdsl", *words], cwd=cwd, capture_output=True, text=True, check=False, env=environment
     )
+
+
+def module_named(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """One of the package's networks as a torch module."""
+    return module_of(register.model.get(name)(shape, classes))

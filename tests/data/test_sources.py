@@ -3,14 +3,18 @@ from __future__ import annotations
 import gzip
 import hashlib
 import struct
+import tempfile
 from importlib import resources
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
-from cbdsl.data.sources import Dataset, load, read_idx
+from cbdsl.data import sources
+from cbdsl.data.sources import Dataset, load, read_folder, read_idx, scale_of
 from cbdsl.errors import UserError
 
 SHA256 = {
@@ -51,6 +55,46 @@ def test_mnist_is_whole_and_scaled(mnist: Dataset) -> None:
     assert float(mnist.train.features.std(dtype=np.float64)) == pytest.approx(1.0, abs=1e-4)
 
 
+def written_out(train: np.ndarray, images: np.ndarray) -> np.ndarray:
+    """Scaled pixels in the plainest way, and the way it was always done: every bit of them is part of a run."""
+    counts = np.bincount(train.reshape(-1), minlength=256)
+    shades = np.arange(256) / 255.0
+    mean = np.average(shades, weights=counts)
+    deviation = np.sqrt(np.average((shades - mean) ** 2, weights=counts))
+    scaled = np.asarray((shades - mean) / max(deviation, 1e-6), dtype=np.float32)
+    return np.asarray(scaled[images[:, None]])
+
+
+def test_every_bit_of_mnist_is_what_the_files_say(mnist: Dataset) -> None:
+    folder = Path(str(resources.files("cbdsl.data") / "mnist"))
+    train, test = (read_idx(folder / f"{part}-images-idx3-ubyte.gz", 3) for part in ("train", "t10k"))
+    assert scale_of(train) == sources._EMBEDDED_SCALE
+    np.testing.assert_array_equal(mnist.train.features, written_out(train, train))
+    np.testing.assert_array_equal(mnist.test.features, written_out(train, test))
+    for samples in (mnist.train, mnist.test):
+        assert (samples.features.dtype.name, samples.labels.dtype.name) == ("float32", "int32")
+        assert samples.features.flags.c_contiguous
+
+
+@given(st.binary(min_size=1, max_size=300), st.integers(1, 9))
+def test_pixels_are_scaled_as_written_out_whatever_their_number(pixels: bytes, at_once: int) -> None:
+    images = np.frombuffer(pixels, np.uint8).reshape(1, 1, -1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "_AT_ONCE", at_once)
+        mean, deviation = scale_of(images)
+        shades = np.asarray((np.arange(256) / 255.0 - mean) / max(deviation, 1e-6), np.float32)
+        np.testing.assert_array_equal(sources._painted(images, shades), written_out(images, images))
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_folder_is_scaled_by_its_own_training_set(tmp_path: Path, compress: bool) -> None:
+    write_folder(tmp_path, compress=compress)
+    train, test = (read_idx(next(tmp_path.glob(f"{part}-images*")), 3) for part in ("train", "t10k"))
+    data = read_folder(tmp_path, "own")
+    np.testing.assert_array_equal(data.train.features, written_out(train, train))
+    np.testing.assert_array_equal(data.test.features, written_out(train, test))
+
+
 @pytest.mark.parametrize("compress", [False, True])
 def test_a_folder_of_idx_files_is_read_compressed_or_not(tmp_path: Path, compress: bool) -> None:
     write_folder(tmp_path, compress=compress)
@@ -74,6 +118,37 @@ def test_a_truncated_gzip_file_is_an_error_that_names_it(tmp_path: Path) -> None
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(UserError, match=r"t10k-labels-idx1-ubyte.gz cannot be read"):
         load(str(tmp_path))
+
+
+def test_a_packed_file_may_hold_several_streams(tmp_path: Path) -> None:
+    content, path = idx(np.arange(100)), tmp_path / "labels.gz"
+    path.write_bytes(gzip.compress(content[:40]) + gzip.compress(content[40:]))
+    np.testing.assert_array_equal(read_idx(path, 1), np.arange(100))
+    path.write_bytes(gzip.compress(content[:54]) + gzip.compress(content[54:]))  # of equal length
+    np.testing.assert_array_equal(read_idx(path, 1), np.arange(100))
+    path.write_bytes(gzip.compress(content) + bytes(8))  # padding, as tapes have it
+    np.testing.assert_array_equal(read_idx(path, 1), np.arange(100))
+
+
+@given(st.integers(0, 10_000), st.integers(1, 255))
+def test_a_damaged_packed_file_is_never_read_as_something_else(position: int, change: int) -> None:
+    values = np.random.default_rng(0).integers(0, 4, 3000)
+    packed = bytearray(gzip.compress(idx(values), mtime=0))
+    packed[position % len(packed)] ^= change
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "labels.gz"
+        path.write_bytes(packed)
+        try:
+            np.testing.assert_array_equal(read_idx(path, 1), values)  # where gzip keeps a name, time or system
+        except UserError as error:
+            assert "labels.gz" in str(error)
+
+
+def test_a_file_that_promises_too_much_costs_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "labels.gz"
+    path.write_bytes(gzip.compress(idx(np.arange(9)))[:-4] + b"\xff\xff\xff\xff")
+    with pytest.raises(UserError, match=r"labels.gz cannot be read"):
+        read_idx(path, 1)
 
 
 def test_swapped_files_are_an_error(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.native_engine import available
 from cbdsl.errors import UserError
 from cbdsl.models.initial import initial_weights
-from cbdsl.models.modules import module_named
 from cbdsl.models.zoo import cnn, mlp
+from helpers import module_named
 
 IMAGE = (1, 28, 28)
 NETWORKS = [pytest.param(cnn(IMAGE, 10), id="described"), pytest.param(module_named("cnn", IMAGE, 10), id="module")]

@@ -12,17 +12,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from networks import (
-    SMALL,
-    architectures,
-    distance,
-    initial,
-    module_of,
-    reference,
-    reference_loss,
-    reference_training,
-    samples_for,
-)
 from torch import nn
 
 from cbdsl.arrays import Floats, Indices, Samples
@@ -41,6 +30,17 @@ from cbdsl.engines.architecture import (
 )
 from cbdsl.engines.base import Sgd
 from cbdsl.engines.native_engine import NativeEngine, available, info, peak_multiply_adds, supports
+from networks import (
+    SMALL,
+    architectures,
+    distance,
+    initial,
+    module_of,
+    reference,
+    reference_loss,
+    reference_training,
+    samples_for,
+)
 
 pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
 

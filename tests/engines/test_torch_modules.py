@@ -7,9 +7,9 @@ import torch
 from hypothesis import given
 from torch import nn
 
+from cbdsl import register
 from cbdsl.engines.architecture import Architecture, Shape, from_module
 from cbdsl.engines.torch_modules import module_of
-from cbdsl.models.zoo import MODELS
 from networks import architectures
 
 
@@ -48,14 +48,14 @@ def written_out(name: str, shape: Shape, classes: int) -> nn.Sequential:
 
 
 @pytest.mark.parametrize("shape", [(1, 28, 28), (1, 16, 16), (3, 32, 32), (2, 17, 30)])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", register.model.names())
 def test_the_packages_networks_are_the_same_layers_with_the_same_weights(name: str, shape: Shape) -> None:
     torch.manual_seed(3)
-    built = module_of(MODELS[name](shape, 7))
+    built = module_of(register.model.get(name)(shape, 7))
     torch.manual_seed(3)
     expected = written_out(name, shape, 7)
     assert [type(layer) for layer in built] == [type(layer) for layer in expected]
-    assert from_module(expected, shape) == MODELS[name](shape, 7)
+    assert from_module(expected, shape) == register.model.get(name)(shape, 7)
     assert list(built.state_dict()) == list(expected.state_dict())
     assert all(torch.equal(built.state_dict()[key], value) for key, value in expected.state_dict().items())
     inputs = torch.randn(3, *shape)

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cbdsl import register
 from cbdsl.arrays import Floats
 from cbdsl.engines.architecture import Architecture, Linear
 from cbdsl.engines.torch_modules import module_of
 from cbdsl.models import modules
 from cbdsl.models.initial import initial_weights
-from cbdsl.models.zoo import MODELS
 from networks import architectures
 
 EDGES = (0, 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**63 - 1, 2**64 - 1, -1)
@@ -49,11 +49,11 @@ def test_any_network_starts_as_torch_starts_it(architecture: Architecture, seed:
 
 
 @one_rounding
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", register.model.names())
 @settings(max_examples=20)
 @given(seed=SEEDS)
 def test_the_packages_networks_start_as_torch_starts_them(name: str, seed: int) -> None:
-    network = MODELS[name]((1, 28, 28), 10)
+    network = register.model.get(name)((1, 28, 28), 10)
     assert same_bits(initial_weights(network, seed), torch_way(network, seed))
 
 

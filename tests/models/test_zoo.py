@@ -9,15 +9,15 @@ import pytest
 
 from cbdsl.engines.architecture import Architecture, Conv2d, Flatten, Linear, MaxPool2d, Relu
 from cbdsl.errors import UserError
-from cbdsl.models.zoo import MODELS, cnn, mlp, softmax
+from cbdsl.models.zoo import cnn, mlp, softmax
 
 SIZES = {"cnn": 44_426, "mlp": 50_890, "softmax": 7_850}
 POOL = MaxPool2d((2, 2), (2, 2))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", register.model.names())
 def test_networks_have_the_stated_size_and_one_output_per_class(name: str) -> None:
-    network = MODELS[name]((1, 28, 28), 10)
+    network = register.model.get(name)((1, 28, 28), 10)
     assert (network.shape, network.size, network.classes) == ((1, 28, 28), SIZES[name], 10)
 
 
@@ -44,10 +44,10 @@ def test_the_others_take_samples_of_any_shape(shape: tuple[int, ...]) -> None:
     assert softmax(shape, 3).layers == (Flatten(), Linear(20, 3))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", register.model.names())
 def test_samples_without_numbers_are_an_error_that_names_the_shape(name: str) -> None:
     with pytest.raises(UserError, match=rf"The model '{name}' .*\(0, 30, 30\)"):
-        MODELS[name]((0, 30, 30), 2)
+        register.model.get(name)((0, 30, 30), 2)
 
 
 def test_describing_naming_and_starting_a_network_needs_no_torch() -> None:

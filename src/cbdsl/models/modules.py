@@ -1,4 +1,4 @@
-"""The way between a torch module and its flat weights; the package's own networks as modules.
+"""The way between a torch module and its flat weights.
 
 Never trains anything: that is an engine's work. Networks are described in `cbdsl.models.zoo`, which needs no torch.
 """
@@ -6,28 +6,13 @@ Never trains anything: that is an engine's work. Networks are described in `cbds
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import torch
 from torch import nn
 
 from cbdsl.arrays import Floats
-from cbdsl.engines.architecture import Shape
-from cbdsl.engines.torch_modules import module_of
-from cbdsl.errors import UserError, unknown
-from cbdsl.models import zoo
-
-
-def module_named(name: str, shape: Shape, classes: int) -> nn.Module:
-    """One of the package's own networks as a fresh torch module."""
-    if name not in zoo.MODELS:
-        raise unknown("model", name, zoo.MODELS)
-    return module_of(zoo.MODELS[name](shape, classes))
-
-
-MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {name: partial(module_named, name) for name in zoo.MODELS}
-"""For callers that have not moved to `module_named` or to the descriptions in `zoo.MODELS`."""
+from cbdsl.errors import UserError
 
 
 def parameter_count(module: nn.Module) -> int:

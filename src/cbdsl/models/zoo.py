@@ -7,9 +7,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TypeAlias
 
+from cbdsl import register
 from cbdsl.engines.architecture import (
     Architecture,
     ArchitectureError,
@@ -23,10 +22,8 @@ from cbdsl.engines.architecture import (
 )
 from cbdsl.errors import UserError
 
-Network: TypeAlias = Callable[[Shape, int], Architecture]
-"""From the shape of one sample and the number of classes to a network."""
 
-
+@register.model("cnn")
 def cnn(shape: Shape, classes: int) -> Architecture:
     """Table I of the paper: two convolutions, three dense layers; 44,426 parameters on MNIST."""
     if len(shape) != 3 or min(shape[1:]) < 16:
@@ -54,17 +51,16 @@ def cnn(shape: Shape, classes: int) -> Architecture:
     )
 
 
+@register.model("mlp")
 def mlp(shape: Shape, classes: int) -> Architecture:
     """One hidden layer of 64 units: 50,890 parameters on MNIST."""
     return _network("mlp", shape, Flatten(), Linear(math.prod(shape), 64), Relu(), Linear(64, classes))
 
 
+@register.model("softmax")
 def softmax(shape: Shape, classes: int) -> Architecture:
     """Softmax regression: 7,850 parameters on MNIST, and a convex problem."""
     return _network("softmax", shape, Flatten(), Linear(math.prod(shape), classes))
-
-
-MODELS: dict[str, Network] = {"cnn": cnn, "mlp": mlp, "softmax": softmax}
 
 
 def _network(name: str, shape: Shape, *layers: Layer) -> Architecture:

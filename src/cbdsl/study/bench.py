@@ -15,11 +15,11 @@ from typing import TypeAlias
 import numpy as np
 from rich.table import Table
 
+from cbdsl import register
 from cbdsl.arrays import Samples
 from cbdsl.engines.architecture import Architecture
 from cbdsl.engines.base import Sgd
 from cbdsl.engines.native_engine import NativeEngine, available, default_threads, peak_multiply_adds
-from cbdsl.models.zoo import MODELS
 from cbdsl.study import bench_torch
 from cbdsl.study.bench_torch import CLASSES, SHAPE, Task
 from cbdsl.swarms.memory import workers_at_once
@@ -64,8 +64,8 @@ def measure(  # noqa: PLR0913  # what a command line offers
 
     `quick` takes two turns, scores 500 samples and leaves out torch in several processes.
     """
-    if unknown := [name for name in models if name not in MODELS]:
-        raise ValueError(f"models name {unknown}; known are {', '.join(MODELS)}")
+    if unknown := [name for name in models if name not in register.model]:
+        raise ValueError(f"models name {unknown}; known are {', '.join(register.model.names())}")
     if min([*workers, batch, repeats, scoring]) < 1:
         raise ValueError("workers, batch, repeats and scoring must all be at least 1")
     threads = threads or default_threads()
@@ -114,7 +114,7 @@ def make_task(name: str, kind: str, workers: int, batch: int, threads: int) -> T
 def _contenders(task: Task, stack: ExitStack, *, with_processes: bool) -> Iterable[tuple[str, Callable[[], float]]]:
     """Every engine that can do the task, warmed up: a name and a function that returns the seconds it took."""
     if available() is None:
-        yield "native", _native(task, MODELS[task.model](SHAPE, CLASSES))
+        yield "native", _native(task, register.model.get(task.model)(SHAPE, CLASSES))
     loop = stack.enter_context(bench_torch.TorchLoop(task))
     yield LOOP, loop.run
     if with_processes and task.kind == "train" and task.threads > 1:
@@ -147,7 +147,7 @@ def _native(task: Task, architecture: Architecture) -> Callable[[], float]:
 
 
 def _rows(task: Task, best: dict[str, float], peak: float) -> list[Row]:
-    architecture = MODELS[task.model](SHAPE, CLASSES)
+    architecture = register.model.get(task.model)(SHAPE, CLASSES)
     one = architecture.training_multiply_adds() if task.kind == "train" else sum(architecture.multiply_adds())
     work = one * task.workers * task.batch
     return [

@@ -21,8 +21,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
+from cbdsl import register
 from cbdsl.arrays import Indices, Samples
-from cbdsl.models.modules import module_named
+from cbdsl.engines.torch_modules import module_of
 
 SHAPE, CLASSES = (1, 28, 28), 10
 LIMIT = 100
@@ -88,7 +89,7 @@ class _Contender:
         self._before.use()
 
     def build(self) -> nn.Module:
-        return module_named(self.task.model, SHAPE, CLASSES)
+        return module_of(register.model.get(self.task.model)(SHAPE, CLASSES))
 
 
 class TorchLoop(_Contender):
