@@ -85,6 +85,6 @@ def test_these_weights_never_change() -> None:
 
 def test_nobody_elses_random_numbers_change() -> None:
     torch_state, numpy_state = torch.random.get_rng_state(), str(np.random.get_state())  # noqa: NPY002
-    initial_weights(MODELS["mlp"]((4,), 2), 5)
+    initial_weights(register.model.get("mlp")((4,), 2), 5)
     assert torch.equal(torch_state, torch.random.get_rng_state())
     assert numpy_state == str(np.random.get_state())  # noqa: NPY002

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from cbdsl import register
 from cbdsl.engines.architecture import Architecture, Conv2d, Flatten, Linear, MaxPool2d, Relu
 from cbdsl.errors import UserError
 from cbdsl.models.zoo import cnn, mlp, softmax

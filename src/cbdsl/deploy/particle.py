@@ -173,7 +173,7 @@ class Particle:
         """What it uploads when it is asked, (V D,); none if it stays silent."""
         if self._particles is None:
             return None
-        honest = self.method.upload(self._particles)[0]
+        honest: Floats = self.method.upload(self._particles)[0]
         if self._liar is None:
             return honest
         return self._liar.model(honest, float(self._particles.personal_score[0]), self._round, self._received)
