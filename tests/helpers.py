@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from torch import nn
 
 from cbdsl import register
+from cbdsl.arrays import Floats
+from cbdsl.callbacks import Callback
 from cbdsl.data.sources import Dataset
 from cbdsl.engines.torch_modules import module_of
+from cbdsl.protocol.messages import Order
+from cbdsl.protocol.state import ServerState
+from cbdsl.runs.records import RoundRecord
 from cbdsl.spec import Spec
 
 FEATURES, CLASSES = 8, 3
@@ -75,3 +82,28 @@ def cbdsl(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def module_named(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """One of the package's networks as a torch module."""
     return module_of(register.model.get(name)(shape, classes))
+
+
+def fresh_state(initial: Floats, score: float = math.inf) -> ServerState:
+    """A server before round 1 that nobody has heard of."""
+    return ServerState(0, initial, score)
+
+
+def next_order(
+    state: ServerState, task: Literal["swarm", "average"], workers: Sequence[int], inertia: float, rate: float
+) -> Order:
+    """The order that starts the next round, to everybody who is not banned."""
+    participants = tuple(worker for worker in workers if worker not in state.banned)
+    receivers = len(set(participants) - state.told)
+    news = state.global_best if receivers else None
+    return Order(state.round + 1, task, participants, inertia, rate, news, receivers)
+
+
+class After(Callback):
+    """Calls a function after every round."""
+
+    def __init__(self, call: Callable[[RoundRecord], None]) -> None:
+        self._call = call
+
+    def round(self, record: RoundRecord) -> None:
+        self._call(record)

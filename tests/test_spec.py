@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cbdsl import register
 from cbdsl import spec as specs
 from cbdsl.errors import UserError
-from cbdsl.methods.table import METHODS, resolve
 from cbdsl.presets import PRESETS, preset
-from cbdsl.spec import Spec, from_mapping, from_toml, parse_setting
+from cbdsl.runs.resolve import resolve
+from cbdsl.settings import parse_setting
+from cbdsl.spec import Spec, from_mapping, from_toml
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -116,7 +118,7 @@ def test_presets_say_what_the_paper_says() -> None:
 
 
 def test_each_method_brings_its_own_shared_data_unless_told_otherwise() -> None:
-    shared = {name: resolve(replace(Spec(), method=name)).shared for name in METHODS}
+    shared = {name: resolve(replace(Spec(), method=name)).shared for name in register.method.names()}
     assert shared == {"cb-dsl": "both", "fedavg": "none", "fedpso": "none", "pso": "score"}
     assert resolve(Spec(method="fedavg", shared="train")).shared == "train"
     with pytest.raises(UserError, match="Unknown method 'fedprox'"):

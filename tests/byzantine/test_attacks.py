@@ -7,20 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Samples
-from cbdsl.byzantine.attacks import (
-    ATTACKS,
-    Attack,
-    HomeTraining,
-    Situation,
-    alie_z,
-    largest_gamma,
-    make_attack,
-    stamped,
-)
+from cbdsl.byzantine.attack import Attack, HomeTraining, Situation, make_attack
+from cbdsl.byzantine.on_protocol import stamped
+from cbdsl.byzantine.on_weights import alie_z, largest_gamma
 from cbdsl.engines.base import Sgd
 from cbdsl.errors import UserError
-from cbdsl.spec import AttackSpec
+from cbdsl.spec import AttackSpec, Spec
 
 
 def vector(*values: float) -> Floats:
@@ -48,7 +42,7 @@ def seen(**changes: object) -> Situation:
 
 
 def attack(name: str, scale: float = 0.0) -> Attack:
-    return make_attack(AttackSpec(name, scale=scale))
+    return make_attack(Spec(attack=AttackSpec(name, scale=scale)))
 
 
 def upload(name: str, scale: float = 0.0) -> Floats:
@@ -184,7 +178,7 @@ def test_a_staller_stays_silent() -> None:
     assert attack("staller").upload(seen()) is None
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", register.attack.names())
 def test_an_attack_is_the_same_for_the_same_stream(name: str) -> None:
     claims = [attack(name).claim(seen(rng=np.random.default_rng(4))) for _ in range(2)]
     uploads = [attack(name).upload(seen(rng=np.random.default_rng(4))) for _ in range(2)]
@@ -192,24 +186,24 @@ def test_an_attack_is_the_same_for_the_same_stream(name: str) -> None:
     np.testing.assert_array_equal(uploads[0], uploads[1])
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", register.attack.names())
 def test_only_those_that_say_so_need_the_honest_models(name: str) -> None:
     blind: dict[str, Doubles | None] = {"honest": None, "honest_scores": None}
     full, without = attack(name).upload(seen()), attack(name).upload(seen(**blind))
     same = (full is None and without is None) or np.array_equal(full, without, equal_nan=True)  # type: ignore[arg-type]
-    assert same is not ATTACKS[name].omniscient
+    assert same is not register.attack.get(name).omniscient
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", register.attack.names())
 def test_every_attack_says_what_it_is(name: str) -> None:
-    assert len((ATTACKS[name].__doc__ or "").split()) > 3
+    assert len((register.attack.get(name).__doc__ or "").split()) > 3
 
 
 def test_an_unknown_attack_is_named_with_the_ones_there_are() -> None:
     with pytest.raises(UserError, match=r"Unknown attack 'lair'. Did you mean 'liar'\?"):
-        make_attack(AttackSpec("lair"))
+        make_attack(Spec(attack=AttackSpec("lair")))
 
 
 def test_a_scale_that_means_nothing_is_refused() -> None:
-    with pytest.raises(UserError, match="'zero' has no scale"):
-        make_attack(AttackSpec("zero", scale=2.0))
+    with pytest.raises(UserError, match="'zero' has no setting 'scale'"):
+        make_attack(Spec(attack=AttackSpec("zero", scale=2.0)))

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbdsl.data.partition import PARTITIONS, Split, split
+from cbdsl.data.partition import Split, split
 from cbdsl.data.sources import Dataset
 from cbdsl.errors import UserError
 from cbdsl.presets import preset
-from cbdsl.spec import DataSpec, PartitionName
+from cbdsl.spec import DataSpec
 
 LABELS = np.random.default_rng(3).integers(0, 10, 3000).astype(np.int32)
 SMALL = DataSpec(samples_per_worker=40, shard_size=20, shared_training=50, shared_scoring=100, holdout=70)
@@ -21,12 +21,10 @@ def all_parts(parts: Split) -> list[np.ndarray]:
     return [parts.shared_training, parts.shared_scoring, parts.holdout, *parts.workers]
 
 
-@pytest.mark.parametrize("partition", PARTITIONS)
+@pytest.mark.parametrize("partition", ["iid", "shards", "dirichlet", "similarity"])
 @given(seed=st.integers(0, 1000), workers=st.integers(1, 40))
 @settings(max_examples=20)
-def test_every_partition_is_disjoint_and_of_the_size_asked_for(
-    partition: PartitionName, seed: int, workers: int
-) -> None:
+def test_every_partition_is_disjoint_and_of_the_size_asked_for(partition: str, seed: int, workers: int) -> None:
     parts = split(LABELS, replace(SMALL, partition=partition), workers, seed)
     together = np.concatenate(all_parts(parts))
     assert len(np.unique(together)) == len(together) == 220 + 40 * workers
@@ -35,8 +33,8 @@ def test_every_partition_is_disjoint_and_of_the_size_asked_for(
     assert [len(part) for part in all_parts(parts)] == [50, 100, 70] + [40] * workers
 
 
-@pytest.mark.parametrize("partition", PARTITIONS)
-def test_a_seed_names_a_partition(partition: PartitionName) -> None:
+@pytest.mark.parametrize("partition", ["iid", "shards", "dirichlet", "similarity"])
+def test_a_seed_names_a_partition(partition: str) -> None:
     spec = replace(SMALL, partition=partition)
     first, again, other = (split(LABELS, spec, 5, seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(np.concatenate(all_parts(first)), np.concatenate(all_parts(again)))
@@ -44,7 +42,10 @@ def test_a_seed_names_a_partition(partition: PartitionName) -> None:
 
 
 def test_the_shared_set_does_not_depend_on_the_partition() -> None:
-    scoring = [split(LABELS, replace(SMALL, partition=name), 5, 1).shared_scoring for name in PARTITIONS]
+    scoring = [
+        split(LABELS, replace(SMALL, partition=name), 5, 1).shared_scoring
+        for name in ("iid", "shards", "dirichlet", "similarity")
+    ]
     assert all(np.array_equal(scoring[0], other) for other in scoring[1:])
 
 
@@ -86,7 +87,7 @@ def test_similarity_goes_from_sorted_to_mixed() -> None:
 
 
 @pytest.mark.parametrize("partition", ["iid", "dirichlet", "similarity"])
-def test_more_samples_than_there_are_is_an_error_with_the_numbers(partition: PartitionName) -> None:
+def test_more_samples_than_there_are_is_an_error_with_the_numbers(partition: str) -> None:
     with pytest.raises(
         UserError, match=r"100 workers with 40 samples each need 4,000 samples, but only 2,780 are left"
     ):

@@ -23,9 +23,9 @@ from cbdsl.deploy.deadlines import Deadlines
 from cbdsl.deploy.link import Address
 from cbdsl.deploy.server import ServerConfig
 from cbdsl.deploy.swarm import hand_out, worker_names
-from cbdsl.methods.table import resolve
-from cbdsl.runs.experiment import Stage
 from cbdsl.runs.folder import read_result
+from cbdsl.runs.resolve import resolve
+from cbdsl.runs.stage import Stage
 from cbdsl.spec import Spec
 
 SWARM = "test"
@@ -86,7 +86,7 @@ class Deployment:
 
     def __init__(self, folder: Path, spec: Spec, kind: Kind) -> None:
         self.folder, self.spec, self.kind = folder, spec, kind
-        self.stage = Stage.prepare(spec, None, None, 1)
+        self.stage = Stage.prepare(spec, threads=1)
         self.names = worker_names(spec.workers)
         self.out = folder / "run"
         self.workers: dict[str, subprocess.Popen[bytes]] = {}

@@ -20,9 +20,9 @@ from cbdsl.deploy.broker import Kind
 from cbdsl.deploy.deadlines import Deadlines
 from cbdsl.deploy.meter import total_bytes
 from cbdsl.deploy.swarm import Crew, run_swarm
-from cbdsl.methods.table import resolve
 from cbdsl.presets import preset
-from cbdsl.runs.experiment import Stage
+from cbdsl.runs.resolve import resolve
+from cbdsl.runs.stage import Stage
 from cbdsl.spec import Spec
 
 
@@ -60,7 +60,7 @@ def overhead(spec: Spec, out: Path, broker: Kind) -> dict[str, object]:
         if line.round == spec.rounds:
             memory.extend(memory_of(process.pid) for process in crews[0].processes)
 
-    outcome = run_swarm(Stage.prepare(spec, None, None, 1), out, broker, Deadlines(), crews.append, look)
+    outcome = run_swarm(Stage.prepare(spec, threads=1), out, broker, Deadlines(), crews.append, look)
     seconds = sorted(line.seconds for line in outcome.served.result.rounds[1:])
     simulated = [line.seconds for line in cbdsl.run(spec).rounds[1:]]
     return {
@@ -82,7 +82,7 @@ def uplink(spec: Spec, out: Path) -> dict[str, object]:
         if line.round == spec.rounds:
             memory.extend(memory_of(process.pid, "VmHWM") for process in crews[0].processes)
 
-    outcome = run_swarm(Stage.prepare(spec, None, None, None), out, "auto", Deadlines(), crews.append, look)
+    outcome = run_swarm(Stage.prepare(spec, threads=None), out, "auto", Deadlines(), crews.append, look)
     summary, wire = outcome.served.result.summary, outcome.workers_wire
     home = out / "workers" / crews[0].names[0]
     return {

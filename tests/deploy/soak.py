@@ -97,7 +97,7 @@ def judge(made: Deployment, memory: dict[str, list[int]]) -> dict[str, object]:
     fell = [line.round for line, before in zip(records[1:], scores, strict=False) if (line.global_score or 0) < before]
     assert [line.round for line in records[1:] if line.accepted] == fell, "a score fell without an accepted model"
     with np.load(made.out / "checkpoint.npz") as stored:
-        verifier = made.stage.verifier
+        verifier = made.stage.server.verifier
         assert verifier.score is not None
         measured = verifier.score(stored["global_best"])
     assert scores[-1] is not None

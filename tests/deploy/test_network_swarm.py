@@ -23,7 +23,7 @@ from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.server import NetworkSwarm, ServerConfig
 from cbdsl.deploy.wire import Announcement, ClaimMessage, Hello, Invitation, OrderMessage, Piece, Status
 from cbdsl.errors import UserError
-from cbdsl.protocol.server import Claim, Order
+from cbdsl.protocol.messages import Claim, Order
 
 RUN, SIZE = b"run-0001", 30_000  # two pieces
 NAMES = ("ann", "bob", "cyd")
@@ -90,7 +90,7 @@ def make(bus: Bus, tmp_path: Path) -> Iterator[Callable[..., NetworkSwarm]]:
     made: list[NetworkSwarm] = []
 
     def build(deadlines: Deadlines = QUICK, names: tuple[str, ...] = NAMES, places: int = 3) -> NetworkSwarm:
-        announcement = Announcement(RUN, "", "", SIZE, "[1]", 2, 0, 0, bytes(16), 0)
+        announcement = Announcement(RUN, "", "", SIZE, 1, "[1]", 2, 0, 0, bytes(16), 0)
         network = NetworkSwarm(
             ServerConfig("s", Address("x", 1), deadlines, names), announcement, b"",
             Roster(tmp_path / "roster.json", places, names),

@@ -35,7 +35,7 @@ from cbdsl.deploy.meter import Meter
 from cbdsl.deploy.serving import open_run, serve
 from cbdsl.deploy.swarm import Crew, run_swarm
 from cbdsl.errors import UserError
-from cbdsl.runs.experiment import Stage
+from cbdsl.runs.stage import Stage
 from cbdsl.spec import Spec
 
 BEST: Kind = brokers()[0]
@@ -59,7 +59,7 @@ def test_a_swarm_on_this_machine_agrees_with_the_simulator(kind: Kind, data: Pat
     if kind == "mosquitto" and not find_mosquitto():
         pytest.skip("MOSQUITTO IS NOT INSTALLED: the real broker is not tested here (apt install mosquitto)")
     spec = tiny_spec(data, attack__byzantine=1, attack__name="liar")
-    stage = Stage.prepare(spec, None, None, 1)
+    stage = Stage.prepare(spec, threads=1)
     crews: list[Crew] = []
     maps: list[str] = []
 
@@ -224,7 +224,7 @@ def test_workers_do_not_outlive_a_swarm_that_is_killed(data: Path, tmp_path: Pat
 
 def test_a_swarm_that_was_interrupted_goes_on(data: Path, tmp_path: Path) -> None:
     spec = tiny_spec(data, workers=3)
-    stage = Stage.prepare(spec, None, None, 1)
+    stage = Stage.prepare(spec, threads=1)
 
     def interrupt(line: cbdsl.RoundRecord) -> None:
         if line.round == 3:
@@ -270,9 +270,9 @@ def test_serve_says_what_is_wrong(tmp_path: Path, data: Path) -> None:
 
 def test_the_spec_of_a_folder_is_not_changed_by_another(tmp_path: Path, data: Path) -> None:
     spec = tiny_spec(data)
-    stage = Stage.prepare(spec, None, None, 1)
+    stage = Stage.prepare(spec, threads=1)
     opened = open_run(stage, tmp_path / "run")
     opened.folder.close()
     other: Spec = tiny_spec(data, seed=9)
     with pytest.raises(UserError, match="holds another run"):
-        open_run(Stage.prepare(other, None, None, 1), tmp_path / "run")
+        open_run(Stage.prepare(other, threads=1), tmp_path / "run")

@@ -33,8 +33,8 @@ from cbdsl.deploy.serving import Served, announce, open_run, serve
 from cbdsl.deploy.wire import Announcement, OrderMessage, WireError
 from cbdsl.deploy.worker import Worker
 from cbdsl.errors import UserError
-from cbdsl.methods.table import resolve
-from cbdsl.runs.experiment import Stage
+from cbdsl.runs.resolve import resolve
+from cbdsl.runs.stage import Given, Stage
 from cbdsl.spec import Spec
 from helpers import blobs, perceptron, small_spec
 
@@ -42,7 +42,7 @@ PACE = Deadlines(round_seconds=30, upload_seconds=0.5, join_seconds=20)
 
 
 def prepared(spec: Spec) -> Stage:
-    return Stage.prepare(resolve(spec), perceptron, blobs(), 1)
+    return Stage.prepare(resolve(spec), Given(model=perceptron, data=blobs()), 1)
 
 
 class Crew:
@@ -114,7 +114,7 @@ def assert_as_simulated(served: Served, spec: Spec) -> None:
         {"attack.byzantine": 2, "attack.name": "copycat", "defence.commitment": True},
         {"attack.byzantine": 1, "attack.name": "staller"},
         {"attack.byzantine": 1, "attack.name": "nan"},
-        {"attack.byzantine": 2, "attack.name": "label-flip", "defence.soup": 3, "defence.guard": True},
+        {"attack.byzantine": 2, "attack.name": "label-flip", "selection.name": "soup", "defence.guard": True},
         {"attack.byzantine": 2, "attack.name": "sign-flip", "method": "fedavg", "defence.aggregator": "median"},
     ],
     ids=lambda settings: ",".join(f"{key}={value}" for key, value in settings.items()) or "plain",
@@ -246,7 +246,7 @@ def test_samples_that_do_not_fit_the_run_are_an_error(tmp_path: Path) -> None:
 
 def test_a_model_that_needs_torch_is_told_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
     build = lambda: nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.5), nn.Linear(6, 3))  # noqa: E731
-    stage = Stage.prepare(resolve(replace(small_spec(), model="custom")), build, blobs(), 1)
+    stage = Stage.prepare(resolve(replace(small_spec(), model="custom")), Given(model=build, data=blobs()), 1)
     announcement = announce(stage, b"run-0001", b"")
     assert announcement.architecture == ""
     own = Samples(np.zeros((4, 8), np.float32), np.zeros(4, np.int32))
@@ -258,7 +258,7 @@ def test_a_model_that_needs_torch_is_told_plainly(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_model_that_torch_alone_can_run_runs(tmp_path: Path) -> None:
-    stage = Stage.prepare(resolve(replace(small_spec(), model="mlp", engine="torch")), None, blobs(), 1)
+    stage = Stage.prepare(resolve(replace(small_spec(), model="mlp", engine="torch")), Given(data=blobs()), 1)
     bus = Bus()
     with crew(bus, stage, tmp_path) as workers:
         served = play(bus, stage, tmp_path, workers.names)
@@ -280,7 +280,7 @@ def test_a_worker_imports_no_torch() -> None:
        payload=st.binary(max_size=200))  # fmt: skip
 @settings(max_examples=150, deadline=None)
 def test_no_bytes_upset_a_worker(topic: str, payload: bytes) -> None:
-    stage_announcement = Announcement(b"run-0001", small_spec().to_toml(), "", 5, "[8]", 3, 0, 0, bytes(16), 0)
+    stage_announcement = Announcement(b"run-0001", small_spec().to_toml(), "", 5, 1, "[8]", 3, 0, 0, bytes(16), 0)
     mail = Mail("s", "w0", Events())
     mail.handle(topics.spec("s"), wire.encode(stage_announcement))
     mail.handle(f"cbdsl/s/{topic}", payload)
@@ -300,7 +300,7 @@ def test_no_bytes_upset_a_worker(topic: str, payload: bytes) -> None:
     ],
 )
 def test_an_announcement_that_makes_no_sense_is_refused(changes: dict[str, str]) -> None:
-    good = Announcement(b"run-0001", small_spec().to_toml(), "", 5, "[8]", 3, 0, 0, bytes(16), 0)
+    good = Announcement(b"run-0001", small_spec().to_toml(), "", 5, 1, "[8]", 3, 0, 0, bytes(16), 0)
     understand(good)
     with pytest.raises(WireError):
         understand(replace(good, **changes))  # type: ignore[arg-type]

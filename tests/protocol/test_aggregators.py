@@ -6,11 +6,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from cbdsl import register
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.errors import UserError
-from cbdsl.protocol.aggregators import RULES, Trust, aggregate, demand, mixed, parse
+from cbdsl.protocol.aggregators import Trust, aggregate, demand, mixed, parse
 
-NAMES = [*RULES, *(f"nnm+{name}" for name in RULES)]
+NAMES = [*register.aggregator.names(), *(f"nnm+{name}" for name in register.aggregator.names())]
 ROBUST = [name for name in NAMES if name != "mean"]
 
 

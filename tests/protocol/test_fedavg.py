@@ -7,8 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbdsl.arrays import Floats
+from cbdsl.methods.fedavg import FedAvg
 from cbdsl.protocol.fedavg import averaging, play_average_round, weighted_mean
-from cbdsl.protocol.server import Claim, Order, fresh_state, next_order
+from cbdsl.protocol.messages import Claim, Order
+from helpers import fresh_state, next_order
 
 
 class Uploads:
@@ -33,11 +35,11 @@ def test_fedavg_averages_by_hand_with_the_number_of_samples_as_weight() -> None:
     state = fresh_state(vector(0, 0))
     swarm = Uploads({0: vector(1, 2), 1: vector(5, -2)})
     after, log = play_average_round(
-        state, next_order(state, "average", range(2), 0.0, 0.1), swarm, averaging({0: 1, 1: 3})
+        state, next_order(state, "average", range(2), 0.0, 0.1), swarm, FedAvg(), averaging({0: 1, 1: 3}), 2
     )
     np.testing.assert_array_equal(after.global_best, vector(4, -1))
     assert log.outcome("accepted") == [0, 1]
-    assert {t.kind: t.payload for t in log.traffic} == {"order": 16, "broadcast": 2 * 8, "upload": 2 * 8}
+    assert {t.kind: t.payload for t in log.traffic} == {"order": 24, "broadcast": 2 * 8, "upload": 2 * 8}
     assert swarm.orders[0].global_best is state.global_best
 
 
@@ -45,7 +47,7 @@ def test_fedavg_leaves_out_the_silent_and_what_is_not_a_model() -> None:
     state = fresh_state(vector(0, 0))
     swarm = Uploads({0: vector(1, 2), 2: vector(1, 2, 3)})
     after, log = play_average_round(
-        state, next_order(state, "average", range(3), 0.0, 0.1), swarm, averaging({0: 1, 1: 1, 2: 1})
+        state, next_order(state, "average", range(3), 0.0, 0.1), swarm, FedAvg(), averaging({0: 1, 1: 1, 2: 1}), 3
     )
     np.testing.assert_array_equal(after.global_best, vector(1, 2))
     assert (log.outcome("silent"), log.outcome("refuted"), after.banned) == ([1], [2], frozenset())
@@ -54,7 +56,7 @@ def test_fedavg_leaves_out_the_silent_and_what_is_not_a_model() -> None:
 def test_fedavg_keeps_its_model_when_nobody_answers() -> None:
     state = fresh_state(vector(3, 4))
     after, _ = play_average_round(
-        state, next_order(state, "average", range(2), 0.0, 0.1), Uploads({}), averaging({0: 1, 1: 1})
+        state, next_order(state, "average", range(2), 0.0, 0.1), Uploads({}), FedAvg(), averaging({0: 1, 1: 1}), 2
     )
     np.testing.assert_array_equal(after.global_best, vector(3, 4))
 
@@ -63,7 +65,7 @@ def test_fedavg_believes_a_fake_model() -> None:
     state = fresh_state(vector(0, 0))
     swarm = Uploads({0: vector(1, 1), 1: vector(1001, 1)})
     after, log = play_average_round(
-        state, next_order(state, "average", range(2), 0.0, 0.1), swarm, averaging({0: 1, 1: 1})
+        state, next_order(state, "average", range(2), 0.0, 0.1), swarm, FedAvg(), averaging({0: 1, 1: 1}), 2
     )
     np.testing.assert_array_equal(after.global_best, vector(501, 1))
     assert log.outcome("refuted") == []

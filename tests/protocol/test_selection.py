@@ -6,17 +6,23 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from cbdsl.arrays import Floats
-from cbdsl.protocol.selection import BackOff, queue, soup
+from cbdsl.protocol.selection import Candidate, greedy_soup, waiting_list
+from cbdsl.protocol.state import BackOff
 
 
 def test_the_queue_is_sorted_by_silence_then_score_then_number() -> None:
     scores = {4: 0.5, 3: 0.5, 2: 0.25, 1: 0.125, 0: 0.0625}
     back_offs = {1: BackOff(1, 4), 0: BackOff(2, 9)}
-    assert queue(scores, back_offs, {}, 5) == [(0.25, 2), (0.5, 3), (0.5, 4), (0.125, 1)]
+    assert waiting_list(scores, back_offs, {}, 5) == [
+        Candidate(2, 0.25),
+        Candidate(3, 0.5),
+        Candidate(4, 0.5),
+        Candidate(1, 0.125),
+    ]
 
 
 def test_a_claim_that_was_heard_is_not_asked_for_again_but_a_new_one_is() -> None:
-    assert queue({0: 0.5, 1: 0.75}, {}, {0: 0.5, 1: 0.8}, 1) == [(0.75, 1)]
+    assert waiting_list({0: 0.5, 1: 0.75}, {}, {0: 0.5, 1: 0.8}, 1) == [Candidate(1, 0.75)]
 
 
 def test_silence_grows() -> None:
@@ -29,7 +35,7 @@ def test_a_soup_is_never_worse_than_its_first_model_and_is_the_mean_of_its_parts
     def score(weights: Floats) -> float:
         return float(np.square(weights.astype(np.float64)).sum())
 
-    average, found, used = soup(list(models), score)
+    average, found, used = greedy_soup(list(models), score)
     assert found <= score(models[0])
     assert found == score(average)
     assert used[0] == 0

@@ -11,20 +11,12 @@ from hypothesis import strategies as st
 
 from cbdsl.arrays import Floats
 from cbdsl.protocol.ledger import Traffic
-from cbdsl.protocol.selection import BackOff, Policy
-from cbdsl.protocol.server import (
-    COPIED,
-    PAPER,
-    WORSENS,
-    Claim,
-    Order,
-    RoundLog,
-    ServerState,
-    fresh_state,
-    next_order,
-    play_round,
-)
-from cbdsl.protocol.verification import Verifier, commitment_of, measuring, trusting
+from cbdsl.protocol.messages import Claim, Order, RoundLog, commitment_of
+from cbdsl.protocol.rounds import PAPER, Policy, play_round
+from cbdsl.protocol.selection import COPIED, WORSENS, Soup
+from cbdsl.protocol.state import BackOff, ServerState
+from cbdsl.protocol.verification import Verifier, measuring, trusting
+from helpers import fresh_state, next_order
 
 SIZE = 2
 
@@ -75,7 +67,7 @@ def test_only_the_best_claimant_is_invited_and_becomes_the_global_best() -> None
     after, log = play(START, swarm)
     assert swarm.invited == [1]
     assert log.outcome("accepted") == [1]
-    assert (after.round, after.global_score, after.changed, after.banned) == (1, 0.25, True, frozenset())
+    assert (after.round, after.global_score, after.told, after.banned) == (1, 0.25, frozenset(), frozenset())
     np.testing.assert_array_equal(after.global_best, model(0.25))
 
 
@@ -113,7 +105,7 @@ def test_nobody_is_invited_when_nothing_beats_the_global_score() -> None:
     after, log = play(START, swarm)
     assert swarm.invited == []
     assert log.verdicts == ()
-    assert (after.global_score, after.changed) == (1.0, False)
+    assert (after.global_score, len(after.told)) == (1.0, 4)
     assert after.global_best is START.global_best
 
 
@@ -279,7 +271,7 @@ CENTRED = {worker: float(np.linalg.norm(weights - pair(0.5, 0.5))) for worker, w
 
 def test_a_soup_averages_what_helps_and_declines_the_rest() -> None:
     state = fresh_state(pair(9, 9), 5.0)
-    after, log = play(state, ScriptedSwarm(CENTRED, SOUP), 3, around(pair(0.5, 0.5)), Policy(soup=3))
+    after, log = play(state, ScriptedSwarm(CENTRED, SOUP), 3, around(pair(0.5, 0.5)), Policy(Soup(3)))
     np.testing.assert_allclose(after.global_best, pair(0.5, 0.625))
     assert after.global_score == pytest.approx(0.125)
     assert (log.outcome("accepted"), log.outcome("declined"), after.banned) == ([0, 1], [2], frozenset())
@@ -287,10 +279,10 @@ def test_a_soup_averages_what_helps_and_declines_the_rest() -> None:
 
 def test_a_soup_that_does_not_beat_the_global_best_is_declined_and_not_uploaded_again() -> None:
     state, swarm = fresh_state(pair(0.5, 0.6), 0.1), ScriptedSwarm(CENTRED, SOUP)
-    after, log = play(state, swarm, 3, around(pair(0.5, 0.5)), Policy(soup=2))
-    assert (after.global_score, after.changed, log.outcome("declined")) == (0.1, False, [0, 1])
+    after, log = play(state, swarm, 3, around(pair(0.5, 0.5)), Policy(Soup(2)))
+    assert (after.global_score, len(after.told), log.outcome("declined")) == (0.1, 3, [0, 1])
     swarm.invited.clear()
-    play(after, swarm, 3, around(pair(0.5, 0.5)), Policy(soup=2))
+    play(after, swarm, 3, around(pair(0.5, 0.5)), Policy(Soup(2)))
     assert swarm.invited == [2]  # the other two have nothing new
 
 
@@ -301,8 +293,8 @@ def test_a_model_that_worsens_the_private_loss_is_declined_and_the_next_is_asked
     assert log.verdicts[0].reason == WORSENS
     assert after.banned == frozenset()
     always = replace(around(pair(0.5, 0.5)), worsens=lambda *_: True)
-    after, log = play(fresh_state(pair(9, 9), 5.0), ScriptedSwarm(CENTRED, SOUP), 3, always, Policy(soup=3))
-    assert (log.outcome("declined"), after.changed) == ([0, 1, 2], False)
+    after, log = play(fresh_state(pair(9, 9), 5.0), ScriptedSwarm(CENTRED, SOUP), 3, always, Policy(Soup(3)))
+    assert (log.outcome("declined"), len(after.told)) == ([0, 1, 2], 3)
 
 
 def test_models_that_do_not_beat_the_global_one_may_still_improve_it() -> None:
@@ -310,7 +302,7 @@ def test_models_that_do_not_beat_the_global_one_may_still_improve_it() -> None:
     uploads = {0: pair(0.875, 0.75), 1: pair(0.125, 1)}
     scores = {worker: float(np.linalg.norm(weights - pair(0.5, 0.5))) for worker, weights in uploads.items()}
     state = fresh_state(pair(0.5, 0.25), 0.25)
-    after, log = play(state, ScriptedSwarm(scores, uploads), 2, around(pair(0.5, 0.5)), Policy(soup=2))
+    after, log = play(state, ScriptedSwarm(scores, uploads), 2, around(pair(0.5, 0.5)), Policy(Soup(2)))
     np.testing.assert_allclose(after.global_best, pair(0.5, 2 / 3), rtol=1e-6)
     assert after.global_score == pytest.approx(1 / 6)
     assert log.outcome("accepted") == [0, 1]
@@ -324,7 +316,7 @@ def test_copies_of_the_global_model_take_no_place_in_the_soup_and_their_senders_
     uploads = {**SOUP, 3: start, 4: start}
     scores = {**CENTRED, 3: 1.0, 4: 1.0}  # worker 2 is the worst of all, behind the copies
     swarm = ScriptedSwarm(scores, uploads)
-    after, log = play(fresh_state(start, 1.0), swarm, 5, verifier, Policy(soup=3))
+    after, log = play(fresh_state(start, 1.0), swarm, 5, verifier, Policy(Soup(3)))
     assert swarm.invited == [0, 1, 3, 4, 2]
     assert [verdict.worker for verdict in log.verdicts if verdict.reason == COPIED] == [3, 4]
     assert (log.outcome("accepted"), after.banned) == ([0, 1], frozenset())
@@ -333,10 +325,10 @@ def test_copies_of_the_global_model_take_no_place_in_the_soup_and_their_senders_
     swarm = ScriptedSwarm(
         {3: 0.01}, {3: pair(0.5, 0.51)}
     )  # it has done some work since, and is heard once it may speak
-    waiting, log = play(after, swarm, 5, verifier, Policy(soup=3))
+    waiting, log = play(after, swarm, 5, verifier, Policy(Soup(3)))
     assert swarm.invited == []
-    waiting, log = play(waiting, swarm, 5, verifier, Policy(soup=3))
-    last, log = play(waiting, swarm, 5, verifier, Policy(soup=3))
+    waiting, log = play(waiting, swarm, 5, verifier, Policy(Soup(3)))
+    last, log = play(waiting, swarm, 5, verifier, Policy(Soup(3)))
     assert (log.outcome("accepted"), last.back_offs) == ([3], {4: BackOff(1, 3)})
 
 
@@ -358,7 +350,7 @@ def test_one_model_that_is_bad_in_private_does_not_spoil_the_soup() -> None:
     uploads = {0: pair(0.1, 0.25), 1: pair(0.5, 0.9), 3: pair(0.9, 0.5)}
     scores = {worker: float(np.linalg.norm(weights - pair(0.5, 0.5))) for worker, weights in uploads.items()}
     state = fresh_state(pair(0.3, 0.4), 5.0)
-    after, log = play(state, ScriptedSwarm(scores, uploads), 4, verifier, Policy(soup=3))
+    after, log = play(state, ScriptedSwarm(scores, uploads), 4, verifier, Policy(Soup(3)))
     assert (log.outcome("accepted"), log.outcome("declined")) == ([1, 0], [3])
     assert next(one.reason for one in log.verdicts if one.worker == 3) == WORSENS
     np.testing.assert_allclose(after.global_best, pair(0.3, 0.575))
@@ -370,6 +362,6 @@ def test_the_same_model_twice_takes_one_place() -> None:
     )
     uploads, scores = {**SOUP, 3: SOUP[0]}, {**CENTRED, 3: CENTRED[0]}
     swarm = ScriptedSwarm(scores, uploads)
-    _, log = play(fresh_state(pair(9, 9), 5.0), swarm, 4, verifier, Policy(soup=2))
+    _, log = play(fresh_state(pair(9, 9), 5.0), swarm, 4, verifier, Policy(Soup(2)))
     assert swarm.invited == [0, 3, 1]
     assert (log.outcome("accepted"), log.outcome("declined")) == ([0, 1], [3])

@@ -6,17 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cbdsl.arrays import Doubles, Floats
-from cbdsl.protocol.verification import (
-    HoldOut,
-    Verifier,
-    commitment_of,
-    copying,
-    guarded,
-    measuring,
-    memorised,
-    student,
-    trusting,
-)
+from cbdsl.protocol.messages import commitment_of
+from cbdsl.protocol.verification import HoldOut, Verifier, copying, guarded, measuring, memorised, student, trusting
 
 WEIGHTS = np.array([1.0, 2.0], dtype=np.float32)
 

@@ -4,32 +4,32 @@ import numpy as np
 import pytest
 from torch import nn
 
-from cbdsl.runs import experiment
-from cbdsl.byzantine.adversary import Adversary
-from cbdsl.protocol.aggregators import RULES
+import cbdsl
+from cbdsl import register
 from cbdsl.data import Dataset
 from cbdsl.engines.native_engine import available
-from cbdsl.runs.defence import _batch_losses, policy_of
+from cbdsl.runs.defence import batch_losses
 from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
-from cbdsl.runs.experiment import Stage
-from cbdsl.methods.table import resolve
-from cbdsl.protocol.server import COPIED
+from cbdsl.runs.stage import Given, Stage
+from cbdsl.runs import play
+from cbdsl.runs.resolve import resolve
+from cbdsl.protocol.selection import COPIED
 from cbdsl.spec import Spec
 from cbdsl.workers.batches import padded
-from helpers import blobs, perceptron, small_spec
+from helpers import After, blobs, perceptron, small_spec
 
 
 def stage_of(spec: Spec) -> Stage:
-    return Stage.prepare(resolve(spec), perceptron, blobs(), 1)
+    return Stage.prepare(resolve(spec), Given(model=perceptron, data=blobs()), 1)
 
 
-@pytest.mark.parametrize("name", [*RULES, "nnm+median", "nnm+krum"])
+@pytest.mark.parametrize("name", [*register.aggregator.names(), "nnm+median", "nnm+krum"])
 def test_every_aggregator_plays_a_run_with_attackers(name: str) -> None:
     spec = small_spec(
         method="fedavg", shared="train", defence__aggregator=name, attack__byzantine=2, attack__name="nan"
     )
-    result = experiment.run(spec, model=perceptron, data=blobs(), threads=1)
+    result = cbdsl.run(spec, model=perceptron, data=blobs(), threads=1)
     if name == "mean":
         assert result.summary.final_accuracy == 0.0
     else:
@@ -38,10 +38,10 @@ def test_every_aggregator_plays_a_run_with_attackers(name: str) -> None:
 
 
 def test_the_mean_by_rule_is_fedavg() -> None:
-    plain = experiment.run(small_spec(method="fedavg"), model=perceptron, data=blobs())
+    plain = cbdsl.run(small_spec(method="fedavg"), model=perceptron, data=blobs())
     trimmed = small_spec(method="fedavg", defence__aggregator="trimmed-mean", defence__declared=0)
     np.testing.assert_allclose(
-        plain.weights, experiment.run(trimmed, model=perceptron, data=blobs()).weights, rtol=1e-4, atol=1e-5
+        plain.weights, cbdsl.run(trimmed, model=perceptron, data=blobs()).weights, rtol=1e-4, atol=1e-5
     )
 
 
@@ -64,8 +64,8 @@ def test_the_guard_uses_another_half_of_the_hold_out_every_round() -> None:
 
     stage.engine.sample_losses = watching  # type: ignore[method-assign]
     for number in (1, 2, 1):
-        assert stage.verifier.worsens is not None
-        stage.verifier.worsens(stage.initial[0], stage.initial[0] + 1, number)
+        assert stage.server.verifier.worsens is not None
+        stage.server.verifier.worsens(stage.initial[0], stage.initial[0] + 1, number)
     assert [len(part) for part in seen] == [15] * 6  # half of 30; the old and the new model on the same half
     assert seen[0] == seen[1] == seen[4]
     assert seen[0] != seen[2]
@@ -81,7 +81,7 @@ def test_batch_losses_are_the_mean_losses_of_as_many_copies_of_the_model(engine:
     indices = np.random.default_rng(3).permutation(len(samples))[:count].astype(np.int32)
     rows = padded(np.array_split(indices, min(100, count)))
     expected = stage.engine.losses(np.tile(weights, (len(rows), 1)), samples, rows)
-    found = _batch_losses(stage.engine, weights, samples, indices)
+    found = batch_losses(stage.engine, weights, samples, indices)
     if engine == "native":
         np.testing.assert_array_equal(found, expected)
     else:
@@ -91,7 +91,7 @@ def test_batch_losses_are_the_mean_losses_of_as_many_copies_of_the_model(engine:
 def test_a_guarded_run_bans_nobody_honest_and_resumes_to_the_same_numbers(tmp_path) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
     spec = small_spec(defence__guard=True, defence__commitment=True, defence__soup=2, rounds=6, attack__byzantine=2,
                       attack__name="staller")  # fmt: skip
-    whole = experiment.run(spec, model=perceptron, data=blobs(), out=tmp_path / "whole")
+    whole = cbdsl.run(spec, model=perceptron, data=blobs(), out=tmp_path / "whole")
     assert whole.summary.banned == []
     assert any(line.silent for line in whole.rounds)
 
@@ -103,11 +103,11 @@ def test_a_guarded_run_bans_nobody_honest_and_resumes_to_the_same_numbers(tmp_pa
             raise Stop
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment, "_CHECKPOINT_SECONDS", 0.0)
-        patch.setattr(experiment, "_CHECKPOINT_SHARE", 0.0)
+        patch.setattr(play, "_CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(play, "_CHECKPOINT_SHARE", 0.0)
         with pytest.raises(Stop):
-            experiment.run(spec, model=perceptron, data=blobs(), out=tmp_path / "part", on_round=stop)
-    resumed = experiment.resume(tmp_path / "part", model=perceptron, data=blobs())
+            cbdsl.run(spec, model=perceptron, data=blobs(), out=tmp_path / "part", callbacks=[After(stop)])
+    resumed = cbdsl.resume(tmp_path / "part", model=perceptron, data=blobs())
     np.testing.assert_array_equal(resumed.weights, whole.weights)
     assert [line.verdicts for line in resumed.rounds] == [line.verdicts for line in whole.rounds]
 
@@ -116,7 +116,7 @@ def test_stallers_and_flooders_end_rounds_within_the_cap_and_harm_nobody_honest(
     for name in ("staller", "flooder"):
         attack: dict[str, object] = {"attack__name": name, "attack__byzantine": 6, "defence__declared": 0}
         spec = small_spec(workers=10, defence__invitations=3, rounds=8, **attack)
-        result = experiment.run(spec, model=perceptron, data=blobs())
+        result = cbdsl.run(spec, model=perceptron, data=blobs())
         assert all(len(line.verdicts) <= 3 for line in result.rounds)
         assert set(result.summary.banned) <= set(result.summary.byzantine)
         assert result.summary.final_accuracy > 0.6
@@ -130,19 +130,19 @@ def test_stallers_and_flooders_end_rounds_within_the_cap_and_harm_nobody_honest(
 
 def test_the_cap_leaves_room_for_the_attackers_that_the_server_reckons_with() -> None:
     def cap(**settings: object) -> int:
-        return policy_of(resolve(small_spec(**settings))).invitations
+        return stage_of(small_spec(**{"data__samples_per_worker": 5, **settings})).server.policy.invitations
 
     assert cap() == 10
-    assert cap(workers=40, attack__byzantine=15, defence__soup=3) == 18
+    assert cap(workers=40, attack__byzantine=15, selection__name="soup", selection__k=3) == 18
     assert cap(workers=40, attack__byzantine=15, defence__declared=2) == 10
     assert cap(defence__invitations=0, attack__byzantine=3) == 0
 
 
 def test_copycats_take_no_place_in_the_soup_and_nobody_honest_is_taken_for_one() -> None:
-    settings = {"model": "softmax", "workers": 8, "rounds": 6, "local.learning_rate": 0.1, "defence.soup": 2,
+    settings = {"model": "softmax", "workers": 8, "rounds": 6, "local.learning_rate": 0.1, "selection.name": "soup", "selection.k": 2,
                 "attack.name": "copycat"}  # fmt: skip
     for attackers in (0, 3):
-        result = experiment.run(Spec().with_settings(settings | {"attack.byzantine": attackers}))
+        result = cbdsl.run(Spec().with_settings(settings | {"attack.byzantine": attackers}))
         copies = [one["worker"] for line in result.rounds for one in line.verdicts if one["reason"] == COPIED]
         assert set(copies) == set(result.summary.byzantine)
         assert result.summary.banned == []
@@ -154,7 +154,7 @@ def test_the_memoriser_fools_the_paper_and_not_the_guard() -> None:
                 "attack.name": "memoriser", "local.learning_rate": 0.01}  # fmt: skip
     spec = Spec().with_settings(settings)
     fooled, saved = (
-        experiment.run(spec.with_settings({"defence.guard": guard, "defence.commitment": guard}))
+        cbdsl.run(spec.with_settings({"defence.guard": guard, "defence.commitment": guard}))
         for guard in (False, True)
     )
     assert fooled.summary.banned == []
@@ -164,7 +164,7 @@ def test_the_memoriser_fools_the_paper_and_not_the_guard() -> None:
     assert saved.summary.final_accuracy > fooled.summary.final_accuracy + 0.1
 
 
-@pytest.mark.parametrize("settings", [{"defence__guard": True}, {"defence__soup": 2}])
+@pytest.mark.parametrize("settings", [{"defence__guard": True}, {"selection__name": "soup"}])
 def test_a_server_without_the_scoring_set_cannot_guard(settings: dict[str, object]) -> None:
     for more in ({"shared": "train"}, {"method": "fedpso"}, {"method": "fedavg", "shared": "both"}):
         with pytest.raises(UserError, match="verifies uploads on a shared D_sc"):
@@ -179,14 +179,13 @@ def test_fltrust_needs_data_at_the_server() -> None:
 
 def test_copies_are_looked_for_only_where_everybody_trains_on_the_shared_set() -> None:
     def looks(**settings: object) -> bool:
-        return stage_of(small_spec(**settings)).verifier.copies is not None
+        return stage_of(small_spec(**settings)).server.verifier.copies is not None
 
-    assert looks(defence__soup=2)
-    assert looks(defence__soup=2, defence__guard=True)
-    assert not looks()
-    assert not looks(defence__soup=2, shared="score")
-    assert not looks(defence__soup=2, method="pso", shared="both")
-    assert not looks(defence__soup=2, data__shared_training=0)
+    assert looks()
+    assert looks(defence__guard=True)
+    assert not looks(shared="score")
+    assert not looks(method="pso", shared="both")
+    assert not looks(data__shared_training=0)
 
 
 def test_a_model_made_at_home_is_made_anew_for_another_architecture() -> None:
@@ -194,8 +193,8 @@ def test_a_model_made_at_home_is_made_anew_for_another_architecture() -> None:
 
     def crafted(activation: type[nn.Module], samples: Dataset) -> Floats:
         build = lambda: nn.Sequential(nn.Linear(8, 16), activation(), nn.Linear(16, 3))  # noqa: E731
-        stage = Stage.prepare(spec, build, samples, 1)
-        attackers = Adversary(spec, stage.attack, stage.byzantine, stage.engine, samples, stage.split, stage.initial[0])
+        stage = Stage.prepare(spec, Given(model=build, data=samples), 1)
+        attackers = stage.memory_swarm._adversary
         made = attackers.situation(0, 1, stage.initial[0], 1.0, stage.initial[0], None, None).crafted
         assert made is not None
         return made

@@ -47,15 +47,16 @@ def finished(figure: int, approach: str, accuracy: float) -> Finished:
     fast = 2 if approach == "cb-dsl-g" else rounds
     lines = [
         RoundRecord(
-            round=number, test_accuracy=accuracy if number >= fast else accuracy / 2, global_score=None, accepted=[1],
-            refuted=[], declined=[], silent=[], banned=[], set_aside={}, uploads=WORKERS if fedavg else 1,
+            round=number, test_accuracy=accuracy if number >= fast else accuracy / 2, global_score=None,
+            participants=WORKERS, accepted=[1], refuted=[], declined=[], silent=[], banned=[], set_aside={},
+            uploads=WORKERS if fedavg else 1,
             uplink_bytes=uplink, downlink_bytes=0, verdicts=[], traffic={}, seconds=0.1,
         )
         for number in range(1, rounds + 1)
     ]  # fmt: skip
     summary = Summary(
-        method="", preset="", shared="", model="", engine="", seed=0, workers=WORKERS, parameters=PARAMETERS,
-        rounds=rounds, final_accuracy=accuracy, best_accuracy=accuracy, final_score=None,
+        method="", conversation="", preset="", shared="", model="", engine="", seed=0, workers=WORKERS,
+        parameters=PARAMETERS, rounds=rounds, final_accuracy=accuracy, best_accuracy=accuracy, final_score=None,
         uploads=rounds * (WORKERS if fedavg else 1), uplink_bytes=uplink * rounds, downlink_bytes=0,
         model_uplink_bytes=uplink * rounds, wasted_uplink_bytes=0, fedavg_model_uplink_bytes=0,
         banned=attackers if approach == "cb-dsl-g" else [], byzantine=attackers, attack="",

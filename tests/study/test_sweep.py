@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from cbdsl.errors import UserError
-from cbdsl.methods.table import resolve
+from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
 from cbdsl.study.sweep import Task, grid, parse_axis, perform, run_all, write_table
+from cbdsl.study.theory_tasks import WATCHED
 
 SMALL = Spec(model="softmax", workers=4, rounds=3).with_settings(
     {"data.shared_scoring": 60, "data.samples_per_worker": 20}
@@ -58,7 +59,7 @@ def test_a_sweep_plays_each_spec_once_and_a_larger_one_only_what_is_new(tmp_path
     progress: list[tuple[int, int, float]] = []
     again = run_all([*specs, *grid(SMALL, [("seed", [2])])], tmp_path, 1, lambda *counts: progress.append(counts))
     assert {r.folder: (r.folder / "summary.json").stat().st_mtime_ns for r in again[:4]} == stamps
-    swarm, average = (Task("run", resolve(spec)).work for spec in specs[:2])
+    swarm, average = (Task(resolve(spec)).work for spec in specs[:2])
     assert swarm > average  # which scores no model
     assert progress[0][:2] == (12, 15)
     assert progress[0][2] == pytest.approx((2 * swarm + 2 * average) / (3 * swarm + 2 * average))
@@ -113,7 +114,7 @@ def test_a_failing_run_stops_the_sweep_with_its_own_message(tmp_path: Path) -> N
 
 
 def test_a_watched_run_leaves_run_and_curve_however_it_got_there(tmp_path: Path) -> None:
-    task = Task("watched", resolve(SMALL))
+    task = Task(resolve(SMALL), WATCHED)
     fresh, resumed = tmp_path / "fresh", tmp_path / "resumed"
     run_all([SMALL], resumed, 1)  # as if it had been stopped between the run and its curve
     for out in (fresh, resumed):
@@ -122,7 +123,7 @@ def test_a_watched_run_leaves_run_and_curve_however_it_got_there(tmp_path: Path)
         assert task.is_done(out)
     curves = [(task.folder(out) / "divergence.json").read_bytes() for out in (fresh, resumed)]
     assert curves[0] == curves[1]
-    summary = Task("run", task.spec).folder(fresh) / "summary.json"
+    summary = Task(task.spec).folder(fresh) / "summary.json"
     before = json.loads(summary.read_text())
     summary.unlink()
     assert not task.is_done(fresh)

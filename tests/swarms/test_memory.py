@@ -1,23 +1,36 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cbdsl import register
 from cbdsl.arrays import PADDING, Indices
-from cbdsl.byzantine.attacks import ATTACKS
-from cbdsl.methods.table import METHODS, resolve
-from cbdsl.protocol.server import next_order
-from cbdsl.protocol.verification import commitment_of
-from cbdsl.runs.experiment import Stage
+from cbdsl.protocol.messages import Order, commitment_of
+from cbdsl.runs.resolve import resolve
+from cbdsl.runs.stage import Given, Stage
 from cbdsl.spec import LocalSpec, Spec
 from cbdsl.workers.batches import batches_of, padded
-from helpers import blobs, perceptron, small_spec
+from helpers import blobs, next_order, perceptron, small_spec
 
 
 def stage_of(spec: Spec, threads: int = 1) -> Stage:
-    return Stage.prepare(resolve(spec), perceptron, blobs(), threads)
+    return Stage.prepare(resolve(spec), Given(model=perceptron, data=blobs()), threads)
+
+
+def play_one(stage: Stage) -> None:
+    state = stage.first_state()
+    stage.server.play(state, stage.server.order(state), stage.swarm)
+
+
+def first_order(stage: Stage, participants: Sequence[int]) -> Order:
+    """An order as the method's server gives it, to workers in any order."""
+    order = stage.server.order(stage.first_state())
+    return replace(order, participants=tuple(participants), inertia=0.5, learning_rate=0.05)
 
 
 @given(st.integers(1, 25), st.integers(1, 7), st.integers(1, 3), st.integers(0, 99))
@@ -45,52 +58,51 @@ def test_rows_of_different_lengths_are_padded() -> None:
 
 def test_a_worker_trains_on_its_own_and_the_shared_samples() -> None:
     stage = stage_of(small_spec(shared="both"))
-    own = stage.swarm._held.training[2]
+    own = stage.memory_swarm._workers.held.training[2].indices
     assert own.tolist() == [*stage.split.workers[2], *stage.split.shared_training]
-    assert stage.swarm._held.scoring.tolist() == stage.split.shared_scoring.tolist()
+    assert stage.memory_swarm._workers.held.scoring.tolist() == stage.split.shared_scoring.tolist()
 
 
 def test_without_shared_data_a_worker_knows_its_own_alone() -> None:
     stage = stage_of(small_spec(shared="none"))
-    np.testing.assert_array_equal(stage.swarm._held.training[2], stage.split.workers[2])
-    np.testing.assert_array_equal(stage.swarm._held.scoring, np.stack(stage.split.workers))
+    np.testing.assert_array_equal(stage.memory_swarm._workers.held.training[2].indices, stage.split.workers[2])
+    np.testing.assert_array_equal(stage.memory_swarm._workers.held.scoring, np.stack(stage.split.workers))
 
 
 def test_the_hold_out_reaches_no_worker() -> None:
     for shared in ("none", "score", "train", "both"):
         stage = stage_of(small_spec(shared=shared))
-        seen = set(stage.swarm._held.scoring.ravel().tolist())
-        seen |= {index for own in stage.swarm._held.training for index in own.tolist()}
+        seen = set(stage.memory_swarm._workers.held.scoring.ravel().tolist())
+        seen |= {index for own in stage.memory_swarm._workers.held.training for index in own.indices.tolist()}
         assert not seen & set(stage.split.holdout.tolist())
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", register.method.names())
 @pytest.mark.parametrize("draw", ["worker", "parameter"])
 def test_the_order_and_grouping_of_workers_change_nothing(method: str, draw: str) -> None:
     spec = small_spec(method=method, swarm__draw=draw)
     plain, shuffled = stage_of(spec), stage_of(spec, threads=2)
-    shuffled.swarm._block = 2
+    shuffled.memory_swarm._block = 2
     for stage, participants in ((plain, range(6)), (shuffled, [4, 1, 5, 0, 3, 2])):
-        state = stage.first_state()
-        stage.swarm.report(next_order(state, stage.method.task, participants, 0.5, 0.05))
-    for name, array in vars(plain.swarm.particles).items():
-        np.testing.assert_array_equal(array, getattr(shuffled.swarm.particles, name), err_msg=name)
+        stage.swarm.report(first_order(stage, participants))
+    for name, array in vars(plain.memory_swarm.particles).items():
+        np.testing.assert_array_equal(array, getattr(shuffled.memory_swarm.particles, name), err_msg=name)
 
 
 def test_a_claim_is_one_float32_of_the_best_score_so_far() -> None:
     stage = stage_of(small_spec())
     claims = stage.swarm.report(next_order(stage.first_state(), "swarm", range(6), 1.0, 0.05))
     for worker, claim in claims.items():
-        assert claim.score == float(np.float32(stage.swarm.particles.personal_score[worker]))
+        assert claim.score == float(np.float32(stage.memory_swarm.particles.personal_score[worker]))
         assert claim.commitment == b""
 
 
 def test_pso_moves_without_gradients_because_its_particles_start_apart() -> None:
     stage = stage_of(small_spec(method="pso"))
-    before = stage.swarm.particles.positions.copy()
+    before = stage.memory_swarm.particles.positions.copy()
     assert len(np.unique(before, axis=0)) == 6
-    stage.play(stage.first_state())
-    assert not np.array_equal(stage.swarm.particles.positions[1:], before[1:])
+    play_one(stage)
+    assert not np.array_equal(stage.memory_swarm.particles.positions[1:], before[1:])
 
 
 def test_attackers_lie_and_honest_workers_do_not_pass_through_the_attack() -> None:
@@ -113,11 +125,11 @@ def test_a_commitment_is_the_digest_of_what_is_uploaded() -> None:
 
 
 @pytest.mark.parametrize("method", ["cb-dsl", "fedavg"])
-@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("name", register.attack.names())
 def test_every_attack_plays_and_leaves_the_honest_alone(name: str, method: str) -> None:
     settings = {"method": method, "attack__name": name, "rounds": 2}
     clean, attacked = stage_of(small_spec(**settings)), stage_of(small_spec(attack__byzantine=2, **settings))
-    order = next_order(clean.first_state(), clean.method.task, range(6), 1.0, 0.05)
+    order = next_order(clean.first_state(), clean.server.method.conversation, range(6), 1.0, 0.05)
     truth, claims = clean.swarm.report(order), attacked.swarm.report(order)
     uploads, honest = attacked.swarm.upload(range(6)), clean.swarm.upload(range(6))
     for worker in set(range(6)) - set(attacked.byzantine):
@@ -136,7 +148,7 @@ def test_every_attack_plays_and_leaves_the_honest_alone(name: str, method: str) 
 def test_an_attack_is_the_same_however_workers_are_grouped() -> None:
     spec = small_spec(attack__byzantine=3, attack__name="label-flip")
     plain, grouped = stage_of(spec), stage_of(spec, threads=2)
-    grouped.swarm._block = 2
+    grouped.memory_swarm._block = 2
     for stage in (plain, grouped):
-        stage.play(stage.first_state())
-    np.testing.assert_array_equal(plain.swarm.particles.positions, grouped.swarm.particles.positions)
+        play_one(stage)
+    np.testing.assert_array_equal(plain.memory_swarm.particles.positions, grouped.memory_swarm.particles.positions)

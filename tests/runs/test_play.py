@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 import cbdsl
+from cbdsl import register
 from cbdsl.data.sources import Dataset
 from cbdsl.errors import UserError
-from cbdsl.methods.table import METHODS
-from cbdsl.models.modules import MODELS
-from helpers import blobs, perceptron, small_spec
+from helpers import After, blobs, module_named, perceptron, small_spec
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -30,7 +30,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", register.method.names())
 def test_every_method_runs_and_says_the_same_of_itself(method: str) -> None:
     result = cbdsl.run(small_spec(method=method), model=perceptron, data=blobs())
     summary = result.summary
@@ -84,7 +84,7 @@ def test_no_honest_worker_is_ever_banned_in_a_clean_run(
     spec = small_spec(
         seed=seed, method=method, local__batch_size=batch, data__partition=partition, swarm__draw=draw, rounds=4
     )
-    result = cbdsl.run(spec, model=lambda: MODELS[model](data.shape, data.classes), data=data)
+    result = cbdsl.run(spec, model=lambda: module_named(model, data.shape, data.classes), data=data)
     assert result.summary.banned == []
     assert not any(line.refuted or line.silent for line in result.rounds)
 
@@ -110,7 +110,7 @@ def test_one_liar_breaks_every_method_that_cannot_verify(method: str, shared: st
     assert result.summary.final_accuracy < 0.6  # chance is 0.33; a clean run is above 0.85
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", register.method.names())
 def test_threads_change_no_number(method: str, tmp_path: Path) -> None:
     for threads in (1, 2, 3):
         cbdsl.run(
@@ -139,7 +139,7 @@ class InterruptionError(Exception):
     pass
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", register.method.names())
 @pytest.mark.parametrize("stop_after", [1, 3, 5])
 def test_an_interrupted_run_resumes_to_the_same_numbers(method: str, stop_after: int, tmp_path: Path) -> None:
     spec = small_spec(method=method, attack__byzantine=1)
@@ -150,9 +150,9 @@ def test_an_interrupted_run_resumes_to_the_same_numbers(method: str, stop_after:
             raise InterruptionError
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(InterruptionError):
-        patch.setattr("cbdsl.runs.experiment._CHECKPOINT_SECONDS", 0.0)
-        patch.setattr("cbdsl.runs.experiment._CHECKPOINT_SHARE", 0.0)
-        cbdsl.run(spec, model=perceptron, data=blobs(), out=tmp_path / "part", on_round=stop)
+        patch.setattr("cbdsl.runs.play._CHECKPOINT_SECONDS", 0.0)
+        patch.setattr("cbdsl.runs.play._CHECKPOINT_SHARE", 0.0)
+        cbdsl.run(spec, model=perceptron, data=blobs(), out=tmp_path / "part", callbacks=[After(stop)])
     resumed = cbdsl.resume(tmp_path / "part", model=perceptron, data=blobs())
     assert lines(tmp_path / "part") == lines(tmp_path / "whole")
     np.testing.assert_array_equal(resumed.weights, whole.weights)
@@ -163,7 +163,7 @@ def test_a_run_stopped_before_its_first_checkpoint_starts_again(tmp_path: Path) 
         raise InterruptionError
 
     with pytest.raises(InterruptionError):
-        cbdsl.run(small_spec(), model=perceptron, data=blobs(), out=tmp_path / "part", on_round=stop)
+        cbdsl.run(small_spec(), model=perceptron, data=blobs(), out=tmp_path / "part", callbacks=[After(stop)])
     assert not (tmp_path / "part" / "checkpoint.npz").exists()
     cbdsl.resume(tmp_path / "part", model=perceptron, data=blobs())
     cbdsl.run(small_spec(), model=perceptron, data=blobs(), out=tmp_path / "whole")
@@ -179,10 +179,10 @@ def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
 
 
 KILLABLE = """
-import sys, cbdsl, cbdsl.runs.experiment
+import sys, cbdsl, cbdsl.runs.play
 sys.path.insert(0, sys.argv[1])
-from helpers import blobs, perceptron, small_spec
-cbdsl.runs.experiment._CHECKPOINT_SECONDS = cbdsl.runs.experiment._CHECKPOINT_SHARE = 0.0
+from helpers import After, blobs, module_named, perceptron, small_spec
+cbdsl.runs.play._CHECKPOINT_SECONDS = cbdsl.runs.play._CHECKPOINT_SHARE = 0.0
 cbdsl.run(small_spec(rounds=150, attack__byzantine=1), model=perceptron, data=blobs(), out=sys.argv[2])
 """
 
@@ -229,7 +229,7 @@ def test_a_corrupt_checkpoint_is_an_error_and_nothing_is_changed(damage: str, tm
 
 def test_a_run_does_not_go_on_with_another_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cbdsl.run(small_spec(), model=perceptron, data=blobs(), out=tmp_path / "run")
-    monkeypatch.setattr("cbdsl.runs.experiment.Stage.key", "another-engine")
+    monkeypatch.setattr("cbdsl.runs.stage.Stage.key", "another-engine")
     with pytest.raises(UserError, match="belongs to another spec or engine"):
         cbdsl.resume(tmp_path / "run", model=perceptron, data=blobs())
 
@@ -248,22 +248,22 @@ def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="Another process is working"):
             cbdsl.resume(tmp_path / "run", model=perceptron, data=blobs())
 
-    cbdsl.run(small_spec(rounds=1), model=perceptron, data=blobs(), out=tmp_path / "run", on_round=second)
+    cbdsl.run(small_spec(rounds=1), model=perceptron, data=blobs(), out=tmp_path / "run", callbacks=[After(second)])
 
 
 def test_a_custom_run_is_resumed_with_its_model_and_data(tmp_path: Path) -> None:
     cbdsl.run(small_spec(), model=perceptron, data=blobs(), out=tmp_path / "run")
-    with pytest.raises(UserError, match="neither 'mnist'"):
+    with pytest.raises(UserError, match="neither a data set by name"):
         cbdsl.resume(tmp_path / "run")
     with pytest.raises(UserError, match="given in Python"):
         cbdsl.resume(tmp_path / "run", data=blobs())
 
 
 def test_the_same_seed_gives_every_method_the_same_data() -> None:
-    from cbdsl.runs.experiment import Stage  # noqa: PLC0415
-    from cbdsl.methods.table import resolve  # noqa: PLC0415
+    from cbdsl.runs.resolve import resolve  # noqa: PLC0415
+    from cbdsl.runs.stage import Given, Stage  # noqa: PLC0415
 
-    stages = [Stage.prepare(resolve(small_spec(method=method)), perceptron, blobs(), 1) for method in METHODS]
+    stages = [Stage.prepare(resolve(small_spec(method=method)), Given(model=perceptron, data=blobs()), 1) for method in register.method.names()]
     for stage in stages[1:]:
         np.testing.assert_array_equal(np.stack(stage.split.workers), np.stack(stages[0].split.workers))
 
