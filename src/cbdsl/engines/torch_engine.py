@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
 from cbdsl.engines.arguments import corrections_for, one_model, sample_numbers
 from cbdsl.engines.base import Sgd
-from cbdsl.errors import UserError
+from cbdsl.engines.check import buffers_of, check_buffers, check_layers
 from cbdsl.models.modules import parameter_count
 
 _CHUNK = 250  # samples scored at once; fixed, because a sum's grouping shows in its last digits
@@ -37,7 +37,7 @@ class TorchEngine:
     name = "torch"
 
     def __init__(self, module: nn.Module, threads: int = 1) -> None:
-        _refuse_unsupported(module)
+        check_layers(module)
         self._module = copy.deepcopy(module).to("cpu", torch.float32)
         self._size = parameter_count(module)
         self._threads = threads
@@ -85,6 +85,7 @@ class TorchEngine:
                     if correction is not None:
                         model.gradient.add_(correction)
                     _step(model.flat, model.gradient, velocity, sgd)
+            check_buffers(model.constants, model.module)  # or the next worker would find what this one left
             result[worker] = model.flat.numpy()
 
         with torch.random.fork_rng(devices=[]):
@@ -188,6 +189,7 @@ class _FlatModel:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = copy.deepcopy(module)
+        self.constants = buffers_of(module)
         size = parameter_count(module)
         self.flat = torch.empty(size)  # (D,)
         self.gradient = torch.zeros(size)  # (D,)
@@ -234,15 +236,3 @@ def _chosen(indices: Indices, worker: int) -> Tensor:
 def _has_only_small_convolutions(module: nn.Module) -> bool:
     layers = [layer for layer in module.modules() if isinstance(layer, nn.modules.conv._ConvNd)]
     return bool(layers) and all(max(layer.in_channels, layer.out_channels) < _SMALL_CONVOLUTION for layer in layers)
-
-
-def _refuse_unsupported(module: nn.Module) -> None:
-    if parameter_count(module) == 0:
-        raise UserError("The model has no parameters; there is nothing to learn.")
-    stateful = [name for name, buffer in module.named_buffers() if buffer.is_floating_point()]
-    if stateful:
-        raise UserError(
-            f"The model keeps state beside its parameters ({', '.join(stateful[:3])}), which workers do not exchange. "
-            "Use layers without running statistics: GroupNorm or LayerNorm instead of BatchNorm, or "
-            "track_running_stats=False."
-        )
