@@ -13,7 +13,7 @@ def test_payload_is_counted_by_direction() -> None:
         ledger.uploads(2, 10),
     ]
     assert ledger.payload(traffic, "up") == 3 * 4 + 2 * 40
-    assert ledger.payload(traffic, "down") == 3 * 8 + 3 * 40 + 4
+    assert ledger.payload(traffic, "down") == 3 * 12 + 3 * 40 + 4
 
 
 def test_traffic_of_a_kind_adds_up() -> None:

@@ -164,7 +164,7 @@ def test_the_model_is_broadcast_only_after_it_changed() -> None:
     swarm = honest({0: 0.25, 1: 0.5})
     first, log = play(START, swarm, workers=2)
     assert traffic(log.traffic) == {
-        "order": (2, 16),
+        "order": (2, 24),
         "broadcast": (2, 2 * SIZE * 4),
         "score": (2, 8),
         "invitation": (1, 4),
@@ -174,7 +174,7 @@ def test_the_model_is_broadcast_only_after_it_changed() -> None:
     assert traffic(log.traffic)["broadcast"] == (2, 16)  # the model accepted in round 1
     _, log = play(second, swarm, workers=2)
     assert traffic(log.traffic) == {
-        "order": (2, 16),
+        "order": (2, 24),
         "broadcast": (0, 0),
         "score": (2, 8),
         "invitation": (0, 0),

@@ -89,7 +89,7 @@ def test_batch_losses_are_the_mean_losses_of_as_many_copies_of_the_model(engine:
 
 
 def test_a_guarded_run_bans_nobody_honest_and_resumes_to_the_same_numbers(tmp_path) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
-    spec = small_spec(defence__guard=True, defence__commitment=True, defence__soup=2, rounds=6, attack__byzantine=2,
+    spec = small_spec(defence__guard=True, defence__commitment=True, selection__name="soup", selection__k=2, rounds=6, attack__byzantine=2,
                       attack__name="staller")  # fmt: skip
     whole = cbdsl.run(spec, model=perceptron, data=blobs(), out=tmp_path / "whole")
     assert whole.summary.banned == []

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from cbdsl.runs import experiment
+import cbdsl
 from cbdsl.theory.genie import Companion, Genie, divergence_curve, divergences, population_of, steps_of, summarise
 from cbdsl.theory.trajectory import stage_of
 from helpers import blobs, perceptron, small_spec
@@ -68,8 +68,8 @@ def test_the_curve_is_plain_numbers_and_the_same_on_any_number_of_threads() -> N
 def test_a_companion_sees_in_a_run_what_a_replay_shows_and_changes_nothing() -> None:
     spec = small_spec(data__partition="shards", attack__byzantine=1)
     companion = Companion()
-    watched = experiment.run(spec, model=perceptron, data=blobs(), watch=companion)
-    alone = experiment.run(spec, model=perceptron, data=blobs())
+    watched = cbdsl.run(spec, model=perceptron, data=blobs(), watch=companion)
+    alone = cbdsl.run(spec, model=perceptron, data=blobs())
     np.testing.assert_array_equal(watched.weights, alone.weights)
     assert [found.to_json() for found in companion.curve] == divergence_curve(spec, 1, model=perceptron, data=blobs())
 
