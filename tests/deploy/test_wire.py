@@ -35,7 +35,8 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
     Status: st.builds(Status, st.booleans(), sessions),
     Hello: st.builds(Hello, sessions, st.integers(0, 2**31 - 1), rounds, runs, st.text(max_size=64)),
     Announcement: st.builds(
-        Announcement, runs, st.text(max_size=200), st.text(max_size=200), st.integers(1, 10**8), st.integers(1, 8), st.text(max_size=50),
+        Announcement, runs, st.text(max_size=200), st.text(max_size=200), st.integers(1, 10**8),
+        st.integers(1, 8), st.text(max_size=50),
         st.integers(1, 1000), st.integers(0, 10**6), st.integers(0, 10**6), digests, st.integers(0, wire.MAX_WHOLE),
     ),
     Welcome: st.builds(Welcome, runs, st.integers(0, wire.MAX_WORKERS - 1), digests),
@@ -115,13 +116,13 @@ def test_other_cbor_is_a_message_or_a_wire_error(tree: list[object], kind: type[
     [
         (bytes(wire.MAX_MESSAGE + 1), "too large"),
         (cbor2.dumps([9, 7, bytes(8), 3]), "another version"),
-        (cbor2.dumps([1, 6, bytes(8), 3]), "another kind"),
-        (cbor2.dumps([1, 7, bytes(7), 3]), "out of range"),
-        (cbor2.dumps([1, 7, bytes(8), True]), "out of range"),
-        (cbor2.dumps([1, 7, bytes(8), -3]), "out of range"),
+        (cbor2.dumps([wire.VERSION, 6, bytes(8), 3]), "another kind"),
+        (cbor2.dumps([wire.VERSION, 7, bytes(7), 3]), "out of range"),
+        (cbor2.dumps([wire.VERSION, 7, bytes(8), True]), "out of range"),
+        (cbor2.dumps([wire.VERSION, 7, bytes(8), -3]), "out of range"),
         (b"\x84\x02\x07\x48" + bytes(8) + b"\x18\x03", "not canonical"),
-        (cbor2.dumps([1, 7, bytes(8), [3]]), "outline"),
-        (cbor2.dumps([1, 7, bytes(8), 3]) + b"\x00", "outline"),
+        (cbor2.dumps([wire.VERSION, 7, bytes(8), [3]]), "outline"),
+        (cbor2.dumps([wire.VERSION, 7, bytes(8), 3]) + b"\x00", "outline"),
     ],
 )
 def test_what_is_wrong_is_named(payload: bytes, reason: str) -> None:

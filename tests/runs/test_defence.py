@@ -154,8 +154,7 @@ def test_the_memoriser_fools_the_paper_and_not_the_guard() -> None:
                 "attack.name": "memoriser", "local.learning_rate": 0.01}  # fmt: skip
     spec = Spec().with_settings(settings)
     fooled, saved = (
-        cbdsl.run(spec.with_settings({"defence.guard": guard, "defence.commitment": guard}))
-        for guard in (False, True)
+        cbdsl.run(spec.with_settings({"defence.guard": guard, "defence.commitment": guard})) for guard in (False, True)
     )
     assert fooled.summary.banned == []
     assert fooled.rounds[0].accepted == fooled.summary.byzantine

@@ -263,7 +263,10 @@ def test_the_same_seed_gives_every_method_the_same_data() -> None:
     from cbdsl.runs.resolve import resolve  # noqa: PLC0415
     from cbdsl.runs.stage import Given, Stage  # noqa: PLC0415
 
-    stages = [Stage.prepare(resolve(small_spec(method=method)), Given(model=perceptron, data=blobs()), 1) for method in register.method.names()]
+    stages = [
+        Stage.prepare(resolve(small_spec(method=method)), Given(model=perceptron, data=blobs()), 1)
+        for method in register.method.names()
+    ]
     for stage in stages[1:]:
         np.testing.assert_array_equal(np.stack(stage.split.workers), np.stack(stages[0].split.workers))
 

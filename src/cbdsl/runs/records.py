@@ -134,7 +134,9 @@ def summarise(
         uplink_bytes=sum(line.uplink_bytes for line in records),
         downlink_bytes=sum(line.downlink_bytes for line in records),
         model_uplink_bytes=traffic["upload"].payload,
-        wasted_uplink_bytes=sum(len(line.refuted) + len(line.declined) for line in records) * model_bytes * method.vectors,
+        wasted_uplink_bytes=sum(len(line.refuted) + len(line.declined) for line in records)
+        * model_bytes
+        * method.vectors,
         fedavg_model_uplink_bytes=len(records) * spec.participants * model_bytes,
         banned=last.banned,
         byzantine=sorted(byzantine),

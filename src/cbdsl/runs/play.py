@@ -1,0 +1,213 @@
+"""Run a spec: play its rounds, keep its records, resume where it was stopped."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cbdsl.byzantine.attack import Attack
+from cbdsl.callbacks import Callback, Many, Start, default_callbacks
+from cbdsl.data import Dataset
+from cbdsl.data.partition import Partition
+from cbdsl.data.sources import CUSTOM
+from cbdsl.errors import UserError
+from cbdsl.methods.base import Method
+from cbdsl.presets import preset
+from cbdsl.protocol.aggregators import Rule
+from cbdsl.protocol.messages import Order, RoundLog, Swarm
+from cbdsl.protocol.selection import Selection
+from cbdsl.protocol.state import ServerState
+from cbdsl.runs.folder import Checkpoint, RunFolder
+from cbdsl.runs.given import Client, Init, gather
+from cbdsl.runs.records import RoundRecord, record, summarise
+from cbdsl.runs.resolve import resolve
+from cbdsl.runs.result import Result
+from cbdsl.runs.stage import ModelBuilder, Stage
+from cbdsl.spec import Spec
+
+Watch = Callable[[Stage, Order], None]
+_CHECKPOINT_SECONDS = 5.0
+_CHECKPOINT_SHARE = 20.0  # a checkpoint may take one part in twenty of the time
+_CHECKPOINT_SPEED = 3e8  # bytes a second, before the first one was measured
+
+
+def run(  # noqa: PLR0913 - all but the first by name
+    spec: Spec | str = "paper-iid",
+    *,
+    model: ModelBuilder | str | None = None,
+    data: Dataset | None = None,
+    clients: Sequence[Client] | None = None,
+    method: Method | str | None = None,
+    attack: Attack | str | None = None,
+    aggregator: Rule | str | None = None,
+    selection: Selection | str | None = None,
+    partition: Partition | str | None = None,
+    participation: float | None = None,
+    init: Init | None = None,
+    swarm: Callable[[Stage], Swarm] | None = None,
+    out: Path | str | None = None,
+    threads: int | None = None,
+    callbacks: Sequence[Callback] | None = None,
+    watch: Watch | None = None,
+) -> Result:
+    """Run a spec, or a preset by its name.
+
+    model: a function without arguments that returns a fresh `nn.Module` (a class will do), or a network's name.
+    data: arrays of your own; instead of `spec.data.source`.
+    clients: natural clients, one set of samples a worker; D_G, hold-out and test set come from the data.
+    method, attack, aggregator, selection, partition: parts of your own, as objects or by their registered names.
+    participation: who takes part in a round, a share of the workers or their number.
+    init: start from this model: a run's result or folder, a .safetensors file, or flat weights (D,).
+    swarm: makes workers that live elsewhere; given the stage, it returns what the server talks to.
+    out: a new folder for the records; none are written without it.
+    threads: how many threads to use, all cores if not given. It changes the time and no number.
+    callbacks: hear of the start, of every round and of the end; in a notebook a progress bar if not given.
+    watch: called after every round with all that was built and the order that was carried out.
+    """
+    start = preset(spec) if isinstance(spec, str) else spec
+    chosen, given = gather(
+        start, model, data, clients, method, attack, aggregator, selection, partition, participation, init, swarm
+    )
+    whole = resolve(chosen, given.parts.method)
+    stage = Stage.prepare(whole, given, threads)
+    folder = RunFolder.create(Path(out), stage.spec) if out is not None else None
+    if folder is not None and whole.init:
+        folder.keep_init(whole.init, stage.network.tensors(stage.initial[0]))
+    return _play(stage, folder, None, [], callbacks, watch)
+
+
+def resume(  # noqa: PLR0913 - all but the first by name
+    path: Path | str,
+    *,
+    model: ModelBuilder | None = None,
+    data: Dataset | None = None,
+    clients: Sequence[Client] | None = None,
+    method: Method | None = None,
+    attack: Attack | None = None,
+    aggregator: Rule | None = None,
+    selection: Selection | None = None,
+    partition: Partition | None = None,
+    swarm: Callable[[Stage], Swarm] | None = None,
+    threads: int | None = None,
+    callbacks: Sequence[Callback] | None = None,
+) -> Result:
+    """Go on with the run in a folder; the numbers are those of a run that was never stopped.
+
+    What was given to `run` as objects has to be given again; plugins are imported as the folder says.
+    """
+    folder, spec = RunFolder.open(Path(path))
+    try:
+        if (folder.path / "deployment.json").exists():
+            raise UserError(
+                f"The workers of {path} live in processes of their own. Go on with the command that started it: "
+                "cbdsl serve or cbdsl swarm, with the same --out."
+            )
+        chosen, given = gather(
+            spec, model, data, clients, method, attack, aggregator, selection, partition, None, None, swarm
+        )
+        if spec.init:
+            kept = folder.path / "init.safetensors"
+            given = replace(given, init=kept)
+            chosen = replace(chosen, init=spec.init if spec.init == CUSTOM else str(kept))
+        stage = Stage.prepare(resolve(chosen, given.parts.method), given, threads)
+        checkpoint, records = folder.go_on(stage.key)
+    except BaseException:
+        folder.close()
+        raise
+    return _play(stage, folder, checkpoint, records, callbacks)
+
+
+def _play(
+    stage: Stage,
+    folder: RunFolder | None,
+    checkpoint: Checkpoint | None,
+    records: list[RoundRecord],
+    callbacks: Sequence[Callback] | None,
+    watch: Watch | None = None,
+) -> Result:
+    """Play the rounds that are left, and write down what happens."""
+    try:
+        listeners = Many(default_callbacks() if callbacks is None else callbacks)
+        if stage.note and not callbacks:
+            logging.getLogger("cbdsl").warning(stage.note)
+        listeners.start(Start(stage.spec, folder.path if folder else None, stage.note, len(records)))
+        state = checkpoint.state if checkpoint else stage.first_state()
+        if checkpoint and checkpoint.particles:
+            received = stage.server.method.broadcast(state.global_best, state.memory)
+            stage.memory_swarm.restore(checkpoint.particles, state.round, received)
+        keeper = _Keeper(stage, folder)
+        for played in rounds(stage, state):
+            state = played.state
+            records.append(played.record)
+            if watch is not None:
+                watch(stage, played.order)
+            if folder is not None:
+                folder.append(played.record)
+            keeper.consider(state)
+            listeners.round(played.record)
+        result = conclude(stage, folder, records, state)
+        listeners.finish(result)
+        return result
+    finally:
+        if folder is not None:
+            folder.close()
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """A round: what was ordered, what happened, and the server after it."""
+
+    order: Order
+    log: RoundLog
+    state: ServerState
+    record: RoundRecord
+
+
+def rounds(stage: Stage, state: ServerState, swarm: Swarm | None = None, measured: bool = True) -> Iterator[Played]:
+    """Play the rounds that are left, with the stage's swarm or another one. The one loop over rounds there is.
+
+    measured: test w^g after every round; who does not look at the accuracy need not wait for it, and gets NaN.
+    """
+    while state.round < stage.spec.rounds:
+        started = time.perf_counter()
+        order = stage.server.order(state)
+        state, log = stage.server.play(state, order, swarm or stage.swarm)
+        accuracy = stage.test_accuracy(state) if measured else math.nan
+        seconds = round(time.perf_counter() - started, 4)
+        yield Played(order, log, state, record(log, state, len(order.participants), accuracy, seconds))
+
+
+def conclude(stage: Stage, folder: RunFolder | None, records: Sequence[RoundRecord], state: ServerState) -> Result:
+    """Sum a run up, and leave its results in its folder."""
+    method, success = stage.server.method, stage.attack_success(state)
+    summary = summarise(stage.spec, records, method, stage.engine, stage.byzantine, success)
+    if folder is not None:
+        folder.finish(summary, stage.network.tensors(state.global_best))
+    where = folder.path if folder else None
+    return Result(stage.spec, summary, tuple(records), state.global_best, where, stage.network, stage.engine)
+
+
+class _Keeper:
+    """Decides when a checkpoint is due: not too often for its cost, and once, without the swarm, at the end."""
+
+    def __init__(self, stage: Stage, folder: RunFolder | None) -> None:
+        self._stage, self._folder = stage, folder
+        self._keeps_swarm = stage.server.method.remembers and stage.make_swarm is None
+        size = sum(array.nbytes for array in vars(stage.memory_swarm.particles).values()) if self._keeps_swarm else 0
+        self._last, self._cost = time.monotonic(), size / _CHECKPOINT_SPEED  # a guess, until one was written
+
+    def consider(self, state: ServerState) -> None:
+        """Write a checkpoint if it is time."""
+        if self._folder is None:
+            return
+        started = time.monotonic()
+        finished = state.round == self._stage.spec.rounds
+        if finished or started - self._last >= max(_CHECKPOINT_SECONDS, _CHECKPOINT_SHARE * self._cost):
+            particles = self._stage.memory_swarm.particles if self._keeps_swarm and not finished else None
+            self._folder.save_checkpoint(Checkpoint(state, particles), self._stage.key)
+            self._last = time.monotonic()
+            self._cost = self._last - started

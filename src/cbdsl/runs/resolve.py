@@ -1,0 +1,173 @@
+"""From what a user wrote to what is run: names are looked up, defaults written out, idle options refused.
+
+Everything that can be wrong with a spec by itself is found here, before data is read or a folder is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from cbdsl import plugins, register
+from cbdsl.byzantine.attack import make_attack
+from cbdsl.data.sources import CUSTOM
+from cbdsl.errors import UserError
+from cbdsl.methods.base import Method
+from cbdsl.protocol.aggregators import demand, parse
+from cbdsl.runs.defence import method_of, selection_of
+from cbdsl.spec import Spec
+
+_PARTITION_KEYS = {
+    "data.samples_per_worker": ("iid", "dirichlet", "similarity"),
+    "data.shard_size": ("shards",),
+    "data.shards_per_worker": ("shards",),
+    "data.dirichlet_alpha": ("dirichlet",),
+    "data.similarity": ("similarity",),
+}
+_BUILT_IN_PARTITIONS = ("iid", "shards", "dirichlet", "similarity", "by-client")
+
+
+def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
+    """Write out what the method decides, so that the spec says all there is to say about a run, and check every name.
+
+    given_method: a method given in Python instead of by name.
+    """
+    spec = replace(spec, plugins=plugins.load(spec.plugins))
+    method = given_method or _method(spec)
+    shared = method.shared if spec.shared == "default" else spec.shared
+    declared = spec.attack.byzantine if spec.defence.declared < 0 else spec.defence.declared
+    defence = replace(spec.defence, declared=declared)
+    whole = replace(spec, shared=shared, swarm=replace(spec.swarm, **method.fixes), defence=defence)
+    _check_names(whole, method)
+    _check_defence(whole, method)
+    return whole
+
+
+def _method(spec: Spec) -> Method:
+    if spec.method == CUSTOM:
+        raise UserError("The method of this run was given in Python; give it again with method=...")
+    return method_of(spec)
+
+
+def _check_names(spec: Spec, method: Method) -> None:
+    if spec.attack.byzantine and spec.attack.name != CUSTOM:
+        make_attack(spec)
+    if spec.selection.name != CUSTOM:
+        selection_of(spec)
+    if spec.defence.aggregator != CUSTOM:
+        rule = parse(spec.defence.aggregator)[1]
+        register.aggregator.make(rule, spec.options.of(rule))
+        if method.conversation == "average":
+            demand(spec.defence.aggregator, spec.workers, spec.defence.declared)
+    for kind, name in ((register.partition, spec.data.partition), (register.model, spec.model)):
+        if name != CUSTOM:
+            kind.make(name, spec.options.of(name)) if kind is register.partition else kind.get(name)
+    used = {
+        spec.method, spec.attack.name, spec.selection.name, spec.defence.aggregator.rpartition("+")[2],
+        spec.data.partition, spec.data.source, spec.model,
+    }  # fmt: skip
+    for part in spec.options:
+        if part not in used:
+            known = any(part in kind for kind in register.ALL.values())
+            raise UserError(
+                f"options.{part} sets something of a part that {'this run does not use' if known else 'is not known'}. "
+                f"It uses: {', '.join(sorted(used))}."
+            )
+
+
+def _check_defence(spec: Spec, method: Method) -> None:
+    verifies = method.conversation == "swarm" and method.verifies and spec.shares_scoring
+    if not verifies and (spec.defence.guard or spec.selection.name == "soup"):
+        raise UserError(
+            "The guard and the soup need a method that verifies uploads on a shared D_sc; this one does not. "
+            "Use cb-dsl with --shared both (or score); FedAvg's defences are its aggregators."
+        )
+    if spec.defence.aggregator != "mean":
+        if method.conversation != "average":
+            raise UserError(_no_effect("defence.aggregator", spec, method))
+        if method.vectors > 1:
+            raise UserError(
+                f"The method '{spec.method}' sends more than a model, and robust aggregators know models alone; given "
+                f"defence.aggregator={spec.defence.aggregator}. Use mean, or another method."
+            )
+
+
+def refuse_idle(points: Sequence[Spec], given: Iterable[str]) -> None:
+    """Refuse settings that a user gave and that change nothing in any of the runs, saying why.
+
+    points: resolved specs; one for a run, all of a grid for a sweep. given: dotted keys.
+    """
+    for key in given:
+        reasons = [_no_effect(key, spec, None) for spec in points]
+        if reasons and all(reasons):
+            raise UserError(reasons[0])
+
+
+def _no_effect(key: str, spec: Spec, method: Method | None) -> str:
+    """Why a setting changes nothing in a run; empty if it does change something."""
+    if method is None:
+        if spec.method == CUSTOM:
+            return ""
+        method = method_of(spec)
+    group, _, leaf = key.partition(".")
+    for applies, idle, why in _RULES:
+        if applies(key) and idle(spec, method):
+            return f"{key} has no effect here: {why.format(method=spec.method, partition=spec.data.partition)}"
+    if group == "swarm" and leaf in method.fixes:
+        return f"{key} has no effect here: the method '{spec.method}' fixes it to {method.fixes[leaf]!r}."
+    partitions = _PARTITION_KEYS.get(key)
+    if partitions and spec.data.partition in _BUILT_IN_PARTITIONS and spec.data.partition not in partitions:
+        return (
+            f"{key} has no effect here: the partition is '{spec.data.partition}'. It is for: {', '.join(partitions)} "
+            f"(--set data.partition={partitions[0]})."
+        )
+    return ""
+
+
+def _among(*keys: str) -> Callable[[str], bool]:
+    return lambda key: key in keys
+
+
+_RULES: tuple[tuple[Callable[[str], bool], Callable[[Spec, Method], bool], str], ...] = (
+    (
+        _among("defence.aggregator"),
+        lambda _, method: method.conversation != "average",
+        "'{method}' takes verified models one by one and has nothing to aggregate. Aggregators are for methods in which "
+        "everybody uploads: add --method fedavg.",
+    ),
+    (
+        _among("attack.name", "attack.scale"),
+        lambda spec, _: spec.attack.byzantine == 0,
+        "no worker is an attacker. Say how many are: --byzantine 5.",
+    ),
+    (
+        lambda key: key.startswith("swarm."),
+        lambda _, method: method.conversation != "swarm",
+        "in '{method}' workers do not move as a swarm. It is for cb-dsl, fedpso and pso.",
+    ),
+    (
+        lambda key: key.startswith("local."),
+        lambda _, method: not method.gradients,
+        "'{method}' does not train with gradients.",
+    ),
+    (
+        lambda key: key.startswith("selection.") or key in {"defence.invitations", "defence.commitment"},
+        lambda _, method: method.conversation != "swarm",
+        "in '{method}' everybody uploads and nobody is invited. It is for cb-dsl.",
+    ),
+    (
+        _among("defence.guard", "defence.false_alarm", "verification.tolerance"),
+        lambda spec, method: not (method.conversation == "swarm" and method.verifies and spec.shares_scoring),
+        "uploads are not verified in this run: the method must verify, on a shared D_sc. Use cb-dsl with --shared both.",
+    ),
+    (
+        _among("defence.false_alarm"),
+        lambda spec, _: not spec.defence.guard,
+        "there is no guard. Add --guard.",
+    ),
+    (
+        _among("selection.k"),
+        lambda spec, _: spec.selection.name == "best",
+        "the selection 'best' takes one model. Use --select soup.",
+    ),
+)
