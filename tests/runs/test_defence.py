@@ -6,15 +6,15 @@ from torch import nn
 
 import cbdsl
 from cbdsl import register
+from cbdsl.arrays import Floats
 from cbdsl.data import Dataset
 from cbdsl.engines.native_engine import available
-from cbdsl.runs.defence import batch_losses
-from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
-from cbdsl.runs.stage import Given, Stage
-from cbdsl.runs import play
-from cbdsl.runs.resolve import resolve
 from cbdsl.protocol.selection import COPIED
+from cbdsl.runs import play
+from cbdsl.runs.defence import batch_losses
+from cbdsl.runs.resolve import resolve
+from cbdsl.runs.stage import Given, Stage
 from cbdsl.spec import Spec
 from cbdsl.workers.batches import padded
 from helpers import After, blobs, perceptron, small_spec

@@ -9,7 +9,7 @@ import fcntl
 import json
 import os
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -22,8 +22,8 @@ from cbdsl import spec as specs
 from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
 from cbdsl.files import replace_atomically, write_atomically, write_json
-from cbdsl.runs.records import RoundRecord, Summary
 from cbdsl.protocol.state import BackOff, ServerState
+from cbdsl.runs.records import RoundRecord, Summary
 from cbdsl.spec import Spec
 from cbdsl.workers.swarm import Particles
 
