@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.protocol.messages import commitment_of
-from cbdsl.protocol.verification import HoldOut, Verifier, copying, guarded, measuring, memorised, student, trusting
+from cbdsl.protocol.verification import HoldOut, Verifier, copying, guarded, measuring, memorised, trusting
 
 WEIGHTS = np.array([1.0, 2.0], dtype=np.float32)
 
@@ -118,12 +118,17 @@ def test_noise_is_idle_even_if_it_goes_further_than_training(scale: float) -> No
     assert all(idle(model, [], copy, 1) for copy in copies)
 
 
-@pytest.mark.parametrize(
-    ("tail", "freedom", "table"),  # from tables of Student's distribution
-    [(0.05, 10, 1.812), (0.01, 5, 3.365), (0.001, 10, 4.144), (0.0005, 30, 3.646), (1e-6, 1e9, 4.753)],
-)
-def test_students_quantiles(tail: float, freedom: float, table: float) -> None:
-    assert student(tail, freedom) == pytest.approx(table, rel=0.003)
+def test_losses_without_any_spread_are_compared_as_they_are() -> None:
+    same = np.full(6, 0.5)
+    assert not memorised(same, same, 1e-6)
+    assert memorised(same, same + 1e-9, 1e-6)
+
+
+def test_few_batches_need_a_wide_gap_for_a_rare_false_alarm() -> None:
+    # Two samples of three with variance 1: a standard error of sqrt(2/3), 4 degrees of freedom, t(1e-6) = 41.578.
+    three = np.array([-1.0, 0.0, 1.0])
+    assert not memorised(three, three + 41.5 * np.sqrt(2 / 3), 1e-6)
+    assert memorised(three, three + 41.7 * np.sqrt(2 / 3), 1e-6)
 
 
 def test_few_batches_raise_no_more_false_alarms() -> None:

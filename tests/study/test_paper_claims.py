@@ -10,7 +10,7 @@ import pytest
 from cbdsl.runs.records import RoundRecord, Summary
 from cbdsl.spec import Spec
 from cbdsl.study.paper import DIVERGENCE_FIGURE, FIGURES
-from cbdsl.study.paper_claims import PAPER_CLAIMS, Evidence, JudgedClaim, judge, paired, student_tail
+from cbdsl.study.paper_claims import PAPER_CLAIMS, Evidence, JudgedClaim, judge, paired
 from cbdsl.study.sweep import Finished
 
 WORKERS, PARAMETERS = 50, 100
@@ -129,13 +129,6 @@ def test_every_judgement_says_what_was_measured() -> None:
     rows: list[JudgedClaim] = judge([world()])
     assert len(rows) == len(PAPER_CLAIMS) == len({claim.id for claim in PAPER_CLAIMS})
     assert all(any(character.isdigit() for character in row.measured) for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("t", "freedom", "p"), [(0, 5, 0.5), (1, 1, 0.25), (2.919986, 2, 0.05), (1.812461, 10, 0.05), (-2.919986, 2, 0.95)]
-)
-def test_the_tail_of_students_distribution_is_that_of_the_tables(t: float, freedom: int, p: float) -> None:
-    assert student_tail(t, freedom) == pytest.approx(p, abs=1e-6)
 
 
 def test_the_paired_test_by_hand() -> None:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
 
 import numpy as np
 
 from cbdsl.arrays import Doubles, Floats
+from cbdsl.student import quantile
 
 
 @dataclass(frozen=True)
@@ -142,16 +142,4 @@ def memorised(public: Doubles, private: Doubles, false_alarm: float) -> bool:
     gap = private.mean() - public.mean()
     errors = np.array([losses.var(ddof=1) / len(losses) for losses in (public, private)])
     freedom = errors.sum() ** 2 / max((errors**2 / (len(public) - 1, len(private) - 1)).sum(), 1e-300)
-    return not gap <= student(false_alarm, freedom) * math.sqrt(errors.sum())
-
-
-def student(tail: float, freedom: float) -> float:
-    """Student's t that is exceeded with a small probability (Abramowitz and Stegun 26.7.5)."""
-    z = -NormalDist().inv_cdf(tail)
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / max(freedom, 1.0) ** power for power, term in enumerate(terms, 1))
+    return not gap <= quantile(false_alarm, float(max(freedom, 1.0))) * math.sqrt(errors.sum())

@@ -13,6 +13,7 @@ from statistics import fmean, stdev
 from typing import Any, Literal
 
 from cbdsl.runs.records import RoundRecord, finite
+from cbdsl.student import tail
 from cbdsl.study.paper import EQUAL_WORK
 from cbdsl.study.sweep import Finished
 
@@ -101,20 +102,10 @@ def paired(differences: Sequence[float]) -> tuple[bool | None, float | None]:
     if deviation == 0:
         p = 0.0 if mean > 0 else 1.0
     else:
-        p = student_tail(mean / (deviation / math.sqrt(len(differences))), len(differences) - 1)
+        p = tail(mean / (deviation / math.sqrt(len(differences))), len(differences) - 1)
     if mean <= 0:
         return False, p
     return (True if p < SIGNIFICANCE else None), p
-
-
-def student_tail(t: float, freedom: int, steps: int = 2000) -> float:
-    """P(T > t) of Student's distribution, by Simpson's rule over the angle atan(t / sqrt(freedom))."""
-    scale = math.gamma((freedom + 1) / 2) / (math.sqrt(math.pi) * math.gamma(freedom / 2))
-    width = math.atan(abs(t) / math.sqrt(freedom)) / steps
-    values = [math.cos(i * width) ** (freedom - 1) for i in range(steps + 1)]
-    area = width / 3 * (values[0] + 4 * sum(values[1:-1:2]) + 2 * sum(values[2:-1:2]) + values[-1])
-    tail = 0.5 - scale * area
-    return tail if t >= 0 else 1 - tail
 
 
 def _percent(values: Sequence[float]) -> str:
