@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from cbdsl import register
 from cbdsl.files import write_atomically
-from cbdsl.report.page import Section, document
+from cbdsl.report.html import Section, bullets, document, picture, table
 from cbdsl.report.style import INK, PALE, dress, new_figure, save, spread_labels, themed_svg
 from cbdsl.study.arena import DEFENCES, TOLERATED, Bout, Contest
 from cbdsl.text import size
@@ -46,12 +46,10 @@ def write(contest: Contest, bouts: Sequence[Bout], out: Path, command: str) -> P
         Section("worst", "Worst case", "The worst that can happen to each defence", _worst(contest, bouts)),
         Section("breaks", "Where ours breaks", "Where our own defences break", _breaks(contest, bouts)),
         *(
-            Section(
-                f"map{count}", f"{count} attackers", f"Accuracy with {count} attackers", _CROSSED + _picture(picture)
-            )
-            for count, picture in maps.items()
+            Section(f"map{count}", f"{count} attackers", f"Accuracy with {count} attackers", _CROSSED + picture(drawn))
+            for count, drawn in maps.items()
         ),
-        Section("cost", "Cost", "What it costs", _picture(price)),
+        Section("cost", "Cost", "What it costs", picture(price)),
         *_detection(contest, bouts),
         *_backdoor(bouts),
         Section("attacks", "Attacks", "The attacks", _glossary(contest)),
@@ -155,7 +153,7 @@ def _worst(contest: Contest, bouts: Sequence[Bout]) -> str:
             f'<span class="{kind}">{lost} of {len(own) - 1}</span>', size(clean.uplink_bytes),
         ))  # fmt: skip
     note = f"<p>A bout is lost if the attack costs more than {TOLERATED * 100:.0f} points against the clean run.</p>"
-    return note + _table(head, rows)
+    return note + table(head, rows)
 
 
 def _breaks(contest: Contest, bouts: Sequence[Bout]) -> str:
@@ -164,23 +162,23 @@ def _breaks(contest: Contest, bouts: Sequence[Bout]) -> str:
     fooled = [bout for bout in bouts if bout.defence in ours and (bout.attack_success or 0) > 0.5]
     wronged = [bout for bout in bouts if bout.defence in ours and bout.false_bans]
     items = [
-        f"<li><b>{escape(DEFENCES[bout.defence].label)}</b> loses {100 * bout.lost:.1f} points to "
-        f"{escape(bout.attack)} with {bout.byzantine} attackers ({_span(bout)}).</li>"
+        f"<b>{escape(DEFENCES[bout.defence].label)}</b> loses {100 * bout.lost:.1f} points to "
+        f"{escape(bout.attack)} with {bout.byzantine} attackers ({_span(bout)})."
         for bout in sorted(lost, key=lambda bout: -bout.lost)
     ]
     items += [
-        f"<li><b>{escape(DEFENCES[bout.defence].label)}</b> keeps its accuracy under {escape(bout.attack)} with "
-        f"{bout.byzantine} attackers, but takes {bout.attack_success:.0%} of triggered images for the target.</li>"
+        f"<b>{escape(DEFENCES[bout.defence].label)}</b> keeps its accuracy under {escape(bout.attack)} with "
+        f"{bout.byzantine} attackers, but takes {bout.attack_success:.0%} of triggered images for the target."
         for bout in fooled
     ]
     items += [
-        f"<li><b>{escape(DEFENCES[bout.defence].label)}</b> bans {bout.false_bans:g} honest workers a run under "
-        f"{escape(bout.attack or 'no attack')}, {bout.byzantine} attackers.</li>"
+        f"<b>{escape(DEFENCES[bout.defence].label)}</b> bans {bout.false_bans:g} honest workers a run under "
+        f"{escape(bout.attack or 'no attack')}, {bout.byzantine} attackers."
         for bout in wronged
     ]
     if not ours:
         return "<p>None of our own defences is in this arena.</p>"
-    return f"<ul>{''.join(items)}</ul>" if items else "<p>Nowhere in this arena.</p>"
+    return bullets(items) if items else "<p>Nowhere in this arena.</p>"
 
 
 def _detection(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
@@ -219,8 +217,8 @@ def _detection(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
         "Most uploads in a run",
         "Most wasted in a run",
     )
-    every = f"<details><summary>All {len(rows)} bouts</summary>{_table(head, rows)}</details>"
-    body = note + _table(top, totals) + _false_alarms([bout for bout in bouts if bout.defence in ours]) + every
+    every = f"<details><summary>All {len(rows)} bouts</summary>{table(head, rows)}</details>"
+    body = note + table(top, totals) + _false_alarms([bout for bout in bouts if bout.defence in ours]) + every
     return [Section("detection", "Detection", "Who is caught, who is wronged, what is wasted", body)]
 
 
@@ -245,7 +243,7 @@ def _backdoor(bouts: Sequence[Bout]) -> list[Section]:
         "untouched model gives; a high share means that the accuracy above hides a backdoor.</p>"
     )
     head = ("Defence", "Attackers", "Accuracy", "Attack success")
-    return [Section("backdoor", "Backdoor", "Backdoors", note + _table(head, rows))] if rows else []
+    return [Section("backdoor", "Backdoor", "Backdoors", note + table(head, rows))] if rows else []
 
 
 def _glossary(contest: Contest) -> str:
@@ -274,21 +272,6 @@ def _method(contest: Contest, command: str) -> str:
         "<p>Beside this page: <code>results.csv</code>, <code>results.jsonl</code>, <code>figures/</code> (PNG, SVG, "
         "PDF) and <code>runs/</code>, a folder for every run.</p>"
     )
-
-
-def _picture(svg: str) -> str:
-    return f'<figure><div class="scroll">{svg}</div></figure>'
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    top = "".join(f"<th>{escape(word)}</th>" for word in head)
-    body = "".join(
-        "<tr>"
-        + "".join(f'<td data-label="{escape(word)}">{cell}</td>' for word, cell in zip(head, row, strict=True))
-        + "</tr>"
-        for row in rows
-    )
-    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _span(bout: Bout) -> str:

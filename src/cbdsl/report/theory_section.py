@@ -8,6 +8,7 @@ from html import escape
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from cbdsl.report.html import bullets, picture, table
 from cbdsl.report.style import SHADES, dress, new_figure
 from cbdsl.study.paper import APPROACHES, REGIMES, Regime
 from cbdsl.theory.report import TheoryResult, distance_verdict, number, rate_verdict, verdict
@@ -49,8 +50,7 @@ def build(results: Results, figures: Mapping[Regime, str]) -> str:
         chosen = {approach: result for (name, approach), result in results.items() if name == regime}
         parts.append(f"<h3>{escape(regime)} regime, {escape(REGIMES[regime])}</h3>")
         parts.append(_table(chosen))
-        parts.append(f'<figure id="theorem2-{regime}"><figcaption>Theorem 2 by round (log scale)</figcaption>'
-                     f'<div class="scroll">{figures[regime]}</div></figure>')  # fmt: skip
+        parts.append(picture(figures[regime], "Theorem 2 by round (log scale)", f"theorem2-{regime}"))
         parts += [_sentences(APPROACHES[approach].label, verdict(result)) for approach, result in chosen.items()]
     return "".join(parts)
 
@@ -66,17 +66,8 @@ def _table(results: Mapping[str, TheoryResult]) -> str:
             row = (number(last.bound), number(last.measured), distance_verdict(bound))
             rows.append((label, f"Theorem 2, {name}", *row))
     heads = ("Approach", "Form", "Bound", "Measured", "Verdict")
-    body = "".join(
-        "<tr>"
-        + "".join(f'<td data-label="{head}">{escape(cell)}</td>' for head, cell in zip(heads, row, strict=True))
-        + "</tr>"
-        for row in rows
-    )
-    return (
-        f"<table><thead><tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr></thead><tbody>{body}</tbody></table>"
-    )
+    return table(heads, ([escape(cell) for cell in row] for row in rows))
 
 
 def _sentences(label: str, sentences: Sequence[str]) -> str:
-    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
-    return f"<p><b>{escape(label)}</b></p><ul>{items}</ul>"
+    return f"<p><b>{escape(label)}</b></p>{bullets(map(escape, sentences))}"
