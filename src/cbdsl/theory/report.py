@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, is_dataclass
-from typing import Any, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table
 
+from cbdsl.plain import from_plain, to_plain
 from cbdsl.theory.constants import Constants, DirectionBounds, Range
 from cbdsl.theory.genie import Divergence
 from cbdsl.theory.theorem1 import RateBound, Theorem1
@@ -39,12 +40,12 @@ class TheoryResult:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON; a number that is not finite is null."""
-        return _plain(asdict(self))  # type: ignore[no-any-return]
+        return to_plain(self)  # type: ignore[no-any-return]
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> TheoryResult:
         """The inverse of `to_json`, except that null becomes NaN; fails with KeyError if a field is missing."""
-        return _built(TheoryResult, values)  # type: ignore[no-any-return]
+        return from_plain(TheoryResult, values)
 
     def to_text(self) -> str:
         """The JSON text."""
@@ -166,20 +167,3 @@ def _remark(values: Range) -> str:
 
 def _mean(values: tuple[float, ...]) -> float:
     return math.fsum(values) / len(values)
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of a result
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _built(hint: Any, value: Any) -> Any:  # noqa: ANN401 - any type of a result's field
-    if is_dataclass(hint) and isinstance(hint, type):
-        hints = get_type_hints(hint)
-        return hint(**{name: _built(kind, value[name]) for name, kind in hints.items()})
-    if get_origin(hint) is tuple:
-        return tuple(_built(get_args(hint)[0], item) for item in value)
-    return math.nan if hint is float and value is None else value
