@@ -14,6 +14,7 @@ from cbdsl import register
 from cbdsl.files import write_atomically
 from cbdsl.report.html import Section, bullets, document, picture, table
 from cbdsl.report.style import INK, PALE, dress, new_figure, save, spread_labels, themed_svg
+from cbdsl.report.words import attack_words, listed
 from cbdsl.study.arena import DEFENCES, TOLERATED, Bout, Contest
 from cbdsl.text import size
 
@@ -133,7 +134,7 @@ def _lead(contest: Contest, bouts: Sequence[Bout]) -> str:
     seeds = f"{len(contest.seeds)} seeds" if len(contest.seeds) > 1 else f"one seed ({contest.seeds[0]})"
     return (
         f"{len(contest.defences)} ways of learning together against {len(contest.attacks)} attacks with "
-        f"{_list(contest.byzantine)} Byzantine workers of {contest.spec(best, '', 0, 0).workers}, {seeds}. "
+        f"{listed(contest.byzantine)} Byzantine workers of {contest.spec(best, '', 0, 0).workers}, {seeds}. "
         f"Best in the worst case: <b>{escape(DEFENCES[best].label)}</b>, {worst.accuracy:.1%} under "
         f"{escape(worst.attack or 'no attack')}."
     )
@@ -239,8 +240,8 @@ def _backdoor(bouts: Sequence[Bout]) -> list[Section]:
         if bout.attack_success is not None
     ]
     note = (
-        "<p>Share of triggered test images of other classes that are taken for the target. About 1 % is what an "
-        "untouched model gives; a high share means that the accuracy above hides a backdoor.</p>"
+        "<p>Share of triggered test images of other classes that are taken for the target: a high share "
+        "means that the accuracy above hides a backdoor.</p>"
     )
     head = ("Defence", "Attackers", "Accuracy", "Attack success")
     return [Section("backdoor", "Backdoor", "Backdoors", note + table(head, rows))] if rows else []
@@ -249,29 +250,40 @@ def _backdoor(bouts: Sequence[Bout]) -> list[Section]:
 def _glossary(contest: Contest) -> str:
     parts = []
     for name in contest.attacks:
-        kind = register.attack.get(name)
-        words = " ".join((kind.__doc__ or "").split())
-        knows = " <i>It knows the honest workers' models.</i>" if kind.omniscient else ""
-        parts.append(f"<dt><b>{escape(name)}</b></dt><dd>{escape(words)}{knows}</dd>")
+        knows = " <i>It knows the honest workers' models.</i>" if register.attack.get(name).omniscient else ""
+        parts.append(f"<dt><b>{escape(name)}</b></dt><dd>{escape(attack_words(name))}{knows}</dd>")
     note = (
         "<p>w is the model that an honest worker in the attacker's place would send, w^g the global model. In CB-DSL, "
-        "whoever attacks with weights also claims half its honest score, or nobody would ever invite it.</p>"
+        "whoever attacks with weights also claims a better score than its own, or nobody would ever invite it.</p>"
     )
     return f"{note}<dl>{''.join(parts)}</dl>"
 
 
 def _method(contest: Contest, command: str) -> str:
-    settings = ", ".join(f"{key} = {value}" for key, value in contest.settings.items())
+    settings = "".join(f", {key} = {value}" for key, value in contest.settings.items())
     spec = contest.spec(contest.defences[0], "", 0, contest.seeds[0])
     return (
-        f"<p>Made by <code>{escape(command)}</code>: preset {escape(contest.preset)} with {escape(settings)}, "
-        f"{spec.rounds} rounds, seeds {_list(contest.seeds)}. Every method trains on D_tr beside its own data; FLTrust "
-        "also trains on it at the server, Zeno and CB-DSL score on D_sc. Defences that must reckon with a number of "
-        "attackers are told the true one; Bulyan cannot reckon with more than 11 of 50 and takes what it can. "
+        f"<p>Made by <code>{escape(command)}</code>: preset {escape(contest.preset)}{escape(settings)}, "
+        f"{spec.rounds} rounds, seeds {listed(contest.seeds)}. {_knowledge(contest, spec.workers)} "
         "Accuracy is that of the last round.</p>"
         "<p>Beside this page: <code>results.csv</code>, <code>results.jsonl</code>, <code>figures/</code> (PNG, SVG, "
         "PDF) and <code>runs/</code>, a folder for every run.</p>"
     )
+
+
+def _knowledge(contest: Contest, workers: int) -> str:
+    """What the defences of this contest train on, score on and are told."""
+    there = set(contest.defences)
+    scoring = ["Zeno"] * ("zeno" in there) + ["CB-DSL"] * any(DEFENCES[name].ours for name in there)
+    words = ["Every method trains on D_tr beside its own data."]
+    words += ["FLTrust also trains on it at the server."] * ("fltrust" in there)
+    words += [f"{listed(scoring)} {'score' if len(scoring) > 1 else 'scores'} on D_sc."] if scoring else []
+    words.append("Defences that must reckon with a number of attackers are told the true one.")
+    most = (workers - 3) // 4  # k >= 4f + 3
+    if "bulyan" in there and max(contest.byzantine) > most:
+        limit = f"more than {most} attackers" if most > 0 else "any attackers"
+        words.append(f"Bulyan cannot reckon with {limit} among {workers} workers and takes what it can.")
+    return " ".join(words)
 
 
 def _span(bout: Bout) -> str:
@@ -281,8 +293,3 @@ def _span(bout: Bout) -> str:
 
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
-
-
-def _list(values: Iterable[object]) -> str:
-    words = [str(value) for value in values]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from cbdsl.report.html import Section, bullets, document, picture, table
-from cbdsl.study.paper import FIGURES, REGIMES, Plan
-from cbdsl.study.paper_claims import JudgedClaim
+from cbdsl.report.words import attackers_words, regime_words
+from cbdsl.study.paper import FIGURES, READING_ERROR, REGIMES, Plan
+from cbdsl.study.paper_claims import SIGNIFICANCE, JudgedClaim
 
 _MARKS = {"holds": "✓", "holds in this regime": "✓", "undecided": "~", "does not hold": "✗"}
 _CLASSES = {"holds": "yes", "holds in this regime": "partly", "undecided": "open", "does not hold": "no"}
@@ -31,10 +32,11 @@ def _lead(claims: Sequence[JudgedClaim], plan: Plan) -> str:
     for regime in plan.regimes:
         rows = [claim for claim in claims if claim.regime == regime]
         good = sum(claim.verdict.startswith("holds") for claim in rows)
-        counts.append(f"<b>{good} of {len(rows)}</b> claims hold {escape(REGIMES[regime].split(':')[0])}")
+        counts.append(f"<b>{good} of {len(rows)}</b> claims hold {escape(REGIMES[regime])}")
     return (
-        "Figures 1 to 5 of “CB-DSL: Communication-efficient and Byzantine-robust Distributed Swarm Learning on "
-        f"Non-i.i.d. Data” (arXiv 2208.05578) from fresh runs, {_seeds(plan)}. {'; '.join(counts)}."
+        f"Figures {FIGURES[0].number} to {FIGURES[-1].number} of “CB-DSL: Communication-efficient and Byzantine-robust "
+        f"Distributed Swarm Learning on Non-i.i.d. Data” (arXiv 2208.05578) from fresh runs, {_seeds(plan)}. "
+        f"{'; '.join(counts)}."
     )
 
 
@@ -52,10 +54,10 @@ def _claims(claims: Sequence[JudgedClaim], plan: Plan) -> str:
         (str(first.figure), escape(first.claim), *(_verdict(by_key[first.id, regime]) for regime in plan.regimes))
         for first in firsts
     ]
-    words = bullets(f"<b>{escape(regime)}</b>: {escape(REGIMES[regime])}." for regime in plan.regimes)
+    words = bullets(f"<b>{escape(regime)}</b>: {escape(regime_words(regime, plan))}." for regime in plan.regimes)
     test = (
         "Differences are paired by seed; a claim <i>holds</i> if the mean difference has the claimed sign and a "
-        "one-sided paired t-test gives p &lt; 0.05, and is <i>undecided</i> if only the sign is right."
+        f"one-sided paired t-test gives p &lt; {SIGNIFICANCE:g}, and is <i>undecided</i> if only the sign is right."
         if len(plan.seeds) > 1
         else "With one seed there is nothing to test: the sign of a difference decides."
     )
@@ -74,7 +76,7 @@ def _figure(number: int, title: str, figures: Mapping[tuple[int, str], str], pla
     parts = "".join(
         picture(
             figures[number, regime],
-            f"<b>{escape(regime)} regime</b>, {escape(REGIMES[regime])}",
+            f"<b>{escape(regime)} regime</b>, {escape(regime_words(regime, plan))}",
             f"figure{number}-{regime}",
         )
         for regime in plan.regimes
@@ -91,13 +93,14 @@ def _method(plan: Plan, command: str) -> str:
     fewer = (
         f"<p>This is a quick look: {plan.rounds_share:.0%} of the rounds, {_seeds(plan)}. "
         "Run without <code>--quick</code> for the whole.</p>"
-        if plan.rounds_share < 1
+        if plan.rounds_share < 1 and "rounds" not in dict(plan.settings)
         else ""
     )
+    attackers = "".join(f"<p>{escape(words)}</p>" for words in [attackers_words(plan)] if words)
+    stars = f"Hollow stars are values read off the published plots (± {READING_ERROR:g}). " if not plan.settings else ""
     return (
-        f"{changed}{fewer}<p>Made by <code>{escape(command)}</code>. {band}Hollow stars are values read off the "
-        "published plots (± 0.01). The uplink counts payload bytes of every score and every model, refuted ones too. "
-        "The attacker claims a score of 10⁻⁶ and uploads weights drawn from N(0, 10²). Nothing was tuned so that a "
-        "claim comes true.</p><p>Beside this page: <code>claims.json</code>, <code>figures/</code> (PNG, SVG, PDF) and "
+        f"{changed}{fewer}<p>Made by <code>{escape(command)}</code>. {band}{stars}The uplink counts payload bytes of "
+        "every score and every model, refuted ones too. Nothing was tuned so that a claim comes true.</p>"
+        f"{attackers}<p>Beside this page: <code>claims.json</code>, <code>figures/</code> (PNG, SVG, PDF) and "
         "<code>runs/</code>, a folder for every run with its spec, its rounds and its model.</p>"
     )

@@ -10,7 +10,8 @@ from matplotlib.ticker import MaxNLocator
 
 from cbdsl.report.html import bullets, picture, table
 from cbdsl.report.style import SHADES, dress, new_figure
-from cbdsl.study.paper import APPROACHES, REGIMES, Regime
+from cbdsl.report.words import regime_words
+from cbdsl.study.paper import APPROACHES, Plan, Regime
 from cbdsl.theory.report import TheoryResult, distance_verdict, number, rate_verdict, verdict
 
 Results = Mapping[tuple[Regime, str], TheoryResult]
@@ -39,7 +40,7 @@ def draw(results: Mapping[str, TheoryResult]) -> Figure:
     return canvas
 
 
-def build(results: Results, figures: Mapping[Regime, str]) -> str:
+def build(results: Results, figures: Mapping[Regime, str], plan: Plan) -> str:
     """The section's HTML; figures: regime -> SVG."""
     parts = [
         "<p>Each bound is computed twice: as printed, and corrected where the proof has a slip. The corrected forms "
@@ -48,7 +49,7 @@ def build(results: Results, figures: Mapping[Regime, str]) -> str:
     ]
     for regime in figures:
         chosen = {approach: result for (name, approach), result in results.items() if name == regime}
-        parts.append(f"<h3>{escape(regime)} regime, {escape(REGIMES[regime])}</h3>")
+        parts.append(f"<h3>{escape(regime)} regime, {escape(regime_words(regime, plan))}</h3>")
         parts.append(_table(chosen))
         parts.append(picture(figures[regime], "Theorem 2 by round (log scale)", f"theorem2-{regime}"))
         parts += [_sentences(APPROACHES[approach].label, verdict(result)) for approach, result in chosen.items()]

@@ -161,7 +161,9 @@ def _survives(figure: int, clean_figure: int, approach: str) -> Callable[[Eviden
         runs = evidence.runs[figure, approach]
         caught = all(run.summary.banned == run.summary.byzantine for run in runs)
         near = all(a > c - NEAR for a, c in zip(attacked, clean, strict=True))
-        banned = "the attacker, and nobody else, was banned" if caught else "bans and attackers differ"
+        alone = max(len(run.summary.byzantine) for run in runs) <= 1
+        whom = "the attacker, and nobody else, was banned" if alone else "all attackers, and nobody else, were banned"
+        banned = whom if caught else "bans and attackers differ"
         text = f"{_percent(attacked)} attacked, {_percent(clean)} clean; {banned}"
         return Judgement(near and caught, text, {"attacked": attacked, "clean": clean, "caught": caught})
 

@@ -140,7 +140,7 @@ def _draw(plan: Plan, evidence: Sequence[Evidence], claims: Sequence[JudgedClaim
         )
         for regime in plan.regimes
     }
-    text = page.build(plan, claims, pictures, theory_section.build(results, bounds), command)
+    text = page.build(plan, claims, pictures, theory_section.build(results, bounds, plan), command)
     write_atomically(out / "report.html", text.encode())
     return out / "report.html"
 

@@ -1,0 +1,67 @@
+"""Words that more than one page needs, made from what was run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cbdsl.byzantine.attacks import ATTACKS, make_attack
+from cbdsl.spec import AttackSpec, LocalSpec, Spec
+from cbdsl.study.paper import FIGURES, REGIMES, Plan, Regime, spec_of
+
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+def listed(values: Iterable[object]) -> str:
+    """`1, 5 and 10`."""
+    words = [str(value) for value in values]
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def regime_words(regime: Regime, plan: Plan) -> str:
+    """Where a regime is from, and what a worker does in a round of it."""
+    changed = ", with other settings" if plan.settings else ""
+    return f"{REGIMES[regime]}{changed}: {work_words(_spec(1, regime, plan).local)}"
+
+
+def work_words(local: LocalSpec) -> str:
+    """`one epoch of plain SGD a round`, or the epochs and what SGD has besides."""
+    count, noun = (local.steps, "batch") if local.steps else (local.epochs, "epoch")
+    plural = "" if count == 1 else "es" if noun == "batch" else "s"
+    amount = f"{_NUMBERS[count] if count < len(_NUMBERS) else count} {noun}{plural}"
+    besides = [f"momentum {local.momentum:g}"] * bool(local.momentum)
+    besides += [f"weight decay {local.weight_decay:g}"] * bool(local.weight_decay)
+    if local.decay != 1:
+        change = "halved" if local.decay == 0.5 else f"times {local.decay:g}"
+        besides.append(f"learning rate {change} every round")
+    return ", ".join([amount, *besides]) if besides else f"{amount} of plain SGD a round"
+
+
+def attackers_words(plan: Plan) -> str:
+    """Who attacks in the figures that have attackers, in sentences; empty if nobody does."""
+    specs = {figure.number: _spec(figure.number, plan.regimes[0], plan) for figure in FIGURES}
+    attacked = [number for number, spec in specs.items() if spec.attack.byzantine]
+    if not attacked:
+        return ""
+    spec = specs[attacked[0]]
+    attack, count = spec.attack, spec.attack.byzantine
+    numbers, verb = listed(attacked), "attacks" if count == 1 else "attack"
+    return (
+        f"In Figures {numbers}, {count} of {spec.workers} workers {verb}: {attack.name}{attack_scale(attack)}. "
+        f"{attack_words(attack.name)}"
+    )
+
+
+def attack_words(name: str) -> str:
+    """What an attack does, as its own description says."""
+    return " ".join((ATTACKS[name].__doc__ or "").split())
+
+
+def attack_scale(attack: AttackSpec) -> str:
+    """How strong an attack is in its own measure, such as ` (scale 10)`; empty if it has none or finds its own."""
+    scale = getattr(make_attack(attack), "scale", 0.0)
+    return f" (scale {scale:g})" if scale else ""
+
+
+def _spec(figure: int, regime: Regime, plan: Plan) -> Spec:
+    chosen = FIGURES[figure - 1]
+    return spec_of(chosen, chosen.approaches[0], regime, plan.seeds[0], plan)
