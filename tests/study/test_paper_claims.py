@@ -125,6 +125,21 @@ def test_divergence_that_goes_on_rising_does_not_flatten() -> None:
     assert verdicts(replace(world(), divergence=lost))["divergence-lower", "paper"] == "holds"
 
 
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_too_few_rounds_say_nothing_about_a_curves_shape(rounds: int) -> None:
+    short = {name: [curve[:rounds] for curve in curves] for name, curves in CURVES.items()}
+    rows = {row.id: row for row in judge([replace(world(), divergence=short)])}
+    assert rows["divergence-flattens"].verdict == "undecided"
+    assert rows["divergence-flattens"].measured.startswith("too few rounds to say")
+
+
+def test_three_rounds_are_enough_to_rise_and_flatten() -> None:
+    curve = [[0.1, 0.6, 0.65]] * 3
+    assert (
+        verdicts(replace(world(), divergence=dict.fromkeys(CURVES, curve)))["divergence-flattens", "paper"] == "holds"
+    )
+
+
 def test_every_judgement_says_what_was_measured() -> None:
     rows: list[JudgedClaim] = judge([world()])
     assert len(rows) == len(PAPER_CLAIMS) == len({claim.id for claim in PAPER_CLAIMS})

@@ -23,6 +23,7 @@ SIGNIFICANCE = 0.05  # one-sided, of the paired t-test over seeds
 FAILED = 0.20  # a ten-class model below this has learned next to nothing
 NEAR = 0.01  # "effectively defends": within one point of the clean run
 FLAT = 0.2  # "flattens": the last third's slope is at most this share of the first third's
+FEWEST_ROUNDS = 3  # a curve's first and last third, each with a slope of its own
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,7 @@ class Evidence:
 class Judgement:
     """What a check found in one regime."""
 
-    holds: bool | None  # none: the right direction, but the seeds do not settle it
+    holds: bool | None  # none: undecided; the direction is right, but the seeds do not settle it, or rounds are too few
     measured: str
     numbers: dict[str, Any]
 
@@ -210,8 +211,13 @@ def _first_round(rounds: Sequence[RoundRecord], target: float) -> int | None:
 
 
 def _rises_then_flattens(evidence: Evidence) -> Judgement:
+    approaches = ("cb-dsl", "cb-dsl-g")
+    rounds = min(len(curve) for approach in approaches for curve in evidence.divergence[approach])
+    if rounds < FEWEST_ROUNDS:
+        text = f"too few rounds to say: {rounds} instead of {FEWEST_ROUNDS} or more"
+        return Judgement(None, text, {"rounds": rounds})
     slopes = {}
-    for approach in ("cb-dsl", "cb-dsl-g"):
+    for approach in approaches:
         curve = [fmean(values) for values in zip(*evidence.divergence[approach], strict=True)]
         third = max(1, len(curve) // 3)
         early = (curve[third] - curve[0]) / third
