@@ -7,12 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from cbdsl import register
 from cbdsl.arrays import Samples
 from cbdsl.engines.base import Sgd
 from cbdsl.engines.check import check_model
 from cbdsl.engines.torch_engine import TorchEngine
 from cbdsl.errors import UserError
-from cbdsl.models.modules import MODELS, to_flat
+from cbdsl.models.modules import to_flat
+from helpers import module_named
 
 SAMPLES = Samples(np.random.default_rng(5).uniform(0, 3, (20, 6)).astype(np.float32), np.arange(20, dtype=np.int32) % 3)
 
@@ -121,9 +123,9 @@ def test_a_module_that_can_be_trained_is_accepted_and_trains(module: nn.Module) 
     assert not np.array_equal(trained, weights)
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", register.model.names())
 def test_the_models_of_the_package_are_accepted(name: str) -> None:
-    check_model(MODELS[name]((1, 28, 28), 10), (1, 28, 28), 10)
+    check_model(module_named(name, (1, 28, 28), 10), (1, 28, 28), 10)
 
 
 def test_a_constant_table_is_part_of_the_model_on_every_thread() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cbdsl.report.words import attack_scale, attackers_words, listed, regime_words, work_words
-from cbdsl.spec import AttackSpec, LocalSpec
+from cbdsl.spec import AttackSpec, LocalSpec, Spec
 from cbdsl.study.paper import FULL, Plan
 
 
@@ -58,5 +58,5 @@ def test_nobody_is_called_an_attacker_where_there_is_none() -> None:
 
 
 def test_an_attack_that_finds_its_own_strength_has_no_scale() -> None:
-    assert attack_scale(AttackSpec("alie")) == attack_scale(AttackSpec("mimic")) == ""
-    assert attack_scale(AttackSpec("alie", scale=1.5)) == " (scale 1.5)"
+    assert attack_scale(Spec(attack=AttackSpec("alie"))) == attack_scale(Spec(attack=AttackSpec("mimic"))) == ""
+    assert attack_scale(Spec(attack=AttackSpec("alie", scale=1.5))) == " (scale 1.5)"

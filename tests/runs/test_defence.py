@@ -89,8 +89,8 @@ def test_batch_losses_are_the_mean_losses_of_as_many_copies_of_the_model(engine:
 
 
 def test_a_guarded_run_bans_nobody_honest_and_resumes_to_the_same_numbers(tmp_path) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
-    spec = small_spec(defence__guard=True, defence__commitment=True, selection__name="soup", selection__k=2, rounds=6, attack__byzantine=2,
-                      attack__name="staller")  # fmt: skip
+    spec = small_spec(defence__guard=True, defence__commitment=True, selection__name="soup", selection__k=2, rounds=6,
+                      attack__byzantine=2, attack__name="staller")  # fmt: skip
     whole = cbdsl.run(spec, model=perceptron, data=blobs(), out=tmp_path / "whole")
     assert whole.summary.banned == []
     assert any(line.silent for line in whole.rounds)
@@ -139,8 +139,8 @@ def test_the_cap_leaves_room_for_the_attackers_that_the_server_reckons_with() ->
 
 
 def test_copycats_take_no_place_in_the_soup_and_nobody_honest_is_taken_for_one() -> None:
-    settings = {"model": "softmax", "workers": 8, "rounds": 6, "local.learning_rate": 0.1, "selection.name": "soup", "selection.k": 2,
-                "attack.name": "copycat"}  # fmt: skip
+    settings = {"model": "softmax", "workers": 8, "rounds": 6, "local.learning_rate": 0.1,
+                "selection.name": "soup", "selection.k": 2, "attack.name": "copycat"}  # fmt: skip
     for attackers in (0, 3):
         result = cbdsl.run(Spec().with_settings(settings | {"attack.byzantine": attackers}))
         copies = [one["worker"] for line in result.rounds for one in line.verdicts if one["reason"] == COPIED]

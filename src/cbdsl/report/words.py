@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from cbdsl.byzantine.attacks import ATTACKS, make_attack
-from cbdsl.spec import AttackSpec, LocalSpec, Spec
+from cbdsl import register
+from cbdsl.byzantine.attack import make_attack
+from cbdsl.spec import LocalSpec, Spec
 from cbdsl.study.paper import FIGURES, REGIMES, Plan, Regime, spec_of
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -46,19 +47,19 @@ def attackers_words(plan: Plan) -> str:
     attack, count = spec.attack, spec.attack.byzantine
     numbers, verb = listed(attacked), "attacks" if count == 1 else "attack"
     return (
-        f"In Figures {numbers}, {count} of {spec.workers} workers {verb}: {attack.name}{attack_scale(attack)}. "
+        f"In Figures {numbers}, {count} of {spec.workers} workers {verb}: {attack.name}{attack_scale(spec)}. "
         f"{attack_words(attack.name)}"
     )
 
 
 def attack_words(name: str) -> str:
     """What an attack does, as its own description says."""
-    return " ".join((ATTACKS[name].__doc__ or "").split())
+    return " ".join((register.attack.get(name).__doc__ or "").split())
 
 
-def attack_scale(attack: AttackSpec) -> str:
+def attack_scale(spec: Spec) -> str:
     """How strong an attack is in its own measure, such as ` (scale 10)`; empty if it has none or finds its own."""
-    scale = getattr(make_attack(attack), "scale", 0.0)
+    scale = getattr(make_attack(spec), "scale", 0.0)
     return f" (scale {scale:g})" if scale else ""
 
 

@@ -175,8 +175,9 @@ class RunFolder:
             ) from error
         if meta["key"] != key:
             raise UserError(
-                f"{path} belongs to another spec or engine ({meta['key']}) than this run's ({key}): was spec.toml or "
-                "a plugin edited (plugins/ has it as it was), or the package installed again without its native engine? Nothing was changed."
+                f"{path} belongs to another spec or engine ({meta['key']}) than this run's ({key}): was spec.toml or a "
+                "plugin edited (plugins/ has it as it was), or the package installed again without its native engine? "
+                "Nothing was changed."
             )
         return Checkpoint(state, particles)
 

@@ -1,4 +1,4 @@
-"""What a user gives in Python: objects instead of names. A registered part is recorded by name, any other as "custom"."""
+"""What a user gives in Python: objects instead of names. A registered part is recorded by name, others as "custom"."""
 
 from __future__ import annotations
 

@@ -171,7 +171,8 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ("uploads", f"{summary.uploads:,} models in {summary.rounds} rounds ({size(summary.model_uplink_bytes)})"),
     ]
     if summary.conversation != "average":
-        fedavg = f"{summary.fedavg_model_uplink_bytes // (4 * summary.parameters):,} models ({size(summary.fedavg_model_uplink_bytes)})"
+        fedavg_bytes = summary.fedavg_model_uplink_bytes
+        fedavg = f"{fedavg_bytes // (NUMBER_BYTES * summary.parameters):,} models ({size(fedavg_bytes)})"
         saving = f", {1 / share:.1f} times as much" if share else ""
         rows.append(("compared with", f"FedAvg: {fedavg}{saving}"))
     rows.append(("traffic", f"{size(summary.uplink_bytes)} up, {size(summary.downlink_bytes)} down, payload alone"))

@@ -132,8 +132,8 @@ _RULES: tuple[tuple[Callable[[str], bool], Callable[[Spec, Method], bool], str],
     (
         _among("defence.aggregator"),
         lambda _, method: method.conversation != "average",
-        "'{method}' takes verified models one by one and has nothing to aggregate. Aggregators are for methods in which "
-        "everybody uploads: add --method fedavg.",
+        "'{method}' takes verified models one by one and has nothing to aggregate. Aggregators are for methods in "
+        "which everybody uploads: add --method fedavg.",
     ),
     (
         _among("attack.name", "attack.scale"),
@@ -158,7 +158,8 @@ _RULES: tuple[tuple[Callable[[str], bool], Callable[[Spec, Method], bool], str],
     (
         _among("defence.guard", "defence.false_alarm", "verification.tolerance"),
         lambda spec, method: not (method.conversation == "swarm" and method.verifies and spec.shares_scoring),
-        "uploads are not verified in this run: the method must verify, on a shared D_sc. Use cb-dsl with --shared both.",
+        "uploads are not verified in this run: that takes a method that verifies and a shared D_sc. Use cb-dsl with "
+        "--shared both.",
     ),
     (
         _among("defence.false_alarm"),
