@@ -17,7 +17,8 @@ from cbdsl.study.arena import Contest, judge
 def ended(spec: Spec) -> Summary:
     """A run in which attackers do no harm and nobody is banned."""
     return SimpleNamespace(  # type: ignore[return-value]
-        final_accuracy=0.9, uplink_bytes=1000, wasted_uplink_bytes=0, uploads=5, banned=[], attack_success=None,
+        conversation="swarm", final_accuracy=0.9, uplink_bytes=1000, wasted_uplink_bytes=0, uploads=5, banned=[],
+        attack_success=None,
         byzantine=list(range(spec.attack.byzantine)),
     )  # fmt: skip
 

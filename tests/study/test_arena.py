@@ -21,7 +21,8 @@ def results(accuracy: Callable[[Spec], float]) -> Callable[[Spec], Summary]:
     def of(spec: Spec) -> Summary:
         attacked = spec.attack.byzantine
         return SimpleNamespace(  # type: ignore[return-value]
-            final_accuracy=accuracy(spec), uplink_bytes=1000, wasted_uplink_bytes=100, uploads=5,
+            conversation="average" if spec.method == "fedavg" else "swarm", final_accuracy=accuracy(spec),
+            uplink_bytes=1000, wasted_uplink_bytes=100, uploads=5,
             byzantine=list(range(attacked)), banned=[0, 9] if attacked and spec.method == "cb-dsl" else [],
             attack_success=0.25 * spec.seed if spec.attack.name == "backdoor" else None,
         )  # fmt: skip
