@@ -17,7 +17,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cbdsl.cli.main import main
 from cbdsl.deploy import provision as module
-from cbdsl.deploy.provision import MONITOR_NAME, SERVER_NAME, add_workers, numbered, provision, read, renew, revoke
+from cbdsl.deploy.provision import add_workers, numbered, provision, read, renew, revoke
+from cbdsl.deploy.provision_files import MONITOR_NAME, SERVER_NAME
 from cbdsl.deploy.topics import check_name
 from cbdsl.errors import UserError
 

@@ -20,7 +20,8 @@ from cbdsl.deploy.broker import Broker, find_mosquitto, running_broker
 from cbdsl.deploy.certificates import Authority
 from cbdsl.deploy.link import MqttLink, parse_address
 from cbdsl.deploy.meter import Meter
-from cbdsl.deploy.provision import SERVER_NAME, add_workers, provision, renew, revoke
+from cbdsl.deploy.provision import add_workers, provision, renew, revoke
+from cbdsl.deploy.provision_files import SERVER_NAME
 
 pytestmark = pytest.mark.skipif(
     find_mosquitto() is None,

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from cbdsl.deploy import provision as job
+from cbdsl.deploy.provision_files import Provisioned
 from cbdsl.errors import UserError
 
 DEFAULT_SWARM = "swarm"
@@ -70,7 +71,7 @@ def _count(workers: Sequence[str]) -> str:
     return f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
 
 
-def _tell_made(made: job.Provisioned, given_host: bool) -> None:
+def _tell_made(made: Provisioned, given_host: bool) -> None:
     typer.echo(f"{made.folder}: an authority, a broker at {made.url}, a parameter server, {_count(made.workers)}.")
     typer.echo(f"Start the broker:  cd {made.folder / 'broker'} && mosquitto -c mosquitto.conf")
     typer.echo(f"The other commands:  {made.folder}/server/README.txt and {made.folder}/workers/*/README.txt")
@@ -79,12 +80,12 @@ def _tell_made(made: job.Provisioned, given_host: bool) -> None:
         typer.echo("Only this machine can reach a broker called localhost. Give --host to reach it from others.")
 
 
-def _tell_revoked(made: job.Provisioned, names: Sequence[str]) -> None:
+def _tell_revoked(made: Provisioned, names: Sequence[str]) -> None:
     broker = made.folder / "broker"
     typer.echo(f"Revoked: {', '.join(dict.fromkeys(names))}.")
     typer.echo(f"Copy {broker / 'crl.pem'} and {broker / 'acl'} to the broker and restart it. Until then they get in.")
 
 
-def _tell_renewed(made: job.Provisioned) -> None:
+def _tell_renewed(made: Provisioned) -> None:
     typer.echo(f"New keys for broker, server and all workers but those revoked, good for {made.days} days.")
     typer.echo("Copy the folders out again and restart broker, server, workers. The old keys work until they expire.")
