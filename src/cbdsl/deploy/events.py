@@ -37,5 +37,7 @@ class Events:
             self.refusals[reason] += 1
             first = self.refusals[reason] == 1
         if first:
-            _log.warning("refused from %s: %s (further ones are counted only)", worker or "a stranger", reason)
+            _log.warning(
+                "refused a message from %s: %s (more like it are only counted)", worker or "a stranger", reason
+            )
             self.note("refused", reason=reason, worker=worker)

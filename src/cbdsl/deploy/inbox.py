@@ -53,7 +53,7 @@ class OpenRound:
 
 
 class Inbox:
-    """The server's ear."""
+    """Everything that workers send to the server, within fixed bounds."""
 
     def __init__(self, swarm: str, run: bytes, size: int, roster: Roster, events: Events, grace_seconds: float) -> None:
         """size: numbers in an upload; grace_seconds: how long a worker that vanished is still reckoned with."""
@@ -72,12 +72,12 @@ class Inbox:
         """Take a message. Returns a greeting that is to be answered; everything else is kept or refused here."""
         sender = origin(self._swarm, topic)
         if sender is None:
-            self._events.refuse("a topic of nobody")
+            self._events.refuse("an unknown topic")
             return None
         with self._changed:
             known = self._roster.number(sender.worker) is not None
             if not self._spend(self._presence(sender.worker) if known else self._strangers):
-                self._events.refuse("a flood of messages", sender.worker)
+                self._events.refuse("too many messages", sender.worker)
                 return None
             try:
                 return self._take(sender, payload)
@@ -136,7 +136,7 @@ class Inbox:
         self._check_time(claim_message.run, claim_message.round)
         claim = Claim(claim_message.score, claim_message.commitment)
         if worker not in open_round.participants or open_round.task != "swarm":
-            raise WireError("not asked for")
+            raise WireError("not requested")
         before = open_round.claims.get(worker)
         if before is None:
             if not open_round.open:
@@ -144,21 +144,21 @@ class Inbox:
             open_round.claims[worker] = claim
             self._presence(self._roster.name(worker)).overdue = False
         elif repr(before) != repr(claim):  # by text: NaN is not equal to itself
-            raise WireError("another one than before in the same round")
+            raise WireError("a different claim from the one already received this round")
 
     def _piece(self, worker: WorkerId, number: int, payload: bytes) -> None:
         open_round = self.open_round
         if worker not in open_round.invited:
-            raise WireError("not asked for")
+            raise WireError("not requested")
         if worker in open_round.models or worker in open_round.spoilt:
             return
         piece = wire.decode(payload, Piece)
         self._check_time(piece.run, piece.round)
         try:
             if piece.index != number:
-                raise WireError("a number that does not fit its topic")
+                raise WireError("a piece number that does not match its topic")
             if piece.size != 4 * self._size:
-                raise WireError("a model of another size")
+                raise WireError("a model of the wrong size")
             if worker not in open_round.assemblies:
                 open_round.assemblies[worker] = Assembly(piece.digest, piece.size)
             whole = open_round.assemblies[worker].add(piece)
@@ -173,11 +173,11 @@ class Inbox:
 
     def _check_time(self, run: bytes, round_number: int) -> None:
         if run != self._run:
-            raise WireError("of another run")
+            raise WireError("from another run")
         if round_number < self.open_round.round:
-            raise WireError("of an earlier round")
+            raise WireError("from an earlier round")
         if round_number > self.open_round.round:
-            raise WireError("of a round to come")
+            raise WireError("from a future round")
 
     def _presence(self, name: str) -> Presence:
         return self._present.setdefault(name, Presence())
@@ -201,7 +201,7 @@ class Inbox:
     # --- the main thread's side
 
     def until(self, done: Callable[[], bool], seconds: float, is_up: Callable[[], bool]) -> bool:
-        """Wait until something is so, for at most so many seconds in which the broker is there; whether it is so."""
+        """Wait until a condition holds, for at most so many seconds of broker uptime; returns whether it does."""
         left, last = seconds, time.monotonic()
         with self._changed:
             while not done():
@@ -277,6 +277,6 @@ class Inbox:
             return sorted(name for name in newcomers if self._roster.number(name) is not None)
 
     def settled(self, answers: Collection[WorkerId], needed: Callable[[int], int]) -> bool:
-        """Whether enough of the participants that can be expected to answer have answered."""
+        """Whether enough of the participants we can expect an answer from have answered."""
         expected = [one for one in self.open_round.participants if one in answers or self.is_there(one)]
         return len(answers) >= needed(len(expected))

@@ -30,7 +30,7 @@ class Parcel:
     def add(self, piece: Piece) -> None:
         """Take a piece of the newest sending."""
         if piece.size != self._size:
-            raise WireError("something of another size than announced")
+            raise WireError("a size that differs from the announcement")
         if piece.digest == self.digest or piece.round < self._round:
             return
         if self._assembly is None or self._assembly.digest != piece.digest:
@@ -45,7 +45,7 @@ class Parcel:
             self.fill(piece.digest, whole)
 
     def fill(self, digest: bytes, content: bytes) -> None:
-        """Here it is, whole."""
+        """Take it whole, from elsewhere."""
         self.content, self._assembly = content, None
         self.digest = digest  # last: whoever sees the hash may take the content
 
@@ -59,7 +59,7 @@ class Letter(Generic[_Content]):
 
 
 class Mail:
-    """A worker's ear. The link's thread hands messages in; the worker's thread looks at what is there."""
+    """A worker's inbox. The link's thread hands messages in; the worker's thread looks at what is there."""
 
     def __init__(self, swarm: str, name: str, events: Events) -> None:
         self._prefix, self._events = topics.root(swarm), events
@@ -91,7 +91,7 @@ class Mail:
         elif topic.startswith(f"{self._prefix}/down/"):
             kind = topic[len(self._prefix) + 6 :].partition("/")[0]
         else:
-            raise WireError("a topic of nobody")
+            raise WireError("an unknown topic")
         if not payload:  # the server cleared what was retained: the run is over
             return ""
         if kind == "spec":
@@ -103,7 +103,7 @@ class Mail:
             "start": lambda content: self._piece(self.start, content),
         }  # fmt: skip
         if kind not in take:
-            raise WireError("a topic of nobody")
+            raise WireError("an unknown topic")
         if self.assignment is None:  # it comes again once the announcement is here
             return ""
         return take[kind](payload) or ""
@@ -128,7 +128,7 @@ class Mail:
         order_message = wire.decode(payload, OrderMessage)
         self._check_run(order_message.run)
         if self.order is not None and order_message.round < self.order.message.round:
-            raise WireError("of an earlier round")  # sent again late, after a connection was lost
+            raise WireError("from an earlier round")  # sent again late, after a connection was lost
         again = self.order is not None and order_message == self.order.message
         self.order = Letter(order_message)
         return "again" if again else ""
@@ -146,4 +146,4 @@ class Mail:
     def _check_run(self, run: bytes) -> None:
         assert self.assignment is not None
         if run != self.assignment.run:
-            raise WireError("of another run")
+            raise WireError("from another run")

@@ -64,7 +64,7 @@ class Keeper:
             claim = meta["claim"] and Claim(float.fromhex(meta["claim"][0]), bytes.fromhex(meta["claim"][1]))
             particles = Particles(**arrays)
             if any(rows.shape != (1, size) for name, rows in vars(particles).items() if name != "personal_score"):
-                raise ValueError("a model of another size")
+                raise ValueError("a model of the wrong size")
             return Memory(run, worker, int(meta["round"]), particles, claim)
         except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
             _log.warning("%s cannot be used (%s); starting from the global model", self._state, error)

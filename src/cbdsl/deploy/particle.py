@@ -58,7 +58,7 @@ def understand(announcement: Announcement) -> Assignment:
         described = announcement.architecture
         architecture = Architecture.from_dict(json.loads(described)) if described else None
     except (ValueError, TypeError, KeyError, RecursionError) as error:  # UserError and ArchitectureError among them
-        raise WireError(f"an announcement that makes no sense: {error}") from error
+        raise WireError(f"an invalid announcement: {error}") from error
     if (
         not isinstance(shape, list)
         or not 1 <= len(shape) <= 4

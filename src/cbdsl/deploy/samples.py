@@ -67,7 +67,7 @@ def unpack_shared(content: bytes, layout: SharedLayout, classes: int) -> Samples
     """The inverse of `pack_shared`; WireError unless it is exactly what the layout says."""
     expected = layout.feature_bytes + 4 * layout.count
     if expected > MAX_WHOLE:
-        raise WireError("more shared samples than can be held")
+        raise WireError("too many shared samples")
     if not expected:
         return Samples(np.empty((0, *layout.shape), np.float32), np.empty(0, np.int32))
     reader = zlib.decompressobj()
@@ -76,9 +76,9 @@ def unpack_shared(content: bytes, layout: SharedLayout, classes: int) -> Samples
     except zlib.error as error:
         raise WireError("shared samples that cannot be unpacked") from error
     if len(raw) != expected or not reader.eof:
-        raise WireError("shared samples of another size than announced")
+        raise WireError("shared samples whose size differs from the announcement")
     features = np.frombuffer(raw, "<f4", layout.count * int(np.prod(layout.shape))).reshape(layout.count, *layout.shape)
     labels = np.frombuffer(raw, "<i4", layout.count, layout.feature_bytes)
     if not np.isfinite(features).all() or labels.min() < 0 or labels.max() >= classes:
-        raise WireError("shared samples that are no samples")
+        raise WireError("invalid shared samples")
     return Samples(features.astype(np.float32), labels.astype(np.int32))

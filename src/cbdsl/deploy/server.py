@@ -106,7 +106,7 @@ class NetworkSwarm:
             self._until(lambda: len(self.inbox.online()) >= self._roster.places, self._deadlines.join_seconds)
             if self.inbox.online():
                 break
-            _log.warning("no worker is there yet; waiting")
+            _log.warning("no worker has connected yet; waiting")
         else:
             raise UserError("No worker came. Start some: cbdsl work --id NAME --broker ADDRESS --data FILE.npz")
         self._gathering = False
@@ -223,7 +223,7 @@ class NetworkSwarm:
             self.inbox.overlook(open_round.participants - set(answers()))
             if answers():
                 return
-            _log.warning("round %d: nobody answered in time; waiting on", open_round.round)
+            _log.warning("round %d: nobody answered in time; still waiting", open_round.round)
         raise UserError(
             f"Round {open_round.round}: nobody answered {self._deadlines.patience} times in {seconds:g} seconds. "
             "Are the workers running? The same command goes on with the run."
@@ -277,7 +277,7 @@ class NetworkSwarm:
         self._send(topic, self._retained[topic], retain=True)
 
     def _until(self, done: Callable[[], bool], seconds: float, nudge: Callable[[], None] | None = None) -> bool:
-        """Wait until something is so, nudging those it depends on now and then; whether it came to be."""
+        """Wait until a condition holds, nudging whoever it depends on now and then; returns whether it does."""
         left = seconds
         while True:
             turn = min(left, _NUDGE_SECONDS) if nudge else left

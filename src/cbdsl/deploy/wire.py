@@ -203,9 +203,9 @@ def decode(payload: bytes, expected: type[_M]) -> _M:
     except Exception as error:  # the decoder's own errors differ by version; no message is worth any of them
         raise WireError("not CBOR") from error
     if not isinstance(values, list) or values[0] != VERSION or type(values[0]) is not int:
-        raise WireError("another version of the protocol")
+        raise WireError("an unsupported protocol version")
     if values[1] != code or type(values[1]) is not int:
-        raise WireError("another kind of message")
+        raise WireError("an unexpected kind of message")
     if not all(check(value) for check, value in zip(checks, values[2:], strict=True)):
         raise WireError("a value out of range")
     if cbor2.dumps(values, canonical=True) != payload:
@@ -216,19 +216,19 @@ def decode(payload: bytes, expected: type[_M]) -> _M:
 def _check_outline(payload: bytes, items: int) -> None:
     """One array of so many plain items that ends with the payload: nothing nested, tagged or of unknown length."""
     if not payload or payload[0] != 0x80 | items:
-        raise WireError("not the outline of a message")
+        raise WireError("not a well-formed message")
     position = 1
     for _ in range(items):
         if position >= len(payload):
-            raise WireError("not the outline of a message")
+            raise WireError("not a well-formed message")
         major, extra = payload[position] >> 5, payload[position] & 31
         width = {24: 1, 25: 2, 26: 4, 27: 8}.get(extra, 0)
         if extra > 27 or major in {4, 5, 6}:
-            raise WireError("not the outline of a message")
+            raise WireError("not a well-formed message")
         length = int.from_bytes(payload[position + 1 : position + 1 + width], "big") if width else extra
         position += 1 + width + (length if major in {2, 3} else 0)
     if position != len(payload):
-        raise WireError("not the outline of a message")
+        raise WireError("not a well-formed message")
 
 
 def digest_of(content: bytes | bytearray) -> bytes:
@@ -278,7 +278,7 @@ class Assembly:
         if self._missing:
             return None
         if digest_of(self._content) != self.digest:
-            raise WireError("a hash that does not fit")
+            raise WireError("a hash mismatch")
         return bytes(self._content)
 
 
