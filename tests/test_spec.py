@@ -130,3 +130,19 @@ def test_resolving_writes_out_what_defines_the_method() -> None:
     assert resolve(Spec(method="fedpso")).swarm.sgd_from == "moved"
     assert resolve(Spec(method="pso")).swarm.start == "apart"
     assert resolve(resolve(Spec(method="pso"))) == resolve(Spec(method="pso"))
+
+
+def test_equal_runs_have_equal_keys_whatever_the_preset_is_called() -> None:
+    assert Spec(preset="mine").key() == Spec(preset="yours").key()
+    assert Spec(seed=1).key() != Spec(seed=2).key()
+    changed = Spec().with_settings({"options.fedprox.mu": 0.1})
+    assert changed.key() != Spec().key()
+    assert from_toml(changed.to_toml()) == changed
+    assert hash(from_toml(changed.to_toml())) == hash(changed)
+
+
+def test_settings_of_parts_are_tables_of_tables() -> None:
+    with pytest.raises(UserError, match=r"options\.PART\.SETTING"):
+        Spec().with_settings({"options.mu": 0.1})
+    with pytest.raises(UserError, match="tables of settings"):
+        from_toml("[options]\nfedprox = 3")
