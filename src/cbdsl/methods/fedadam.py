@@ -25,8 +25,9 @@ class FedAdam(AveragingMethod):
     title = "FedAdam (Reddi et al. 2021)"
 
     def __post_init__(self) -> None:
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and self.rate > 0 and self.tau > 0):
-            raise UserError(f"fedadam takes 0 <= beta1, beta2 < 1, and a rate and a tau above 0; given {self}.")
+        positive = 0 < self.rate < float("inf") and 0 < self.tau < float("inf")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and positive):
+            raise UserError(f"fedadam takes 0 <= beta1, beta2 < 1, and a finite rate and tau above 0; given {self}.")
 
     def memory(self, size: int) -> Floats:
         """m and v, (2, D); v starts at tau^2, as published."""

@@ -125,7 +125,7 @@ class Work:
 
     def from_server(self, model: Floats) -> Floats:
         """The server's model in every row, (D,) -> (k, D)."""
-        return np.broadcast_to(model, (len(self.rows), len(model)))
+        return np.repeat(model[None], len(self.rows), axis=0)  # not a view: torch wants rows that can be written
 
     def with_first_scores(self, rows: Particles) -> Particles:
         """Algorithm 1, initialisation: F^p_{i,0} = F_i(w_{i,0}), for workers that have never scored."""
