@@ -97,7 +97,10 @@ def load(source: str, options: Mapping[str, Any] | None = None) -> Dataset:
             raise UserError(f"The data set '{source}' is a {type(data).__name__}; its function must give a Dataset.")
         return replace(data, name=source)
     if source == CUSTOM:
-        raise UserError("The data of this run was given as arrays in Python; give it again with data=Dataset(...).")
+        raise UserError(
+            "The data of this run was given as arrays in Python; give it again with data=Dataset(...), and with "
+            "clients=[...] if there were any."
+        )
     path = Path(source)
     if path.suffix == ".npz" and path.is_file():
         return read_arrays(path)
@@ -302,6 +305,10 @@ def _clients(numbers: ArrayLike, samples: int) -> Indices:
 def _client_samples(number: int, own: Dataset | Samples | tuple[ArrayLike, ArrayLike]) -> Samples:
     if isinstance(own, Dataset):
         return own.train
+    if not isinstance(own, Samples) and not (isinstance(own, (tuple, list)) and len(own) == 2):
+        raise UserError(
+            f"Client {number} is a {type(own).__name__}; give a Dataset, Samples, or a pair of features and labels."
+        )
     features, labels = (own.features, own.labels) if isinstance(own, Samples) else own
     if not len(np.asarray(labels)):
         raise UserError(f"Client {number} has no samples. Leave it out, or give it some.")

@@ -69,6 +69,8 @@ def gather(  # noqa: PLR0913, PLR0917 - everything that `run` takes
     partition_name, partition_part = named(partition, own_partition, spec.data.partition)
     data, workers = own_data, spec.workers
     if clients is not None:
+        if own_partition not in (None, "by-client"):
+            raise UserError("clients and a partition are given; each says who holds which samples. Leave one out.")
         base = own_data or load(spec.data.source, spec.options.of(spec.data.source))
         data, workers, partition_name = base.with_clients(clients), len(clients), "by-client"
     if own_attack is not None and not spec.attack.byzantine:

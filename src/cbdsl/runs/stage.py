@@ -189,14 +189,17 @@ def _partition(spec: Spec) -> Any:  # noqa: ANN401 - a Partition
 
 
 def _initial(spec: Spec, network: Network, given: Floats | Path | None) -> Floats:
-    """Where learning starts: given weights, or drawn ones; (1, D), or (U, D) if workers start apart."""
+    """Where learning starts: given weights, or drawn ones; (1, D), or (U, D) if workers start apart.
+
+    Apart from given weights only the first worker starts there: without gradients equal rows would never part.
+    """
     starts = spec.workers if spec.swarm.start == "apart" else 1
     if given is None and spec.init == CUSTOM:
         raise UserError("The initial model of this run was given in Python; give it again with init=...")
     if given is None and spec.init:
         given = init_file(spec.init)
+    seeds = [seed_of(spec.seed, "initial-weights", worker=number) for number in range(starts)]
     if given is None:
-        seeds = [seed_of(spec.seed, "initial-weights", worker=number) for number in range(starts)]
         return np.stack([network.initial_weights(seed) for seed in seeds])
     weights = network.flat(read_tensors(given), str(given)) if isinstance(given, Path) else given
     if weights.shape != (network.size,):
@@ -204,4 +207,6 @@ def _initial(spec: Spec, network: Network, given: Floats | Path | None) -> Float
             f"init has {len(weights):,} numbers; the model '{spec.model}' has {network.size:,}. Start from a model of "
             "the same network."
         )
-    return np.broadcast_to(np.asarray(weights, np.float32), (starts, network.size)).copy()
+    if not np.isfinite(weights).all():
+        raise UserError(f"The model to start from ({spec.init}) has weights that are not finite.")
+    return np.stack([np.asarray(weights, np.float32), *(network.initial_weights(seed) for seed in seeds[1:])])

@@ -34,6 +34,7 @@ class MemorySwarm:
         """Initial weights: (1, D) for all or (U, D). commits: whether claims come with a digest of their model."""
         self._method, self._workers, self._adversary, self._commits = method, workers, adversary, commits
         self._round, self._received = 0, initial[0]
+        self._participants: Sequence[WorkerId] = range(len(workers.names))
         self._block = workers_at_once(workers.engine.size)
         self.particles = at_rest(initial, len(workers.names))
 
@@ -45,7 +46,7 @@ class MemorySwarm:
         """See `Swarm.report`: Algorithm 1, lines 3 to 5."""
         if order.global_best is not None:
             self._received = order.global_best
-        self._round = order.round
+        self._round, self._participants = order.round, order.participants
         for rows in self._blocks(order.participants):
             work = self._workers.at(rows, order.round, order.inertia, order.learning_rate)
             before = Particles(*(array[rows] for array in vars(self.particles).values()))
@@ -88,10 +89,10 @@ class MemorySwarm:
         return self._method.upload(Particles(*(array[chosen] for array in vars(self.particles).values())))
 
     def _situation(self, worker: WorkerId) -> Situation:
-        """What an attacker knows; the honest models only if its attack needs them."""
+        """What an attacker knows; the honest models of those who take part only if its attack needs them."""
         honest = scores = None
         if self._adversary.omniscient:
-            others = [row for row in range(len(self._workers.names)) if row not in self._adversary.workers]
+            others = [row for row in self._participants if row not in self._adversary.workers]
             honest, scores = self._honest(others), self.particles.personal_score[others]
         score = float(self.particles.personal_score[worker])
         model = self._honest([worker])[0]
