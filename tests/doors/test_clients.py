@@ -122,7 +122,7 @@ def test_a_run_with_clients_goes_on_when_they_are_given_again(tmp_path: Path) ->
 
 def stored(path: Path, clients: Any) -> str:  # noqa: ANN401
     data = blobs()
-    arrays = {
+    arrays: dict[str, Any] = {
         "train_features": data.train.features,
         "train_labels": data.train.labels,
         "test_features": data.test.features,

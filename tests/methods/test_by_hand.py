@@ -187,3 +187,14 @@ def test_scaffold_step_by_hand() -> None:
 def test_impossible_settings_are_refused(kind: type, settings: dict[str, float]) -> None:
     with pytest.raises(UserError, match=next(iter(settings))):
         kind(**settings)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_scaffold_lives_with_workers_that_diverge(engine: str) -> None:
+    """A control variate that is not finite corrects nothing; the engines would refuse it."""
+    stage = tiny_stage("scaffold", engine=engine, rounds=3)
+    plain = played(tiny_stage("scaffold", engine=engine, rounds=3), [SECOND, SECOND])[0]
+    stage.memory_swarm.particles.velocities[0] = np.nan
+    np.testing.assert_array_equal(played(stage, [SECOND, SECOND])[0], plain)
+    played(stage, [BOTH, BOTH])
+    assert np.isfinite(stage.memory_swarm.particles.velocities).all()

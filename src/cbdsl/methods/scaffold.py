@@ -32,10 +32,13 @@ class Scaffold(AveragingMethod):
         return np.concatenate([current, memory])
 
     def move(self, work: Work, rows: Particles, received: Floats) -> Particles:
-        """y_i = SGD with gradients g + c - c_i; c_i <- c_i - c + (w - y_i) / (steps * rate)."""
+        """y_i = SGD with gradients g + c - c_i; c_i <- c_i - c + (w - y_i) / (steps * rate).
+
+        Whoever diverged starts again from c_i = 0.
+        """
         model, control = np.split(received, 2)
-        start, own = work.from_server(model), rows.velocities
-        trained = work.train(start, corrections=control - own)
+        start, own = work.from_server(model), _finite(rows.velocities)
+        trained = work.train(start, corrections=_finite(control - own))
         length = np.maximum(work.steps() * work.learning_rate / (1 - work.momentum), 1e-30)[:, None]  # (k, 1)
         change = ((start - trained.astype(np.float64)) / length - control).astype(np.float32)
         return Particles(trained, own + change, change, rows.personal_score)
@@ -49,3 +52,8 @@ class Scaffold(AveragingMethod):
         del current
         model, change = np.split(combined, 2)
         return model, memory + np.float32(share) * change
+
+
+def _finite(values: Floats) -> Floats:
+    """Zeros where there is no number."""
+    return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)

@@ -1,0 +1,193 @@
+"""Laws of an attack."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cbdsl import register
+from cbdsl.arrays import Floats, Samples
+from cbdsl.byzantine.attack import Attack, HomeTraining, Situation
+from cbdsl.engines.base import Sgd
+from cbdsl.testing.common import Laws, is_floats, made, same
+
+SIZE, CLASSES = 24, 4
+
+
+def check_attack(attack: Attack | type[Attack] | str) -> None:
+    """Fail unless an attack is deterministic, writes into nothing, and works in every situation it may be in.
+
+    Among them: a swarm of one worker, a swarm of attackers alone, and an omniscient attacker with nobody to look at.
+    """
+    part, laws = made(register.attack, attack)
+    laws.demand(isinstance(part, Attack), "it extends cbdsl.Attack", f"It is a {type(part).__name__}.")
+    crafted = _check_craft(part, laws)
+    _check_poison(part, laws)
+    _check_trigger(part, laws)
+    for case, seen in _situations(part.omniscient, crafted).items():
+        _check_messages(part, laws, case, seen)
+
+
+def _situations(omniscient: bool, crafted: Floats | None) -> dict[str, Callable[[], Situation]]:
+    """The cases, each made anew whenever it is asked for, as a server would."""
+
+    def situation(workers: int, attackers: int, known: bool = True) -> Situation:
+        rng = np.random.default_rng(1)
+        model, received = rng.normal(size=(2, SIZE)).astype(np.float32)
+        honest = rng.normal(size=(workers - attackers, SIZE)).astype(np.float32)
+        told = omniscient and known
+        return Situation(
+            model=model,
+            score=0.7,
+            global_best=received,
+            workers=workers,
+            attackers=attackers,
+            rng=np.random.default_rng(2),
+            score_of=lambda weights: float(np.mean(np.square(weights, dtype=np.float64))),
+            honest=honest if told else None,
+            honest_scores=np.linspace(0.5, 0.9, len(honest)) if told else None,
+            crafted=None if crafted is None else crafted.copy(),
+        )
+
+    return {
+        "among honest workers": lambda: situation(6, 2),
+        "with one honest worker": lambda: situation(2, 1),
+        "in a swarm of one worker": lambda: situation(1, 1),
+        "where all workers are attackers": lambda: situation(3, 3),
+        "where it is told nothing of the honest workers": lambda: situation(6, 2, known=False),
+        "where its own score is not finite": lambda: replace(situation(6, 2), score=math.inf),
+    }
+
+
+def _check_messages(attack: Attack, laws: Laws, case: str, make: Callable[[], Situation]) -> None:
+    def once() -> tuple[float, Floats | None]:
+        answers: list[Any] = []
+        for ask in (attack.claim, attack.upload):
+            seen = make()
+            before = copy.deepcopy(_arrays(seen))
+            with laws.working(case):
+                answers.append(ask(seen))
+            laws.untouched(before, _arrays(seen))
+        return answers[0], copy.deepcopy(answers[1])
+
+    (claim, upload), (claim_again, upload_again) = once(), once()
+    laws.demand(
+        isinstance(claim, (float, np.floating)), "a claim is a float", f"It is {claim!r}, a {type(claim).__name__}."
+    )
+    laws.demand(
+        upload is None or is_floats(upload),
+        "an upload is None or an array of floats",
+        f"It is a {type(upload).__name__}{'' if not isinstance(upload, np.ndarray) else f' of {upload.dtype}'}.",
+    )
+    same_claim = same(float(claim), float(claim_again))
+    laws.demand(
+        same_claim and same(upload, upload_again),
+        "the same situation leads to the same claim and upload",
+        f"Asked twice {case}, it claims {claim:g} and {claim_again:g}"
+        + ("." if same(upload, upload_again) else " and uploads other numbers.")
+        + " Draw from seen.rng, and keep nothing between rounds.",
+    )
+
+
+def _arrays(seen: Situation) -> dict[str, Any]:
+    return {
+        "its own model": seen.model,
+        "the model it received": seen.global_best,
+        "the honest workers' models": seen.honest,
+        "the honest workers' scores": seen.honest_scores,
+        "the model it made at home": seen.crafted,
+    }
+
+
+def _samples(count: int) -> Samples:
+    rng = np.random.default_rng(count)
+    return Samples(rng.normal(size=(count, 1, 6, 6)).astype(np.float32), (np.arange(count) % CLASSES).astype(np.int32))
+
+
+def _check_poison(attack: Attack, laws: Laws) -> None:
+    for count in (1, 2, 15):
+        case = f"when it poisons {count} samples"
+        found = []
+        for _ in range(2):
+            own, scoring = _samples(count), _samples(9)
+            before = copy.deepcopy((own, scoring))
+            with laws.working(case):
+                poison = attack.poison(own, scoring, CLASSES, np.random.default_rng(4))
+            for what, then, now in zip(("its own samples", "D_sc"), before, (own, scoring), strict=True):
+                laws.untouched({what: then.features}, {what: now.features})
+                laws.untouched({what: then.labels}, {what: now.labels})
+            found.append(poison)
+        first, second = found
+        alike = (first is None) == (second is None)
+        laws.demand(alike, "poison is the same for the same generator", "Once it is None, once it is not.")
+        if first is None or second is None:
+            continue
+        law = "poison gives Samples: finite float32 features of the data's shape, and int32 labels of its classes"
+        laws.demand(isinstance(first, Samples), law, f"It gives a {type(first).__name__}.")
+        features, labels = first.features, first.labels
+        laws.demand(is_floats(features) and np.isfinite(features).all(), law, "The features are not.")
+        laws.demand(
+            features.dtype == np.float32 and features.shape == (len(labels), 1, 6, 6),
+            law,
+            f"The features are {features.dtype} of shape {features.shape}, for {len(labels)} labels.",
+        )
+        whole = labels.dtype == np.int32 and labels.ndim == 1 and len(labels) > 0
+        laws.demand(
+            whole and labels.min() >= 0 and labels.max() < CLASSES, law, f"The labels are {labels.dtype}: {labels[:9]}."
+        )
+        laws.demand(
+            same(features, second.features) and same(labels, second.labels),
+            "poison is the same for the same generator",
+            f"Twice the same {count} samples became different ones.",
+        )
+
+
+def _check_craft(attack: Attack, laws: Laws) -> Floats | None:
+    """A model made at home, with a training that only moves weights a little."""
+    if not attack.crafts:
+        return None
+
+    def fit(weights: Floats, samples: Samples, sgd: Sgd, batch: int, rng: np.random.Generator) -> Floats:
+        del samples, sgd, batch
+        return np.asarray(0.9 * weights + 0.01 * rng.normal(size=SIZE), np.float32)
+
+    def craft() -> Any:  # noqa: ANN401 - whatever the attack makes
+        initial = np.random.default_rng(7).normal(size=SIZE).astype(np.float32)
+        before = initial.copy()
+        home = HomeTraining(
+            _samples(9), _samples(max(1, min(attack.images, 20))), CLASSES, initial, fit,
+            lambda weights: float(np.mean(np.square(weights, dtype=np.float64))), np.random.default_rng(8),
+        )  # fmt: skip
+        with laws.working("when it makes a model at home"):
+            crafted = attack.craft(home)
+        laws.untouched({"the initial model": before}, {"the initial model": home.initial})
+        return copy.deepcopy(crafted)
+
+    first, second = craft(), craft()
+    laws.demand(
+        first is None or (is_floats(first) and first.shape == (SIZE,)),
+        "craft gives None or a model (D,) of floats",
+        f"It gives {getattr(first, 'shape', type(first).__name__)}.",
+    )
+    laws.demand(same(first, second), "craft is the same for the same generator", "Twice the same home, two models.")
+    return None if first is None else np.asarray(first, np.float32)
+
+
+def _check_trigger(attack: Attack, laws: Laws) -> None:
+    if attack.target is None:
+        return
+    features = _samples(5).features
+    before = features.copy()
+    with laws.working("when it puts its trigger on samples"):
+        marked = attack.triggered(features)
+    laws.untouched({"the samples": before}, {"the samples": features})
+    laws.demand(
+        is_floats(marked) and marked.shape == features.shape,
+        "triggered gives samples of the same shape",
+        f"It gives {getattr(marked, 'shape', type(marked).__name__)} for {features.shape}.",
+    )

@@ -1,0 +1,165 @@
+"""Every built-in part keeps the laws, and for every law there is a part that breaks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import cbdsl
+from cbdsl import register, testing
+from cbdsl.arrays import Samples
+from cbdsl.data.sources import Dataset
+from cbdsl.engines.architecture import Architecture, Linear
+from helpers import blobs, perceptron
+
+Situation = cbdsl.Situation
+Rng = np.random.Generator
+
+
+@pytest.mark.parametrize("name", register.attack.names())
+def test_attacks_of_the_package(name: str) -> None:
+    testing.check_attack(name)
+
+
+@pytest.mark.parametrize("name", register.aggregator.names())
+def test_aggregators_of_the_package(name: str) -> None:
+    testing.check_aggregator(name)
+
+
+@pytest.mark.parametrize("name", register.selection.names())
+def test_selections_of_the_package(name: str) -> None:
+    testing.check_selection(name)
+
+
+@pytest.mark.parametrize("name", register.method.names())
+def test_methods_of_the_package(name: str) -> None:
+    testing.check_method(name)
+
+
+@pytest.mark.parametrize("name", register.partition.names())
+def test_partitions_of_the_package(name: str) -> None:
+    testing.check_partition(name)
+
+
+@pytest.mark.parametrize("name", register.model.names())
+def test_models_of_the_package(name: str) -> None:
+    testing.check_model(name)
+
+
+def test_models_of_a_user() -> None:
+    testing.check_model(perceptron, (8,), 3)
+    testing.check_model(lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(shape[0], classes)), (8,), 3)
+
+
+@pytest.mark.parametrize("name", register.dataset.names())
+def test_data_sets_of_the_package(name: str) -> None:
+    testing.check_dataset(name)
+
+
+# Partitions, models and data sets that break a law.
+
+
+@pytest.mark.parametrize(
+    ("deal", "words"),
+    [
+        (lambda pool, _spec, workers, _rng: [pool.indices] * (workers + 1), "as many lists as workers"),
+        (lambda pool, _spec, workers, _rng: [pool.indices[:0]] * workers, "no worker goes without samples"),
+        (lambda _pool, _spec, workers, _rng: [np.arange(5)] * workers, r"whole numbers from pool.indices.*\[0\]"),
+        (lambda pool, _spec, workers, _rng: [pool.indices[:4] * 1.0] * workers, "whole numbers"),
+        (
+            lambda pool, _spec, workers, _rng: [np.random.default_rng().permutation(pool.indices)] * workers,
+            "the same generator deals the same samples",
+        ),
+        (lambda pool, _spec, _workers, rng: rng.shuffle(pool.indices) or [pool.indices], "changed the pool in place"),
+        (lambda pool, _spec, workers, _rng: np.split(pool.indices, workers), "it works with 2 workers. It raises"),
+    ],
+)
+def test_partitions_that_break_a_law(deal: Any, words: str) -> None:  # noqa: ANN401
+    with pytest.raises(AssertionError, match=words):
+        testing.check_partition(deal)
+
+
+class Normalised(nn.Module):
+    """Every sample is held against those beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layer(features - features.roll(1, 0))
+        return outputs
+
+
+SAME = perceptron()
+
+
+class Unseeded(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 3)
+        with torch.no_grad():
+            self.layer.bias[0] = float(np.random.default_rng().normal())
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.layer(features)
+        return outputs
+
+
+class Exploding(Unseeded):
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.no_grad():
+            self.layer.bias[0] = 0
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return super().forward(features) / 0.0
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (Normalised, "Normalised breaks a law: a sample's outputs do not depend on the samples beside it"),
+        (lambda: SAME, "every call builds a fresh module"),
+        (Unseeded, "one seed draws the same finite weights"),
+        (Exploding, "every sample has a finite loss"),
+        (lambda: nn.Linear(8, 2), "it works with samples"),
+        (lambda: nn.Linear(5, 3), "it works with samples"),
+        (lambda shape, _classes: Architecture(shape, (Linear(8, 2),)), "it has 2 outputs for 3 classes"),
+    ],
+)
+def test_models_that_break_a_law(model: Any, words: str) -> None:  # noqa: ANN401
+    with pytest.raises(AssertionError, match=words):
+        testing.check_model(model, (8,), 3)
+
+
+def broken_data(**changes: Any) -> Callable[[], Dataset]:  # noqa: ANN401
+    return lambda: replace(blobs(), **changes)
+
+
+GOOD = blobs()
+
+
+@pytest.mark.parametrize(
+    ("load", "words"),
+    [
+        (lambda: GOOD.train, "gives a cbdsl.Dataset"),
+        (broken_data(train=Samples(GOOD.train.features * np.float32(np.inf), GOOD.train.labels)), "finite"),
+        (broken_data(train=Samples(GOOD.train.features[:-1], GOOD.train.labels)), "one row for each label"),
+        (broken_data(test=Samples(GOOD.test.features[:, :4], GOOD.test.labels)), "samples have one shape"),
+        (broken_data(test=Samples(GOOD.test.features, GOOD.test.labels.astype(np.int64))), "labels are int32"),
+        (broken_data(classes=2), "from 0 to classes - 1"),
+        (broken_data(clients=np.zeros(3, np.int32)), "clients are whole numbers"),
+        (lambda: blobs(seed=int(np.random.default_rng().integers(1 << 30))), "every call gives the same data"),
+        (lambda: 1 / 0, "it works when it is loaded. It raises ZeroDivisionError"),
+    ],
+)
+def test_data_sets_that_break_a_law(load: Any, words: str) -> None:  # noqa: ANN401
+    with pytest.raises(AssertionError, match=words):
+        testing.check_dataset(load)
