@@ -31,6 +31,16 @@ PRESETS: dict[str, Spec] = {
     "strong-noniid": replace(_STRONG_REGIME, preset="strong-noniid", rounds=15, data=_NONIID),
 }
 
+DESCRIPTIONS = {
+    "paper-iid": "the text of the paper's Sec. VI: i.i.d. data, one epoch of plain SGD a round",
+    "paper-noniid": "the same on non-i.i.d. data: two shards of one class each, a larger shared training set",
+    "script-iid": "the authors' published script: three epochs, momentum, learning rate halved every round",
+    "script-noniid": "the same on non-i.i.d. data",
+    "strong-iid": "as script-iid, but the learning rate stays: the strong local training in which averaging pays",
+    "strong-noniid": "the same on non-i.i.d. data",
+}
+"""One line about each preset."""
+
 
 def preset(name: str) -> Spec:
     """A named starting point."""

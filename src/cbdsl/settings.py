@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 import tomllib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from cbdsl.errors import UserError
@@ -53,6 +55,39 @@ def explanations() -> dict[str, str]:
         for name, words in re.findall(r"^    (\w+): [^\n]*?  # (.+)$", inspect.getsource(kind), re.MULTILINE):
             found[f"{group}.{name}" if group else name] = words
     return {key: found[key] for key in dotted_keys() if key in found}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One setting of the reference."""
+
+    key: str
+    default: Any
+    meaning: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Settings that belong together."""
+
+    title: str
+    lines: tuple[Line, ...]
+
+
+def reference() -> list[Group]:
+    """Every setting with its default and its meaning, in groups."""
+    meanings, defaults = explanations(), setting_values(Spec(), dotted_keys())
+    groups = []
+    for group, kind in sections().items():
+        keys = [key for key in dotted_keys() if key.rpartition(".")[0] == group and key in meanings]
+        title = f"{group}: {inspect.getdoc(kind)}" if group else "The run"
+        groups.append(Group(title, tuple(Line(key, defaults[key], meanings[key]) for key in keys)))
+    return groups
+
+
+def as_text(value: Any) -> str:  # noqa: ANN401 - any value of a spec
+    """A value as `--set` reads it and TOML writes it."""
+    return json.dumps(value)
 
 
 def differences(spec: Spec, start: Spec) -> dict[str, Any]:

@@ -31,14 +31,14 @@ class DataSpec:
 
     source: str = "mnist"  # a data set's name ("mnist" is embedded), a folder of IDX files, or an .npz file
     partition: str = "iid"  # who holds which sample: iid, shards, dirichlet, similarity, by-client
-    samples_per_worker: int = 300  # K_i, for iid, dirichlet and similarity
+    samples_per_worker: int = 300  # samples that each worker holds, K_i; for iid, dirichlet and similarity
     shard_size: int = 300  # samples in a shard
     shards_per_worker: int = 2  # shards that each worker holds
-    dirichlet_alpha: float = 0.5  # small: each worker knows few classes
+    dirichlet_alpha: float = 0.5  # for dirichlet: the smaller, the fewer classes each worker knows
     similarity: float = 0.1  # gamma, the share of a worker's samples that is drawn i.i.d.
-    shared_training: int = 150  # |D_tr|
-    shared_scoring: int = 2000  # |D_sc|
-    holdout: int = 2000  # the server's private set
+    shared_training: int = 150  # samples in the shared training set, |D_tr|
+    shared_scoring: int = 2000  # samples in the shared scoring set, |D_sc|
+    holdout: int = 2000  # samples in the server's private set
 
     def __post_init__(self) -> None:
         for key in ("samples_per_worker", "shard_size", "shards_per_worker", "shared_scoring"):
@@ -55,10 +55,10 @@ class LocalSpec:
 
     epochs: int = 1  # passes over D_i and D_tr
     steps: int = 0  # if not 0: this many batches instead of whole epochs
-    batch_size: int = 10
-    learning_rate: float = 0.005  # alpha
+    batch_size: int = 10  # samples in a mini-batch
+    learning_rate: float = 0.005  # of SGD, alpha
     momentum: float = 0.0  # of SGD; starts at zero in every round
-    weight_decay: float = 0.0  # of SGD
+    weight_decay: float = 0.0  # L2 penalty of SGD
     decay: float = 1.0  # the learning rate is multiplied by this after every round
 
     def __post_init__(self) -> None:
@@ -148,10 +148,10 @@ class Spec:
     preset: str = ""  # the preset it was made from, if any
     method: str = "cb-dsl"  # how workers learn together; `cbdsl list methods` has all of them
     shared: Shared = "default"  # which part of D_G workers use; the default is the method's own
-    workers: int = 50  # U
+    workers: int = 50  # how many workers there are, U
     participation: float = 1.0  # who takes part in a round: a share of the workers up to 1, or their number from 2 on
-    rounds: int = 30  # T
-    seed: int = 0  # of everything random
+    rounds: int = 30  # communication rounds, T
+    seed: int = 0  # seed of everything random
     model: str = "cnn"  # a network's name, or "custom": a module given in Python
     init: str = ""  # start from this model: a run's folder or a .safetensors file; empty: drawn at random
     engine: str = "auto"  # auto, native or torch

@@ -6,49 +6,56 @@ import ctypes
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cbdsl.errors import UserError
-from cbdsl.presets import PRESETS, preset_or_file
-from cbdsl.settings import parse_setting
+from cbdsl.cli import interrupts
+from cbdsl.cli.options import Json
+from cbdsl.cli.spec_options import SpecWords, takes_spec
+from cbdsl.errors import UserError, unknown
 
 if TYPE_CHECKING:
     from cbdsl.deploy.link import Address
     from cbdsl.deploy.server import ServerConfig
     from cbdsl.spec import Spec
 
+DEFAULT_WORKERS = 8  # of a swarm on one machine
+_DEALING = (
+    "data.partition",
+    "data.samples_per_worker",
+    "data.shard_size",
+    "data.shards_per_worker",
+    "data.dirichlet_alpha",
+    "data.similarity",
+)
 _Broker = Annotated[str, typer.Option(help="mqtt://host:port, or mqtts://host:port with TLS.")]
 _Swarm = Annotated[str, typer.Option(help="The swarm's name: part of every topic.")]
 _Ca = Annotated[Path | None, typer.Option(help="The authority that signed the broker's certificate, PEM.")]
 _Cert = Annotated[Path | None, typer.Option(help="This machine's certificate, PEM.")]
 _Key = Annotated[Path | None, typer.Option(help="Its key, PEM.")]
 _Threads = Annotated[int | None, typer.Option(min=1, help="Threads to use; all cores if not given. Changes no number.")]
-_Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any setting of the spec.")]
 _Quorum = Annotated[float, typer.Option(help="Share of the workers present that closes a round.")]
 _RoundSeconds = Annotated[float, typer.Option(help="A round closes after so long, whoever is missing.")]
 _UploadSeconds = Annotated[float, typer.Option(help="An invited worker is passed over after so long.")]
 _JoinSeconds = Annotated[float, typer.Option(help="How long the first round waits for workers that are missing.")]
 _GraceSeconds = Annotated[float, typer.Option(help="How long a worker that vanished is waited for.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, alone on standard output.")]
 
 
+@takes_spec(workers="Number of workers; as many as --roster names if not given.")
 def serve(  # noqa: PLR0913, PLR0917 - one parameter an option
-    start: Annotated[str, typer.Argument(metavar="SPEC", help="A preset, or a TOML file.")],
+    words: SpecWords,
     broker: _Broker,
     out: Annotated[Path, typer.Option(help="The run's folder; one that holds this run goes on with it.")],
     swarm: _Swarm = "swarm",
     roster: Annotated[
         Path | None, typer.Option(help="Names of the workers, one a line; without it whoever comes first is in.")
     ] = None,
-    settings: _Settings = None,
     ca: _Ca = None,
     cert: _Cert = None,
     key: _Key = None,
@@ -58,9 +65,10 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter an option
     join_seconds: _JoinSeconds = 60.0,
     grace_seconds: _GraceSeconds = 3.0,
     threads: _Threads = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Be the parameter server of a swarm: play a spec's rounds with workers behind an MQTT broker."""
+    interrupts.go_on_with(interrupts.command_line())
     from cbdsl.deploy.deadlines import Deadlines  # noqa: PLC0415
     from cbdsl.deploy.link import parse_address  # noqa: PLC0415
     from cbdsl.deploy.server import ServerConfig  # noqa: PLC0415
@@ -71,10 +79,10 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter an option
     address = parse_address(broker, ca, cert, key)
     deadlines = Deadlines(quorum, round_seconds, upload_seconds, join_seconds, grace_seconds)
     names = _read_roster(roster)
-    spec = _spec(start, settings)
     if names:
-        spec = spec.with_settings({"workers": len(names)})
-    _serve(spec, out, ServerConfig(swarm, address, deadlines, names), threads, as_json)
+        words = _with_roster(words, len(names), roster)
+    _refuse_simulated(words)
+    _serve(words.resolved(), out, ServerConfig(swarm, address, deadlines, names), threads, as_json)
 
 
 def work(  # noqa: PLR0913, PLR0917 - one parameter an option
@@ -117,86 +125,87 @@ def work(  # noqa: PLR0913, PLR0917 - one parameter an option
     worker.run(stay)
 
 
+@takes_spec(
+    workers=f"Number of worker processes; {DEFAULT_WORKERS} if not given, or as many as a TOML file says.",
+)
 def swarm(  # noqa: PLR0913, PLR0917 - one parameter an option
-    start: Annotated[str | None, typer.Argument(metavar="[SPEC]", help="A preset, or a TOML file.")] = None,
-    preset_name: Annotated[str | None, typer.Option("--preset", help=f"Instead of SPEC: {', '.join(PRESETS)}.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Number of worker processes.")] = 8,
-    rounds: Annotated[int | None, typer.Option(help="Communication rounds.")] = None,
-    settings: _Settings = None,
+    words: SpecWords,
     broker: Annotated[str, typer.Option(help="auto, mosquitto or embedded.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="A new folder; runs/<name> if not given.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run's folder; runs/<name> if not given.")] = None,
     quorum: _Quorum = 1.0,
     round_seconds: _RoundSeconds = 600.0,
     upload_seconds: _UploadSeconds = 60.0,
     threads: _Threads = None,
-    as_json: _Json = False,
+    as_json: Json = False,
 ) -> None:
     """Play a whole deployment on this machine: a broker, the server, and a process for every worker."""
-    if start and preset_name:
-        raise UserError("Give SPEC or --preset, not both: each is a whole starting point.")
-    options = {"workers": workers, "rounds": rounds}
-    spec = _spec(start or preset_name or "paper-iid", settings)
-    spec = spec.with_settings({key: value for key, value in options.items() if value is not None})
-
-    from cbdsl.cli.swarm_display import SwarmDisplay, print_outcome  # noqa: PLC0415
     from cbdsl.deploy.broker import KINDS  # noqa: PLC0415
     from cbdsl.deploy.deadlines import Deadlines  # noqa: PLC0415
-    from cbdsl.errors import unknown  # noqa: PLC0415
 
     if broker not in KINDS:
         raise unknown("broker", broker, KINDS)
+    if not words.is_file and "workers" not in words.given:
+        words = replace(words, options={**words.options, "workers": DEFAULT_WORKERS})
+    spec = words.resolved()
     deadlines = Deadlines(quorum, round_seconds, upload_seconds)
     _talk()
 
-    from cbdsl.cli.progress import folder_name  # noqa: PLC0415
-    from cbdsl.deploy.swarm import run_swarm  # noqa: PLC0415 - torch takes seconds to load
-    from cbdsl.runs.folder import free_folder  # noqa: PLC0415
-    from cbdsl.runs.resolve import resolve  # noqa: PLC0415
+    from cbdsl.cli.folder_names import run_folder  # noqa: PLC0415
+    from cbdsl.cli.run import draw  # noqa: PLC0415
+    from cbdsl.cli.swarm_display import SwarmDisplay, print_outcome  # noqa: PLC0415
+    from cbdsl.deploy.swarm import run_swarm  # noqa: PLC0415
     from cbdsl.runs.stage import Stage  # noqa: PLC0415
 
-    stage = Stage.prepare(resolve(spec), threads=threads)
-    folder = out or free_folder(f"swarm-{folder_name(stage.spec)}")
-    with _interruptible(folder), SwarmDisplay(stage.spec, folder) as display:
+    folder = out or run_folder(spec, "swarm-")
+    same = interrupts.command_line()
+    interrupts.go_on_with(same if out else f"{same} --out {shlex.quote(str(folder))}")
+    stage = Stage.prepare(spec, threads=threads)
+    with SwarmDisplay(stage.spec, folder) as display:
         outcome = run_swarm(stage, folder, broker, deadlines, display.ready, display.show)  # type: ignore[arg-type]
     if as_json:
         typer.echo(json.dumps(asdict(outcome.served.result.summary), indent=2))
     else:
         print_outcome(outcome)
+        draw(outcome.served.result)
 
 
 def _serve(spec: Spec, out: Path, config: ServerConfig, threads: int | None, as_json: bool) -> None:
-    from cbdsl.cli.progress import Display, print_summary  # noqa: PLC0415
+    from cbdsl.cli.progress import Display  # noqa: PLC0415
+    from cbdsl.cli.run import conclude  # noqa: PLC0415
     from cbdsl.deploy.serving import open_run  # noqa: PLC0415
-    from cbdsl.deploy.serving import serve as play  # noqa: PLC0415 - torch takes seconds to load
-    from cbdsl.runs.resolve import resolve  # noqa: PLC0415
+    from cbdsl.deploy.serving import serve as play  # noqa: PLC0415
     from cbdsl.runs.stage import Stage  # noqa: PLC0415
 
     _warn_if_exposed(config.address)
-    stage = Stage.prepare(resolve(spec), threads=threads, deal=False)
-    with _interruptible(out), Display() as display:
+    stage = Stage.prepare(spec, threads=threads, deal=False)
+    with Display() as display:
         display.begin(stage.spec, out, stage.note)
         served = play(stage, open_run(stage, out), config, on_round=display.show)
-    if as_json:
-        typer.echo(json.dumps(asdict(served.result.summary), indent=2))
-    else:
+    conclude(served.result, as_json)
+    if not as_json:
         from cbdsl.cli.swarm_display import print_wire  # noqa: PLC0415
 
-        print_summary(served.result)
         print_wire(served.wire, "server")
 
 
-@contextmanager
-def _interruptible(folder: Path) -> Iterator[None]:
-    """Ctrl-C ends a run that can go on: say how."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        typer.echo(f"\ncbdsl: interrupted. The same command with --out {folder} goes on with the run.", err=True)
-        raise typer.Exit(130) from None
+def _with_roster(words: SpecWords, count: int, roster: Path | None) -> SpecWords:
+    """As many workers as a roster names."""
+    wanted = words.options.get("workers", count)
+    if wanted != count:
+        raise UserError(f"--workers is {wanted}, but {roster} names {count}. Leave --workers out.")
+    return replace(words, options={**words.options, "workers": count})
 
 
-def _spec(start: str, settings: list[str] | None) -> Spec:
-    return preset_or_file(start).with_settings(dict(map(parse_setting, settings or [])))
+def _refuse_simulated(words: SpecWords) -> None:
+    """Refuse what only workers in a simulation can be told: real ones have their own data and their own mind."""
+    for key in words.given:
+        if key.startswith("attack."):
+            raise UserError(
+                f"{key} has no effect here: the workers are real, and none of them is told to attack. To reckon with "
+                "two attackers: --set defence.declared=2"
+            )
+        if key in _DEALING:
+            raise UserError(f"{key} has no effect here: every worker brings its own samples (cbdsl work --data).")
 
 
 def _read_roster(path: Path | None) -> tuple[str, ...]:

@@ -1,43 +1,57 @@
-"""What this installation can do, for `cbdsl doctor`: engine, threads, vector width, data, versions."""
+"""`cbdsl doctor`: what this installation can do."""
 
 from __future__ import annotations
 
 import os
 import platform
-from importlib import metadata
+
+import typer
 
 from cbdsl import __version__
-from cbdsl.data.sources import EMBEDDED, load
-from cbdsl.engines import native_engine
+from cbdsl.cli import extras
 from cbdsl.errors import UserError
 
-_LIBRARIES = ("torch", "numpy", "matplotlib", "safetensors")
+_LIBRARIES = ("numpy", "safetensors", *extras.EXTRAS)
+
+
+def doctor() -> None:
+    """Say what this installation can do: engines, threads, data, libraries."""
+    for name, finding in examine():
+        typer.echo(f"{name:12} {finding}")
 
 
 def examine() -> list[tuple[str, str]]:
     """Findings as pairs of a name and a sentence."""
+    from cbdsl.engines.native import default_threads  # noqa: PLC0415
+
     return [
         ("cbdsl", __version__),
         ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         *_engine(),
-        ("threads", f"{native_engine.default_threads()} for this process, {os.cpu_count()} cores in the machine"),
+        ("threads", f"{default_threads()} for this process, {os.cpu_count()} cores in the machine"),
         ("data", _data()),
-        *((name, metadata.version(name)) for name in _LIBRARIES),
+        *((name, extras.version_of(name)) for name in _LIBRARIES),
     ]
 
 
 def _engine() -> list[tuple[str, str]]:
-    obstacle = native_engine.available()
+    from cbdsl.engines import native_engine  # noqa: PLC0415
+
+    obstacle, torch = native_engine.available(), extras.is_installed("torch")
     if obstacle is not None:
-        return [("engine", f"torch ({obstacle})")]
+        other = "torch" if torch else f"none: torch is not installed either, try {extras.how_to_install('torch')}"
+        return [("engine", f"{other} ({obstacle})")]
     info = native_engine.info()
+    rest = "torch for the rest" if torch else "the rest needs torch, which is not installed"
     return [
-        ("engine", "native, for sequential models; torch for the rest"),
+        ("engine", f"native, for sequential models; {rest}"),
         ("vectors", f"{info.instructions}, {info.lanes} samples at once; {info.library}, built by {info.compiler}"),
     ]
 
 
 def _data() -> str:
+    from cbdsl.data.sources import EMBEDDED, load  # noqa: PLC0415
+
     try:
         data = load(EMBEDDED)
     except UserError as error:

@@ -1,4 +1,4 @@
-"""What a person sees of a run in a terminal: a line that lives while it runs, and a summary at the end.
+"""What a person sees of a run in a terminal while it is played; `tables` has what is shown at its end.
 
 Progress goes to standard error, so that standard output holds the result alone.
 """
@@ -6,28 +6,18 @@ Progress goes to standard error, so that standard output holds the result alone.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
-from rich.table import Table
 from rich.text import Text
 
 from cbdsl.callbacks import Callback, Start
 from cbdsl.runs.defence import method_of
-from cbdsl.runs.records import RoundRecord, describe, summary_rows
-from cbdsl.settings import setting_values
+from cbdsl.runs.records import RoundRecord, describe
 from cbdsl.spec import Spec
 from cbdsl.text import clock, size
-
-if TYPE_CHECKING:
-    from cbdsl.runs.result import Result
-    from cbdsl.study.arena import Arena, Contest
-    from cbdsl.study.paper_claims import JudgedClaim
-    from cbdsl.study.sweep import Finished
 
 _LOG_SECONDS = 10.0  # without a terminal, a line at most this often
 
@@ -149,79 +139,6 @@ class SweepDisplay:
             self._console.print(f"rounds {played}/{total}{remaining}", highlight=False)
 
 
-def print_sweep(results: Sequence[Finished], axes: Sequence[str], out: Path) -> None:
-    """The results of a grid as a table, on standard output."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in (*axes, "accuracy", "best", "uploads", "uplink", "banned"):
-        table.add_column(heading, justify="left" if heading in axes else "right")
-    for result in results:
-        summary = result.summary
-        table.add_row(
-            *(str(value) for value in setting_values(result.spec, axes).values()),
-            f"{summary.final_accuracy:.2%}",
-            f"{summary.best_accuracy:.2%}",
-            f"{summary.uploads:,}",
-            size(summary.uplink_bytes),
-            str(len(summary.banned)),
-        )
-    console = Console()
-    console.print(table, highlight=False)
-    console.print(f"table: {out / 'results.csv'}", highlight=False, soft_wrap=True)
-
-
-def print_claims(claims: Sequence[JudgedClaim], page: Path) -> None:
-    """The verdicts on the paper's claims, on standard output."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("fig.", "claim", "regime", "verdict", "measured"):
-        table.add_column(heading)
-    colours = {"holds": "green", "holds in this regime": "green", "undecided": "yellow", "does not hold": "red"}
-    for claim in claims:
-        verdict = Text(claim.verdict, style=colours[claim.verdict])
-        table.add_row(str(claim.figure), claim.claim, claim.regime, verdict, claim.measured)
-    console = Console()
-    console.print(table, highlight=False)
-    console.print(f"page: {page}", highlight=False, soft_wrap=True)
-
-
-def print_arena(held: Arena, contest: Contest) -> None:
-    """Where every defence stands in its worst bout, on standard output."""
-    from cbdsl.study.arena import DEFENCES  # noqa: PLC0415
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("defence", "clean", "worst", "under", "lost bouts", "uplink", "honest banned"):
-        table.add_column(heading, justify="left" if heading in {"defence", "under"} else "right")
-    for name in contest.defences:
-        own = [bout for bout in held.bouts if bout.defence == name]
-        worst = min(own, key=lambda bout: bout.accuracy)
-        lost = sum(not bout.stands for bout in own)
-        table.add_row(
-            DEFENCES[name].label,
-            f"{own[0].accuracy:.1%}",
-            f"{worst.accuracy:.1%}",
-            f"{worst.attack or 'no attack'}, {worst.byzantine}",
-            Text(f"{lost} of {len(own) - 1}", style="red" if lost else "green"),
-            size(own[0].uplink_bytes),
-            f"{sum(bout.false_bans for bout in own):g}",
-        )
-    console = Console()
-    console.print(table, highlight=False)
-    console.print(f"page: {held.page}", highlight=False, soft_wrap=True)
-
-
-def print_summary(result: Result) -> None:
-    """A summary that a newcomer understands, on standard output."""
-    summary, console = result.summary, Console()
-    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, text in summary_rows(summary):
-        table.add_row(name, text)
-    if result.folder is not None:
-        table.add_row("folder", str(result.folder))
-    console.print()
-    console.print(table, highlight=False, soft_wrap=True)
-
-
 def headline(spec: Spec) -> str:
     """One line that says what is run."""
     shared = {"none": "no shared data", "score": "D_sc shared", "train": "D_tr shared", "both": "D_sc and D_tr shared"}
@@ -231,10 +148,3 @@ def headline(spec: Spec) -> str:
         f"[bold]{method_of(spec).title}[/bold]{defence}, {shared[spec.shared]}: {spec.workers} workers{attack}, "
         f"{spec.data.source} {spec.data.partition}, model {spec.model}, seed {spec.seed}"
     )
-
-
-def folder_name(spec: Spec) -> str:
-    """A readable name for a run's folder."""
-    attack = f"-{spec.attack.name}{spec.attack.byzantine}" if spec.attack.byzantine else ""
-    defence = "".join(f"-{word}" for word in describe(spec).replace(" ", "").split(",") if word)
-    return f"{spec.preset or 'spec'}-{spec.method}-{spec.shared}{defence}{attack}-seed{spec.seed}"

@@ -1,33 +1,45 @@
-"""`cbdsl provision`: reads words, calls `provision`, says what to do next."""
+"""`cbdsl provision`: certificates for a swarm on real machines."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cbdsl.deploy import provision as job
-from cbdsl.deploy.provision_files import Provisioned
+from cbdsl.cli import extras
 from cbdsl.errors import UserError
+
+if TYPE_CHECKING:
+    from cbdsl.deploy.provision_files import Provisioned
 
 DEFAULT_SWARM = "swarm"
 DEFAULT_HOST = "localhost"
 
 
-def provision_command(  # noqa: PLR0913, PLR0917 - one parameter an option
-    folder: Path,
-    count: int | None,
-    names: str | None,
-    swarm: str | None,
-    hosts: Sequence[str],
-    port: int | None,
-    days: int | None,
-    add: bool,
-    revoke: Sequence[str],
-    renew: bool,
+def provision(  # noqa: PLR0913, PLR0917 - one parameter an option
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A new folder for keys and certificates.")],
+    count: Annotated[
+        int | None, typer.Option("--workers", help="For how many workers: worker-1, worker-2 and so on.")
+    ] = None,
+    names: Annotated[str | None, typer.Option(help="The workers' names instead, separated by commas.")] = None,
+    swarm: Annotated[str | None, typer.Option(help="The swarm's name, which begins every topic.")] = None,
+    hosts: Annotated[
+        list[str] | None, typer.Option("--host", help="A name or address of the broker's machine; may repeat.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="The broker's port; 8883 if not given.")] = None,
+    days: Annotated[int | None, typer.Option(help="How long certificates last; 825 days if not given.")] = None,
+    add: Annotated[bool, typer.Option("--add", help="Add workers to a folder that is there.")] = False,
+    revoke: Annotated[
+        list[str] | None, typer.Option("--revoke", metavar="NAME", help="Shut a worker out; may repeat.")
+    ] = None,
+    renew: Annotated[bool, typer.Option("--renew", help="New keys for everybody who is not shut out.")] = False,
 ) -> None:
-    """Make a folder of certificates, or change one that is there."""
+    """Make certificates for a swarm on real machines, and the broker's rules that go with them."""
+    extras.demand("cryptography", "it makes keys and certificates")
+    from cbdsl.deploy import provision as job  # noqa: PLC0415
+
     wishes = [word for word, wanted in (("--add", add), ("--revoke", revoke), ("--renew", renew)) if wanted]
     if len(wishes) > 1:
         raise UserError(f"{' and '.join(wishes)} are given together. Do one after the other.")
@@ -62,9 +74,11 @@ def _chosen(count: int | None, names: str | None, taken: Sequence[str]) -> list[
         raise UserError("Say for whom: --workers 8 makes names for eight, --names east,west gives them. Give one.")
     if names is not None:
         return [name.strip() for name in names.split(",")]
+    from cbdsl.deploy.provision import numbered  # noqa: PLC0415
+
     if count is None or not 1 <= count <= 10_000:
         raise UserError(f"1 to 10,000 workers can be made at a time; given {count}.")
-    return job.numbered(count, taken)
+    return numbered(count, taken)
 
 
 def _count(workers: Sequence[str]) -> str:

@@ -10,7 +10,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cbdsl.cli.progress import Display, print_summary
+from cbdsl.cli.progress import Display
+from cbdsl.cli.tables import print_summary
 from cbdsl.deploy.meter import Counts, Direction, total_bytes
 from cbdsl.deploy.swarm import Crew, Outcome
 from cbdsl.runs.records import RoundRecord

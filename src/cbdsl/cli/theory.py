@@ -1,20 +1,18 @@
-"""What `cbdsl theory RUN` does: find the spec, measure it, show the findings and keep them in the run's folder."""
+"""`cbdsl theory`: play a run again and measure both theorems on it; in the run's own folder the findings are kept."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+import typer
 
-from cbdsl import spec as specs
-from cbdsl.cli.progress import headline
-from cbdsl.errors import UserError
+from cbdsl.cli import interrupts
+from cbdsl.cli.options import Threads
+from cbdsl.cli.spec_options import DEFAULT_PRESET, SpecWords, takes_spec
+from cbdsl.errors import UserError, unknown
 from cbdsl.presets import PRESETS
-from cbdsl.runs.folder import RunFolder
-from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
 
 if TYPE_CHECKING:
@@ -22,42 +20,56 @@ if TYPE_CHECKING:
     from cbdsl.theory.report import TheoryResult
 
 _LOG_SECONDS = 10.0  # without a terminal, a line at most this often
+_SUBJECT = f"A preset, a TOML file, or the folder of a run; {DEFAULT_PRESET} if not given."
 
 
-def examine(subject: str, threads: int | None, as_json: bool) -> None:
-    """Measure what was named and print the findings; in a run's folder they are kept as theory.json."""
-    path = Path(subject)
-    if not path.is_dir():
-        result = _watched(_spec_of(subject), threads)
-        _show(result, as_json, None)
+@takes_spec(start=_SUBJECT)
+def theory(
+    words: SpecWords,
+    threads: Threads = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the findings as JSON, alone on standard output.")
+    ] = False,
+) -> None:
+    """Play a run again and put the paper's two theorems beside it.
+
+    In a run's folder the findings are kept as theory.json, unless options make it another run.
+    """
+    interrupts.start_again()
+    path = Path(words.start)
+    if not words.start or not path.is_dir():
+        if words.start and words.start not in PRESETS and not path.exists():
+            raise UserError(f"{unknown('preset', words.start, PRESETS)} Nor is there such a file or folder.")
+        _show(_watched(words.resolved(), threads), as_json, None)
         return
+    from cbdsl.runs.folder import RunFolder  # noqa: PLC0415
+
     folder, spec = RunFolder.open(path)  # and nobody else goes on with the run meanwhile
     try:
-        result = _watched(spec, threads)
-        kept = path / "theory.json"
-        _keep(kept, result)
+        result = _watched(words.resolved(spec), threads)
+        kept = None if words.given or words.plugins else path / "theory.json"
+        if kept is not None:
+            _keep(kept, result)
     finally:
         folder.close()
     _show(result, as_json, kept)
 
 
-def _spec_of(subject: str) -> Spec:
-    if subject in PRESETS:
-        return PRESETS[subject]
-    path = Path(subject)
-    if path.is_file():
-        return specs.read(path)
-    raise UserError(
-        f"'{subject}' is neither the folder of a run, nor a spec's TOML file, nor a preset. "
-        f"The presets are: {', '.join(PRESETS)}. Make a run with: cbdsl run --out {subject}"
+def _watched(spec: Spec, threads: int | None) -> TheoryResult:
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import (  # noqa: PLC0415
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
     )
 
-
-def _watched(spec: Spec, threads: int | None) -> TheoryResult:
-    from cbdsl.theory.measure import measure  # noqa: PLC0415 - torch takes seconds to load; a wrong name need not wait
+    from cbdsl.cli.progress import headline  # noqa: PLC0415
+    from cbdsl.theory.measure import measure  # noqa: PLC0415
 
     console = Console(stderr=True)
-    console.print(headline(resolve(spec)), highlight=False, soft_wrap=True)
+    console.print(headline(spec), highlight=False, soft_wrap=True)
     columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(bar_width=16), TextColumn("{task.description}"))
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("played again beside the genie", total=spec.rounds)
@@ -85,12 +97,14 @@ def _keep(path: Path, result: TheoryResult) -> None:
 
 
 def _show(result: TheoryResult, as_json: bool, kept: Path | None) -> None:
-    console = Console(soft_wrap=True)
     if as_json:
-        print(result.to_text(), end="")
+        typer.echo(result.to_text(), nl=False)
         return
+    from rich.console import Console  # noqa: PLC0415
+
     from cbdsl.theory.report import constants_table, table_of, verdict  # noqa: PLC0415
 
+    console = Console(soft_wrap=True)
     console.print(constants_table(result.constants), highlight=False)
     console.print()
     console.print(table_of(result), highlight=False)

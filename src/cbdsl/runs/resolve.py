@@ -115,6 +115,9 @@ def _no_effect(key: str, spec: Spec, method: Method | None) -> str:
             return f"{key} has no effect here: {why.format(method=spec.method, partition=spec.data.partition)}"
     if group == "swarm" and leaf in method.fixes:
         return f"{key} has no effect here: the method '{spec.method}' fixes it to {method.fixes[leaf]!r}."
+    part = leaf.partition(".")[0]
+    if group == "options" and part == spec.attack.name and part in register.attack and not spec.attack.byzantine:
+        return f"{key} has no effect here: no worker is an attacker. Say how many are: --byzantine 5."
     partitions = _PARTITION_KEYS.get(key)
     if partitions and spec.data.partition in _BUILT_IN_PARTITIONS and spec.data.partition not in partitions:
         return (
@@ -170,5 +173,30 @@ _RULES: tuple[tuple[Callable[[str], bool], Callable[[Spec, Method], bool], str],
         _among("selection.k"),
         lambda spec, _: spec.selection.name == "best",
         "the selection 'best' takes one model. Use --select soup.",
+    ),
+    (
+        _among("shared"),
+        lambda spec, method: spec.shared == "score" and method.conversation == "average",
+        "in '{method}' nobody scores, so D_sc is not used. Use --shared train, or leave it out.",
+    ),
+    (
+        _among("shared"),
+        lambda spec, method: spec.shared == "train" and not method.gradients,
+        "in '{method}' nobody trains, so D_tr is not used. Use --shared score, or leave it out.",
+    ),
+    (
+        _among("defence.declared"),
+        lambda spec, method: method.conversation == "average" and spec.defence.aggregator == "mean",
+        "a mean takes every model as it is. Use a robust aggregator, such as --aggregator krum.",
+    ),
+    (
+        _among("local.epochs"),
+        lambda spec, _: spec.local.steps > 0,
+        "local.steps says how many batches a worker trains on, and comes first. Leave one out.",
+    ),
+    (
+        _among("swarm.start"),
+        lambda spec, _: bool(spec.init),
+        "the run starts from a given model, which is everybody's.",
     ),
 )

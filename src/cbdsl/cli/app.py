@@ -1,0 +1,57 @@
+"""The commands, tied together. Each is a module of its own, and loads what it needs when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from cbdsl import __version__
+from cbdsl.cli.arena import arena
+from cbdsl.cli.bench import bench
+from cbdsl.cli.compare import compare
+from cbdsl.cli.deployment import serve, swarm, work
+from cbdsl.cli.doctor import doctor
+from cbdsl.cli.listing import list_parts, presets
+from cbdsl.cli.provision import provision
+from cbdsl.cli.reproduce import reproduce
+from cbdsl.cli.run import resume, run
+from cbdsl.cli.sweep import sweep
+from cbdsl.cli.theory import theory
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+_Version = Annotated[
+    bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+]
+
+
+@app.callback()
+def common(version: _Version = False) -> None:
+    """Distributed swarm learning: communication-efficient, Byzantine-robust (CB-DSL, arXiv 2208.05578)."""
+
+
+_GROUPS: dict[str, dict[str, Callable[..., None]]] = {
+    "Run": {"run": run, "resume": resume},
+    "Study": {
+        "sweep": sweep,
+        "compare": compare,
+        "reproduce": reproduce,
+        "arena": arena,
+        "theory": theory,
+        "bench": bench,
+    },
+    "Deploy": {"swarm": swarm, "provision": provision, "serve": serve, "work": work},
+    "Look up": {"list": list_parts, "presets": presets, "doctor": doctor},
+}
+for _title, _commands in _GROUPS.items():
+    for _name, _command in _commands.items():
+        app.command(_name, rich_help_panel=_title)(_command)

@@ -1,0 +1,45 @@
+"""`cbdsl bench`: the engines against each other."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from cbdsl.cli import extras, interrupts
+from cbdsl.cli.options import Threads
+from cbdsl.errors import UserError
+from cbdsl.settings import numbers, words
+
+
+def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
+    models: Annotated[str, typer.Option(help="Models to measure, separated by commas.")] = "cnn,mlp,softmax",
+    workers: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = "50",
+    batch: Annotated[int, typer.Option(min=1, help="Samples in a training batch.")] = 10,
+    scoring: Annotated[int, typer.Option(min=1, help="Samples that every worker scores.")] = 2000,
+    threads: Threads = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Turns each contender takes; its fastest counts.")] = 5,
+    quick: Annotated[bool, typer.Option("--quick", help="Two turns, 500 samples to score.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON, alone on standard output.")] = False,
+) -> None:
+    """Measure the native engine against torch, in one run: trust the ratios."""
+    interrupts.start_again()
+    counts = numbers(workers, "--workers")
+    extras.demand("torch", "the native engine is measured against it")
+    from rich.console import Console  # noqa: PLC0415
+
+    from cbdsl.study.bench import measure, table  # noqa: PLC0415
+
+    try:
+        with Console(stderr=True).status("starting") as status:
+            rows = measure(
+                words(models), counts, batch, threads, repeats, scoring=scoring, quick=quick,
+                progress=lambda done, total, what: status.update(f"{done}/{total}  {what}"),
+            )  # fmt: skip
+    except ValueError as error:
+        raise UserError(f"{error}.") from error
+    if as_json:
+        typer.echo(json.dumps([row.to_dict() for row in rows], indent=2))
+    else:
+        Console().print(table(rows))

@@ -1,0 +1,89 @@
+"""Ctrl-C: one sentence that says how to go on, exit code 130, and never a traceback."""
+
+from __future__ import annotations
+
+import _thread
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+EXIT_CODE = 130
+
+_SHOW_CURSOR = "\x1b[?25h"
+
+
+def command_line() -> str:
+    """The command as it was given."""
+    return shlex.join(["cbdsl", *sys.argv[1:]])
+
+
+class Interrupts:
+    """What Ctrl-C does in this process: the first one stops the command in good order, a second one at once."""
+
+    def __init__(self) -> None:
+        self.happened = False
+        self._advice: Callable[[], str] = lambda: f"Start again with: {command_line()}"
+
+    def watch(self) -> None:
+        """From now on, remember that Ctrl-C was pressed."""
+        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            return  # somebody ignores it for us, such as nohup, or a program that embeds the command
+        signal.signal(signal.SIGINT, self._hear)
+        sys.unraisablehook = self._swallowed
+
+    def advise(self, advice: str | Callable[[], str]) -> None:
+        """Set what to say if the command is interrupted from now on."""
+        self._advice = advice if callable(advice) else lambda: advice
+
+    def conclude(self) -> None:
+        """Say how to go on, and end."""
+        if signal.getsignal(signal.SIGINT) == self._hear:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left to do takes no time
+        print(f"\ncbdsl: interrupted. {self._advice()}", file=sys.stderr)
+        sys.exit(EXIT_CODE)
+
+    def _hear(self, number: int, frame: FrameType | None) -> None:
+        del number, frame
+        if self.happened:  # pressed again: do not wait for anything
+            if sys.stderr.isatty():
+                sys.stderr.write(_SHOW_CURSOR)
+                sys.stderr.flush()
+            os._exit(EXIT_CODE)
+        self.happened = True
+        raise KeyboardInterrupt
+
+    def _swallowed(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """An interrupt that came where Python has to drop exceptions, such as in a destructor, comes again."""
+        if isinstance(unraisable.exc_value, KeyboardInterrupt):
+            self.happened = False
+            _thread.interrupt_main()
+        elif not self.happened:
+            sys.__unraisablehook__(unraisable)
+
+
+INTERRUPTS = Interrupts()
+
+
+def go_on_with(command: str) -> None:
+    """If interrupted, say that this command goes on."""
+    INTERRUPTS.advise(f"Go on with: {command}")
+
+
+def go_on_in(folder: Path) -> None:
+    """If interrupted, say how a run in a folder goes on, or that it has not begun."""
+
+    def advice() -> str:
+        if (folder / "spec.toml").exists():
+            return f"Go on with: cbdsl resume {shlex.quote(str(folder))}"
+        return f"Nothing was played yet. Start again with: {command_line()}"
+
+    INTERRUPTS.advise(advice)
+
+
+def start_again() -> None:
+    """If interrupted, say that nothing was kept."""
+    INTERRUPTS.advise(f"Nothing was kept of it. Start again with: {command_line()}")

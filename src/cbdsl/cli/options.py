@@ -1,0 +1,14 @@
+"""Options that several commands have in common, beside those of a spec."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Threads = Annotated[int | None, typer.Option(help="Threads to use; all cores if not given. Changes no number.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, alone on standard output.")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at a time; as many as cores if not given.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of every run; may repeat.")
+]

@@ -1,0 +1,76 @@
+"""`cbdsl run` and `cbdsl resume`: one experiment."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cbdsl.cli import extras, interrupts
+from cbdsl.cli.options import Json, Threads
+from cbdsl.cli.spec_options import SpecWords, takes_spec
+
+if TYPE_CHECKING:
+    from cbdsl.runs.result import Result
+
+
+@takes_spec()
+def run(
+    words: SpecWords,
+    out: Annotated[Path | None, typer.Option(help="A new folder for the run; runs/<name> if not given.")] = None,
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Run one experiment and leave a folder that explains itself."""
+    spec = words.resolved()
+    from cbdsl.cli.folder_names import run_folder  # noqa: PLC0415
+    from cbdsl.cli.progress import Display  # noqa: PLC0415
+    from cbdsl.runs import play  # noqa: PLC0415
+
+    folder = out or run_folder(spec)
+    interrupts.go_on_in(folder)
+    with Display() as display:
+        result = play.run(spec, out=folder, threads=threads, callbacks=[display])
+    conclude(result, as_json)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that was stopped.")],
+    threads: Threads = None,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run that was stopped; it ends as if it had not been."""
+    interrupts.go_on_in(folder)
+    from cbdsl.cli.progress import Display  # noqa: PLC0415
+    from cbdsl.runs import play  # noqa: PLC0415
+
+    with Display() as display:
+        result = play.resume(folder, threads=threads, callbacks=[display])
+    conclude(result, as_json)
+
+
+def conclude(result: Result, as_json: bool) -> None:
+    """Show what a run came to, and draw its accuracy in its folder."""
+    if as_json:
+        typer.echo(json.dumps(asdict(result.summary), indent=2))
+        return
+    from cbdsl.cli.tables import print_summary  # noqa: PLC0415
+
+    print_summary(result)
+    draw(result)
+
+
+def draw(result: Result) -> None:
+    """Draw accuracy.png in a run's folder, if there is something to draw with."""
+    if result.folder is None:
+        return
+    if not extras.is_installed("matplotlib"):
+        how = extras.how_to_install("matplotlib")
+        typer.echo(f"accuracy.png is left out: matplotlib is not installed ({how}).", err=True)
+        return
+    from cbdsl.report.plots import save_accuracy_plot  # noqa: PLC0415 - matplotlib loads slowly
+
+    save_accuracy_plot(result.folder / "accuracy.png", result.summary, result.rounds)

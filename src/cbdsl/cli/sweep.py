@@ -1,0 +1,60 @@
+"""`cbdsl sweep`: a grid of experiments."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cbdsl.cli import interrupts
+from cbdsl.cli.options import Jobs
+from cbdsl.cli.spec_options import SpecWords, takes_spec
+from cbdsl.errors import UserError
+
+if TYPE_CHECKING:
+    from cbdsl.spec import Spec
+
+Axes = list[tuple[str, list[Any]]]
+
+
+@takes_spec()
+def sweep(
+    words: SpecWords,
+    over: Annotated[
+        list[str], typer.Option(metavar="KEY=VALUES", help="seed=0..4, or swarm.inertia=0.5,0.9; may repeat.")
+    ],
+    out: Annotated[Path, typer.Option(help="The folder of the sweep; the same one continues it.")] = Path("sweep"),
+    jobs: Jobs = None,
+) -> None:
+    """Run a grid of experiments in parallel; finished ones are not run again."""
+    interrupts.go_on_with(interrupts.command_line())
+    from cbdsl.cli.progress import SweepDisplay  # noqa: PLC0415
+    from cbdsl.cli.tables import print_sweep  # noqa: PLC0415
+    from cbdsl.study.sweep import parse_axis, run_all, write_table  # noqa: PLC0415
+
+    axes = [parse_axis(text) for text in over]
+    keys = [key for key, _ in axes]
+    points = checked_points(words, axes)
+    with SweepDisplay(len(points), out) as display:
+        results = run_all(points, out, jobs, display.show)
+    write_table(results, keys, out)
+    print_sweep(results, keys, out)
+
+
+def checked_points(words: SpecWords, axes: Axes) -> list[Spec]:
+    """Every point of a grid, resolved: what is wrong with any of them is found before the first one is run."""
+    from cbdsl.runs.resolve import refuse_idle, resolve  # noqa: PLC0415
+    from cbdsl.study.sweep import grid  # noqa: PLC0415
+
+    keys = [key for key, _ in axes]
+    for key in keys:
+        if key in words.given:
+            raise UserError(f"{key} is set by an option and swept by --over. Leave one out.")
+    start = words.spec()
+    if "method" in keys and "shared" not in (*keys, *words.given):
+        start = replace(start, shared="default")  # each method brings its own
+    points = [resolve(point) for point in grid(start, axes)]
+    refuse_idle(points, [*keys, *words.given])
+    return points
