@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
+TYPE_CHECKING = False  # as `typing.TYPE_CHECKING`, without loading that on the way to the command line
 if TYPE_CHECKING:
+    from typing import Any
+
     from cbdsl import callbacks, register, testing
     from cbdsl.byzantine.attack import Attack, Situation
     from cbdsl.callbacks import Callback

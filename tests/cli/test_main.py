@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cbdsl.cli import main as cli
+from cbdsl.cli import app
+from cbdsl.cli.main import main
 from helpers import SMALL, cbdsl
 
 
@@ -16,7 +17,7 @@ def test_a_run_ends_with_a_summary_and_a_folder_that_explains_itself(tmp_path: P
     assert done.returncode == 0, done.stderr
     for word in ("accuracy", "uploads", "FedAvg", "traffic", "attackers", "banned", "folder"):
         assert word in done.stdout
-    folder = tmp_path / "runs" / "paper-iid-cb-dsl-both-liar1-seed5"
+    folder = tmp_path / "runs" / "mnist-iid-cb-dsl-liar1-seed5"
     assert {path.name for path in folder.iterdir()} == {
         ".lock", "README.txt", "accuracy.png", "checkpoint.npz", "model.safetensors", "rounds.jsonl", "spec.toml",
         "summary.json",
@@ -58,7 +59,7 @@ def test_resume_of_a_finished_run_prints_its_summary(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["run", "--preset", "paper-idd"], "Unknown preset 'paper-idd'. Did you mean 'paper-iid'?"),
-        (["run", "--method", "fedprox"], "Unknown method 'fedprox'."),
+        (["run", "--method", "fedsgd"], "Unknown method 'fedsgd'."),
         (["run", "--set", "local.epoch=2"], "Unknown setting 'local.epoch'. Did you mean 'local.epochs'?"),
         (["run", "--set", "local.epochs"], "is not a setting"),
         (["run", "--model", "resnet"], "Unknown model 'resnet'."),
@@ -69,10 +70,23 @@ def test_resume_of_a_finished_run_prints_its_summary(tmp_path: Path) -> None:
         (["run", "--threads", "0"], "threads must be at least 1; given 0."),
         (["run", "--byzantine", "51"], "51 Byzantine workers of 50"),
         (["run", "--preset", "paper-noniid", "--workers", "1000"], "need 2,000 shards"),
-        (["run", "--data", "nowhere"], "neither 'mnist' (embedded) nor a folder"),
+        (["run", "--data", "nowhere"], "neither a data set by name (mnist) nor a folder"),
         (["run", "--data", "broken"], "truncated or damaged"),
         (["run", "--spec", "nowhere.toml"], "nowhere.toml cannot be read"),
-        (["run", "--preset", "paper-iid", "--spec", "x.toml"], "not both"),
+        (["run", "--preset", "paper-iid", "--spec", "x.toml"], "--preset and --spec are given"),
+        (["run", "strong-iid", "--preset", "paper-iid"], "SPEC and --preset are given"),
+        (["run", "paper-idd"], "Unknown preset 'paper-idd'. Did you mean 'paper-iid'?"),
+        (["run", "--plugin", "nowhere.py"], "The plugin 'nowhere.py' is neither a Python file nor a module"),
+        (["run", "--rounds", "3", "--set", "rounds=4"], "rounds is given twice: by --rounds and by --set rounds=4"),
+        (["run", "--soup", "2", "--select", "best"], "--soup 2 and --select best are given"),
+        (["run", "--select", "worst"], "Unknown selection 'worst'"),
+        (["run", "--participation", "51"], "participation must be a share"),
+        (["swarm", "--broker", "rabbit"], "Unknown broker 'rabbit'"),
+        (["theory", "paper-idd"], "Did you mean 'paper-iid'?"),
+        (["list", "attack"], "Unknown kind 'attack'. Did you mean 'attacks'?"),
+        (["presets", "paper-idd"], "Unknown preset 'paper-idd'."),
+        (["resume", "nowhere"], "is not the folder of a run"),
+        (["bench", "--workers", "many"], "--workers takes whole numbers"),
         (["run", *SMALL, "--out", "full"], "not an empty folder; nothing was overwritten"),
         (["run", *SMALL, "--out", "full/file.txt"], "not an empty folder; nothing was overwritten"),
         (["run", *SMALL, "--out", "full/file.txt/below"], "cannot be written"),
@@ -107,9 +121,9 @@ def test_a_full_disk_is_one_message(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     def fill() -> None:
         raise OSError(errno.ENOSPC, "No space left on device", "runs/one/rounds.jsonl")
 
-    monkeypatch.setattr(cli, "app", fill)
+    monkeypatch.setattr(app, "app", fill)
     with pytest.raises(SystemExit, match="2"):
-        cli.main()
+        main()
     assert capsys.readouterr().err.splitlines() == [
         "cbdsl: the disk is full at runs/one/rounds.jsonl. What was recorded before is safe: make room and go on."
     ]
@@ -131,7 +145,7 @@ def test_a_corrupt_checkpoint_is_one_message_and_nothing_is_changed(tmp_path: Pa
 def test_help_version_and_presets_answer(tmp_path: Path) -> None:
     assert "run" in cbdsl("--help", cwd=tmp_path).stdout
     assert cbdsl("--version", cwd=tmp_path).stdout.strip()
-    assert "[swarm]" in cbdsl("presets", cwd=tmp_path).stdout
+    assert "paper-iid" in cbdsl("presets", cwd=tmp_path).stdout
 
 
 def test_doctor_names_engine_threads_data_and_versions(tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import _thread
 import os
-import shlex
 import signal
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
+import time
+
+TYPE_CHECKING = False  # not from `typing`: what is loaded before Ctrl-C is listened to should be next to nothing
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import FrameType
 
 EXIT_CODE = 130
 
@@ -18,6 +21,8 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 def command_line() -> str:
     """The command as it was given."""
+    import shlex  # noqa: PLC0415
+
     return shlex.join(["cbdsl", *sys.argv[1:]])
 
 
@@ -26,12 +31,14 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.happened = False
+        self._main_thread = 0
         self._advice: Callable[[], str] = lambda: f"Start again with: {command_line()}"
 
     def watch(self) -> None:
         """From now on, remember that Ctrl-C was pressed."""
         if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             return  # somebody ignores it for us, such as nohup, or a program that embeds the command
+        self._main_thread = _thread.get_ident()
         signal.signal(signal.SIGINT, self._hear)
         sys.unraisablehook = self._swallowed
 
@@ -41,8 +48,9 @@ class Interrupts:
 
     def conclude(self) -> None:
         """Say how to go on, and end."""
-        if signal.getsignal(signal.SIGINT) == self._hear:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left to do takes no time
+        # What is left to do takes no time. Blocked and not ignored: Python would end by the signal itself, not with our
+        # exit code, where the interrupt had met it in the middle of an exec().
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         print(f"\ncbdsl: interrupted. {self._advice()}", file=sys.stderr)
         sys.exit(EXIT_CODE)
 
@@ -58,11 +66,16 @@ class Interrupts:
 
     def _swallowed(self, unraisable: sys.UnraisableHookArgs) -> None:
         """An interrupt that came where Python has to drop exceptions, such as in a destructor, comes again."""
-        if isinstance(unraisable.exc_value, KeyboardInterrupt):
-            self.happened = False
-            _thread.interrupt_main()
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            _thread.start_new_thread(self._press_again, ())
         elif not self.happened:
             sys.__unraisablehook__(unraisable)
+
+
+    def _press_again(self) -> None:
+        time.sleep(0.02)  # by then Python is out of the place where it dropped the first one
+        self.happened = False
+        signal.pthread_kill(self._main_thread, signal.SIGINT)
 
 
 INTERRUPTS = Interrupts()
@@ -75,6 +88,7 @@ def go_on_with(command: str) -> None:
 
 def go_on_in(folder: Path) -> None:
     """If interrupted, say how a run in a folder goes on, or that it has not begun."""
+    import shlex  # noqa: PLC0415
 
     def advice() -> str:
         if (folder / "spec.toml").exists():

@@ -5,11 +5,9 @@ Loads nothing but itself before it listens for Ctrl-C; the commands are tied tog
 
 from __future__ import annotations
 
-import errno
 import sys
 
 from cbdsl.cli.interrupts import INTERRUPTS
-from cbdsl.errors import UserError
 
 
 def main() -> None:
@@ -24,6 +22,10 @@ def main() -> None:
 
 
 def _run() -> None:
+    import errno  # noqa: PLC0415
+
+    from cbdsl.errors import UserError  # noqa: PLC0415
+
     try:
         from cbdsl.cli.app import app  # noqa: PLC0415
 

@@ -24,6 +24,7 @@ from torch.nn.functional import cross_entropy
 from cbdsl import register
 from cbdsl.arrays import Indices, Samples
 from cbdsl.engines.torch_modules import module_of
+from cbdsl.study.processes import deaf_children
 
 SHAPE, CLASSES = (1, 28, 28), 10
 LIMIT = 100
@@ -199,7 +200,8 @@ class TorchProcesses(_Contender):
             process = context.Process(
                 target=_serve, args=(replace(part, threads=1), Setting(1, onednn), theirs), daemon=True
             )
-            process.start()
+            with deaf_children():
+                process.start()
             theirs.close()  # so that the end of the process is the end of the pipe
             self.pipes.append(mine)
             self.processes.append(process)

@@ -33,6 +33,7 @@ from cbdsl.runs.records import RoundRecord, Summary
 from cbdsl.runs.resolve import resolve
 from cbdsl.settings import parse_setting, setting_values, words
 from cbdsl.spec import Spec
+from cbdsl.study.processes import deaf_children
 
 OnProgress = Callable[[int, int, float], None]  # rounds played here or earlier, rounds in all, share of the work done
 
@@ -149,8 +150,9 @@ def perform(tasks: Sequence[Task], out: Path, jobs: int | None = None, on_progre
     context = multiprocessing.get_context("spawn")  # a fork would inherit threads that are not there
     news: multiprocessing.queues.Queue[float] = context.Queue()
     with ProcessPoolExecutor(count, context, _start_process, (news, max(1, cores // count), os.getpid())) as pool:
-        pending = {pool.submit(_do, task, task.folder(out)) for task in missing}
         try:
+            with deaf_children():
+                pending = {pool.submit(_do, task, task.folder(out)) for task in missing}
             while pending:
                 done, pending = wait(pending, _PATIENCE, FIRST_EXCEPTION)
                 for future in done:
@@ -160,7 +162,7 @@ def perform(tasks: Sequence[Task], out: Path, jobs: int | None = None, on_progre
                 if on_progress is not None and pending:
                     on_progress(min(played, total), total, min(worked / work, 1.0))
         except BaseException:  # not cancelled first: the pool would trip over futures that are cancelled
-            for process in list(pool._processes.values()):
+            for process in list((pool._processes or {}).values()):
                 process.terminate()
             raise
     if on_progress is not None:

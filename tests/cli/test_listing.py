@@ -1,0 +1,64 @@
+"""What there is to choose from is listed, and every setting is explained."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+from cbdsl import register
+from cbdsl.cli.listing import KINDS, rows_of
+from cbdsl.cli.settings_page import page
+from cbdsl.presets import DESCRIPTIONS, PRESETS
+from cbdsl.settings import explanations, reference
+from cbdsl.spec import dotted_keys, from_toml
+from helpers import cbdsl
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_setting_is_explained() -> None:
+    assert list(explanations()) == dotted_keys()
+    assert sorted(line.key for group in reference() for line in group.lines) == sorted(dotted_keys())
+
+
+def test_every_preset_is_described() -> None:
+    assert list(DESCRIPTIONS) == list(PRESETS)
+
+
+def test_the_settings_page_is_what_would_be_generated() -> None:
+    assert (ROOT / "docs" / "settings.md").read_text() == page()
+
+
+def test_every_part_has_a_name_settings_and_a_line() -> None:
+    for kind, parts in register.ALL.items():
+        rows = rows_of(kind)
+        assert [row["name"] for row in rows] == parts.names()
+        assert all(row["summary"] for row in rows)
+
+
+def test_every_kind_is_listed_and_readable_by_programs(tmp_path: Path) -> None:
+    counts = {row["kind"]: row["count"] for row in json.loads(cbdsl("list", "--json", cwd=tmp_path).stdout)}
+    assert tuple(counts) == KINDS
+    for kind in KINDS:
+        assert len(json.loads(cbdsl("list", kind, "--json", cwd=tmp_path).stdout)) == counts[kind]
+
+
+def test_lists_are_tables_with_a_line_a_part(tmp_path: Path) -> None:
+    said = cbdsl("list", "attacks", cwd=tmp_path).stdout.splitlines()
+    assert any(line.split()[:2] == ["liar", "scale=10.0"] and "Sec. III.C" in line for line in said)
+    said = cbdsl("list", "settings", cwd=tmp_path).stdout.splitlines()
+    assert any(line.split()[:2] == ["local.batch_size", "10"] for line in said)
+    assert "attacks" in cbdsl("list", cwd=tmp_path).stdout
+
+
+def test_presets_explain_themselves_and_are_printed_whole(tmp_path: Path) -> None:
+    said = cbdsl("presets", cwd=tmp_path).stdout
+    assert said.startswith("A preset is ")
+    for name, words in DESCRIPTIONS.items():
+        assert f"{name}: {words}" in said
+    assert '  data.partition = "shards"' in said
+    assert "cbdsl list settings" in said
+    whole = cbdsl("presets", "strong-iid", cwd=tmp_path).stdout
+    assert from_toml(whole) == PRESETS["strong-iid"]
+    assert tomllib.loads(whole)["local"]["epochs"] == 3

@@ -1,0 +1,201 @@
+"""Every command that takes a spec takes it in the same words, and refuses options that change nothing."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cbdsl.cli.app import app
+from cbdsl.cli.deployment import serve, swarm
+from cbdsl.cli.run import run
+from cbdsl.cli.spec_options import SpecWords, read_words
+from cbdsl.cli.sweep import checked_points, sweep
+from cbdsl.cli.theory import theory
+from cbdsl.errors import UserError
+from cbdsl.presets import preset
+from cbdsl.spec import Spec
+from helpers import SMALL, cbdsl
+
+OPTIONS = {
+    "--preset", "--spec", "--method", "--shared", "--rounds", "--workers", "--participation", "--byzantine", "--attack",
+    "--aggregator", "--guard", "--soup", "--select", "--seed", "--model", "--data", "--init", "--engine", "--plugin",
+    "--set",
+}  # fmt: skip
+
+PLUGIN = """
+import numpy as np
+import cbdsl
+
+@cbdsl.register.attack("mute")
+class Mute(cbdsl.Attack):
+    \"\"\"Says nothing that means anything.\"\"\"
+    def __init__(self, depth: float = 2.0) -> None:
+        self.depth = depth
+"""
+
+
+@pytest.mark.parametrize("command", ["run", "serve", "swarm", "sweep", "theory"])
+def test_every_command_with_a_spec_has_the_same_options(command: str) -> None:
+    said = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"}).output
+    assert "[SPEC]" in said
+    assert set(re.findall(r"--[\w-]+", said)) >= OPTIONS
+
+
+def test_the_options_come_first_and_are_those_of_one_function() -> None:
+    shared = list(inspect.signature(read_words).parameters)
+    for command in (run, serve, swarm, sweep, theory):
+        assert list(inspect.signature(command).parameters)[: len(shared)] == shared
+
+
+def test_options_become_settings() -> None:
+    words = read_words(
+        "strong-iid", method="cb-dsl", shared="both", rounds=3, workers=9, participation=0.5, byzantine=2,
+        attack="alie", guard=True, soup=2, seed=4, model="mlp", data="mnist", engine="native",
+        settings=["local.epochs=2", "swarm.inertia=[0.5, 0.1]"],
+    )  # fmt: skip
+    spec = words.resolved()
+    expected = preset("strong-iid").with_settings(
+        {
+            "method": "cb-dsl", "shared": "both", "rounds": 3, "workers": 9, "participation": 0.5,
+            "attack.byzantine": 2, "attack.name": "alie", "defence.guard": True, "defence.commitment": True,
+            "defence.declared": 2, "selection.name": "soup", "selection.k": 2, "seed": 4, "model": "mlp",
+            "data.source": "mnist", "engine": "native", "local.epochs": 2, "swarm.inertia": [0.5, 0.1],
+        }
+    )  # fmt: skip
+    assert spec == expected
+
+
+def test_another_method_brings_its_own_shared_data_unless_told_otherwise(tmp_path: Path) -> None:
+    file = tmp_path / "spec.toml"
+    file.write_text(Spec(shared="both").to_toml())
+    assert read_words(str(file), method="fedavg").resolved().shared == "none"
+    assert read_words(spec_file=file, method="fedavg", shared="train").resolved().shared == "train"
+    assert read_words(str(file)).resolved().shared == "both"
+
+
+def test_a_plugin_registers_names_and_is_kept_in_the_spec(tmp_path: Path) -> None:
+    file = tmp_path / "parts.py"
+    file.write_text(PLUGIN)
+    words = read_words(plugin=[str(file)], attack="mute", byzantine=1, settings=["options.mute.depth=3.0"])
+    assert words.resolved().plugins == (str(file),)
+    listed = json.loads(cbdsl("list", "attacks", "--plugin", "parts.py", "--json", cwd=tmp_path).stdout)
+    assert {"name": "mute", "settings": {"depth": 2.0}, "summary": "Says nothing that means anything."} in listed
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"aggregator": "krum"}, "'cb-dsl' takes verified models one by one"),
+        ({"attack": "alie"}, "no worker is an attacker"),
+        ({"settings": ["attack.scale=3"]}, "no worker is an attacker"),
+        ({"settings": ["swarm.inertia=0.5"], "method": "fedavg"}, "do not move as a swarm"),
+        ({"settings": ["swarm.social=3"], "method": "fedpso", "guard": True}, "the guard and the soup need"),
+        ({"guard": True, "method": "fedavg"}, "FedAvg's defences are its aggregators"),
+        ({"soup": 3, "method": "fedavg"}, "FedAvg's defences are its aggregators"),
+        ({"settings": ["selection.k=3"]}, "the selection 'best'"),
+        ({"settings": ["data.shard_size=10"]}, "the partition is 'iid'"),
+        ({"settings": ["local.epochs=2"], "method": "pso"}, "does not train with gradients"),
+        ({"settings": ["defence.false_alarm=0.1"]}, "There is no guard"),
+        ({"settings": ["defence.declared=2"], "method": "fedavg"}, "a mean takes every model"),
+        ({"settings": ["local.epochs=2", "local.steps=5"]}, "local.steps says"),
+        ({"shared": "score", "method": "fedavg"}, "nobody scores"),
+        ({"shared": "train", "method": "pso"}, "nobody trains"),
+        ({"settings": ["options.liar.scale=2.0"]}, "no worker is an attacker"),
+        ({"settings": ["options.fedprox.mu=2.0"]}, "a part that this run does not use"),
+    ],
+)
+def test_an_option_without_effect_is_an_error_that_says_why(options: dict[str, object], why: str) -> None:
+    with pytest.raises(UserError, match=f"(?i){re.escape(why)}"):
+        read_words(**options).resolved()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--aggregator", "krum"],
+        ["--attack", "alie"],
+        ["--set", "swarm.inertia=0.5", "--method", "fedavg"],
+        ["--guard", "--method", "fedavg"],
+        ["--set", "selection.k=3"],
+        ["--set", "data.shard_size=10"],
+    ],
+)
+def test_idle_options_end_a_run_with_code_2_before_it_begins(words: list[str], tmp_path: Path) -> None:
+    done = cbdsl("run", *SMALL, *words, cwd=tmp_path)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_option_that_matters_in_one_point_of_a_sweep_is_welcome() -> None:
+    words = SpecWords(options={"attack.name": "alie"})
+    points = checked_points(words, [("attack.byzantine", [0, 2])])
+    assert [point.attack.byzantine for point in points] == [0, 2]
+    with pytest.raises(UserError, match="no worker is an attacker"):
+        checked_points(words, [("seed", [0, 1])])
+    with pytest.raises(UserError, match="do not move as a swarm"):
+        checked_points(SpecWords(options={"method": "fedavg"}), [("swarm.inertia", [0.1, 0.2])])
+    with pytest.raises(UserError, match="seed is set by an option and swept"):
+        checked_points(SpecWords(options={"seed": 1}), [("seed", [0, 1])])
+
+
+def test_swept_methods_bring_their_own_shared_data(tmp_path: Path) -> None:
+    file = tmp_path / "spec.toml"
+    file.write_text(Spec(shared="both").to_toml())
+    points = checked_points(SpecWords(str(file)), [("method", ["cb-dsl", "fedavg"])])
+    assert [point.shared for point in points] == ["both", "none"]
+
+
+def test_a_wrong_name_in_the_last_point_of_a_sweep_is_found_before_anything_runs(tmp_path: Path) -> None:
+    done = cbdsl(
+        "sweep", *SMALL, "--byzantine", "1", "--over", "attack.name=liar,alie,lair", "--out", "here", cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "cbdsl: Unknown attack 'lair'. Did you mean 'liar'? Allowed: " + done.stderr.partition("Allowed: ")[2]
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_of_real_workers_takes_no_option_of_simulated_ones(tmp_path: Path) -> None:
+    for option, why in (
+        (["--byzantine", "2"], "the workers are real"),
+        (["--set", "data.samples_per_worker=20"], "every worker brings its own samples"),
+    ):
+        done = cbdsl("serve", "--broker", "mqtt://127.0.0.1:1", "--out", "here", *option, cwd=tmp_path)
+        assert done.returncode == 2
+        assert why in done.stderr
+    (tmp_path / "roster.txt").write_text("east\nwest\n")
+    done = cbdsl(
+        "serve",
+        "--broker",
+        "mqtt://127.0.0.1:1",
+        "--out",
+        "here",
+        "--roster",
+        "roster.txt",
+        "--workers",
+        "3",
+        cwd=tmp_path,
+    )
+    assert "--workers is 3, but roster.txt names 2" in done.stderr
+
+
+def test_folders_are_named_after_what_was_run() -> None:
+    from cbdsl.cli.folder_names import folder_name  # noqa: PLC0415
+
+    def named(**options: object) -> str:
+        return folder_name(read_words(**options).resolved())  # type: ignore[arg-type]
+
+    assert named() == "mnist-iid-cb-dsl-seed0"
+    assert named(start="paper-noniid", shared="none", seed=7) == "mnist-shards-cb-dsl-shared-none-seed7"
+    assert named(method="fedavg", aggregator="nnm+krum", attack="alie", byzantine=5) == (
+        "mnist-iid-fedavg-nnm+krum-alie5-seed0"
+    )
+    assert named(guard=True, soup=3) == "mnist-iid-cb-dsl-guard-soup3-seed0"
+    assert named(data="/some where/My data: (new).npz") == "My-data-new-iid-cb-dsl-seed0"
+    assert len(named(data=f"/tmp/{'x' * 300}.npz")) < 60
