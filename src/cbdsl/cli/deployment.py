@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cbdsl.cli import interrupts
+from cbdsl.cli import extras, interrupts
 from cbdsl.cli.options import Json
 from cbdsl.cli.spec_options import SpecWords, takes_spec
 from cbdsl.errors import UserError, unknown
@@ -139,11 +139,13 @@ def swarm(  # noqa: PLR0913, PLR0917 - one parameter an option
     as_json: Json = False,
 ) -> None:
     """Play a whole deployment on this machine: a broker, the server, and a process for every worker."""
-    from cbdsl.deploy.broker import KINDS  # noqa: PLC0415
+    from cbdsl.deploy.broker import KINDS, find_mosquitto  # noqa: PLC0415
     from cbdsl.deploy.deadlines import Deadlines  # noqa: PLC0415
 
     if broker not in KINDS:
         raise unknown("broker", broker, KINDS)
+    if broker == "embedded" or (broker == "auto" and find_mosquitto() is None):
+        extras.demand("amqtt", "it is the embedded broker, and mosquitto is not installed or not wanted")
     if not words.is_file and "workers" not in words.given:
         words = replace(words, options={**words.options, "workers": DEFAULT_WORKERS})
     spec = words.resolved()

@@ -1,0 +1,122 @@
+"""The command line on an installation without the optional libraries, and how little it loads with them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers import SMALL, cbdsl
+
+LIBRARIES = ("torch", "matplotlib", "cryptography", "amqtt")
+HOOK = f"""
+import sys
+
+class Nowhere:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {LIBRARIES!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Nowhere())
+"""
+
+
+def bare(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """The command as it is where none of the optional libraries is installed."""
+    (cwd / "hook").mkdir(exist_ok=True)
+    (cwd / "hook" / "sitecustomize.py").write_text(HOOK)
+    environment = {**os.environ, "PYTHONPATH": str(cwd / "hook"), "COLUMNS": "200", "NO_COLOR": "1", "PATH": ""}
+    return subprocess.run(
+        [sys.executable, "-m", "cbdsl", *words], cwd=cwd, capture_output=True, text=True, check=False, env=environment
+    )
+
+
+def test_doctor_says_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
+    done = bare("doctor", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = {line.split()[0]: line.partition(" ")[2].strip() for line in done.stdout.splitlines()}
+    assert lines["torch"] == "not installed (pip install 'cbdsl[torch]')"
+    assert lines["matplotlib"] == "not installed (pip install 'cbdsl[study]')"
+    assert lines["cryptography"] == lines["amqtt"] == "not installed (pip install 'cbdsl[deploy]')"
+    assert lines["engine"] == "native, for sequential models; the rest needs torch, which is not installed"
+    whole = cbdsl("doctor", cwd=tmp_path).stdout
+    assert "not installed" not in whole
+
+
+def test_a_run_leaves_its_picture_out_and_says_so_in_one_line(tmp_path: Path) -> None:
+    done = bare("run", *SMALL, "--rounds", "2", "--out", "here", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = [line for line in done.stderr.splitlines() if "accuracy.png" in line]
+    assert said == ["accuracy.png is left out: matplotlib is not installed (pip install 'cbdsl[study]')."]
+    assert not (tmp_path / "here" / "accuracy.png").exists()
+    assert "accuracy" in done.stdout
+    again = bare("resume", "here", "--json", cwd=tmp_path)
+    assert (again.returncode, "accuracy.png" in again.stderr) == (0, False)
+    assert cbdsl("resume", "here", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "here" / "accuracy.png").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["sweep", *SMALL, "--rounds", "1", "--over", "seed=0,1", "--out", "here"],
+        ["theory", *SMALL, "--rounds", "2"],
+        ["list", "methods"],
+        ["presets"],
+        ["--help"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_what_needs_no_extra_works_without(words: list[str], tmp_path: Path) -> None:
+    done = bare(*words, cwd=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "library", "extra"),
+    [
+        (["reproduce", "--quick"], "matplotlib", "study"),
+        (["arena", "--quick"], "matplotlib", "study"),
+        (["bench"], "torch", "torch"),
+        (["run", *SMALL, "--engine", "torch"], "torch", "torch"),
+        (["provision", "keys", "--workers", "2"], "cryptography", "deploy"),
+        (["swarm", *SMALL, "--broker", "embedded"], "amqtt", "deploy"),
+    ],
+)
+def test_what_needs_an_extra_says_which_before_it_begins(
+    words: list[str], library: str, extra: str, tmp_path: Path
+) -> None:
+    done = bare(*words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"cbdsl: {library} is needed here, because ")
+    assert done.stderr.endswith(f"it is not installed. Try pip install 'cbdsl[{extra}]'.\n")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hook"]
+
+
+def loaded(*words: str, cwd: Path) -> set[str]:
+    """The modules that a command has loaded at its end."""
+    script = (
+        "import atexit, json, sys\n"
+        "atexit.register(lambda: print(json.dumps(sorted(sys.modules)), file=sys.stderr))\n"
+        "from cbdsl.cli.main import main\n"
+        f"sys.argv = ['cbdsl', *{words!r}]\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+def test_a_run_with_json_loads_neither_torch_nor_matplotlib(tmp_path: Path) -> None:
+    modules = loaded("run", *SMALL, "--rounds", "1", "--json", cwd=tmp_path)
+    assert "numpy" in modules
+    assert not modules & set(LIBRARIES)
+
+
+def test_help_loads_no_library_that_computes(tmp_path: Path) -> None:
+    assert not loaded("--help", cwd=tmp_path) & {"numpy", "cbdsl.runs.play", *LIBRARIES}
+    assert not loaded("run", "--help", cwd=tmp_path) & {"numpy", "cbdsl.runs.play", *LIBRARIES}
