@@ -71,7 +71,6 @@ class Interrupts:
         elif not self.happened:
             sys.__unraisablehook__(unraisable)
 
-
     def _press_again(self) -> None:
         time.sleep(0.02)  # by then Python is out of the place where it dropped the first one
         self.happened = False

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cbdsl.cli import interrupts
+from cbdsl.cli import extras, interrupts
 from cbdsl.cli.options import Jobs
 from cbdsl.cli.spec_options import SpecWords, takes_spec
 from cbdsl.errors import UserError
@@ -31,7 +31,8 @@ def sweep(
     """Run a grid of experiments in parallel; finished ones are not run again."""
     interrupts.go_on_with(interrupts.command_line())
     from cbdsl.cli.progress import SweepDisplay  # noqa: PLC0415
-    from cbdsl.cli.tables import print_sweep  # noqa: PLC0415
+    from cbdsl.cli.tables import print_comparison, print_sweep  # noqa: PLC0415
+    from cbdsl.study.compare import group_results, write_sweep_index  # noqa: PLC0415
     from cbdsl.study.sweep import parse_axis, run_all, write_table  # noqa: PLC0415
 
     axes = [parse_axis(text) for text in over]
@@ -41,6 +42,14 @@ def sweep(
         results = run_all(points, out, jobs, display.show)
     write_table(results, keys, out)
     print_sweep(results, keys, out)
+    if len({result.spec.seed for result in results}) > 1:
+        typer.echo()
+        print_comparison(group_results(results, keys))
+    if extras.is_installed("matplotlib"):
+        typer.echo(f"page: {write_sweep_index(results, keys, out)}")
+    else:
+        how = extras.how_to_install("matplotlib")
+        typer.echo(f"index.html is left out: matplotlib is not installed ({how}).", err=True)
 
 
 def checked_points(words: SpecWords, axes: Axes) -> list[Spec]:

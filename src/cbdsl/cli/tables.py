@@ -17,6 +17,7 @@ from cbdsl.text import size
 if TYPE_CHECKING:
     from cbdsl.runs.result import Result
     from cbdsl.study.arena import Arena, Contest
+    from cbdsl.study.compare import Comparison
     from cbdsl.study.paper_claims import JudgedClaim
     from cbdsl.study.sweep import Finished
 
@@ -39,6 +40,22 @@ def print_sweep(results: Sequence[Finished], axes: Sequence[str], out: Path) -> 
     console = Console()
     console.print(table, highlight=False)
     console.print(f"table: {out / 'results.csv'}", highlight=False, soft_wrap=True)
+
+
+def print_comparison(comparison: Comparison) -> None:
+    """Groups of runs, mean ± deviation over the seeds of each, on standard output."""
+    from cbdsl.study.compare import comparison_rows  # noqa: PLC0415
+
+    headings, rows = comparison_rows(comparison)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in comparison.keys else "right")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = Console()
+    console.print(table, highlight=False)
+    for note in comparison.notes:
+        console.print(Text(note, style="yellow"), soft_wrap=True)
 
 
 def print_claims(claims: Sequence[JudgedClaim], page: Path) -> None:
