@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from cbdsl.cli.main import app
-from cbdsl.cli.theory import examine
+from cbdsl.cli.app import app
 from cbdsl.data.sources import Dataset
 from cbdsl.errors import UserError
 from cbdsl.presets import preset
@@ -107,10 +106,9 @@ def test_the_command_keeps_its_findings_in_the_folder_of_the_run(
 
 
 def test_what_is_no_run_is_a_message_that_names_what_can_be_given(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"neither the folder of a run.*paper-noniid"):
-        examine("paper-nonid", None, as_json=False)
-    with pytest.raises(UserError, match=r"has no spec\.toml"):
-        examine(str(tmp_path), None, as_json=False)
+    done = cbdsl("theory", str(tmp_path), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "has no spec.toml" in done.stderr
 
 
 def test_the_command_line_answers_a_wrong_name_with_exit_code_two(tmp_path: Path) -> None:
