@@ -15,10 +15,11 @@ from threading import Thread
 import pytest
 
 from cbdsl.errors import UserError
+from cbdsl.report.reproduction import write
 from cbdsl.report.style import spread_labels
 from cbdsl.study.paper import FIGURES, Plan
 from cbdsl.study.paper_claims import PAPER_CLAIMS
-from cbdsl.study.reproduce import Reproduction, reproduce, tasks_of
+from cbdsl.study.reproduce import reproduce, tasks_of
 
 TINY = Plan(
     regimes=("paper", "script"),
@@ -36,12 +37,12 @@ TINY = Plan(
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Reproduction:
-    return reproduce(TINY, tmp_path_factory.mktemp("reproduction") / "out", "cbdsl reproduce", jobs=2)
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(reproduce(TINY, tmp_path_factory.mktemp("reproduction") / "out", jobs=2), "cbdsl reproduce")
 
 
-def test_the_page_has_every_figure_and_every_claim(made: Reproduction) -> None:
-    page = made.page.read_text()
+def test_the_page_has_every_figure_and_every_claim(made: Path) -> None:
+    page = made.read_text()
     for figure in FIGURES:
         for regime in TINY.regimes:
             assert f'id="figure{figure.number}-{regime}"' in page
@@ -50,45 +51,45 @@ def test_the_page_has_every_figure_and_every_claim(made: Reproduction) -> None:
         assert f'id="claim-{claim.id}"' in page
 
 
-def test_the_page_fetches_nothing(made: Reproduction) -> None:
-    page = made.page.read_text()
+def test_the_page_fetches_nothing(made: Path) -> None:
+    page = made.read_text()
     assert not re.findall(r"""(?:src|href)=["'](?!#)[^"']*["']""", page.replace('xlink:href="#', 'href="#'))
     assert "@import" not in page
     assert not re.findall(r"url\((?!#)", page)
     assert "<script" not in page
 
 
-def test_claims_are_written_with_what_was_measured(made: Reproduction) -> None:
-    rows = json.loads((made.page.parent / "claims.json").read_text())
+def test_claims_are_written_with_what_was_measured(made: Path) -> None:
+    rows = json.loads((made.parent / "claims.json").read_text())
     assert len(rows) == 2 * len(PAPER_CLAIMS)
     assert all({"id", "claim", "figure", "regime", "verdict", "measured"} <= set(row) for row in rows)
 
 
 @pytest.mark.parametrize("ending", [".png", ".svg", ".pdf"])
-def test_every_figure_is_a_file_for_a_paper(made: Reproduction, ending: str) -> None:
-    names = {path.stem for path in (made.page.parent / "figures").glob(f"*{ending}")}
+def test_every_figure_is_a_file_for_a_paper(made: Path, ending: str) -> None:
+    names = {path.stem for path in (made.parent / "figures").glob(f"*{ending}")}
     expected = {f"figure{figure.number}-{regime}" for figure in FIGURES for regime in TINY.regimes}
     assert names == expected | {"theorem2-paper", "theorem2-script"}
 
 
-def test_made_again_the_page_is_the_same_and_nothing_is_run_twice(made: Reproduction) -> None:
-    folder = made.page.parent
+def test_made_again_the_page_is_the_same_and_nothing_is_run_twice(made: Path) -> None:
+    folder = made.parent
     stamps = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/summary.json")}
-    before = made.page.read_text()
+    before = made.read_text()
     (lost,) = list(folder.glob("runs/*"))[:1]
     shutil.rmtree(lost)
-    again = reproduce(TINY, folder, "cbdsl reproduce", jobs=1)
-    assert again.page.read_text() == before
+    again = write(reproduce(TINY, folder, jobs=1), "cbdsl reproduce")
+    assert again.read_text() == before
     after = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/summary.json")}
     assert {path for path in stamps if after[path] != stamps[path]} == {lost / "summary.json"}
 
 
-def test_another_plan_does_not_mix_with_this_one(made: Reproduction, tmp_path: Path) -> None:
+def test_another_plan_does_not_mix_with_this_one(made: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="other seeds, regimes or rounds"):
-        reproduce(Plan(("paper",), (0,), 0.1), made.page.parent, "")
+        reproduce(Plan(("paper",), (0,), 0.1), made.parent)
     (tmp_path / "precious.txt").write_text("mine")
     with pytest.raises(UserError, match="not empty and not the folder of a reproduction"):
-        reproduce(TINY, tmp_path, "")
+        reproduce(TINY, tmp_path)
 
 
 def test_figures_share_runs_and_theory_brings_its_own_curve() -> None:
@@ -122,14 +123,14 @@ def browse(address: str, folder: Path, *options: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
 
 
-def test_a_browser_shows_all_figures_and_claims_and_asks_for_nothing_else(made: Reproduction, tmp_path: Path) -> None:
+def test_a_browser_shows_all_figures_and_claims_and_asks_for_nothing_else(made: Path, tmp_path: Path) -> None:
     asked: list[str] = []
 
     class Handler(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002, ARG002 - its name in the library
             asked.append(self.path)
 
-    handler = partial(Handler, directory=str(made.page.parent))
+    handler = partial(Handler, directory=str(made.parent))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         shown = browse(f"http://127.0.0.1:{server.server_port}/report.html", tmp_path, "--dump-dom")
@@ -141,8 +142,8 @@ def test_a_browser_shows_all_figures_and_claims_and_asks_for_nothing_else(made: 
 
 
 @pytest.mark.parametrize("width", [390, 1280])
-def test_the_page_fits_wide_and_narrow_screens(made: Reproduction, tmp_path: Path, width: int) -> None:
+def test_the_page_fits_wide_and_narrow_screens(made: Path, tmp_path: Path, width: int) -> None:
     picture = tmp_path / "page.png"
-    browse(made.page.as_uri(), tmp_path, f"--screenshot={picture}", f"--window-size={width},2000")
+    browse(made.as_uri(), tmp_path, f"--screenshot={picture}", f"--window-size={width},2000")
     header = picture.read_bytes()[16:24]
     assert int.from_bytes(header[:4], "big") == width

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from cbdsl.report.reproduction import write
 from cbdsl.study.paper import Plan
 from cbdsl.study.reproduce import reproduce
 
@@ -12,9 +13,9 @@ def test_a_reproduction_of_one_round_ends_with_a_page_that_says_so(tmp_path: Pat
         "rounds": 1, "model": "softmax", "workers": 4, "data.shared_scoring": 40, "data.shared_training": 20,
         "data.samples_per_worker": 20, "data.shard_size": 20,
     }  # fmt: skip
-    made = reproduce(Plan(("script",), (0,), 1.0, tuple(small.items())), tmp_path / "out", "cbdsl reproduce", jobs=2)
+    made = reproduce(Plan(("script",), (0,), 1.0, tuple(small.items())), tmp_path / "out", jobs=2)
     rows = {row["id"]: row for row in json.loads((tmp_path / "out" / "claims.json").read_text())}
     assert rows["divergence-flattens"]["verdict"] == "undecided"
-    page = made.page.read_text(encoding="utf-8")
+    page = write(made, "cbdsl reproduce").read_text(encoding="utf-8")
     assert "too few rounds to say" in page
     assert "Not the paper's experiment: rounds = 1," in page.replace("&#x27;", "'")

@@ -47,5 +47,7 @@ def arena(  # noqa: PLR0913, PLR0917 - one parameter an option
     tasks = job.tasks_of(contest)
     refuse_idle([task.spec for task in tasks], own)
     with SweepDisplay(len(tasks), folder) as display:
-        held = job.hold(contest, folder, interrupts.command_line(), jobs, display.show)
-    print_arena(held, contest)
+        held = job.hold(contest, folder, jobs, display.show)
+    from cbdsl.report import arena_page  # noqa: PLC0415 - matplotlib loads slowly
+
+    print_arena(held, arena_page.write(contest, held.bouts, folder, interrupts.command_line()))

@@ -37,5 +37,7 @@ def reproduce(
     refuse_idle([task.spec for task in tasks], [key for key, _ in chosen])
     with SweepDisplay(len(tasks), folder) as display:
         words = ["cbdsl reproduce", *(["--quick"] if quick else []), *(f"--set {text}" for text in settings or [])]
-        made = job.reproduce(plan, folder, " ".join(words), jobs, display.show)
-    print_claims(made.claims, made.page)
+        made = job.reproduce(plan, folder, jobs, display.show)
+    from cbdsl.report import reproduction  # noqa: PLC0415 - matplotlib loads slowly
+
+    print_claims(made.claims, reproduction.write(made, " ".join(words)))

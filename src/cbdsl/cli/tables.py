@@ -16,7 +16,7 @@ from cbdsl.text import size
 
 if TYPE_CHECKING:
     from cbdsl.runs.result import Result
-    from cbdsl.study.arena import Arena, Contest
+    from cbdsl.study.arena import Arena
     from cbdsl.study.compare import Comparison
     from cbdsl.study.paper_claims import JudgedClaim
     from cbdsl.study.sweep import Finished
@@ -72,14 +72,14 @@ def print_claims(claims: Sequence[JudgedClaim], page: Path) -> None:
     console.print(f"page: {page}", highlight=False, soft_wrap=True)
 
 
-def print_arena(held: Arena, contest: Contest) -> None:
+def print_arena(held: Arena, page: Path) -> None:
     """Where every defence stands in its worst bout, on standard output."""
     from cbdsl.study.arena import DEFENCES  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("defence", "clean", "worst", "under", "lost bouts", "uplink", "honest banned"):
         table.add_column(heading, justify="left" if heading in {"defence", "under"} else "right")
-    for name in contest.defences:
+    for name in held.contest.defences:
         own = [bout for bout in held.bouts if bout.defence == name]
         worst = min(own, key=lambda bout: bout.accuracy)
         lost = sum(not bout.stands for bout in own)
@@ -94,7 +94,7 @@ def print_arena(held: Arena, contest: Contest) -> None:
         )
     console = Console()
     console.print(table, highlight=False)
-    console.print(f"page: {held.page}", highlight=False, soft_wrap=True)
+    console.print(f"page: {page}", highlight=False, soft_wrap=True)
 
 
 def print_summary(result: Result) -> None:

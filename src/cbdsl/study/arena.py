@@ -1,11 +1,10 @@
-"""`cbdsl arena`: every attack against every defence, on the sweep machinery; tables, figures and one page.
+"""Every attack against every defence, on the sweep machinery.
 
 Says what to run and what came out; how it looks is `report.arena_page`'s affair.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from cbdsl import register
 from cbdsl.errors import UserError, unknown
-from cbdsl.files import write_atomically
+from cbdsl.files import write_json
 from cbdsl.presets import preset
 from cbdsl.runs.records import Summary
 from cbdsl.runs.resolve import resolve
@@ -125,22 +124,17 @@ class Bout:
 class Arena:
     """What an arena leaves."""
 
+    contest: Contest
     bouts: tuple[Bout, ...]
-    page: Path
 
 
-def hold(
-    contest: Contest, out: Path, command: str, jobs: int | None = None, on_progress: OnProgress | None = None
-) -> Arena:
-    """Run what is missing in a folder, then write tables, figures and page anew."""
+def hold(contest: Contest, out: Path, jobs: int | None = None, on_progress: OnProgress | None = None) -> Arena:
+    """Run what is missing in a folder, then judge every bout anew."""
     perform(tasks_of(contest), out, jobs, on_progress)
     bouts = judge(contest, lambda spec: finished(Task(spec).folder(out)).summary)
     write_rows([asdict(bout) for bout in bouts], out)
-    write_atomically(out / "contest.json", (json.dumps(asdict(contest), indent=2) + "\n").encode())
-    from cbdsl.report import arena_page  # noqa: PLC0415 - matplotlib loads slowly
-
-    page = arena_page.write(contest, bouts, out, command)
-    return Arena(tuple(bouts), page)
+    write_json(out / "contest.json", asdict(contest))
+    return Arena(contest, tuple(bouts))
 
 
 def tasks_of(contest: Contest) -> list[Task]:

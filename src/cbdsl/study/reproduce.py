@@ -1,16 +1,15 @@
-"""`cbdsl reproduce`: run what the paper's figures need, judge its claims, draw the figures, write the page."""
+"""Run what the paper's figures need and judge its claims; how it looks is `report.reproduction`'s affair."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cbdsl.errors import UserError
-from cbdsl.files import write_atomically
+from cbdsl.files import write_atomically, write_json
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
 from cbdsl.study.paper import (
@@ -27,33 +26,36 @@ from cbdsl.study.paper import (
 from cbdsl.study.paper_claims import Evidence, JudgedClaim, judge
 from cbdsl.study.sweep import RUN, OnProgress, Task, finished, perform
 from cbdsl.study.theory_tasks import DIVERGENCE, THEORY, WATCHED
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from cbdsl.theory.report import TheoryResult
 
 _DIVERGENCE = FIGURES[DIVERGENCE_FIGURE - 1]
 
 
 @dataclass(frozen=True, eq=False)
 class Reproduction:
-    """What a reproduction leaves."""
+    """What was run, and what came out."""
 
+    plan: Plan
+    out: Path
+    evidence: tuple[Evidence, ...]  # one a regime
     claims: tuple[JudgedClaim, ...]
-    page: Path
+
+    def theory(self) -> dict[tuple[Regime, str], TheoryResult]:
+        """The theorems as they were measured: (regime, approach) -> findings."""
+        return {
+            key: TheoryResult.from_json(_read_json(Task(spec, THEORY).folder(self.out) / "theory.json"))
+            for key, spec in theory_specs(self.plan).items()
+        }
 
 
-def reproduce(
-    plan: Plan, out: Path, command: str, jobs: int | None = None, on_progress: OnProgress | None = None
-) -> Reproduction:
-    """Run everything that is missing in a folder, then write claims, figures and page anew."""
+def reproduce(plan: Plan, out: Path, jobs: int | None = None, on_progress: OnProgress | None = None) -> Reproduction:
+    """Run everything that is missing in a folder, then judge the claims anew."""
     _claim_folder(out, plan)
     perform(tasks_of(plan), out, jobs, on_progress)
-    evidence = [gather(plan, regime, out) for regime in plan.regimes]
+    evidence = tuple(gather(plan, regime, out) for regime in plan.regimes)
     claims = judge(evidence)
-    rows = [asdict(claim) for claim in claims]
-    write_atomically(out / "claims.json", (json.dumps(rows, indent=2, allow_nan=False) + "\n").encode())
-    page = _draw(plan, evidence, claims, out, command)
-    return Reproduction(tuple(claims), page)
+    write_json(out / "claims.json", [asdict(claim) for claim in claims])
+    return Reproduction(plan, out, evidence, tuple(claims))
 
 
 def tasks_of(plan: Plan) -> list[Task]:
@@ -106,43 +108,6 @@ def _curve(task: Task, out: Path) -> list[float]:
     alone, whole = task.folder(out) / "divergence.json", task.folder(out) / "theory.json"
     rows: list[dict[str, Any]] = _read_json(alone) if alone.exists() else _read_json(whole)["divergence"]
     return [math.nan if 2 * row["lost"] > task.spec.workers else float(row["median"]) for row in rows]
-
-
-def _draw(plan: Plan, evidence: Sequence[Evidence], claims: Sequence[JudgedClaim], out: Path, command: str) -> Path:
-    """Write the figures and the page."""
-    from cbdsl.report import page, paper_figures, style, theory_section  # noqa: PLC0415 - matplotlib loads slowly
-    from cbdsl.theory.report import TheoryResult  # noqa: PLC0415
-
-    (out / "figures").mkdir(exist_ok=True)
-
-    def keep(drawn: Figure, name: str, description: str) -> str:
-        style.save(drawn, out / "figures" / name)
-        return style.themed_svg(drawn, name, description)
-
-    pictures = {
-        (figure.number, item.regime): keep(
-            paper_figures.draw(figure, item, published=not plan.settings),
-            f"figure{figure.number}-{item.regime}",
-            f"Figure {figure.number}: {figure.title}, {item.regime} regime",
-        )
-        for item in evidence
-        for figure in FIGURES
-    }
-    results = {
-        key: TheoryResult.from_json(_read_json(Task(spec, THEORY).folder(out) / "theory.json"))
-        for key, spec in theory_specs(plan).items()
-    }
-    bounds = {
-        regime: keep(
-            theory_section.draw({approach: result for (name, approach), result in results.items() if name == regime}),
-            f"theorem2-{regime}",
-            f"Theorem 2, {regime} regime",
-        )
-        for regime in plan.regimes
-    }
-    text = page.build(plan, claims, pictures, theory_section.build(results, bounds, plan), command)
-    write_atomically(out / "report.html", text.encode())
-    return out / "report.html"
 
 
 def _read_json(path: Path) -> Any:  # noqa: ANN401 - what JSON holds
