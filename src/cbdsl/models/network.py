@@ -54,7 +54,11 @@ class Network:
     def build(self) -> nn.Module:
         """A fresh torch module."""
         if self.builder is not None:
-            return self.builder()
+            import torch  # noqa: PLC0415
+
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)  # tables that are drawn when a module is built are the same every time
+                return self.builder()
         from cbdsl.engines.torch_modules import module_of  # noqa: PLC0415 - torch takes a second to load
 
         assert self.described is not None
@@ -66,7 +70,8 @@ class Network:
             return initial_weights(self.described, seed)
         from cbdsl.models import modules  # noqa: PLC0415
 
-        return modules.initial_weights(self.build, seed)
+        assert self.builder is not None
+        return modules.initial_weights(self.builder, seed)
 
     def module(self, weights: Floats) -> nn.Module:
         """A torch module with these weights in it, ready to predict."""
