@@ -12,9 +12,9 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Iterable
-from functools import cache
 from pathlib import Path
 
+from cbdsl import register
 from cbdsl.errors import UserError
 
 
@@ -23,28 +23,65 @@ def load(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(_load(_whole(name)) for name in names)
 
 
-@cache
+_loaded: dict[str, tuple[str, str]] = {}
+"""The hash of what was imported under a plugin's name, and its module: a plugin that was edited is imported again."""
+
+
 def _load(name: str) -> str:
-    path = Path(name)
+    digest, path = digest_of(name), Path(name)
+    if name in _loaded and _loaded[name][0] == digest:
+        return name
+    module = f"cbdsl_plugin_{path.stem}_{digest}" if path.suffix == ".py" else name
+    if name in _loaded:
+        _forget(_loaded.pop(name)[1])
     try:
         if path.suffix == ".py":
-            module = f"cbdsl_plugin_{path.stem}_{digest_of(name)}"
-            spec = importlib.util.spec_from_file_location(module, path)
-            assert spec is not None
-            assert spec.loader is not None
-            sys.modules[module] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(sys.modules[module])
+            _run_file(path, module)
+        elif module in sys.modules:
+            importlib.reload(sys.modules[module])
         else:
-            importlib.import_module(name)
+            importlib.import_module(module)
     except UserError as error:
+        _forget(module)
         raise UserError(f"The plugin {name} cannot be used: {error}") from error
     except Exception as error:
-        where = traceback.extract_tb(error.__traceback__)[-1]
+        _forget(module)
         raise UserError(
-            f"The plugin {name} cannot be imported: {type(error).__name__}: {error} "
-            f"({where.filename}, line {where.lineno}). Mend it, or leave it out."
+            f"The plugin {name} cannot be imported: {type(error).__name__}: {error} ({_place(error, path)}). "
+            "Mend it, or leave it out."
         ) from error
+    _loaded[name] = digest, module
     return name
+
+
+def _run_file(path: Path, module: str) -> None:
+    if module in sys.modules:  # the same content from another place
+        return
+    spec = importlib.util.spec_from_file_location(module, path)
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules[module] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[module])
+
+
+def _forget(module: str) -> None:
+    """Take a plugin's parts out of every register, unless the same content is in use under another name."""
+    if any(module == other for _, other in _loaded.values()):
+        return
+    for kind in register.ALL.values():
+        kind.forget(module)
+    if module.startswith("cbdsl_plugin_"):
+        sys.modules.pop(module, None)
+
+
+def _place(error: Exception, path: Path) -> str:
+    """Where an error comes from: the last line of the plugin itself that was reached."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}, line {error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename == str(path)]
+    where = (own or list(frames))[-1]
+    return f"{where.filename}, line {where.lineno}"
 
 
 def digest_of(name: str) -> str:

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 
 from cbdsl.errors import UserError, unknown
 
+CUSTOM = "custom"  # what a spec calls a part that has no name
+
 _Part = TypeVar("_Part", bound=Callable[..., Any])
 
 
@@ -32,16 +34,20 @@ class Register:
         """Register what is defined below under a name; use it as a decorator."""
 
         def keep(part: _Part) -> _Part:
+            if not part.__module__.startswith("cbdsl."):
+                self._open()  # so that a guest learns of a name that is taken, and not the package
             known = self._parts.get(name)
             if known is not None and (known.__module__, known.__qualname__) != (part.__module__, part.__qualname__):
                 raise UserError(
-                    f"There is a {self.kind} '{name}' already, in {known.__module__}. Give yours another name."
+                    f"The {self.kind} '{name}' exists already, in {known.__module__}. Give yours another name."
                 )
             self._parts[name] = part
             return part
 
+        if name == CUSTOM:
+            raise UserError(f"No {self.kind} can be called '{CUSTOM}': that stands for parts given in Python.")
         if not name or any(sign.isspace() or sign in ".,+=" for sign in name):
-            raise UserError(f"'{name}' cannot be the name of a {self.kind}: no spaces and none of . , + =")
+            raise UserError(f"No {self.kind} can be called '{name}': a name has no spaces and none of . , + =")
         return keep
 
     def names(self) -> list[str]:
@@ -85,6 +91,10 @@ class Register:
         lines = inspect.cleandoc(self.get(name).__doc__ or "").split("\n\n")[0].split()
         return " ".join(lines)
 
+    def forget(self, module: str) -> None:
+        """Take out what a module registered, so that it can be imported again."""
+        self._parts = {name: part for name, part in self._parts.items() if part.__module__ != module}
+
     def _open(self) -> None:
         homes, self._homes = self._homes, ()
         for home in homes:
@@ -96,7 +106,8 @@ def _fitting(value: Any, default: Any, what: str) -> Any:  # noqa: ANN401 - what
     kind = type(default)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
-    if default is inspect.Parameter.empty or default is None or isinstance(value, kind):
+    fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+    if default is inspect.Parameter.empty or default is None or fits:
         return value
     raise UserError(f"{what} takes a value like {default!r}; given {value!r}.")
 

@@ -87,8 +87,15 @@ class RunFolder:
         spec = specs.read(path / "spec.toml")
         try:
             folder._acquire()
+            for name in spec.plugins:
+                _compare_plugin(path, name)
+                _keep_plugin(path / "plugins", name)
         except OSError as error:
+            folder.close()
             raise UserError(f"The folder {path} cannot be written: {error.strerror}.") from error
+        except UserError:
+            folder.close()
+            raise
         return folder, spec
 
     def close(self) -> None:
@@ -175,9 +182,8 @@ class RunFolder:
             ) from error
         if meta["key"] != key:
             raise UserError(
-                f"{path} belongs to another spec or engine ({meta['key']}) than this run's ({key}): was spec.toml or a "
-                "plugin edited (plugins/ has it as it was), or the package installed again without its native engine? "
-                "Nothing was changed."
+                f"{path} belongs to another spec or engine ({meta['key']}) than this run's ({key}): was spec.toml "
+                "edited, or the package installed again without its native engine? Nothing was changed."
             )
         return Checkpoint(state, particles)
 
@@ -210,6 +216,21 @@ def _keep_plugin(folder: Path, name: str) -> None:
     if source is not None:
         folder.mkdir(exist_ok=True)
         write_atomically(folder / f"{plugins.digest_of(name)}-{source.name}", source.read_bytes())
+
+
+def _compare_plugin(path: Path, name: str) -> None:
+    """Refuse a plugin that is gone, or is not what it was when the run was started; say where its copy is."""
+    source = plugins.source_of(name)
+    ending = Path(name).name if source is None else source.name
+    copies = sorted((path / "plugins").glob(f"*-{ending}"))
+    if source is None:
+        kept = f" The run kept a copy of it: cp {copies[-1]} {name}" if copies else ""
+        raise UserError(f"The plugin {name} of the run {path} is not there any more. Put it back.{kept}")
+    if copies and f"{plugins.digest_of(name)}-{ending}" not in [copy.name for copy in copies]:
+        raise UserError(
+            f"The plugin {name} was edited since the run {path} was started; from then there is {copies[-1]}. "
+            "Nothing was changed. Put that back for the same numbers, or remove it to go on with the plugin as it is now."
+        )
 
 
 def read_result(path: Path) -> tuple[Spec, Summary, list[RoundRecord]]:

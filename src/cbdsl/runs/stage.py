@@ -7,7 +7,7 @@ The stage knows no rounds and no records. The server that plays on it is `Stage.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,9 +116,12 @@ class Stage:
 
     @property
     def key(self) -> str:
-        """What the numbers of a run depend on: the spec, the engine that was chosen for it, a model it starts from."""
+        """What the numbers of a run depend on: the spec, the engine that was chosen for it, a model it starts from.
+
+        Of plugins the run's folder keeps copies, and compares them itself.
+        """
         start = f"-{commitment_of(self.initial[0]).hex()[:8]}" if self.spec.init else ""
-        return f"{self.spec.key()}-{self.engine.name}{start}"
+        return f"{replace(self.spec, plugins=()).key()}-{self.engine.name}{start}"
 
     def first_state(self) -> ServerState:
         """The server before round 1."""

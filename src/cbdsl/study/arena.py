@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cbdsl import register
+from cbdsl import plugins, register
 from cbdsl.errors import UserError, unknown
 from cbdsl.files import write_json
 from cbdsl.presets import preset
@@ -66,8 +66,10 @@ class Contest:
     seeds: tuple[int, ...] = (0,)
     preset: str = "strong-iid"
     settings: Mapping[str, Any] = field(default_factory=lambda: {"local.epochs": 1})
+    plugins: tuple[str, ...] = ()  # files or modules that register attacks of your own
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "plugins", plugins.load(self.plugins))
         for name in self.attacks:
             register.attack.get(name)
         for name in self.defences:
@@ -82,6 +84,7 @@ class Contest:
         """One run; without an attack it is the clean one."""
         attacked = {"attack.name": attack, "attack.byzantine": byzantine} if attack else {}
         settings = {**self.settings, **DEFENCES[defence].settings, **attacked, "seed": seed}
+        settings["plugins"] = list(self.plugins) or self.settings.get("plugins", [])
         return resolve(preset(self.preset).with_settings(settings))
 
 

@@ -1,0 +1,114 @@
+"""Parts of my own, one of every kind: use them with --plugin my_parts.py, or Spec(plugins=("my_parts.py",))."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+import cbdsl
+from cbdsl.arrays import Doubles, Floats, Indices
+from cbdsl.engines.architecture import Architecture, Flatten, Linear, Tanh
+from cbdsl.protocol.selection import Believed, Candidate, Combined, View
+from cbdsl.spec import DataSpec
+from cbdsl.workers.local import Work
+from cbdsl.workers.swarm import Particles
+
+
+@cbdsl.register.attack("shuffle")
+@dataclass(frozen=True)
+class Shuffle(cbdsl.Attack):
+    """Sends an honest step with its coordinates shuffled: as long as an honest one, and it leads nowhere."""
+
+    share: float = 1.0  # of the coordinates
+
+    def claim(self, seen: cbdsl.Situation) -> float:
+        """A little better than what it has, so that it is invited."""
+        return 0.9 * seen.score
+
+    def upload(self, seen: cbdsl.Situation) -> Floats:
+        """w^g and the shuffled step."""
+        step = seen.model - seen.global_best
+        chosen = np.flatnonzero(seen.rng.random(len(step)) < self.share)
+        step[chosen] = seen.rng.permutation(step[chosen])
+        return seen.global_best + step
+
+
+@cbdsl.register.aggregator("winsorised")
+def winsorised(rows: Doubles, attackers: int, trust: cbdsl.Trust) -> Doubles:  # noqa: ARG001 - all rules are called alike
+    """Coordinate-wise mean, the f largest and f smallest values pulled in to the next one."""
+    cut = min(attackers, (len(rows) - 1) // 2)
+    ordered = np.sort(rows, axis=0)
+    return np.asarray(np.clip(rows, ordered[cut], ordered[len(rows) - 1 - cut]).mean(0))
+
+
+@cbdsl.register.selection("patient")
+@dataclass(frozen=True)
+class Patient(cbdsl.Selection):
+    """Invites the best claimant only if it is worth an upload: better than F^g by a margin."""
+
+    margin: float = 0.02  # of F^g
+
+    def invite(self, waiting: Sequence[Candidate], believed: Sequence[Believed], view: View) -> int | None:
+        """The best claim left, if it is good enough and nobody was believed yet."""
+        enough = (1 - self.margin) * view.state.global_score
+        return waiting[0].worker if waiting and not believed and waiting[0].score < enough else None
+
+    def combine(self, believed: Sequence[Believed], view: View) -> Combined:
+        """The one model that was believed becomes w^g."""
+        del view
+        return Combined(believed[0].model, believed[0].claimed)
+
+
+@cbdsl.register.method("elastic")
+@dataclass(frozen=True)
+class Elastic(cbdsl.AveragingMethod):
+    """Workers keep models of their own, on a spring that ties them to the server's (Zhang et al. 2015)."""
+
+    pull: float = 0.5  # how far a worker goes to the server's model before it trains
+    rate: float = 0.9  # how far the server goes to the workers' mean
+
+    title = "Elastic averaging (Zhang et al. 2015)"
+    remembers = True  # positions outlive a round
+
+    def move(self, work: Work, rows: Particles, received: Floats) -> Particles:
+        """Go towards the server's model, then train."""
+        start = rows.positions + np.float32(self.pull) * (received - rows.positions)
+        return work.placed(rows, work.train(start))
+
+    def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
+        """Go towards the mean of those who took part."""
+        del share
+        return current + np.float32(self.rate) * (combined - current), memory
+
+
+@cbdsl.register.partition("unequal")
+def unequal(
+    pool: cbdsl.Pool, spec: DataSpec, workers: int, rng: np.random.Generator, *, skew: float = 1.0
+) -> list[Indices]:
+    """Everybody's samples are alike, but worker i has about (i + 1)^-skew times as many as the first."""
+    total = min(len(pool), workers * spec.samples_per_worker)
+    sizes = (np.arange(workers) + 1.0) ** -skew
+    ends = np.round(np.cumsum(sizes) / sizes.sum() * (total - workers)).astype(int) + np.arange(1, workers + 1)
+    return np.split(rng.permutation(pool.indices)[:total], ends[:-1])
+
+
+@cbdsl.register.model("tanh-net")
+def tanh_net(shape: tuple[int, ...], classes: int, *, width: int = 24) -> Architecture:
+    """Two hidden layers with tanh."""
+    inputs = math.prod(shape)
+    layers = Flatten(), Linear(inputs, width), Tanh(), Linear(width, width), Tanh(), Linear(width, classes)
+    return Architecture(shape, layers)
+
+
+@cbdsl.register.dataset("spirals")
+def spirals(*, noise: float = 0.08, arms: int = 3) -> cbdsl.Dataset:
+    """Arms of a spiral in the plane, one a class: 1,800 training and 600 test samples."""
+    rng = np.random.default_rng(2024)
+    labels = rng.integers(0, arms, 2400)
+    radius = np.sqrt(rng.random(2400))
+    angle = 2 * np.pi * (labels / arms + 0.6 * radius)
+    points = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1) + noise * rng.normal(size=(2400, 2))
+    return cbdsl.Dataset.from_arrays(points[:1800], labels[:1800], points[1800:], labels[1800:])

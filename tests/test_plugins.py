@@ -1,0 +1,129 @@
+"""Guests' files: imported once, again when they were edited, and named when they cannot be."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from cbdsl import plugins, register
+from cbdsl.errors import UserError
+
+PART = '''"""Mine."""
+import numpy as np
+import cbdsl
+
+
+@cbdsl.register.aggregator("{name}")
+def rule(rows, attackers, trust, *, factor={factor}):
+    """{words}"""
+    return rows.mean(0)
+'''
+
+
+def written(folder: Path, text: str, name: str = "guest.py") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_file_is_imported_once(tmp_path: Path) -> None:
+    path = written(tmp_path, PART.format(name="once", factor=1, words="One."))
+    assert plugins.load([str(path)]) == (str(path.resolve()),)
+    first = register.aggregator.get("once")
+    plugins.load([str(path)])
+    assert register.aggregator.get("once") is first
+
+
+def test_an_edited_file_is_imported_again(tmp_path: Path) -> None:
+    path = written(tmp_path, PART.format(name="edited", factor=1, words="One."))
+    plugins.load([str(path)])
+    written(tmp_path, PART.format(name="edited", factor=2.5, words="Two."))
+    plugins.load([str(path)])
+    assert register.aggregator.settings("edited") == {"factor": 2.5}
+    written(tmp_path, PART.format(name="renamed", factor=2.5, words="Two."))
+    plugins.load([str(path)])
+    assert "renamed" in register.aggregator
+    assert "edited" not in register.aggregator
+
+
+def test_equal_files_in_two_places_are_one(tmp_path: Path) -> None:
+    text = PART.format(name="twins", factor=1, words="One.")
+    one, two = written(tmp_path, text, "guest.py"), tmp_path / "other" / "guest.py"
+    two.parent.mkdir()
+    two.write_text(text)
+    plugins.load([str(one), str(two)])
+    one.unlink()
+    written(tmp_path, PART.format(name="twins-no-more", factor=1, words="One."))
+    plugins.load([str(one)])
+    assert "twins" in register.aggregator  # the other file still has it
+
+
+def test_relative_paths_become_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path, PART.format(name="relative", factor=1, words="One."))
+    assert plugins.load(["guest.py"]) == (str(tmp_path / "guest.py"),)
+
+
+def test_a_module_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    written(tmp_path, PART.format(name="moduled", factor=1, words="One."), "guest_module.py")
+    assert plugins.load(["guest_module"]) == ("guest_module",)
+    assert register.aggregator.get("moduled").__module__ == "guest_module"
+    assert plugins.source_of("guest_module") == tmp_path / "guest_module.py"
+    written(tmp_path, PART.format(name="moduled", factor=1234567, words="Again."), "guest_module.py")
+    plugins.load(["guest_module"])
+    assert register.aggregator.settings("moduled") == {"factor": 1234567}
+
+
+@pytest.mark.parametrize("name", ["nowhere.py", "no_such_module", "no.such.module", ""])
+def test_a_plugin_that_is_not_there(name: str) -> None:
+    with pytest.raises(UserError, match="neither a Python file nor a module that can be imported"):
+        plugins.load([name])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import cbdsl\n\n1 / 0\n", r"ZeroDivisionError: division by zero \(.*guest\.py, line 3\)"),
+        ("import json\n\njson.loads('{')\n", r"JSONDecodeError.*\(.*guest\.py, line 3\)"),
+        ("def broken(:\n    pass\n", r"SyntaxError.*\(.*guest\.py, line 1\)"),
+        ("import nothing_of_that_name\n", r"ModuleNotFoundError.*\(.*guest\.py, line 1\)"),
+        (
+            PART.format(name="median", factor=1, words="Mine."),
+            "exists already, in cbdsl.protocol.aggregators. Give",
+        ),
+        (PART.format(name="two words", factor=1, words="Mine."), "no spaces"),
+        (PART.format(name="custom", factor=1, words="Mine."), "parts given in Python"),
+    ],
+)
+def test_a_plugin_that_raises_is_named_with_its_line(tmp_path: Path, text: str, words: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(UserError, match=words) as caught:
+        plugins.load([str(path)])
+    assert f"The plugin {path} cannot be" in str(caught.value)
+
+
+def test_a_plugin_that_was_mended_is_imported_without_a_trace_of_the_first_try(tmp_path: Path) -> None:
+    good = PART.format(name="mended", factor=1, words="Mine.")
+    path = written(tmp_path, good + "\nraise RuntimeError\n")
+    for _ in range(2):
+        with pytest.raises(UserError, match="RuntimeError"):
+            plugins.load([str(path)])
+        assert "mended" not in register.aggregator
+    written(tmp_path, good)
+    plugins.load([str(path)])
+    assert "mended" in register.aggregator
+    assert not [name for name in sys.modules if name.startswith("cbdsl_plugin_guest") and "mended" in name]
+
+
+def test_two_files_cannot_have_one_name(tmp_path: Path) -> None:
+    one = written(tmp_path, PART.format(name="clash", factor=1, words="Mine."), "one.py")
+    two = written(tmp_path, PART.format(name="clash", factor=2, words="Mine."), "two.py")
+    plugins.load([str(one)])
+    with pytest.raises(
+        UserError, match=r"two\.py cannot be used: The aggregator 'clash' exists already, in cbdsl_.*_one"
+    ):
+        plugins.load([str(two)])
+    assert register.aggregator.settings("clash") == {"factor": 1}
