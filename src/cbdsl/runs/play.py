@@ -130,11 +130,12 @@ def _play(
     watch: Watch | None = None,
 ) -> Result:
     """Play the rounds that are left, and write down what happens."""
+    listeners = Many(default_callbacks() if callbacks is None else callbacks)
     try:
-        listeners = Many(default_callbacks() if callbacks is None else callbacks)
         if stage.note and not callbacks:
             logging.getLogger("cbdsl").warning(stage.note)
-        listeners.start(Start(stage.spec, folder.path if folder else None, stage.note, len(records)))
+        where = folder.path if folder else None
+        listeners.start(Start(stage.spec, where, stage.note, len(records), tuple(records)))
         state = checkpoint.state if checkpoint else stage.first_state()
         if checkpoint and checkpoint.particles:
             received = stage.server.method.broadcast(state.global_best, state.memory)
@@ -155,6 +156,7 @@ def _play(
     finally:
         if folder is not None:
             folder.close()
+        listeners.close()
 
 
 @dataclass(frozen=True, eq=False)
