@@ -37,7 +37,7 @@ class Shuffle(cbdsl.Attack):
 
 
 @cbdsl.register.aggregator("winsorised")
-def winsorised(rows: Doubles, attackers: int, trust: cbdsl.Trust) -> Doubles:  # noqa: ARG001 - all rules are called alike
+def winsorised(rows: Doubles, attackers: int, trust: cbdsl.Trust) -> Doubles:  # noqa: ARG001
     """Coordinate-wise mean, the f largest and f smallest values pulled in to the next one."""
     cut = min(attackers, (len(rows) - 1) // 2)
     ordered = np.sort(rows, axis=0)
