@@ -9,20 +9,58 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
+
+from cbdsl.cli.app import app
+from helpers import cbdsl
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SMALLER = ["--rounds", "1", "--workers", "12", "--set", "data.shared_scoring=50", "--model", "softmax"]
 
+MADE_SMALL = {
+    "run": SMALLER,
+    "sweep": [*SMALLER, "--jobs", "1"],
+    "theory": SMALLER,
+    "swarm": [*SMALLER, "--workers", "3"],
+    "reproduce": ["--quick", "--jobs", "2", *(f"--set={text}" for text in ("rounds=3", "workers=8", "model=softmax"))],
+    "arena": [
+        "--quick", "--jobs", "2", "--byzantine", "2", "--attacks", "liar", "--defences", "fedavg,cb-dsl",
+        "--set", "rounds=1", "--set", "workers=8", "--set", "model=softmax",
+    ],
+    "bench": ["--quick", "--models", "softmax", "--workers", "3", "--scoring", "20"],
+}  # fmt: skip
+"""What is added to a command, so that it takes seconds."""
 
-def blocks(language: str) -> list[str]:
-    found = [re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE) for page in PAGES]
-    return [block for page in found for block in page]
+ONLY_READ = {
+    "serve": "needs a broker on another machine; tests/deploy plays whole deployments",
+    "work": "needs a broker on another machine; tests/deploy plays whole deployments",
+}
+"""Commands that are not run, and why: that all their options exist is checked."""
 
 
-def commands(program: str) -> list[str]:
-    lines = [line.split("#")[0].strip() for block in blocks("") for line in block.splitlines()]
-    return sorted({line for line in lines if line.startswith(program)})
+def blocks(*languages: str) -> list[str]:
+    """What stands between fences in any of these languages, on any page."""
+    found = []
+    for page in PAGES:
+        fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+        found += [text for language, text in fenced if language in languages]
+    return found
+
+
+def commands() -> list[tuple[str, ...]]:
+    """The words behind `cbdsl` in every command that any page shows, also behind `cd somewhere &&`, each once."""
+    lines = [line for block in blocks("", "sh", "bash", "ini") for line in block.replace("\\\n", " ").splitlines()]
+    found: dict[tuple[str, ...], None] = {}
+    for line in lines:
+        for part in line.partition(" #")[0].split("&&"):
+            words = [word.removeprefix("ExecStart=") for word in part.split()]
+            if words and Path(words[0]).name == "cbdsl" and words[0] != "/etc/cbdsl":
+                found[tuple(word for word in shlex.split(" ".join(words[1:])) if word != "...")] = None
+    return list(found)
+
+
+RUN = dict.fromkeys((*words, *MADE_SMALL.get(words[0], [])) for words in commands() if words[0] not in ONLY_READ)
 
 
 @pytest.mark.parametrize("program", blocks("python"))
@@ -32,14 +70,33 @@ def test_every_program_shown_runs(program: str, tmp_path: Path) -> None:
     assert float(re.findall(r"([\d.]+)%", done.stdout)[0]) > 80
 
 
-@pytest.mark.parametrize("command", commands("cbdsl run"))
-def test_every_run_shown_is_understood(command: str, tmp_path: Path) -> None:
-    words = shlex.split(command)[1:]
-    done = subprocess.run(
-        [sys.executable, "-m", "cbdsl", *words, *SMALLER], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+def expanded(word: str, folder: Path) -> list[str]:
+    """A word as a shell would pass it on."""
+    return [str(path) for path in sorted(folder.glob(word))] if "*" in word else [word]
+
+
+@pytest.mark.parametrize("words", RUN, ids=" ".join)
+def test_every_command_shown_runs(words: tuple[str, ...], tmp_path: Path) -> None:
+    if words[0] == "provision" and {"--add", "--revoke", "--renew"} & set(words):
+        assert cbdsl("provision", "keys", "--workers", "3", cwd=tmp_path).returncode == 0
+    if words[0] == "compare":
+        made = [*MADE_SMALL["sweep"], "--over", "seed=0,1", "--out", "sweep"]
+        assert cbdsl("sweep", *made, cwd=tmp_path).returncode == 0
+    done = cbdsl(*(each for word in words for each in expanded(word, tmp_path)), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "accuracy" in done.stdout
+    if words[0] in {"run", "swarm"}:
+        assert "accuracy" in done.stdout
+
+
+@pytest.mark.parametrize("words", [words for words in commands() if words[0] in ONLY_READ], ids=" ".join)
+def test_every_option_shown_exists(words: tuple[str, ...]) -> None:
+    command = get_command(app).commands[words[0]]  # type: ignore[attr-defined]
+    command.make_context(words[0], list(words[1:]))  # reads the words, and fails on one that it does not know
+
+
+def test_the_pages_show_every_command_there_is() -> None:
+    shown = {words[0] for words in commands()} | set(re.findall(r"`cbdsl (\w+)", "".join(map(Path.read_text, PAGES))))
+    assert set(get_command(app).commands) <= shown  # type: ignore[attr-defined]
 
 
 def test_the_readme_shows_its_two_commands_and_the_makefile_has_them() -> None:

@@ -51,4 +51,6 @@ def preset(name: str) -> Spec:
 
 def preset_or_file(start: str) -> Spec:
     """A preset by its name, or a spec's TOML file."""
-    return preset(start) if start in PRESETS or not Path(start).exists() else read(Path(start))
+    path = Path(start)
+    is_file = start not in PRESETS and (path.exists() or path.suffix == ".toml" or len(path.parts) > 1)
+    return read(path) if is_file else preset(start)

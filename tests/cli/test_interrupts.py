@@ -132,7 +132,7 @@ def test_a_second_one_ends_at_once(tmp_path: Path) -> None:
     script = (
         "import os, signal, time\n"
         "from cbdsl.cli.interrupts import INTERRUPTS\n"
-        "INTERRUPTS.watch()\n"
+        "INTERRUPTS.__enter__()\n"
         "try:\n    os.kill(os.getpid(), signal.SIGINT); time.sleep(5)\n"
         "except KeyboardInterrupt:\n    os.kill(os.getpid(), signal.SIGINT); time.sleep(5)\n"
     )
@@ -144,7 +144,7 @@ def test_one_that_comes_in_a_destructor_is_not_lost(tmp_path: Path) -> None:
     script = (
         "import os, signal, time\n"
         "from cbdsl.cli.interrupts import INTERRUPTS\n"
-        "INTERRUPTS.watch()\n"
+        "INTERRUPTS.__enter__()\n"
         "class Thing:\n    def __del__(self):\n        os.kill(os.getpid(), signal.SIGINT); time.sleep(1)\n"
         "try:\n    thing = Thing(); del thing; time.sleep(5)\n"
         "except KeyboardInterrupt:\n    INTERRUPTS.conclude()\n"

@@ -16,6 +16,7 @@ from outside import EXAMPLE, forget_guests, numbers, outside_file, outside_spec
 
 import cbdsl
 from cbdsl import plugins, register, testing
+from cbdsl.report import arena_page
 from cbdsl.study.arena import Contest, hold
 from cbdsl.study.sweep import grid, run_all
 
@@ -166,10 +167,11 @@ def test_the_arena(plugin: str, tmp_path: Path) -> None:
         },
         plugins=(plugin,),
     )
-    arena = hold(contest, tmp_path / "arena", "cbdsl arena", jobs=2)
+    arena = hold(contest, tmp_path / "arena", jobs=2)
     assert {(bout.defence, bout.attack) for bout in arena.bouts} == {
         (defence, attack) for defence in ("fedavg", "cb-dsl") for attack in ("", "shuffle", "liar")
     }
-    assert "coordinates shuffled" in arena.page.read_text()
+    page = arena_page.write(contest, arena.bouts, tmp_path / "arena", "cbdsl arena")
+    assert "coordinates shuffled" in page.read_text()
     with pytest.raises(cbdsl.errors.UserError, match=r"Unknown attack 'shufle'\. Did you mean 'shuffle'\?"):
         Contest(attacks=("shufle",), plugins=(plugin,))

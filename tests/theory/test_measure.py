@@ -106,9 +106,10 @@ def test_the_command_keeps_its_findings_in_the_folder_of_the_run(
 
 
 def test_what_is_no_run_is_a_message_that_names_what_can_be_given(tmp_path: Path) -> None:
-    done = cbdsl("theory", str(tmp_path), cwd=tmp_path)
-    assert done.returncode == 2
-    assert "has no spec.toml" in done.stderr
+    for subject, words in (("paper-nonid", "Did you mean 'paper-noniid'?"), (str(tmp_path), "has no spec.toml")):
+        failure = CliRunner().invoke(app, ["theory", subject]).exception
+        assert isinstance(failure, UserError)
+        assert words in str(failure)
 
 
 def test_the_command_line_answers_a_wrong_name_with_exit_code_two(tmp_path: Path) -> None:

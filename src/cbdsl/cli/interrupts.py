@@ -34,13 +34,19 @@ class Interrupts:
         self._main_thread = 0
         self._advice: Callable[[], str] = lambda: f"Start again with: {command_line()}"
 
-    def watch(self) -> None:
+    def __enter__(self) -> None:
         """From now on, remember that Ctrl-C was pressed."""
-        if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-            return  # somebody ignores it for us, such as nohup, or a program that embeds the command
+        self._before = signal.getsignal(signal.SIGINT), sys.unraisablehook
         self._main_thread = _thread.get_ident()
-        signal.signal(signal.SIGINT, self._hear)
-        sys.unraisablehook = self._swallowed
+        if self._before[0] is signal.default_int_handler:  # else somebody ignores it for us, as nohup does
+            signal.signal(signal.SIGINT, self._hear)
+            sys.unraisablehook = self._swallowed
+
+    def __exit__(self, *_: object) -> None:
+        """Leave things as they were, for a program that called the command line; not after Ctrl-C: we are leaving."""
+        if not self.happened:
+            signal.signal(signal.SIGINT, self._before[0])
+            sys.unraisablehook = self._before[1]
 
     def advise(self, advice: str | Callable[[], str]) -> None:
         """Set what to say if the command is interrupted from now on."""

@@ -13,8 +13,8 @@ from cbdsl.cli.interrupts import INTERRUPTS
 def main() -> None:
     """Run the command that the command line names."""
     try:
-        INTERRUPTS.watch()
-        _run()
+        with INTERRUPTS:
+            _run()
     except BaseException as error:
         if INTERRUPTS.happened or isinstance(error, KeyboardInterrupt):  # whatever it was turned into on its way
             INTERRUPTS.conclude()

@@ -11,8 +11,7 @@ import typer
 from cbdsl.cli import interrupts
 from cbdsl.cli.options import Threads
 from cbdsl.cli.spec_options import DEFAULT_PRESET, SpecWords, takes_spec
-from cbdsl.errors import UserError, unknown
-from cbdsl.presets import PRESETS
+from cbdsl.errors import UserError
 from cbdsl.spec import Spec
 
 if TYPE_CHECKING:
@@ -38,8 +37,6 @@ def theory(
     interrupts.start_again()
     path = Path(words.start)
     if not words.start or not path.is_dir():
-        if words.start and words.start not in PRESETS and not path.exists():
-            raise UserError(f"{unknown('preset', words.start, PRESETS)} Nor is there such a file or folder.")
         _show(_watched(words.resolved(), threads), as_json, None)
         return
     from cbdsl.runs.folder import RunFolder  # noqa: PLC0415
