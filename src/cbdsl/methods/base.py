@@ -71,7 +71,7 @@ class SwarmMethod(Method):
 
     def move(self, work: Work, rows: Particles, received: Floats) -> Particles:
         """Move, score and remember (Algorithm 1, lines 3 to 5)."""
-        rows = work.with_first_scores(rows)
+        rows = work.with_newcomers(rows, received)
         positions, velocities = move(
             rows, received, work.coefficients(), work.train, work.swarm.sgd_from, work.swarm.velocity
         )

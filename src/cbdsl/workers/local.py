@@ -127,14 +127,21 @@ class Work:
         """The server's model in every row, (D,) -> (k, D)."""
         return np.repeat(model[None], len(self.rows), axis=0)  # not a view: torch wants rows that can be written
 
-    def with_first_scores(self, rows: Particles) -> Particles:
-        """Algorithm 1, initialisation: F^p_{i,0} = F_i(w_{i,0}), for workers that have never scored."""
+    def with_newcomers(self, rows: Particles, model: Floats) -> Particles:
+        """Algorithm 1, initialisation: F^p_{i,0} = F_i(w_{i,0}), for workers that take part for the first time.
+
+        They start at the server's model (D,), which in round 1 is the common initial one; or where they are, if the
+        swarm starts apart.
+        """
         fresh = np.isinf(rows.personal_score)
         if not fresh.any():
             return rows
+        positions = rows.positions
+        if self.swarm.start == "together":
+            positions = np.where(fresh[:, None], model, positions)
         scores = np.full(len(self.rows), np.inf)
-        scores[fresh] = replace(self, rows=self.rows[fresh]).scores(np.ascontiguousarray(rows.positions[fresh]))
-        return remember(rows, rows.positions, rows.velocities, scores)
+        scores[fresh] = replace(self, rows=self.rows[fresh]).scores(np.ascontiguousarray(positions[fresh]))
+        return remember(rows, positions, rows.velocities, scores)
 
     @staticmethod
     def placed(rows: Particles, positions: Floats) -> Particles:
