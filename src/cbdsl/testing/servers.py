@@ -60,7 +60,7 @@ def _applied(apply: Rule, laws: Laws, rows: Doubles, attackers: int, own: Double
         return np.asarray(np.square(models - np.float32(0.1), dtype=np.float64).mean(1))
 
     case = f"with {len(rows)} rows and {attackers} attackers"
-    with laws.working(case), np.errstate(over="ignore", invalid="ignore"):
+    with laws.working(case), np.errstate(all="ignore"):
         found = np.asarray(apply(given, attackers, Trust(reference, lambda: root, losses)))
     laws.untouched({"the rows": rows, "w_t": np.zeros(SIZE, np.float32)}, {"the rows": given, "w_t": reference})
     laws.demand(
