@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
 from collections import Counter
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +13,7 @@ from threading import Thread
 
 import pytest
 
+from browser import browse, widths
 from cbdsl.errors import UserError
 from cbdsl.report.reproduction import write
 from cbdsl.report.style import spread_labels
@@ -106,23 +106,6 @@ def test_labels_are_moved_apart_as_little_as_possible() -> None:
     assert low + high == pytest.approx(1.02)
 
 
-def chromium() -> str:
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        pytest.skip("NO BROWSER: install Chromium to run this test (apt-get install chromium)")
-    return found
-
-
-def browse(address: str, folder: Path, *options: str) -> str:
-    """Open an address in a headless browser; what it prints."""
-    command = [
-        chromium(), "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-        "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-        f"--user-data-dir={folder / 'profile'}", *options, address,
-    ]  # fmt: skip
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
-
-
 def test_a_browser_shows_all_figures_and_claims_and_asks_for_nothing_else(made: Path, tmp_path: Path) -> None:
     asked: list[str] = []
 
@@ -143,7 +126,4 @@ def test_a_browser_shows_all_figures_and_claims_and_asks_for_nothing_else(made: 
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_fits_wide_and_narrow_screens(made: Path, tmp_path: Path, width: int) -> None:
-    picture = tmp_path / "page.png"
-    browse(made.as_uri(), tmp_path, f"--screenshot={picture}", f"--window-size={width},2000")
-    header = picture.read_bytes()[16:24]
-    assert int.from_bytes(header[:4], "big") == width
+    assert widths(made, tmp_path, width) == (width, width)
