@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import math
 import re
 from pathlib import Path
 
@@ -73,8 +74,14 @@ def themed_svg(figure: Figure, name: str, description: str) -> str:
     return svg.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
 
 
-def spread_labels(heights: list[float], gap: float) -> list[float]:
-    """Move labels apart until neighbours are at least `gap` away, as little as possible."""
+EVERYWHERE = (-math.inf, math.inf)
+
+
+def spread_labels(heights: list[float], gap: float, within: tuple[float, float] = EVERYWHERE) -> list[float]:
+    """Move labels apart until neighbours are at least `gap` away, as little as possible, and keep them within a span.
+
+    Where there are more labels than the span has room for, they go beyond its lower end.
+    """
     order = sorted(range(len(heights)), key=lambda i: heights[i])
     placed = list(heights)
     for _ in range(50):
@@ -83,4 +90,11 @@ def spread_labels(heights: list[float], gap: float) -> list[float]:
             if overlap > 1e-9:
                 placed[lower] -= overlap / 2
                 placed[upper] += overlap / 2
+    low, high = within
+    for label in order if min(placed, default=low) < low else ():
+        placed[label] = max(placed[label], low)
+        low = placed[label] + gap
+    for label in reversed(order) if max(placed, default=high) > high else ():
+        placed[label] = min(placed[label], high)
+        high = placed[label] - gap
     return placed
