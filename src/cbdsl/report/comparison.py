@@ -1,0 +1,167 @@
+"""Runs side by side on a page: groups in a table and a figure, what differs, and the way to every run's folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from urllib.parse import quote
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
+
+from cbdsl.report.curves import accuracy_curves, dress_accuracy, plot
+from cbdsl.report.html import Section, bullets, document, picture, table
+from cbdsl.report.style import INK, MARKERS, SHADES, new_figure, save, themed_svg
+from cbdsl.report.words import listed
+from cbdsl.runs.records import RoundRecord
+from cbdsl.study.compare import Comparison, Group, comparison_rows, run_words, value_words
+from cbdsl.study.sweep import Finished
+from cbdsl.text import size
+
+MOST_CURVES = 12  # more than this no eye tells apart
+
+_SHORT = 100.0  # a log axis that spans no more needs numbers between the powers of ten
+_LOOKS = ("cb-dsl-g", "fedavg", "cb-dsl-sc", "cb-dsl", "fedavg-tr", "cb-dsl-equal")  # neighbours differ most
+_LINES = {"-": "", "--": "- - "}  # and how a label shows them
+
+
+def draw(comparison: Comparison) -> Figure:
+    """Accuracy by round and by uploaded byte, a line a group; of many groups those that end best."""
+    groups = drawn(comparison)
+    longest = max(len(group.label) for group in groups)
+    canvas = new_figure(9.6 + 0.075 * longest, 4.3)
+    by_round, by_byte = canvas.subplots(1, 2, sharey=True)
+    pairs = []
+    for index, group in enumerate(groups):
+        look, (line, sign) = _LOOKS[index % len(_LOOKS)], list(_LINES.items())[index // len(_LOOKS)]
+        label = sign + group.label.replace("$", r"\$")
+        pairs.append(accuracy_curves(label, SHADES[look][0], MARKERS[look], _of_one_length(group), line))
+    values = [value for curve, _ in pairs for row in curve.rows for value in row]
+    margin = max(0.02, 0.06 * (max(values) - min(values)))
+    low, high = max(0.0, min(values) - margin), min(1.02, max(values) + margin)
+    plot(by_round, [curve for curve, _ in pairs], 0.055 * (high - low), labels=True, within=(low, high))
+    plot(by_byte, [curve for _, curve in pairs], 0.055 * (high - low), labels=False)
+    dress_accuracy(by_round, by_byte)
+    by_round.set_ylim(low, high)
+    sent = [amount for _, curve in pairs for amount in curve.x if amount > 0]
+    if sent and max(sent) < _SHORT * min(sent):
+        by_byte.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    by_byte.tick_params(which="minor", color=INK)
+    return canvas
+
+
+def drawn(comparison: Comparison) -> Sequence[Group]:
+    """The groups that the figure shows, in their order."""
+    best = sorted(comparison.groups, key=lambda group: -group.row.final_accuracy.mean)[:MOST_CURVES]
+    return [group for group in comparison.groups if group in best]
+
+
+def keep(comparison: Comparison, stem: Path) -> str:
+    """Write the figure as PNG, SVG and PDF; gives it as SVG for a page."""
+    figure = draw(comparison)
+    save(figure, stem)
+    return themed_svg(figure, stem.name, "Test accuracy by round and by uploaded bytes, a line for every group")
+
+
+def build(comparison: Comparison, svg: str, out: Path, title: str, table_file: str) -> str:
+    """The page, to be written into a folder; svg: the figure. Links lead from that folder to those of the runs."""
+    sections = [
+        Section("groups", "Groups", "What came out", _notes(comparison) + _groups(comparison)),
+        Section("figure", "Figure", "How it got there", picture(svg, _caption(comparison))),
+        Section("runs", "Runs", "Every run and its folder", _runs(comparison, out)),
+        Section("same", "Settings", "What all runs share", _common(comparison)),
+        Section("method", "Method", "How to read this", _method(comparison, table_file)),
+    ]
+    return document(title, _lead(comparison), sections)
+
+
+def _of_one_length(group: Group) -> list[Sequence[RoundRecord]]:
+    rounds = min(len(run.rounds) for run in group.runs)
+    return [run.rounds[:rounds] for run in group.runs]
+
+
+def _lead(comparison: Comparison) -> str:
+    runs, groups = len(comparison.runs), len(comparison.groups)
+    if groups == 1:
+        method = escape(comparison.runs[0].spec.method)
+        return f"One run of {method}." if runs == 1 else f"{runs} runs of {method} that differ by their seed alone."
+    keys = listed(f"<code>{escape(key)}</code>" for key in comparison.keys)
+    best = max(comparison.groups, key=lambda group: group.row.final_accuracy.mean)
+    return (
+        f"{runs} runs in {groups} groups, which differ in {keys}. "
+        f"Best at the end: <b>{escape(best.label)}</b>, {100 * best.row.final_accuracy.mean:.1f} %."
+    )
+
+
+def _notes(comparison: Comparison) -> str:
+    return bullets(map(escape, comparison.notes)) if comparison.notes else ""
+
+
+def _groups(comparison: Comparison) -> str:
+    heads, rows = comparison_rows(comparison)
+    settings = len(comparison.keys)
+    names = ["Group", *(head.capitalize() for head in heads[settings:])]
+    cells = [
+        (_group(group, comparison), escape(row[settings]), *(_unbroken(cell) for cell in row[settings + 1 :]))
+        for group, row in zip(comparison.groups, rows, strict=True)
+    ]
+    return f'<div class="scroll">{table(names, cells)}</div>'
+
+
+def _group(group: Group, comparison: Comparison) -> str:
+    """The group's label, and below it all that differs, if the label does not say all of it."""
+    label = f"<b>{escape(group.label)}</b>"
+    if len(comparison.keys) == len(comparison.telling):
+        return label
+    words = ", ".join(f"{key} {value_words(value)}" for key, value in group.settings.items())
+    return f'{label}<br><span class="measured">{escape(words)}</span>'
+
+
+def _unbroken(cell: str) -> str:
+    return escape(cell.replace(" ", "\u00a0"))
+
+
+def _caption(comparison: Comparison) -> str:
+    shown, there = len(drawn(comparison)), len(comparison.groups)
+    several = any(len(group.runs) > 1 for group in comparison.groups)
+    words = ["Lines are means over seeds, bands reach from the lowest seed to the highest."] if several else []
+    if shown < there:
+        words.append(f"The {shown} groups of {there} that end best.")
+    return " ".join(words)
+
+
+def _runs(comparison: Comparison, out: Path) -> str:
+    rows = [_run(run, comparison.telling, out) for run in comparison.runs]
+    return table(("Run", "Folder", "Final accuracy", "Uplink", "Uploads", "Bans"), rows)
+
+
+def _run(run: Finished, keys: Sequence[str], out: Path) -> tuple[str, ...]:
+    way = os.path.relpath(run.folder.resolve(), out.resolve())
+    link = f'<a href="{escape(quote(Path(way).as_posix()))}/">{escape(run.folder.name)}</a>'
+    summary = run.summary
+    return (
+        escape(run_words(run, keys)), link, f"{100 * summary.final_accuracy:.2f} %", size(summary.uplink_bytes),
+        f"{summary.uploads:,}", str(len(summary.banned)),
+    )  # fmt: skip
+
+
+def _common(comparison: Comparison) -> str:
+    rows = [(f"<code>{escape(key)}</code>", escape(value_words(value))) for key, value in comparison.common.items()]
+    return f"<details><summary>{len(rows)} settings</summary>{table(('Setting', 'Value'), rows)}</details>"
+
+
+def _method(comparison: Comparison, table_file: str) -> str:
+    spread = (
+        "± is the standard deviation of a sample over the runs of a group. "
+        if any(len(group.runs) > 1 for group in comparison.groups)
+        else ""
+    )
+    return (
+        "<p>Runs whose specs differ by the seed alone are one group. Accuracies are on the test set, at the end and in "
+        f"the best round. {spread}Bytes are payload, scores and models of all workers together; uploads count every "
+        "model that was sent, used or not. Bans count workers at the end.</p>"
+        f"<p>Beside this page: <code>{escape(table_file)}</code>, the table in numbers, and <code>figures/</code> "
+        "(PNG, SVG, PDF).</p>"
+    )

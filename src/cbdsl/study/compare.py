@@ -1,0 +1,325 @@
+"""Finished runs side by side: what differs between their specs, and what came out, over the seeds of each group.
+
+Runs whose specs differ by the seed alone are one group. Nothing here runs anything; how a comparison looks is
+`report.comparison`'s affair.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from cbdsl.errors import UserError
+from cbdsl.files import write_atomically
+from cbdsl.runs.folder import read_result
+from cbdsl.runs.records import Summary
+from cbdsl.spec import Spec, setting_values
+from cbdsl.study.sweep import Finished
+from cbdsl.text import size
+
+_UNITS = {"B": 1e0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+_FOLLOWS = ("defence.declared",)  # set from other settings; named only if nothing else tells groups apart
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One number of several runs."""
+
+    mean: float
+    deviation: float | None  # sample standard deviation; none for a single run
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Spread:
+        """The spread of at least one value."""
+        return Spread(fmean(values), stdev(values) if len(values) > 1 else None)
+
+
+MEASURES: dict[str, Callable[[Summary], float]] = {
+    "final_accuracy": lambda summary: summary.final_accuracy,
+    "best_accuracy": lambda summary: summary.best_accuracy,
+    "uplink_bytes": lambda summary: summary.uplink_bytes,
+    "downlink_bytes": lambda summary: summary.downlink_bytes,
+    "uploads": lambda summary: summary.uploads,
+    "bans": lambda summary: len(summary.banned),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """A group in numbers."""
+
+    settings: dict[str, Any]  # those that differ, without the seed
+    runs: int
+    seeds: tuple[int, ...]
+    final_accuracy: Spread
+    best_accuracy: Spread
+    uplink_bytes: Spread
+    downlink_bytes: Spread
+    uploads: Spread
+    bans: Spread
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Runs that differ by their seed alone."""
+
+    label: str  # a few words, for a figure
+    settings: Mapping[str, Any]
+    runs: tuple[Finished, ...]
+
+    @property
+    def row(self) -> Row:
+        """The group in numbers."""
+        spreads = {name: Spread.of([measure(run.summary) for run in self.runs]) for name, measure in MEASURES.items()}
+        seeds = tuple(run.spec.seed for run in self.runs)
+        return Row(settings=dict(self.settings), runs=len(self.runs), seeds=seeds, **spreads)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Groups of runs, and what there is to know before one believes their differences."""
+
+    keys: tuple[str, ...]  # the settings that differ, or that were swept; dotted, without the seed
+    telling: tuple[str, ...]  # as few of them as tell the groups apart
+    groups: tuple[Group, ...]
+    common: dict[str, Any]  # the settings that all runs share
+    notes: tuple[str, ...]
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """Every group in numbers."""
+        return tuple(group.row for group in self.groups)
+
+    @property
+    def runs(self) -> tuple[Finished, ...]:
+        """All runs, group by group."""
+        return tuple(run for group in self.groups for run in group.runs)
+
+
+def compare(folders: Sequence[Path]) -> Comparison:
+    """Read the folders of finished runs and group them."""
+    return group_results([_finished(folder) for folder in folders])
+
+
+def group_results(results: Sequence[Finished], axes: Sequence[str] | None = None) -> Comparison:
+    """Group runs that differ by their seed alone, in the order in which they come.
+
+    axes: the settings that were swept, which then describe the groups; all that differ if not given.
+    """
+    if not results:
+        raise UserError("There is nothing to compare. Give the folders of one or more finished runs.")
+    distinct, notes = _distinct(results)
+    by_spec: dict[Spec, list[Finished]] = {}
+    for result in distinct:
+        by_spec.setdefault(replace(result.spec, seed=0), []).append(result)
+    every = [key for key in _dotted(next(iter(by_spec))) if key != "seed"]
+    values = [setting_values(spec, every) for spec in by_spec]
+    differing = [key for key in every if any(one[key] != values[0][key] for one in values)]
+    keys = differing if axes is None else [key for key in axes if key != "seed"]
+    if not _apart(keys, values):  # something differs that was not swept
+        keys += [key for key in differing if key not in keys]
+    telling = _telling(keys, values)
+    groups = tuple(
+        Group(
+            ", ".join(short_words(key, one[key]) for key in telling) or spec.method,
+            {key: one[key] for key in keys},
+            tuple(sorted(runs, key=lambda run: run.spec.seed)),
+        )
+        for (spec, runs), one in zip(by_spec.items(), values, strict=True)
+    )
+    common = {key: values[0][key] for key in every if key not in differing}
+    cautions = _cautions(groups, differing, values)
+    return Comparison(tuple(keys), tuple(telling), groups, common, (*notes, *cautions))
+
+
+def comparison_rows(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The headings and the cells of a table for people, one row a group."""
+    heads = (*comparison.keys, "runs", "final accuracy", "best accuracy", "uplink", "downlink", "uploads", "bans")
+    return heads, [_cells(row, comparison.keys) for row in comparison.rows]
+
+
+def csv_text(comparison: Comparison) -> str:
+    """One line a group: its settings, its runs and seeds, then mean and standard deviation of every measure."""
+    text = io.StringIO(newline="")
+    measured = [name for measure in MEASURES for name in (f"{measure}_mean", f"{measure}_deviation")]
+    writer = csv.writer(text)
+    writer.writerow([*comparison.keys, "runs", "seeds", *measured])
+    for row in comparison.rows:
+        spreads = [getattr(row, measure) for measure in MEASURES]
+        numbers = [number for spread in spreads for number in (spread.mean, spread.deviation)]
+        seeds = " ".join(map(str, row.seeds))
+        writer.writerow([*(value_words(row.settings[key]) for key in comparison.keys), row.runs, seeds, *numbers])
+    return text.getvalue()
+
+
+def write_comparison(folders: Sequence[Path], out: Path) -> Path:
+    """Compare finished runs: comparison.html, comparison.csv and figures/ in a folder; gives the page."""
+    return _write(compare(folders), out, "comparison", "Runs compared")
+
+
+def write_sweep_index(results: Sequence[Finished], axes: Sequence[str], out: Path) -> Path:
+    """Lead from words to the folders of a sweep's runs: index.html, groups.csv and figures/ in the sweep's folder.
+
+    axes: the settings that were swept, dotted.
+    """
+    title = f"Sweep over {', '.join(axes)}"
+    return _write(group_results(results, axes), out, "index", title, table="groups", figure="sweep")
+
+
+def run_words(run: Finished, keys: Sequence[str]) -> str:
+    """What tells a run from the others: `swarm.inertia 0.5, seed 3`."""
+    values = setting_values(run.spec, [*(key for key in keys if key != "seed"), "seed"])
+    return ", ".join(f"{key} {value_words(value)}" for key, value in values.items())
+
+
+def value_words(value: object) -> str:
+    """A setting's value as people read it."""
+    if isinstance(value, (tuple, list)):
+        words = [value_words(item) for item in value]
+        return words[0] if len(set(words)) == 1 else " to ".join(words)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def short_words(key: str, value: object) -> str:
+    """A setting in a label: a word stands for itself, a number comes with its name."""
+    name = key.rpartition(".")[2]
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    if isinstance(value, str) and key != "shared":
+        return Path(value).name or f"no {name}"
+    return f"{name.replace('_', ' ')} {value_words(value)}"
+
+
+def _finished(folder: Path) -> Finished:
+    if not (folder / "summary.json").exists() and (folder / "runs").is_dir():
+        raise UserError(f"{folder} is not the folder of a run but of many. Give some of the folders in {folder}/runs.")
+    spec, summary, rounds = read_result(folder)
+    return Finished(spec, summary, tuple(rounds), folder)
+
+
+def _distinct(results: Sequence[Finished]) -> tuple[list[Finished], list[str]]:
+    """Every run once: the same run again would pass for another seed."""
+    kept: dict[tuple[object, ...], Finished] = {}
+    twice = False
+    for result in results:
+        identity = (result.spec, tuple((line.test_accuracy, line.uplink_bytes) for line in result.rounds))
+        twice |= kept.setdefault(identity, result).folder.resolve() != result.folder.resolve()
+    notes = ["Some folders hold the same run, spec, seed and numbers alike; it counts once."] if twice else []
+    if len({result.spec for result in kept.values()}) < len(kept):
+        notes.append("Some runs have the same spec and seed and yet other numbers; each of them counts.")
+    return list(kept.values()), notes
+
+
+def _telling(keys: Sequence[str], values: Sequence[Mapping[str, Any]]) -> list[str]:
+    """As few of the keys as tell all groups apart; words stay rather than numbers, the first rather than the last."""
+    chosen = list(keys)
+    last_first = keys[::-1]
+    for key in sorted(last_first, key=lambda key: (key not in _FOLLOWS, isinstance(values[0][key], (str, bool)))):
+        fewer = [other for other in chosen if other != key]
+        if _apart(fewer, values):
+            chosen = fewer
+    return chosen
+
+
+def _apart(keys: Sequence[str], values: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether some settings tell all groups apart."""
+    return len({tuple(one[key] for key in keys) for one in values}) == len(values)
+
+
+def _cautions(groups: Sequence[Group], differing: Sequence[str], values: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What makes a comparison less than like with like."""
+    summaries = [run.summary for group in groups for run in group.runs]
+    several = len(summaries) > 1
+    notes = ["One run alone: there is nothing to compare it with."] if not several else []
+    held = [key for key in differing if key.startswith("data.") and key != "data.source"]
+    if "data.source" in differing:
+        notes.append(f"The data differ ({_either(values, 'data.source')}): accuracies are not of the same test set.")
+    if held:
+        notes.append(f"What workers and server hold differs ({', '.join(held)}).")
+    sizes = sorted({summary.parameters for summary in summaries})
+    if "model" in differing or len(sizes) > 1:
+        words = " and ".join(f"{count:,}" for count in sizes)
+        notes.append(f"The models differ ({_either(values, 'model')}; {words} parameters).")
+    custom = [what for what, key in (("model", "model"), ("data", "data.source")) if _given_in_python(values, key)]
+    if several and custom:
+        notes.append(f"The {' and the '.join(custom)} came from Python: whether all runs had the same, no spec says.")
+    if "rounds" in differing:
+        notes.append(f"Some runs are longer than others ({_either(values, 'rounds')} rounds).")
+    for what in ("engine", "version"):
+        found = sorted({getattr(summary, what) for summary in summaries})
+        if len(found) > 1:
+            notes.append(f"Not the same {what} played all runs: {', '.join(found)}.")
+    if len({tuple(run.spec.seed for run in group.runs) for group in groups}) > 1:
+        notes.append("The groups do not have the same seeds, so their differences are not paired.")
+    return notes
+
+
+def _either(values: Sequence[Mapping[str, Any]], key: str) -> str:
+    return ", ".join(dict.fromkeys(value_words(one[key]) for one in values))
+
+
+def _given_in_python(values: Sequence[Mapping[str, Any]], key: str) -> bool:
+    return any(one[key] == "custom" for one in values)
+
+
+def _dotted(spec: Spec) -> list[str]:
+    keys = []
+    for name, value in asdict(spec).items():
+        keys += [f"{name}.{inner}" for inner in value] if isinstance(value, dict) else [name]
+    return keys
+
+
+def _cells(row: Row, keys: Sequence[str]) -> tuple[str, ...]:
+    return (
+        *(value_words(row.settings[key]) for key in keys),
+        _runs(row),
+        *(_percent(spread) for spread in (row.final_accuracy, row.best_accuracy)),
+        *(_bytes(spread) for spread in (row.uplink_bytes, row.downlink_bytes)),
+        *(_count(spread) for spread in (row.uploads, row.bans)),
+    )
+
+
+def _runs(row: Row) -> str:
+    seeds = ", ".join(map(str, row.seeds[:10])) + (", ..." if row.runs > 10 else "")
+    return f"{row.runs} (seed{'s' if row.runs > 1 else ''} {seeds})"
+
+
+def _percent(spread: Spread) -> str:
+    return f"{100 * spread.mean:.1f}{_plus_minus(spread, 0.01)} %"
+
+
+def _bytes(spread: Spread) -> str:
+    number, unit = size(spread.mean).split()
+    return f"{number}{_plus_minus(spread, _UNITS[unit])} {unit}"
+
+
+def _count(spread: Spread) -> str:
+    return f"{spread.mean:,.{1 if spread.deviation else 0}f}{_plus_minus(spread, 1)}"
+
+
+def _plus_minus(spread: Spread, unit: float) -> str:
+    if spread.deviation is None:
+        return ""
+    return f" ± {spread.deviation / unit:,.1f}" if spread.deviation else " ± 0"
+
+
+def _write(
+    comparison: Comparison, out: Path, page: str, title: str, table: str = "comparison", figure: str = "comparison"
+) -> Path:
+    from cbdsl.report import comparison as report  # noqa: PLC0415 - matplotlib loads slowly
+
+    try:
+        (out / "figures").mkdir(parents=True, exist_ok=True)
+        write_atomically(out / f"{table}.csv", csv_text(comparison).encode())
+        text = report.build(comparison, report.keep(comparison, out / "figures" / figure), out, title, f"{table}.csv")
+        write_atomically(out / f"{page}.html", text.encode())
+    except OSError as error:
+        raise UserError(f"The folder {out} cannot be written: {error.strerror}. Give another --out.") from error
+    return out / f"{page}.html"
