@@ -24,7 +24,8 @@ def finished(
     spec = spec.with_settings({"rounds": len(accuracies)})
     lines = tuple(
         RoundRecord(
-            round=number, test_accuracy=accuracy, global_score=None, accepted=[], refuted=[], declined=[], silent=[],
+            round=number, test_accuracy=accuracy, global_score=None, participants=spec.workers,
+            accepted=[], refuted=[], declined=[], silent=[],
             banned=list(banned), set_aside={}, uploads=1, uplink_bytes=uplink, downlink_bytes=2 * uplink, verdicts=[],
             traffic={}, seconds=0.1,
         )
@@ -32,7 +33,8 @@ def finished(
     )  # fmt: skip
     count = len(lines)
     summary = Summary(
-        method=spec.method, preset=spec.preset, shared=spec.shared, model=spec.model, engine="native", seed=spec.seed,
+        method=spec.method, conversation="swarm", preset=spec.preset, shared=spec.shared,
+        model=spec.model, engine="native", seed=spec.seed,
         workers=spec.workers, parameters=parameters, rounds=count, final_accuracy=accuracies[-1],
         best_accuracy=max(accuracies), final_score=None, uploads=count, uplink_bytes=count * uplink,
         downlink_bytes=2 * count * uplink, model_uplink_bytes=0, wasted_uplink_bytes=0, fedavg_model_uplink_bytes=0,

@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,13 +39,20 @@ def numbers(text: str, name: str) -> tuple[int, ...]:
 
 
 def setting_values(spec: Spec, keys: Sequence[str]) -> dict[str, Any]:
-    """The values of dotted keys, such as {"local.epochs": 3}."""
-    tree = spec.to_tree()
-    values = {}
+    """The values of dotted keys, such as {"local.epochs": 3}; none for a part's setting that is not set."""
+    tree, values = spec.to_tree(), {}
     for key in keys:
-        branch, _, leaf = key.partition(".")
-        values[key] = tree[branch][leaf] if leaf else tree[branch]
+        value: Any = tree
+        for step in key.split("."):
+            value = value.get(step) if isinstance(value, dict) else None
+        values[key] = tuple(value) if isinstance(value, list) else value
     return values
+
+
+def option_keys(specs: Iterable[Spec]) -> list[str]:
+    """The parts' own settings that any of these specs sets, dotted."""
+    found = {f"options.{part}.{name}": None for spec in specs for part in spec.options for name in spec.options[part]}
+    return list(found)
 
 
 def explanations() -> dict[str, str]:
@@ -92,12 +99,6 @@ def as_text(value: Any) -> str:  # noqa: ANN401 - any value of a spec
 
 def differences(spec: Spec, start: Spec) -> dict[str, Any]:
     """What a spec says that another does not, by dotted name."""
-    keys = dotted_keys()
+    keys = [*(key for key in dotted_keys() if key != "options"), *option_keys([spec])]
     own, other = setting_values(spec, keys), setting_values(start, keys)
-    changed = {key: value for key, value in own.items() if value != other[key] and key != "options"}
-    parts = {f"options.{part}.{name}": value for part in spec.options for name, value in spec.options[part].items()}
-    return changed | {
-        key: value
-        for key, value in parts.items()
-        if value != start.options.of(key.split(".")[1]).get(key.split(".", 2)[2])
-    }
+    return {key: value for key, value in own.items() if value != other[key]}

@@ -11,6 +11,7 @@ import pytest
 
 import cbdsl
 from cbdsl.errors import UserError
+from cbdsl.report.comparison import write_comparison, write_sweep_index
 from cbdsl.study.compare import (
     Row,
     Spread,
@@ -21,8 +22,6 @@ from cbdsl.study.compare import (
     run_words,
     short_words,
     value_words,
-    write_comparison,
-    write_sweep_index,
 )
 from cbdsl.study.sweep import Finished, grid, run_all
 from finished_runs import finished

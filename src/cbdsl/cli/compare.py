@@ -24,4 +24,6 @@ def compare(
 
     print_comparison(job.compare(folders))
     if out is not None:
-        typer.echo(f"page: {job.write_comparison(folders, out)}")
+        from cbdsl.report.comparison import write_comparison  # noqa: PLC0415 - matplotlib loads slowly
+
+        typer.echo(f"page: {write_comparison(folders, out)}")

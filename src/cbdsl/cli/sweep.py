@@ -32,7 +32,7 @@ def sweep(
     interrupts.go_on_with(interrupts.command_line())
     from cbdsl.cli.progress import SweepDisplay  # noqa: PLC0415
     from cbdsl.cli.tables import print_comparison, print_sweep  # noqa: PLC0415
-    from cbdsl.study.compare import group_results, write_sweep_index  # noqa: PLC0415
+    from cbdsl.study.compare import group_results  # noqa: PLC0415
     from cbdsl.study.sweep import parse_axis, run_all, write_table  # noqa: PLC0415
 
     axes = [parse_axis(text) for text in over]
@@ -46,6 +46,8 @@ def sweep(
         typer.echo()
         print_comparison(group_results(results, keys))
     if extras.is_installed("matplotlib"):
+        from cbdsl.report.comparison import write_sweep_index  # noqa: PLC0415 - matplotlib loads slowly
+
         typer.echo(f"page: {write_sweep_index(results, keys, out)}")
     else:
         how = extras.how_to_install("matplotlib")

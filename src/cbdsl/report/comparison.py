@@ -11,12 +11,23 @@ from urllib.parse import quote
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
+from cbdsl.errors import UserError
+from cbdsl.files import write_atomically
 from cbdsl.report.curves import accuracy_curves, dress_accuracy, plot
 from cbdsl.report.html import Section, bullets, document, picture, table
 from cbdsl.report.style import INK, MARKERS, SHADES, new_figure, save, themed_svg
 from cbdsl.report.words import listed
 from cbdsl.runs.records import RoundRecord
-from cbdsl.study.compare import Comparison, Group, comparison_rows, run_words, value_words
+from cbdsl.study.compare import (
+    Comparison,
+    Group,
+    compare,
+    comparison_rows,
+    csv_text,
+    group_results,
+    run_words,
+    value_words,
+)
 from cbdsl.study.sweep import Finished
 from cbdsl.text import size
 
@@ -75,6 +86,33 @@ def build(comparison: Comparison, svg: str, out: Path, title: str, table_file: s
         Section("method", "Method", "How to read this", _method(comparison, table_file)),
     ]
     return document(title, _lead(comparison), sections)
+
+
+def write_comparison(folders: Sequence[Path], out: Path) -> Path:
+    """Compare finished runs: comparison.html, comparison.csv and figures/ in a folder; gives the page."""
+    return _write(compare(folders), out, "comparison", "Runs compared")
+
+
+def write_sweep_index(results: Sequence[Finished], axes: Sequence[str], out: Path) -> Path:
+    """Lead from words to the folders of a sweep's runs: index.html, groups.csv and figures/ in the sweep's folder.
+
+    axes: the settings that were swept, dotted.
+    """
+    title = f"Sweep over {', '.join(axes)}"
+    return _write(group_results(results, axes), out, "index", title, table="groups", figure="sweep")
+
+
+def _write(
+    comparison: Comparison, out: Path, page: str, title: str, table: str = "comparison", figure: str = "comparison"
+) -> Path:
+    try:
+        (out / "figures").mkdir(parents=True, exist_ok=True)
+        write_atomically(out / f"{table}.csv", csv_text(comparison).encode())
+        text = build(comparison, keep(comparison, out / "figures" / figure), out, title, f"{table}.csv")
+        write_atomically(out / f"{page}.html", text.encode())
+    except OSError as error:
+        raise UserError(f"The folder {out} cannot be written: {error.strerror}. Give another --out.") from error
+    return out / f"{page}.html"
 
 
 def _of_one_length(group: Group) -> list[Sequence[RoundRecord]]:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from cbdsl.errors import UserError
-from cbdsl.files import write_atomically
 from cbdsl.runs.folder import read_result
 from cbdsl.runs.records import Summary
-from cbdsl.spec import Spec, setting_values
+from cbdsl.settings import option_keys, setting_values
+from cbdsl.spec import Spec, dotted_keys
 from cbdsl.study.sweep import Finished
 from cbdsl.text import size
 
@@ -117,7 +117,7 @@ def group_results(results: Sequence[Finished], axes: Sequence[str] | None = None
     by_spec: dict[Spec, list[Finished]] = {}
     for result in distinct:
         by_spec.setdefault(replace(result.spec, seed=0), []).append(result)
-    every = [key for key in _dotted(next(iter(by_spec))) if key != "seed"]
+    every = [key for key in (*dotted_keys(), *option_keys(by_spec)) if key not in {"seed", "options"}]
     values = [setting_values(spec, every) for spec in by_spec]
     differing = [key for key in every if any(one[key] != values[0][key] for one in values)]
     keys = differing if axes is None else [key for key in axes if key != "seed"]
@@ -155,20 +155,6 @@ def csv_text(comparison: Comparison) -> str:
         seeds = " ".join(map(str, row.seeds))
         writer.writerow([*(value_words(row.settings[key]) for key in comparison.keys), row.runs, seeds, *numbers])
     return text.getvalue()
-
-
-def write_comparison(folders: Sequence[Path], out: Path) -> Path:
-    """Compare finished runs: comparison.html, comparison.csv and figures/ in a folder; gives the page."""
-    return _write(compare(folders), out, "comparison", "Runs compared")
-
-
-def write_sweep_index(results: Sequence[Finished], axes: Sequence[str], out: Path) -> Path:
-    """Lead from words to the folders of a sweep's runs: index.html, groups.csv and figures/ in the sweep's folder.
-
-    axes: the settings that were swept, dotted.
-    """
-    title = f"Sweep over {', '.join(axes)}"
-    return _write(group_results(results, axes), out, "index", title, table="groups", figure="sweep")
 
 
 def run_words(run: Finished, keys: Sequence[str]) -> str:
@@ -269,13 +255,6 @@ def _given_in_python(values: Sequence[Mapping[str, Any]], key: str) -> bool:
     return any(one[key] == "custom" for one in values)
 
 
-def _dotted(spec: Spec) -> list[str]:
-    keys = []
-    for name, value in asdict(spec).items():
-        keys += [f"{name}.{inner}" for inner in value] if isinstance(value, dict) else [name]
-    return keys
-
-
 def _cells(row: Row, keys: Sequence[str]) -> tuple[str, ...]:
     return (
         *(value_words(row.settings[key]) for key in keys),
@@ -308,18 +287,3 @@ def _plus_minus(spread: Spread, unit: float) -> str:
     if spread.deviation is None:
         return ""
     return f" ± {spread.deviation / unit:,.1f}" if spread.deviation else " ± 0"
-
-
-def _write(
-    comparison: Comparison, out: Path, page: str, title: str, table: str = "comparison", figure: str = "comparison"
-) -> Path:
-    from cbdsl.report import comparison as report  # noqa: PLC0415 - matplotlib loads slowly
-
-    try:
-        (out / "figures").mkdir(parents=True, exist_ok=True)
-        write_atomically(out / f"{table}.csv", csv_text(comparison).encode())
-        text = report.build(comparison, report.keep(comparison, out / "figures" / figure), out, title, f"{table}.csv")
-        write_atomically(out / f"{page}.html", text.encode())
-    except OSError as error:
-        raise UserError(f"The folder {out} cannot be written: {error.strerror}. Give another --out.") from error
-    return out / f"{page}.html"
