@@ -152,3 +152,16 @@ def test_one_that_comes_in_a_destructor_is_not_lost(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 130
     assert done.stderr.strip().startswith("cbdsl: interrupted. ")
+
+
+def test_one_that_comes_within_an_exec_ends_with_our_exit_code(tmp_path: Path) -> None:
+    """Python remembers an interrupt of an exec(), although it was handled, and would end by the signal."""
+    script = (
+        "from cbdsl.cli.interrupts import INTERRUPTS\n"
+        "INTERRUPTS.__enter__()\n"
+        "import numpy\n"  # has threads that would take a signal that we block
+        "try:\n    exec('import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(5)')\n"
+        "except KeyboardInterrupt:\n    INTERRUPTS.conclude()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 130

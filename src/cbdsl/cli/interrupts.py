@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import atexit
 import os
 import signal
 import sys
@@ -38,6 +39,7 @@ class Interrupts:
         """From now on, remember that Ctrl-C was pressed."""
         self._before = signal.getsignal(signal.SIGINT), sys.unraisablehook
         self._main_thread = _thread.get_ident()
+        atexit.register(self._leave)  # before anything else is registered, so it is called last
         if self._before[0] is signal.default_int_handler:  # else somebody ignores it for us, as nohup does
             signal.signal(signal.SIGINT, self._hear)
             sys.unraisablehook = self._swallowed
@@ -54,11 +56,16 @@ class Interrupts:
 
     def conclude(self) -> None:
         """Say how to go on, and end."""
-        # What is left to do takes no time. Blocked and not ignored: Python would end by the signal itself, not with our
-        # exit code, where the interrupt had met it in the middle of an exec().
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left to do takes no time
         print(f"\ncbdsl: interrupted. {self._advice()}", file=sys.stderr)
         sys.exit(EXIT_CODE)
+
+    def _leave(self) -> None:
+        """End with our exit code: Python would end by the signal itself where Ctrl-C had met it within an exec()."""
+        if self.happened:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(EXIT_CODE)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         del number, frame
