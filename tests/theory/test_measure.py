@@ -115,4 +115,4 @@ def test_what_is_no_run_is_a_message_that_names_what_can_be_given(tmp_path: Path
 def test_the_command_line_answers_a_wrong_name_with_exit_code_two(tmp_path: Path) -> None:
     done = cbdsl("theory", "paper-nonid", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.startswith("cbdsl: 'paper-nonid' is neither")
+    assert done.stderr.startswith("cbdsl: Unknown preset 'paper-nonid'. Did you mean 'paper-noniid'?")
