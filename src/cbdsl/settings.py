@@ -39,14 +39,17 @@ def numbers(text: str, name: str) -> tuple[int, ...]:
 
 
 def setting_values(spec: Spec, keys: Sequence[str]) -> dict[str, Any]:
-    """The values of dotted keys, such as {"local.epochs": 3}; none for a part's setting that is not set."""
-    tree, values = spec.to_tree(), {}
-    for key in keys:
-        value: Any = tree
-        for step in key.split("."):
-            value = value.get(step) if isinstance(value, dict) else None
-        values[key] = tuple(value) if isinstance(value, list) else value
-    return values
+    """The values of dotted keys, such as {"local.epochs": 3}; all of them can be hashed."""
+    return {key: _value(spec, key) for key in keys}
+
+
+def _value(spec: Spec, key: str) -> Any:  # noqa: ANN401 - any value of a spec
+    group, _, rest = key.partition(".")
+    if group == "options" and rest:
+        part, _, name = rest.partition(".")
+        return spec.options.of(part).get(name)  # none: the part's own default
+    value: Any = getattr(spec, group)
+    return getattr(value, rest) if rest else value
 
 
 def option_keys(specs: Iterable[Spec]) -> list[str]:
@@ -94,7 +97,7 @@ def reference() -> list[Group]:
 
 def as_text(value: Any) -> str:  # noqa: ANN401 - any value of a spec
     """A value as `--set` reads it and TOML writes it."""
-    return json.dumps(value)
+    return json.dumps(value, default=dict)
 
 
 def differences(spec: Spec, start: Spec) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from cbdsl.cli.sweep import checked_points, sweep
 from cbdsl.cli.theory import theory
 from cbdsl.errors import UserError
 from cbdsl.presets import preset
+from cbdsl.settings import setting_values
 from cbdsl.spec import Spec
 from helpers import SMALL, cbdsl
 
@@ -148,6 +149,15 @@ def test_swept_methods_bring_their_own_shared_data(tmp_path: Path) -> None:
     file.write_text(Spec(shared="both").to_toml())
     points = checked_points(SpecWords(str(file)), [("method", ["cb-dsl", "fedavg"])])
     assert [point.shared for point in points] == ["both", "none"]
+
+
+def test_the_setting_of_a_part_can_be_swept() -> None:
+    key = "options.fedprox.mu"
+    points = checked_points(SpecWords(options={"method": "fedprox"}), [(key, [0.1, 0.2])])
+    assert [setting_values(point, [key, "swarm.inertia"]) for point in points] == [
+        {key: 0.1, "swarm.inertia": (1.0, 0.0)},
+        {key: 0.2, "swarm.inertia": (1.0, 0.0)},
+    ]
 
 
 def test_a_wrong_name_in_the_last_point_of_a_sweep_is_found_before_anything_runs(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def list_parts(
     else:
         raise unknown("kind", kind, KINDS)
     if as_json:
-        typer.echo(json.dumps(rows, indent=2))
+        typer.echo(json.dumps(rows, indent=2, default=dict))
     elif kind is None:
         _print_table(["kind", "count", "use"], [[row["kind"], str(row["count"]), row["use"]] for row in rows])
         typer.echo("\nOne kind, with names and settings: cbdsl list attacks")
