@@ -9,16 +9,19 @@ from typing import Annotated, Any
 import typer
 
 from cbdsl.cli import extras, interrupts
-from cbdsl.cli.options import Jobs, Settings
+from cbdsl.cli.options import Jobs, Plugins, Settings
 from cbdsl.settings import numbers, parse_setting, words
 
 
 def arena(  # noqa: PLR0913, PLR0917 - one parameter an option
     attacks: Annotated[str | None, typer.Option(help="Attacks, separated by commas; all if not given.")] = None,
-    defences: Annotated[str | None, typer.Option(help="Defences, separated by commas; all if not given.")] = None,
+    defences: Annotated[
+        str | None, typer.Option(help="Defences, aggregators, selections or methods; all defences if not given.")
+    ] = None,
     byzantine: Annotated[str | None, typer.Option(help="Numbers of attackers; 1,5,10,20 if not given.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0.")] = None,
     preset_name: Annotated[str | None, typer.Option("--preset", help="Starting point of every run.")] = None,
+    plugins: Plugins = None,
     settings: Settings = None,
     quick: Annotated[bool, typer.Option("--quick", help="A taste: four attacks, six defences, five rounds.")] = False,
     out: Annotated[Path | None, typer.Option(help="The folder; the same one continues what was stopped.")] = None,
@@ -32,7 +35,7 @@ def arena(  # noqa: PLR0913, PLR0917 - one parameter an option
     from cbdsl.runs.resolve import refuse_idle  # noqa: PLC0415
     from cbdsl.study import arena as job  # noqa: PLC0415
 
-    start = job.QUICK if quick else job.Contest()
+    start = replace(job.QUICK, plugins=tuple(plugins or ())) if quick else job.Contest(plugins=tuple(plugins or ()))
     own = dict(map(parse_setting, settings or []))
     chosen: dict[str, Any] = {
         "attacks": attacks and words(attacks),

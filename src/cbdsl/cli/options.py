@@ -12,3 +12,7 @@ Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at a time; as m
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="A setting of every run; may repeat.")
 ]
+Plugins = Annotated[
+    list[str] | None,
+    typer.Option("--plugin", metavar="FILE", help="A file or module with parts of your own; may repeat."),
+]

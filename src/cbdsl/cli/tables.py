@@ -74,7 +74,7 @@ def print_claims(claims: Sequence[JudgedClaim], page: Path) -> None:
 
 def print_arena(held: Arena, page: Path) -> None:
     """Where every defence stands in its worst bout, on standard output."""
-    from cbdsl.study.arena import DEFENCES  # noqa: PLC0415
+    from cbdsl.study.arena import defence_named  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("defence", "clean", "worst", "under", "lost bouts", "uplink", "honest banned"):
@@ -84,7 +84,7 @@ def print_arena(held: Arena, page: Path) -> None:
         worst = min(own, key=lambda bout: bout.accuracy)
         lost = sum(not bout.stands for bout in own)
         table.add_row(
-            DEFENCES[name].label,
+            defence_named(name).label,
             f"{own[0].accuracy:.1%}",
             f"{worst.accuracy:.1%}",
             f"{worst.attack or 'no attack'}, {worst.byzantine}",

@@ -15,7 +15,7 @@ from cbdsl.files import write_atomically
 from cbdsl.report.html import Section, bullets, document, picture, table
 from cbdsl.report.style import INK, PALE, dress, new_figure, save, spread_labels, themed_svg
 from cbdsl.report.words import attack_words, listed
-from cbdsl.study.arena import DEFENCES, TOLERATED, Bout, Contest
+from cbdsl.study.arena import TOLERATED, Bout, Contest, defence_named
 from cbdsl.text import size
 
 _MAP = mpl.colormaps["cividis"]  # the same to every eye
@@ -90,7 +90,7 @@ def heatmap(contest: Contest, bouts: Sequence[Bout], count: int) -> Figure:
         [column + 0.48 for column in range(len(columns))], ["clean", *contest.attacks], rotation=45, ha="right"
     )
     axes.set_yticks(
-        [row + 0.46 for row in range(len(contest.defences))], [DEFENCES[name].label for name in contest.defences]
+        [row + 0.46 for row in range(len(contest.defences))], [defence_named(name).label for name in contest.defences]
     )
     axes.tick_params(length=0)
     return figure
@@ -103,14 +103,14 @@ def cost(contest: Contest, bouts: Sequence[Bout]) -> Figure:
     dress(axes, "Accuracy under the worst attack, and the uplink it takes")
     points = {name: _worst_of(bouts, name) for name in contest.defences}
     for ours, colour, marker in ((True, _OURS, "o"), (False, _THEIRS, "s")):
-        names = [name for name in contest.defences if DEFENCES[name].ours is ours]
+        names = [name for name in contest.defences if defence_named(name).ours is ours]
         heights = spread_labels([100 * points[name].accuracy for name in names], 4.5)
         down = max(0.0, max(heights, default=0.0) - 99)
         for name, label in zip(names, heights, strict=True):
             across, height = points[name].uplink_bytes / 1e6, 100 * points[name].accuracy
             axes.plot(across, height, marker, color=colour, markersize=8 if ours else 6)
             axes.annotate(
-                DEFENCES[name].label, (across, height), (across * 1.25, label - down), color=colour, fontsize=9,
+                defence_named(name).label, (across, height), (across * 1.25, label - down), color=colour, fontsize=9,
                 va="center", arrowprops={"arrowstyle": "-", "color": PALE, "linewidth": 0.6, "relpos": (0, 0.5)},
             )  # fmt: skip
     spans = [bout.uplink_bytes / 1e6 for bout in points.values()]
@@ -124,6 +124,10 @@ def cost(contest: Contest, bouts: Sequence[Bout]) -> Figure:
     return figure
 
 
+def _label(defence: str) -> str:
+    return escape(defence_named(defence).label)
+
+
 def _worst_of(bouts: Iterable[Bout], defence: str) -> Bout:
     return min((bout for bout in bouts if bout.defence == defence), key=lambda bout: bout.accuracy)
 
@@ -135,7 +139,7 @@ def _lead(contest: Contest, bouts: Sequence[Bout]) -> str:
     return (
         f"{len(contest.defences)} ways of learning together against {len(contest.attacks)} attacks with "
         f"{listed(contest.byzantine)} Byzantine workers of {contest.spec(best, '', 0, 0).workers}, {seeds}. "
-        f"Best in the worst case: <b>{escape(DEFENCES[best].label)}</b>, {worst.accuracy:.1%} under "
+        f"Best in the worst case: <b>{_label(best)}</b>, {worst.accuracy:.1%} under "
         f"{escape(worst.attack or 'no attack')}."
     )
 
@@ -149,7 +153,7 @@ def _worst(contest: Contest, bouts: Sequence[Bout]) -> str:
         lost = sum(not bout.stands for bout in own)
         kind = "no" if lost else "yes"
         rows.append((
-            f"<b>{escape(DEFENCES[defence].label)}</b>", f"{clean.accuracy:.1%}", _span(worst),
+            f"<b>{_label(defence)}</b>", f"{clean.accuracy:.1%}", _span(worst),
             f"{escape(worst.attack)}, {worst.byzantine}" if worst.attack else "none: its clean run",
             f'<span class="{kind}">{lost} of {len(own) - 1}</span>', size(clean.uplink_bytes),
         ))  # fmt: skip
@@ -158,22 +162,22 @@ def _worst(contest: Contest, bouts: Sequence[Bout]) -> str:
 
 
 def _breaks(contest: Contest, bouts: Sequence[Bout]) -> str:
-    ours = [name for name in contest.defences if DEFENCES[name].ours]
+    ours = [name for name in contest.defences if defence_named(name).ours]
     lost = [bout for bout in bouts if bout.defence in ours and not bout.stands]
     fooled = [bout for bout in bouts if bout.defence in ours and (bout.attack_success or 0) > 0.5]
     wronged = [bout for bout in bouts if bout.defence in ours and bout.false_bans]
     items = [
-        f"<b>{escape(DEFENCES[bout.defence].label)}</b> loses {100 * bout.lost:.1f} points to "
+        f"<b>{_label(bout.defence)}</b> loses {100 * bout.lost:.1f} points to "
         f"{escape(bout.attack)} with {bout.byzantine} attackers ({_span(bout)})."
         for bout in sorted(lost, key=lambda bout: -bout.lost)
     ]
     items += [
-        f"<b>{escape(DEFENCES[bout.defence].label)}</b> keeps its accuracy under {escape(bout.attack)} with "
+        f"<b>{_label(bout.defence)}</b> keeps its accuracy under {escape(bout.attack)} with "
         f"{bout.byzantine} attackers, but takes {bout.attack_success:.0%} of triggered images for the target."
         for bout in fooled
     ]
     items += [
-        f"<b>{escape(DEFENCES[bout.defence].label)}</b> bans {bout.false_bans:g} honest workers a run under "
+        f"<b>{_label(bout.defence)}</b> bans {bout.false_bans:g} honest workers a run under "
         f"{escape(bout.attack or 'no attack')}, {bout.byzantine} attackers."
         for bout in wronged
     ]
@@ -183,7 +187,7 @@ def _breaks(contest: Contest, bouts: Sequence[Bout]) -> str:
 
 
 def _detection(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
-    ours = [name for name in contest.defences if DEFENCES[name].ours]
+    ours = [name for name in contest.defences if defence_named(name).ours]
     if not ours:
         return []
     totals = []
@@ -192,14 +196,14 @@ def _detection(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
         banned, wrong = sum(bout.banned for bout in own), sum(bout.false_bans for bout in own)
         there = sum(bout.byzantine for bout in own)
         totals.append((
-            f"<b>{escape(DEFENCES[defence].label)}</b>", _share(banned / (banned + wrong) if banned + wrong else None),
+            f"<b>{_label(defence)}</b>", _share(banned / (banned + wrong) if banned + wrong else None),
             _share(banned / there if there else None), f"{wrong:g}",
             f"{max(bout.uploads for bout in own):g}", size(max(bout.wasted_bytes for bout in own)),
         ))  # fmt: skip
     head = ("Defence", "Attack", "Attackers", "Banned", "Precision", "Recall", "Honest banned", "Uploads", "Wasted")
     rows = [
         (
-            escape(DEFENCES[bout.defence].label), escape(bout.attack or "none"), str(bout.byzantine),
+            _label(bout.defence), escape(bout.attack or "none"), str(bout.byzantine),
             f"{bout.banned:g}", _share(bout.precision), _share(bout.recall), f"{bout.false_bans:g}",
             f"{bout.uploads:g}", size(bout.wasted_bytes),
         )
@@ -227,15 +231,19 @@ def _false_alarms(bouts: Sequence[Bout]) -> str:
     """How often clean runs refuted an upload: each was honest, and each refutation is a ban."""
     clean = [bout for bout in bouts if not bout.attack]
     words = "; ".join(
-        f"{escape(DEFENCES[bout.defence].label)}: {bout.false_bans * bout.seeds:g} of {bout.uploads * bout.seeds:g}"
-        for bout in clean
+        f"{_label(bout.defence)}: {bout.false_bans * bout.seeds:g} of {bout.uploads * bout.seeds:g}" for bout in clean
     )
     return f"<p>False alarms, honest uploads that were refuted in clean runs: {words}.</p>"
 
 
 def _backdoor(bouts: Sequence[Bout]) -> list[Section]:
     rows = [
-        (escape(DEFENCES[bout.defence].label), str(bout.byzantine), f"{bout.accuracy:.1%}", _share(bout.attack_success))
+        (
+            _label(bout.defence),
+            str(bout.byzantine),
+            f"{bout.accuracy:.1%}",
+            _share(bout.attack_success),
+        )
         for bout in bouts
         if bout.attack_success is not None
     ]
@@ -274,7 +282,7 @@ def _method(contest: Contest, command: str) -> str:
 def _knowledge(contest: Contest, workers: int) -> str:
     """What the defences of this contest train on, score on and are told."""
     there = set(contest.defences)
-    scoring = ["Zeno"] * ("zeno" in there) + ["CB-DSL"] * any(DEFENCES[name].ours for name in there)
+    scoring = ["Zeno"] * ("zeno" in there) + ["CB-DSL"] * any(defence_named(name).ours for name in there)
     words = ["Every method trains on D_tr beside its own data."]
     words += ["FLTrust also trains on it at the server."] * ("fltrust" in there)
     words += [f"{listed(scoring)} {'score' if len(scoring) > 1 else 'scores'} on D_sc."] if scoring else []

@@ -229,7 +229,7 @@ def _compare_plugin(path: Path, name: str) -> None:
     if copies and f"{plugins.digest_of(name)}-{ending}" not in [copy.name for copy in copies]:
         raise UserError(
             f"The plugin {name} was edited since the run {path} was started; from then there is {copies[-1]}. "
-            "Nothing was changed. Put that back to go on with the same numbers, or start a new run."
+            "Nothing was changed. Put it back for the same numbers, or remove it to go on with the plugin as it is now."
         )
 
 

@@ -56,6 +56,21 @@ DEFENCES: dict[str, Defence] = {
 }
 
 
+def defence_named(name: str) -> Defence:
+    """A defence of the arena, or a registered aggregator, selection or method as one."""
+    if name in DEFENCES:
+        return DEFENCES[name]
+    if name in register.aggregator:
+        return _fedavg(name, name)
+    if name in register.selection:
+        return Defence(f"CB-DSL + guard + {name}", {**_GUARD, "selection.name": name}, ours=True)
+    if name in register.method:
+        ours = register.method.get(name).conversation == "swarm"
+        return Defence(name, {"method": name, "shared": "both" if ours else "train"}, ours)
+    known = [*register.aggregator.names(), *register.selection.names(), *register.method.names()]
+    raise unknown("defence", name, dict.fromkeys([*DEFENCES, *known]))
+
+
 @dataclass(frozen=True)
 class Contest:
     """What meets what."""
@@ -73,8 +88,7 @@ class Contest:
         for name in self.attacks:
             register.attack.get(name)
         for name in self.defences:
-            if name not in DEFENCES:
-                raise unknown("defence", name, DEFENCES)
+            defence_named(name)
         if not (self.attacks and self.defences and self.byzantine and self.seeds):
             raise UserError("An arena needs at least one attack, one defence, one number of attackers and one seed.")
         if min(self.byzantine) < 1:
@@ -83,7 +97,7 @@ class Contest:
     def spec(self, defence: str, attack: str, byzantine: int, seed: int) -> Spec:
         """One run; without an attack it is the clean one."""
         attacked = {"attack.name": attack, "attack.byzantine": byzantine} if attack else {}
-        settings = {**self.settings, **DEFENCES[defence].settings, **attacked, "seed": seed}
+        settings = {**self.settings, **defence_named(defence).settings, **attacked, "seed": seed}
         settings["plugins"] = list(self.plugins) or self.settings.get("plugins", [])
         return resolve(preset(self.preset).with_settings(settings))
 
