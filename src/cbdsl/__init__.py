@@ -8,6 +8,8 @@ __version__ = "0.2.0"
 
 TYPE_CHECKING = False  # as `typing.TYPE_CHECKING`, without loading that on the way to the command line
 if TYPE_CHECKING:
+    from typing import Any
+
     from cbdsl import callbacks, register, testing
     from cbdsl.arrays import Samples
     from cbdsl.byzantine.attack import Attack, HomeTraining, Situation
