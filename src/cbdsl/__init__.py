@@ -112,7 +112,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attribute
     """Load on first use: the command line answers and small devices start without loading what they do not need."""
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
