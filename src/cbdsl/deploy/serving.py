@@ -137,7 +137,9 @@ def announce(stage: Stage, run: bytes, shared: bytes) -> Announcement:
     architecture = ""
     if spec.engine != "torch":
         with contextlib.suppress(ArchitectureError):  # then only torch can run it
-            architecture = json.dumps(stage.network.description().to_dict())
+            described = stage.network.description()
+            if described.shape == dataset.shape:  # one that takes samples as rows runs on torch
+                architecture = json.dumps(described.to_dict())
     return Announcement(
         run=run,
         spec=replace(spec, plugins=(), init="").to_toml(),

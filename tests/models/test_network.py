@@ -1,4 +1,4 @@
-"""Flat weights by name: what torch's state_dict would hold."""
+"""One network: its weights by name, as torch's state_dict would hold them, and back again."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given
 from cbdsl.engines.architecture import Architecture
 from cbdsl.engines.torch_modules import module_of
 from cbdsl.errors import UserError
-from cbdsl.models.flat import named_weights
 from cbdsl.models.modules import to_flat
+from cbdsl.models.network import Network
 from cbdsl.models.zoo import softmax
 from networks import architectures
 
@@ -20,7 +20,8 @@ from networks import architectures
 def test_names_and_arrays_are_those_of_the_torch_module(architecture: Architecture) -> None:
     module = module_of(architecture)
     state = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
-    named = named_weights(architecture, to_flat(module))
+    network = Network(architecture.shape, architecture.classes, architecture)
+    named = network.tensors(to_flat(module))
     assert list(named) == list(state)
     for name, values in named.items():
         np.testing.assert_array_equal(values, state[name])
@@ -28,8 +29,12 @@ def test_names_and_arrays_are_those_of_the_torch_module(architecture: Architectu
     fresh = module_of(architecture)
     fresh.load_state_dict({name: torch.from_numpy(values) for name, values in named.items()})
     np.testing.assert_array_equal(to_flat(fresh), to_flat(module))
+    np.testing.assert_array_equal(network.flat(named, "a file"), to_flat(module))
 
 
-def test_weights_of_another_size_are_an_error() -> None:
-    with pytest.raises(UserError, match=r"has 9 parameters, but the weights given have shape \(8,\)"):
-        named_weights(softmax((2,), 3), np.zeros(8, np.float32))
+def test_tensors_of_another_network_are_an_error() -> None:
+    small, large = (Network((size,), 3, softmax((size,), 3)) for size in (2, 4))
+    with pytest.raises(
+        UserError, match=r"a file is not a model of this network: 1\.weight should have the shape \(3, 4\)"
+    ):
+        large.flat(small.tensors(np.zeros(9, np.float32)), "a file")
