@@ -34,7 +34,5 @@ def test_names_and_arrays_are_those_of_the_torch_module(architecture: Architectu
 
 def test_tensors_of_another_network_are_an_error() -> None:
     small, large = (Network((size,), 3, softmax((size,), 3)) for size in (2, 4))
-    with pytest.raises(
-        UserError, match=r"a file is not a model of this network: 1\.weight should have the shape \(3, 4\)"
-    ):
+    with pytest.raises(UserError, match=r"a file is not a model of this network: 1\.weight .* \(3, 4\)"):
         large.flat(small.tensors(np.zeros(9, np.float32)), "a file")
