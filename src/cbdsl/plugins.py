@@ -100,7 +100,7 @@ def source_of(name: str) -> Path | None:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return None
-    return Path(spec.origin) if spec is not None and spec.origin else None
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
 
 
 def _whole(name: str) -> str:

@@ -3,8 +3,9 @@
     @cbdsl.register.attack("my-attack")
     class MyAttack(cbdsl.Attack): ...
 
-A part is a class whose arguments are its settings, or a function whose keyword-only arguments are. Its first line of
-documentation is what `cbdsl list` shows. Nothing here knows what a part does; the contracts stand with their rooms.
+A part is a class whose arguments are its settings, or a function whose keyword-only arguments are. The first
+paragraph of its documentation is what `cbdsl list` shows. Nothing here knows what a part does; the contracts
+stand with their rooms.
 """
 
 from __future__ import annotations
@@ -75,6 +76,11 @@ class Register:
                 allowed = ", ".join(known) or "none"
                 raise UserError(f"The {self.kind} '{name}' has no setting '{key}'. It has: {allowed}.")
             values[key] = _fitting(value, known[key], f"{key} of the {self.kind} '{name}'")
+        needed = [key for key, default in known.items() if default is inspect.Parameter.empty and key not in values]
+        if needed:
+            raise UserError(
+                f"The {self.kind} '{name}' needs a value for {needed[0]}: --set options.{name}.{needed[0]}=..."
+            )
         if inspect.isclass(part):
             return part(**values)
         return functools.partial(part, **values) if values else part
@@ -87,7 +93,7 @@ class Register:
         return {each.name: each.default for each in wanted if each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}}
 
     def summary(self, name: str) -> str:
-        """The first sentence of a part's documentation."""
+        """The first paragraph of a part's documentation."""
         lines = inspect.cleandoc(self.get(name).__doc__ or "").split("\n\n")[0].split()
         return " ".join(lines)
 
@@ -106,6 +112,8 @@ def _fitting(value: Any, default: Any, what: str) -> Any:  # noqa: ANN401 - what
     kind = type(default)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if kind is tuple and isinstance(value, list):
+        return tuple(value)
     fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     if default is inspect.Parameter.empty or default is None or fits:
         return value

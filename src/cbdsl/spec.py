@@ -210,7 +210,8 @@ class Spec:
     def key(self) -> str:
         """A hash of all that decides a run's numbers: equal for equal runs, and for no others.
 
-        Not the preset's name; and of plugins and of an initial model what is in them, not where they are.
+        Not the preset's name; and of plugins and of an initial model what is in them, not where they are. Data in
+        files is known by its path, and a part that was given in Python by nothing but "custom".
         """
         plugins = [plugin_digest(name) for name in self.plugins]
         tree = {**self.to_tree(), "preset": "", "plugins": plugins, "init": init_digest(self.init)}
@@ -335,7 +336,7 @@ def _convert(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401 - any type
 
 def _convert_several(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401
     if hint == tuple[str, ...]:
-        if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
             raise UserError(f"{key} takes a list of texts; given {value!r}.")
         return tuple(value)
     pair = value if isinstance(value, (list, tuple)) else (value, value)  # one number stands for both
@@ -348,7 +349,7 @@ def _convert_single(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if hint is float and is_number:
         return float(value)
-    if hint is int and is_number and float(value).is_integer():
+    if hint is int and is_number and (isinstance(value, int) or value.is_integer()):
         return int(value)
     if hint in (str, bool) and isinstance(value, hint):
         return value

@@ -381,5 +381,5 @@ def test_methods_that_break_a_law(method: Any, words: str) -> None:  # noqa: ANN
 
 
 def test_a_method_that_keeps_something_in_itself_breaks_a_law() -> None:
-    with pytest.raises(AssertionError, match=r"Moving breaks a law: (equal runs|a resumed run)"):
+    with pytest.raises(AssertionError, match="Moving breaks a law: "):
         testing.check_method(Moving())

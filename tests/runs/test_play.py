@@ -181,14 +181,14 @@ import sys, cbdsl, cbdsl.runs.play
 sys.path.insert(0, sys.argv[1])
 from helpers import After, blobs, module_named, perceptron, small_spec
 cbdsl.runs.play._CHECKPOINT_SECONDS = cbdsl.runs.play._CHECKPOINT_SHARE = 0.0
-cbdsl.run(small_spec(rounds=150, attack__byzantine=1), model=perceptron, data=blobs(), out=sys.argv[2])
+cbdsl.run(small_spec(rounds=600, attack__byzantine=1), model=perceptron, data=blobs(), out=sys.argv[2])
 """
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    cbdsl.run(small_spec(rounds=150, attack__byzantine=1), model=perceptron, data=blobs(), out=folder)
+    cbdsl.run(small_spec(rounds=600, attack__byzantine=1), model=perceptron, data=blobs(), out=folder)
     return folder
 
 

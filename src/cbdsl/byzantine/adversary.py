@@ -127,7 +127,7 @@ class Adversary:
             return None
         features = self._public.samples.features
         key = (id(features), commitment_of(self._initial), self._engine.name, self._craft_key, self._attack)
-        if self._craft_key is None:
+        if self._craft_key is None or not _hashable(self._attack):
             made = self._craft()
         else:
             if key not in _CRAFTED:
@@ -157,3 +157,11 @@ class Adversary:
         seeds = rng.integers(2**63, size=1).astype(np.uint64)
         trained = self._engine.train(weights[None], samples, rows[None], sgd, seeds)
         return np.asarray(trained[0])
+
+
+def _hashable(attack: Attack) -> bool:
+    try:
+        hash(attack)
+    except TypeError:
+        return False
+    return True

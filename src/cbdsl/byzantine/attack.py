@@ -9,8 +9,8 @@ honest models.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -100,11 +100,6 @@ def make_attack(spec: Spec) -> Attack:
     if not isinstance(made, Attack):
         raise UserError(f"The attack '{name}' is a {type(made).__name__}; register a class that extends cbdsl.Attack.")
     return made
-
-
-def settings_of(attack: Attack) -> dict[str, Any]:
-    """The settings of an attack that is a dataclass; of any other, none that are known."""
-    return {each.name: getattr(attack, each.name) for each in fields(attack)} if is_dataclass(attack) else {}
 
 
 def noise(seen: Situation, scale: float) -> Floats:

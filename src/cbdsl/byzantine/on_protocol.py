@@ -125,7 +125,7 @@ class Staller(Attack):
         return min(1e-6, seen.score / 2)
 
     def upload(self, seen: Situation) -> None:  # noqa: ARG002
-        """BackOff."""
+        """Nothing."""
         return
 
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cbdsl.cli import extras, interrupts
-from cbdsl.cli.options import Json
+from cbdsl.cli.options import Json, Plugins
 from cbdsl.cli.spec_options import SpecWords, takes_spec
 from cbdsl.errors import UserError, unknown
+from cbdsl.plugins import load as load_plugins
 
 if TYPE_CHECKING:
     from cbdsl.deploy.link import Address
@@ -98,6 +99,7 @@ def work(  # noqa: PLR0913, PLR0917 - one parameter an option
     key: _Key = None,
     threads: _Threads = None,
     stay: Annotated[bool, typer.Option("--stay", help="After a run wait for the next one.")] = False,
+    plugin: Plugins = None,
     attack: Annotated[str, typer.Option(hidden=True)] = "",
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -112,6 +114,7 @@ def work(  # noqa: PLR0913, PLR0917 - one parameter an option
     _talk()
     if parent is not None:
         _end_with(parent)
+    load_plugins(plugin or ())
     check_name(swarm, "swarm")
     check_name(name, "worker")
     address = parse_address(broker, ca, cert, key)

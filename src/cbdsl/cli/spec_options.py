@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
-from cbdsl import plugins
+from cbdsl import plugins, register
 from cbdsl import spec as specs
 from cbdsl.errors import UserError
 from cbdsl.presets import PRESETS, preset, preset_or_file
 from cbdsl.settings import parse_setting
-from cbdsl.spec import Spec
+from cbdsl.spec import Spec, SwarmSpec
 
 DEFAULT_PRESET = "paper-iid"
 
@@ -48,8 +48,12 @@ class SpecWords:
         loaded = plugins.load(self.plugins)
         start = start or self._beginning()
         options = dict(self.options)
-        if "method" in options:
-            options.setdefault("shared", "default")  # another method than the spec's brings its own default
+        if "method" in options:  # another method than the spec's brings its own defaults, and leaves none behind
+            options.setdefault("shared", "default")
+            for key in register.method.get(start.method).fixes if start.method in register.method else ():
+                options.setdefault(f"swarm.{key}", getattr(SwarmSpec(), key))
+        if "attack.byzantine" in options:
+            options.setdefault("defence.declared", -1)
         whole = start.with_settings(options)
         return replace(whole, plugins=tuple(dict.fromkeys((*whole.plugins, *loaded))))
 

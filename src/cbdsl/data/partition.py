@@ -78,7 +78,7 @@ def split(
     owned = rest if len(free) == len(labels) else np.concatenate([rest, np.flatnonzero(np.asarray(clients) >= 0)])
     pool = Pool(np.sort(owned).astype(np.int32), labels, clients)
     deal = partition or register.partition.get(spec.partition)
-    rows = deal(pool, spec, workers, stream(seed, "partition"))
+    rows = deal(pool, spec, workers, stream(seed, "partition")) if workers else []
     _check_dealt(rows, pool, workers, deal)
     return Split(training, scoring, holdout, tuple(np.asarray(row).astype(np.int32) for row in rows))
 

@@ -31,11 +31,12 @@ class Parcel:
         """Take a piece of the newest sending."""
         if piece.size != self._size:
             raise WireError("a size that differs from the announcement")
-        if piece.digest == self.digest or piece.round < self._round:
+        under_way = self._assembly is not None and self._assembly.digest == piece.digest
+        if piece.digest == self.digest or (piece.round < self._round and not under_way):
             return
         if self._assembly is None or self._assembly.digest != piece.digest:
             self._assembly = Assembly(piece.digest, piece.size)
-        self._round = piece.round
+        self._round = max(self._round, piece.round)
         try:
             whole = self._assembly.add(piece)
         except WireError:

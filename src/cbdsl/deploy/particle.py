@@ -57,8 +57,16 @@ def understand(announcement: Announcement) -> Assignment:
         shape = json.loads(announcement.shape)
         described = announcement.architecture
         architecture = Architecture.from_dict(json.loads(described)) if described else None
-    except (ValueError, TypeError, KeyError, RecursionError) as error:  # UserError and ArchitectureError among them
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        OverflowError,
+        RecursionError,
+    ) as error:  # UserError and ArchitectureError among them
         raise WireError(f"an invalid announcement: {error}") from error
+    if spec.plugins or spec.init:
+        raise WireError("an announcement that names files")
     if (
         not isinstance(shape, list)
         or not 1 <= len(shape) <= 4

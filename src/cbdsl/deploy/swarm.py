@@ -65,13 +65,15 @@ def run_swarm(
 ) -> Outcome:
     """Start everything, play the run, stop everything."""
     names = worker_names(stage.spec.workers)
-    crew_folder = out / "workers"
+    crew_folder, plugins = out / "workers", stage.spec.plugins
     opened = open_run(stage, out)
     with running_broker(out / "broker", kind) as broker, contextlib.ExitStack() as stack:
         address = Address(broker.host, broker.port)
         hand_out(stage, crew_folder, names)
         processes = [
-            stack.enter_context(worker_process(address, NAME, name, crew_folder / name, _attack(stage, number)))
+            stack.enter_context(
+                worker_process(address, NAME, name, crew_folder / name, _attack(stage, number), plugins)
+            )
             for number, name in enumerate(names)
         ]
 
@@ -95,7 +97,7 @@ def hand_out(stage: Stage, folder: Path, names: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def worker_process(
-    address: Address, swarm: str, name: str, folder: Path, attack: str = ""
+    address: Address, swarm: str, name: str, folder: Path, attack: str = "", plugins: Sequence[str] = ()
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A worker in a process of its own, on one thread; ended with this process, however that ends."""
     command = [
@@ -104,6 +106,7 @@ def worker_process(
     ]  # fmt: skip
     if attack:
         command += ["--attack", attack]
+    command += [word for name in plugins for word in ("--plugin", name)]
     with (folder / "worker.log").open("ab") as log:
         process = subprocess.Popen(  # a session of its own: Ctrl-C is for us, and we end the workers
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

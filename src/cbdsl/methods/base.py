@@ -31,7 +31,7 @@ class Method(ABC):
     gradients: ClassVar[bool] = True  # whether workers train
     verifies: ClassVar[bool] = False  # whether uploads are measured on D_sc, where D_sc is shared
     remembers: ClassVar[bool] = True  # whether workers keep anything from one round to the next
-    vectors: ClassVar[int] = 1  # V: how many vectors of D numbers a worker receives and uploads
+    vectors: ClassVar[int] = 1  # V: how many vectors of D numbers a worker receives and uploads; 1 in a swarm
     fixes: ClassVar[Mapping[str, Any]] = {}  # settings of `swarm` that define the method
 
     @abstractmethod

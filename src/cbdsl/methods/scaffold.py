@@ -16,7 +16,8 @@ class Scaffold(AveragingMethod):
     """FedAvg whose gradients are corrected by c - c_i; messages are twice as long, for c goes with every model.
 
     A worker keeps c_i where a swarm keeps velocities, and its change where a swarm keeps w^p. c_i is estimated from the
-    steps taken (option II). Momentum lengthens steps, so they are counted with it.
+    steps taken (option II). Momentum lengthens steps, so they are counted with it. Models and changes of c_i are
+    averaged by samples, as in FedAvg; the share that scales c is that of workers, as published.
     """
 
     title = "SCAFFOLD (Karimireddy et al. 2020)"

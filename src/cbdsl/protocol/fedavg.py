@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from cbdsl.arrays import Doubles, Floats
+from cbdsl.errors import UserError
 from cbdsl.methods.base import Method
 from cbdsl.protocol import ledger
 from cbdsl.protocol.messages import Order, RoundLog, Swarm, Verdict, WorkerId
@@ -55,9 +56,22 @@ def play_average_round(
     if used:
         combined = combine(state, used, [received[worker] for worker in used])
         model, memory = method.step(state.global_best, state.memory, combined, len(used) / workers)
-        after = replace(after, global_best=model, memory=memory)
+        after = replace(after, global_best=_checked(model, combined, state, method), memory=memory)
     traffic = (*start_traffic(order), ledger.uploads(len(received), size))
     return after, RoundLog(order.round, {}, {}, verdicts, traffic)
+
+
+def _checked(model: Floats, combined: Floats, state: ServerState, method: Method) -> Floats:
+    """What a method's step made, as a model is sent; an error if it is none."""
+    made = np.asarray(model)
+    lost = np.isfinite(combined).all() and not np.isfinite(made).all()
+    if made.shape != state.global_best.shape or lost:
+        what = "numbers that are not finite" if lost else f"shape {made.shape}"
+        raise UserError(
+            f"The step of {type(method).__qualname__} gives {what} for a model of shape {state.global_best.shape} and "
+            "finite uploads. See the contract in cbdsl.Method, and try it with cbdsl.testing.check_method."
+        )
+    return made.astype(np.float32, copy=False)
 
 
 def _judge(worker: WorkerId, model: Floats | None, size: int) -> Verdict:

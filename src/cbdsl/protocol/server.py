@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -63,10 +63,6 @@ class Server:
         drawn = stream(spec.seed, "participation", round_number).permutation(spec.workers)
         able = [int(worker) for worker in drawn if worker not in banned]
         return tuple(sorted(able[: spec.participants]))
-
-    def combined_by(self, combine: Combination) -> Server:
-        """The same server with another way to combine models."""
-        return replace(self, combine=combine)
 
 
 def rate_at(spec: Spec, round_number: int) -> float:

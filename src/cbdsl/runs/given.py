@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from cbdsl import plugins
 from cbdsl.arrays import Samples
 from cbdsl.byzantine.attack import Attack
 from cbdsl.data import Dataset, load
@@ -20,7 +21,7 @@ from cbdsl.methods.base import Method
 from cbdsl.protocol.aggregators import Rule
 from cbdsl.protocol.messages import Swarm
 from cbdsl.protocol.selection import Selection
-from cbdsl.register import Register, aggregator, attack, method, partition, selection
+from cbdsl.register import Register, aggregator, attack, dataset, method, partition, selection
 from cbdsl.runs.defence import Parts
 from cbdsl.runs.result import Result
 from cbdsl.runs.stage import Given, ModelBuilder, Stage
@@ -45,6 +46,7 @@ def gather(  # noqa: PLR0913, PLR0917 - everything that `run` takes
     make_swarm: Callable[[Stage], Swarm] | None,
 ) -> tuple[Spec, Given]:
     """The spec with names for what was given, and what has no name."""
+    plugins.load(spec.plugins)
     options: dict[str, dict[str, Any]] = {name: dict(values) for name, values in spec.options.items()}
 
     def named(kind: Register, part: object, now: str) -> tuple[str, Any]:
@@ -73,10 +75,13 @@ def gather(  # noqa: PLR0913, PLR0917 - everything that `run` takes
             raise UserError("clients and a partition are given; each says who holds which samples. Leave one out.")
         base = own_data or load(spec.data.source, spec.options.of(spec.data.source))
         data, workers, partition_name = base.with_clients(clients), len(clients), "by-client"
+        options.pop(spec.data.source, None)  # used already
     if own_attack is not None and not spec.attack.byzantine:
         raise UserError("attack is given, but no worker is an attacker. Set attack.byzantine in the spec.")
     model_name = own_model if isinstance(own_model, str) else CUSTOM if own_model is not None else spec.model
     source = data.name if data is not None else spec.data.source
+    if source in dataset and not _is_the_named(data, source):
+        source = CUSTOM
     chosen = replace(
         spec,
         model=model_name,
@@ -85,9 +90,9 @@ def gather(  # noqa: PLR0913, PLR0917 - everything that `run` takes
         participation=spec.participation if participation is None else participation,
         init=spec.init if init is None else str(init) if isinstance(init, (str, Path)) else CUSTOM,
         data=replace(spec.data, source=source, partition=partition_name),
-        attack=replace(spec.attack, name=attack_name),
+        attack=replace(spec.attack, name=attack_name, scale=spec.attack.scale * _by_name(own_attack)),
         defence=replace(spec.defence, aggregator=rule_name),
-        selection=replace(spec.selection, name=selection_name, k=spec.selection.k if own_selection is None else 0),
+        selection=replace(spec.selection, name=selection_name, k=spec.selection.k * _by_name(own_selection)),
         options=Options(options),
     )
     given = Given(
@@ -100,6 +105,19 @@ def gather(  # noqa: PLR0913, PLR0917 - everything that `run` takes
         make_swarm=make_swarm,
     )
     return chosen, given
+
+
+def _by_name(part: object) -> bool:
+    """Whether a part's settings are the spec's; those of an object are its own."""
+    return part is None or isinstance(part, str)
+
+
+def _is_the_named(data: Dataset | None, name: str) -> bool:
+    """Whether data is the registered data set of its name, and not something made from it."""
+    if data is None:
+        return True
+    known = load(name)
+    return data.train is known.train and data.test is known.test
 
 
 def _weights(init: Init | None) -> Any:  # noqa: ANN401 - Floats or none

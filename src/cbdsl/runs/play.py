@@ -97,7 +97,9 @@ def resume(  # noqa: PLR0913 - all but the first by name
 ) -> Result:
     """Go on with the run in a folder; the numbers are those of a run that was never stopped.
 
-    What was given to `run` as objects has to be given again; plugins are imported as the folder says.
+    What was given to `run` as objects has to be given again; plugins are imported as the folder says. Workers that live
+    elsewhere (swarm=...) must answer an order that they carried out before as they did then: rounds since the last
+    checkpoint are played again.
     """
     folder, spec = RunFolder.open(Path(path))
     try:
@@ -115,6 +117,12 @@ def resume(  # noqa: PLR0913 - all but the first by name
             chosen = replace(chosen, init=spec.init if spec.init == CUSTOM else str(kept))
         stage = Stage.prepare(resolve(chosen, given.parts.method), given, threads)
         checkpoint, records = folder.go_on(stage.key)
+        unfinished = checkpoint is not None and checkpoint.state.round < spec.rounds and checkpoint.particles is None
+        if unfinished and stage.server.method.remembers and stage.make_swarm is None:
+            raise UserError(
+                f"The workers of {path} lived elsewhere (swarm=...), and what they remember is not in the folder. Give "
+                "the swarm again: cbdsl.resume(..., swarm=...)."
+            )
     except BaseException:
         folder.close()
         raise
@@ -186,7 +194,7 @@ def rounds(stage: Stage, state: ServerState, swarm: Swarm | None = None, measure
 def conclude(stage: Stage, folder: RunFolder | None, records: Sequence[RoundRecord], state: ServerState) -> Result:
     """Sum a run up, and leave its results in its folder."""
     method, success = stage.server.method, stage.attack_success(state)
-    summary = summarise(stage.spec, records, method, stage.engine, stage.byzantine, success)
+    summary = summarise(stage.spec, stage.spec_key, records, method, stage.engine, stage.byzantine, success)
     if folder is not None:
         folder.finish(summary, stage.network.tensors(state.global_best))
     where = folder.path if folder else None

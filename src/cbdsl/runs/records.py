@@ -107,6 +107,7 @@ def record(log: RoundLog, state: ServerState, participants: int, accuracy: float
 
 def summarise(
     spec: Spec,
+    key: str,
     records: Sequence[RoundRecord],
     method: Method,
     engine: Engine,
@@ -145,7 +146,7 @@ def summarise(
         attack_success=attack_success,
         traffic={kind: [total.messages, total.payload] for kind, total in traffic.items()},
         seconds=round(sum(line.seconds for line in records), 3),
-        spec_key=spec.key(),
+        spec_key=key,
         version=__version__,
     )
 

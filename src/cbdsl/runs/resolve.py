@@ -76,12 +76,19 @@ def _check_names(spec: Spec, method: Method) -> None:
 
 
 def _check_defence(spec: Spec, method: Method) -> None:
+    if method.conversation == "swarm" and method.vectors > 1:
+        raise UserError(
+            f"The method '{spec.method}' sends {method.vectors} vectors, but in a swarm an upload is one model: "
+            'the one that was scored. Set vectors = 1, or use the conversation "average".'
+        )
     verifies = method.conversation == "swarm" and method.verifies and spec.shares_scoring
     if not verifies and (spec.defence.guard or spec.selection.name == "soup"):
         raise UserError(
             "The guard and the soup need a method that verifies uploads on a shared D_sc; this one does not. "
             "Use cb-dsl with --shared both (or score); FedAvg's defences are its aggregators."
         )
+    if method.conversation != "swarm" and spec.selection.name != "best":
+        raise UserError(_no_effect("selection.name", spec, method))
     if spec.defence.aggregator != "mean":
         if method.conversation != "average":
             raise UserError(_no_effect("defence.aggregator", spec, method))
@@ -193,10 +200,5 @@ _RULES: tuple[tuple[Callable[[str], bool], Callable[[Spec, Method], bool], str],
         _among("local.epochs"),
         lambda spec, _: spec.local.steps > 0,
         "local.steps says how many batches a worker trains on, and comes first. Leave one out.",
-    ),
-    (
-        _among("swarm.start"),
-        lambda spec, _: bool(spec.init),
-        "the run starts from a given model, which is everybody's.",
     ),
 )

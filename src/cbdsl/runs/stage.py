@@ -69,6 +69,7 @@ class Stage:
     attack: Attack
     byzantine: tuple[WorkerId, ...]
     note: str  # why the fastest engine is not used; empty if it is
+    spec_key: str  # the spec's, with plugins as they were imported
     make_swarm: Callable[[Stage], Swarm] | None = None
 
     @staticmethod
@@ -92,7 +93,7 @@ class Stage:
         server = server_of(spec, engine, dataset.train, parts, given.parts)
         return Stage(
             spec, dataset, parts, network, engine, _initial(spec, network, given.init), server, attack,
-            byzantine_workers(spec), choice.note, given.make_swarm,
+            byzantine_workers(spec), choice.note, spec.key(), given.make_swarm,
         )  # fmt: skip
 
     @cached_property

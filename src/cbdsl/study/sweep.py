@@ -204,6 +204,8 @@ def _do(task: Task, folder: Path) -> None:
             os._exit(1)
         _news.put(task.round_work)
 
+    if folder.name != task.spec.key():
+        raise UserError("A plugin was edited while the sweep was running. Start it again: finished runs are kept.")
     module, _, function = task.kind.performer.partition(":")
     perform_task: Performer = getattr(import_module(module), function)
     perform_task(task.spec, folder, _threads, report)
