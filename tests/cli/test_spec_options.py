@@ -209,3 +209,15 @@ def test_folders_are_named_after_what_was_run() -> None:
     assert named(guard=True, soup=3) == "mnist-iid-cb-dsl-guard-soup3-seed0"
     assert named(data="/some where/My data: (new).npz") == "My-data-new-iid-cb-dsl-seed0"
     assert len(named(data=f"/tmp/{'x' * 300}.npz")) < 60
+
+
+def test_another_method_or_number_of_attackers_leaves_nothing_of_the_old_behind(tmp_path: Path) -> None:
+    from cbdsl.cli.spec_options import SpecWords  # noqa: PLC0415
+    from cbdsl.runs.resolve import resolve  # noqa: PLC0415
+    from cbdsl.spec import Spec  # noqa: PLC0415
+
+    old = tmp_path / "spec.toml"
+    old.write_text(resolve(Spec(method="pso").with_settings({"attack.byzantine": 1})).to_toml())
+    words = SpecWords(str(old), True, (), {"method": "cb-dsl", "attack.byzantine": 3})
+    found = words.resolved()
+    assert (found.swarm.start, found.shared, found.defence.declared) == ("together", "both", 3)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from cbdsl.methods.fedprox import FedProx
 from cbdsl.protocol.messages import Claim, Order
 from cbdsl.protocol.selection import Soup
 from cbdsl.runs.stage import Stage
-from helpers import blobs, perceptron, small_spec
+from helpers import After, blobs, perceptron, small_spec
 
 
 @dataclass(frozen=True)
@@ -96,3 +98,57 @@ def test_workers_can_live_elsewhere() -> None:
 def test_an_attack_without_attackers_is_refused() -> None:
     with pytest.raises(UserError, match=r"no worker is an attacker. Set attack\.byzantine"):
         cbdsl.run(small_spec(), model=perceptron, data=blobs(), attack=Nudge())
+
+
+def test_an_object_keeps_its_own_settings_whatever_the_spec_says() -> None:
+    spec = small_spec(method="fedavg", attack__byzantine=1, attack__scale=2.0, rounds=1)
+    result = cbdsl.run(spec, model=perceptron, data=blobs(), attack=Scaled(scale=7.0))
+    assert result.spec.attack.scale == 0.0
+    assert result.spec.options.of("scaled") == {"scale": 7.0}
+
+
+def test_data_made_from_a_registered_set_is_not_recorded_under_its_name(mnist: cbdsl.Dataset) -> None:
+    few = replace(mnist, train=mnist.train.taken(np.arange(3000, dtype=np.int32)))
+    spec = small_spec(rounds=1, model="softmax")
+    assert cbdsl.run(spec, data=few).spec.data.source == "custom"
+    assert cbdsl.run(spec, data=mnist).spec.data.source == "mnist"
+
+
+def test_a_run_with_workers_elsewhere_does_not_go_on_without_them(tmp_path: Path) -> None:
+    def stop(line: cbdsl.RoundRecord) -> None:
+        if line.round == 2:
+            raise KeyboardInterrupt
+
+    spec = small_spec()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("cbdsl.runs.play._CHECKPOINT_SECONDS", 0.0)
+        patch.setattr("cbdsl.runs.play._CHECKPOINT_SHARE", 0.0)
+        cbdsl.run(spec, model=perceptron, data=blobs(), swarm=Elsewhere, out=tmp_path / "run", callbacks=[After(stop)])
+    with pytest.raises(UserError, match=r"lived elsewhere .* cbdsl\.resume\(\.\.\., swarm="):
+        cbdsl.resume(tmp_path / "run", model=perceptron, data=blobs())
+
+
+class Doubling(cbdsl.SwarmMethod):
+    """Would send two vectors where one was scored."""
+
+    vectors = 2
+
+
+class Broken(cbdsl.AveragingMethod):
+    """Loses its numbers at the server."""
+
+    def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:  # noqa: ARG002
+        return combined * np.float32(np.nan), memory
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"method": Doubling()}, "in a swarm an upload is one model"),
+        ({"method": Broken()}, "The step of Broken gives numbers that are not finite"),
+        ({"method": "fedavg", "selection": "soup"}, "FedAvg's defences are its aggregators"),
+    ],
+)
+def test_parts_that_cannot_work_are_refused_by_name(parts: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        cbdsl.run(small_spec(rounds=2), model=perceptron, data=blobs(), **parts)
