@@ -242,5 +242,5 @@ def _serve(task: Task, setting: Setting, pipe: Connection) -> None:
                 pipe.recv()
                 loop.run()
                 pipe.send("done")
-    except (EOFError, KeyboardInterrupt):
+    except (EOFError, BrokenPipeError, ConnectionResetError, KeyboardInterrupt):
         pass
