@@ -149,7 +149,7 @@ class Spec:
     method: str = "cb-dsl"  # how workers learn together; `cbdsl list methods` has all of them
     shared: Shared = "default"  # which part of D_G workers use; the default is the method's own
     workers: int = 50  # how many workers there are, U
-    participation: float = 1.0  # who takes part in a round: a share of the workers up to 1, or their number from 2 on
+    participation: float = 1.0  # workers in a round: a fraction (0.5 is half, 1 is all), or a whole number from 2
     rounds: int = 30  # communication rounds, T
     seed: int = 0  # seed of everything random
     model: str = "cnn"  # a network's name, or "custom": a module given in Python

@@ -121,6 +121,7 @@ def group_results(results: Sequence[Finished], axes: Sequence[str] | None = None
     values = [setting_values(spec, every) for spec in by_spec]
     differing = [key for key in every if any(one[key] != values[0][key] for one in values)]
     keys = differing if axes is None else [key for key in axes if key != "seed"]
+    keys += ["shared"] * ("shared" in differing and "shared" not in keys)  # methods bring their own: say so
     if not _apart(keys, values):  # something differs that was not swept
         keys += [key for key in differing if key not in keys]
     telling = _telling(keys, values)

@@ -47,13 +47,14 @@ def check_aggregator(rule: Rule | str) -> None:
             kept = _applied(apply, laws, equal, attackers, own=rows[0])
             laws.demand(
                 np.allclose(kept, rows[0], rtol=1e-6, atol=1e-6),
-                "equal rows give that row, where the server's own model is the same, too",
+                "equal rows give that row, if w_t and the server's own model are that row, too",
                 f"{count} equal rows became something else, by {np.abs(kept - rows[0]).max():.3g}.",
             )
 
 
 def _applied(apply: Rule, laws: Laws, rows: Doubles, attackers: int, own: Doubles | None = None) -> Doubles:
-    given, reference = rows.copy(), np.zeros(SIZE, np.float32)
+    given, before = rows.copy(), np.zeros(SIZE, np.float32) if own is None else own.astype(np.float32)
+    reference = before.copy()
     root = (np.full(SIZE, 0.5) if own is None else own).astype(np.float32)
 
     def losses(models: Floats) -> Doubles:
@@ -62,7 +63,7 @@ def _applied(apply: Rule, laws: Laws, rows: Doubles, attackers: int, own: Double
     case = f"with {len(rows)} rows and {attackers} attackers"
     with laws.working(case), np.errstate(all="ignore"):
         found = np.asarray(apply(given, attackers, Trust(reference, lambda: root, losses)))
-    laws.untouched({"the rows": rows, "w_t": np.zeros(SIZE, np.float32)}, {"the rows": given, "w_t": reference})
+    laws.untouched({"the rows": rows, "w_t": before}, {"the rows": given, "w_t": reference})
     laws.demand(
         is_floats(found) and found.shape == (SIZE,),
         "a rule gives one model (D,) of floats",
