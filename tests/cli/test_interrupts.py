@@ -41,9 +41,15 @@ def interrupted(words: list[str], cwd: Path, ready: Callable[[], bool] | float) 
     return process.returncode, out, errors
 
 
+# What Python itself says in a child that was being started when its parent ended: rare, and nothing of ours runs yet.
+STARTING = re.compile(
+    r'Traceback [^\n]*\n  File "<string>", line 1, in <module>\n.*?spawn_main.*?\nEOFError: [^\n]*\n', re.DOTALL
+)
+
+
 def check(code: int, out: str, errors: str, advice: str) -> None:
     assert code == 130, errors
-    assert "Traceback" not in out + errors
+    assert "Traceback" not in out + STARTING.sub("", errors)
     assert "Error" not in out + errors
     last = errors.strip().splitlines()[-1]
     assert re.fullmatch(f"cbdsl: interrupted. {advice}", last), last
