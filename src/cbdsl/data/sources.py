@@ -21,11 +21,11 @@ from numpy.typing import ArrayLike, NDArray
 from cbdsl import register
 from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.errors import UserError
+from cbdsl.register import CUSTOM
 
 Bytes = NDArray[np.uint8]
 
 EMBEDDED = "mnist"
-CUSTOM = "custom"
 
 Scale: TypeAlias = tuple[float, float]
 """Mean and deviation of the pixels of a training set, white being 1."""

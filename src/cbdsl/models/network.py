@@ -18,12 +18,11 @@ from cbdsl.arrays import Floats
 from cbdsl.engines.architecture import Architecture, Conv2d, Linear, from_module
 from cbdsl.errors import UserError, unknown
 from cbdsl.models.initial import initial_weights
+from cbdsl.register import CUSTOM
 from cbdsl.spec import Spec
 
 if TYPE_CHECKING:
     from torch import nn
-
-CUSTOM = "custom"
 
 
 @dataclass(frozen=True, eq=False)

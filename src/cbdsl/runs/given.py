@@ -15,13 +15,12 @@ from cbdsl.arrays import Samples
 from cbdsl.byzantine.attack import Attack
 from cbdsl.data import Dataset, load
 from cbdsl.data.partition import Partition
-from cbdsl.data.sources import CUSTOM
 from cbdsl.errors import UserError
 from cbdsl.methods.base import Method
 from cbdsl.protocol.aggregators import Rule
 from cbdsl.protocol.messages import Swarm
 from cbdsl.protocol.selection import Selection
-from cbdsl.register import Register, aggregator, attack, dataset, method, partition, selection
+from cbdsl.register import CUSTOM, Register, aggregator, attack, dataset, method, partition, selection
 from cbdsl.runs.defence import Parts
 from cbdsl.runs.result import Result
 from cbdsl.runs.stage import Given, ModelBuilder, Stage

@@ -13,7 +13,6 @@ from cbdsl.byzantine.attack import Attack
 from cbdsl.callbacks import Callback, Many, Start, default_callbacks
 from cbdsl.data import Dataset
 from cbdsl.data.partition import Partition
-from cbdsl.data.sources import CUSTOM
 from cbdsl.errors import UserError
 from cbdsl.methods.base import Method
 from cbdsl.presets import preset
@@ -21,6 +20,7 @@ from cbdsl.protocol.aggregators import Rule
 from cbdsl.protocol.messages import Order, RoundLog, Swarm
 from cbdsl.protocol.selection import Selection
 from cbdsl.protocol.state import ServerState
+from cbdsl.register import CUSTOM
 from cbdsl.runs.folder import Checkpoint, RunFolder
 from cbdsl.runs.given import Client, Init, gather
 from cbdsl.runs.records import RoundRecord, record, summarise

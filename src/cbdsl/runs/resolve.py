@@ -10,10 +10,10 @@ from dataclasses import replace
 
 from cbdsl import plugins, register
 from cbdsl.byzantine.attack import make_attack
-from cbdsl.data.sources import CUSTOM
 from cbdsl.errors import UserError
 from cbdsl.methods.base import Method
 from cbdsl.protocol.aggregators import demand, parse
+from cbdsl.register import CUSTOM
 from cbdsl.runs.defence import method_of, selection_of
 from cbdsl.spec import Spec
 

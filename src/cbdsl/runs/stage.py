@@ -20,7 +20,6 @@ from cbdsl.byzantine.adversary import Adversary, PublicData
 from cbdsl.byzantine.attack import Attack, make_attack
 from cbdsl.data import Dataset, Split, load, split
 from cbdsl.data.partition import Partition
-from cbdsl.data.sources import CUSTOM
 from cbdsl.engines.base import Engine
 from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.native import default_threads
@@ -29,6 +28,7 @@ from cbdsl.models.network import Network, network_of, read_tensors
 from cbdsl.protocol.messages import Swarm, WorkerId, commitment_of
 from cbdsl.protocol.server import Server
 from cbdsl.protocol.state import ServerState
+from cbdsl.register import CUSTOM
 from cbdsl.rng import seed_of, stream
 from cbdsl.runs.defence import Parts, server_of
 from cbdsl.spec import Spec, init_file

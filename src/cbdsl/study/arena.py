@@ -98,7 +98,7 @@ class Contest:
         """One run; without an attack it is the clean one."""
         attacked = {"attack.name": attack, "attack.byzantine": byzantine} if attack else {}
         settings = {**self.settings, **defence_named(defence).settings, **attacked, "seed": seed}
-        settings["plugins"] = list(self.plugins) or self.settings.get("plugins", [])
+        settings["plugins"] = list(self.plugins)
         return resolve(preset(self.preset).with_settings(settings))
 
 
