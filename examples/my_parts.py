@@ -12,7 +12,7 @@ import cbdsl
 from cbdsl.arrays import Doubles, Floats, Indices
 from cbdsl.engines.architecture import Architecture, Flatten, Linear, Tanh
 from cbdsl.protocol.selection import Believed, Candidate, Combined, View
-from cbdsl.spec import DataSpec
+from cbdsl.spec_groups import DataSpec
 from cbdsl.workers.local import Work
 from cbdsl.workers.swarm import Particles
 

@@ -27,7 +27,7 @@ def finished(
             round=number, test_accuracy=accuracy, global_score=None, participants=spec.workers,
             accepted=[], refuted=[], declined=[], silent=[],
             banned=list(banned), set_aside={}, uploads=1, uplink_bytes=uplink, downlink_bytes=2 * uplink, verdicts=[],
-            traffic={}, seconds=0.1,
+            traffic={}, wasted_bytes=0, seconds=0.1,
         )
         for number, accuracy in enumerate(accuracies, 1)
     )  # fmt: skip
@@ -38,7 +38,8 @@ def finished(
         workers=spec.workers, parameters=parameters, rounds=count, final_accuracy=accuracies[-1],
         best_accuracy=max(accuracies), final_score=None, uploads=count, uplink_bytes=count * uplink,
         downlink_bytes=2 * count * uplink, model_uplink_bytes=0, wasted_uplink_bytes=0, fedavg_model_uplink_bytes=0,
-        banned=list(banned), byzantine=[], attack="", defence="", attack_success=None, traffic={}, seconds=1.0,
+        banned=list(banned), byzantine=[], attack="", codec="", defence="", attack_success=None, traffic={},
+        seconds=1.0,
         spec_key=spec.key(), version="1",
     )  # fmt: skip
     return Finished(spec, summary, lines, folder)

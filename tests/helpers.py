@@ -94,9 +94,10 @@ def next_order(
 ) -> Order:
     """The order that starts the next round, to everybody who is not banned."""
     participants = tuple(worker for worker in workers if worker not in state.banned)
-    receivers = len(set(participants) - state.told)
+    receivers = sum(state.told.get(worker, -1) < state.version for worker in participants)
     news = state.global_best if receivers else None
-    return Order(state.round + 1, task, participants, inertia, rate, news, receivers)
+    payload = receivers * 4 * len(state.global_best)
+    return Order(state.round + 1, task, participants, inertia, rate, news, receivers, payload, state.version)
 
 
 class After(Callback):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Indices = NDArray[np.int32]
+Bools = NDArray[np.bool_]
 Seeds = NDArray[np.uint64]
 
 PADDING = -1

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from cbdsl.errors import unknown
-from cbdsl.spec import DataSpec, LocalSpec, Spec, SwarmSpec, read
+from cbdsl.spec import Spec, read
+from cbdsl.spec_groups import DataSpec, LocalSpec, SwarmSpec
 
 _TEXT_REGIME = Spec()
 _SCRIPT_REGIME = Spec(

@@ -1,4 +1,4 @@
-"""Parts by name: attacks, aggregators, selections, methods, partitions, models and data sets, ours and a guest's alike.
+"""Parts by name: attacks, aggregators, selections, methods, partitions, models, data and codecs, ours or a guest's.
 
     @cbdsl.register.attack("my-attack")
     class MyAttack(cbdsl.Attack): ...
@@ -122,13 +122,15 @@ def _fitting(value: Any, default: Any, what: str) -> Any:  # noqa: ANN401 - what
 
 attack = Register("attack", ("cbdsl.byzantine.on_weights", "cbdsl.byzantine.on_protocol"))
 aggregator = Register("aggregator", ("cbdsl.protocol.aggregators",))
-selection = Register("selection", ("cbdsl.protocol.selection",))
+selection = Register("selection", ("cbdsl.protocol.selection", "cbdsl.protocol.rotation"))
 method = Register("method", tuple(f"cbdsl.methods.{name}" for name in (
-    "cb_dsl", "fedavg", "fedpso", "pso", "fedprox", "scaffold", "fedavgm", "fedadam",
+    "cb_dsl", "restart", "fedavg", "fedpso", "pso", "fedprox", "scaffold", "fedavgm", "fedadam",
 )))  # fmt: skip
 partition = Register("partition", ("cbdsl.data.partition",))
 model = Register("model", ("cbdsl.models.zoo",))
 dataset = Register("data set", ("cbdsl.data.sources",))
+
+codec = Register("codec", ("cbdsl.codecs.uniform", "cbdsl.codecs.sparse", "cbdsl.codecs.adaptive"))
 
 ALL = {
     "attacks": attack,
@@ -138,4 +140,5 @@ ALL = {
     "partitions": partition,
     "models": model,
     "data": dataset,
+    "codecs": codec,
 }

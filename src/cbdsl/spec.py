@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -19,126 +18,21 @@ import tomli_w
 
 from cbdsl.errors import UserError, unknown
 from cbdsl.plugins import digest_of as plugin_digest
-
-Shared = Literal["default", "none", "score", "train", "both"]
+from cbdsl.spec_groups import (
+    AttackSpec,
+    CodecSpec,
+    DataSpec,
+    DefenceSpec,
+    LocalSpec,
+    SelectionSpec,
+    ServerSpec,
+    Shared,
+    SwarmSpec,
+    VerificationSpec,
+    at_least,
+)
 
 MINIMAL_HOLDOUT = 20  # samples: fewer say nothing about a model
-
-
-@dataclass(frozen=True)
-class DataSpec:
-    """Which data, and who holds it (Sec. VI.A)."""
-
-    source: str = "mnist"  # a data set's name ("mnist" is embedded), a folder of IDX files, or an .npz file
-    partition: str = "iid"  # who holds which sample: iid, shards, dirichlet, similarity, by-client
-    samples_per_worker: int = 300  # samples that each worker holds, K_i; for iid, dirichlet and similarity
-    shard_size: int = 300  # samples in a shard
-    shards_per_worker: int = 2  # shards that each worker holds
-    dirichlet_alpha: float = 0.5  # for dirichlet: the smaller, the fewer classes each worker knows
-    similarity: float = 0.1  # gamma, the share of a worker's samples that is drawn i.i.d.
-    shared_training: int = 150  # samples in the shared training set, |D_tr|
-    shared_scoring: int = 2000  # samples in the shared scoring set, |D_sc|
-    holdout: int = 2000  # samples in the server's private set
-
-    def __post_init__(self) -> None:
-        for key in ("samples_per_worker", "shard_size", "shards_per_worker", "shared_scoring"):
-            _at_least(1, f"data.{key}", getattr(self, key))
-        for key in ("shared_training", "holdout"):
-            _at_least(0, f"data.{key}", getattr(self, key))
-        _positive("data.dirichlet_alpha", self.dirichlet_alpha)
-        _within(0.0, 1.0, "data.similarity", self.similarity)
-
-
-@dataclass(frozen=True)
-class LocalSpec:
-    """What a worker does with its data in one round: mini-batch SGD (Sec. VI.B)."""
-
-    epochs: int = 1  # passes over D_i and D_tr
-    steps: int = 0  # if not 0: this many batches instead of whole epochs
-    batch_size: int = 10  # samples in a mini-batch
-    learning_rate: float = 0.005  # of SGD, alpha
-    momentum: float = 0.0  # of SGD; starts at zero in every round
-    weight_decay: float = 0.0  # L2 penalty of SGD
-    decay: float = 1.0  # the learning rate is multiplied by this after every round
-
-    def __post_init__(self) -> None:
-        _at_least(0, "local.epochs", self.epochs)
-        _at_least(0, "local.steps", self.steps)
-        _at_least(1, "local.batch_size", self.batch_size)
-        _positive("local.learning_rate", self.learning_rate)
-        _within(0.0, 0.9999, "local.momentum", self.momentum)
-        _within(0.0, 1e6, "local.weight_decay", self.weight_decay)
-        _positive("local.decay", self.decay)
-
-
-@dataclass(frozen=True)
-class SwarmSpec:
-    """The coefficients and readings of the update equation (Sec. III.C)."""
-
-    inertia: tuple[float, float] = (1.0, 0.0)  # c0 in the first and in the last round; one number means constant
-    cognitive: float = 1.0  # delta_1: c1 ~ U(0, delta_1)
-    social: float = 1.0  # delta_2: c2 ~ U(0, delta_2)
-    draw: Literal["worker", "parameter"] = "worker"  # one c1 and c2 per worker and round, or one per parameter
-    sgd_from: Literal["current", "moved"] = "current"  # SGD starts at w_t (as printed) or after the swarm move
-    velocity: Literal["full", "swarm"] = "full"  # v = w_{t+1} - w_t (as printed) or the swarm terms alone
-    start: Literal["together", "apart"] = "together"  # one initial model for all, or one per worker
-
-    def __post_init__(self) -> None:
-        for value in self.inertia:
-            _within(0.0, 10.0, "swarm.inertia", value)
-        _within(0.0, 100.0, "swarm.cognitive", self.cognitive)
-        _within(0.0, 100.0, "swarm.social", self.social)
-
-
-@dataclass(frozen=True)
-class VerificationSpec:
-    """How the server measures a claim (Algorithm 1, line 11)."""
-
-    tolerance: float = 1e-4  # |measured - claimed| <= tolerance * max(1, claimed)
-
-    def __post_init__(self) -> None:
-        _within(0.0, 1.0, "verification.tolerance", self.tolerance)
-
-
-@dataclass(frozen=True)
-class DefenceSpec:
-    """What the server does beyond Algorithm 1; the defaults are the paper's server."""
-
-    declared: int = -1  # how many attackers the server reckons with; -1: as many as there are
-    aggregator: str = "mean"  # how averaging methods combine models, such as "median" or "nnm+krum"
-    invitations: int = 10  # at most so many in a round, or the declared attackers and K more; 0: no limit
-    guard: bool = False  # measure uploads on the private hold-out, too
-    false_alarm: float = 1e-6  # chance that the guard refutes one honest upload
-    commitment: bool = False  # a claim comes with a digest of its model
-
-    def __post_init__(self) -> None:
-        _at_least(-1, "defence.declared", self.declared)
-        _at_least(0, "defence.invitations", self.invitations)
-        _within(1e-300, 0.5, "defence.false_alarm", self.false_alarm)
-
-
-@dataclass(frozen=True)
-class SelectionSpec:
-    """Whom the server invites, and what it makes of the models it believes."""
-
-    name: str = "best"  # "best" (the paper's single best), "soup" (a verified average of K), or a rule of your own
-    k: int = 0  # K: how many models may be combined; 0: the rule's own default
-
-    def __post_init__(self) -> None:
-        _at_least(0, "selection.k", self.k)
-
-
-@dataclass(frozen=True)
-class AttackSpec:
-    """Who lies, and how."""
-
-    name: str = "liar"  # what the attackers do; `cbdsl list attacks` has all of them
-    byzantine: int = 0  # how many of the workers are attackers
-    scale: float = 0.0  # how strong, in the attack's own measure; 0: the attack's default
-
-    def __post_init__(self) -> None:
-        _at_least(0, "attack.byzantine", self.byzantine)
-        _within(0.0, 1e9, "attack.scale", self.scale)
 
 
 @dataclass(frozen=True)
@@ -162,13 +56,15 @@ class Spec:
     verification: VerificationSpec = field(default_factory=VerificationSpec)
     defence: DefenceSpec = field(default_factory=DefenceSpec)
     selection: SelectionSpec = field(default_factory=SelectionSpec)
+    server: ServerSpec = field(default_factory=ServerSpec)
+    codec: CodecSpec = field(default_factory=CodecSpec)
     attack: AttackSpec = field(default_factory=AttackSpec)
     options: Options = field(default_factory=lambda: Options({}))  # settings of parts by name: options.fedprox.mu=0.1
 
     def __post_init__(self) -> None:
-        _at_least(1, "workers", self.workers)
-        _at_least(1, "rounds", self.rounds)
-        _at_least(0, "seed", self.seed)
+        at_least(1, "workers", self.workers)
+        at_least(1, "rounds", self.rounds)
+        at_least(0, "seed", self.seed)
         whole = float(self.participation).is_integer() and 1 <= self.participation <= self.workers
         if not (0 < self.participation <= 1 or whole):
             raise UserError(
@@ -380,18 +276,3 @@ def dotted_keys() -> list[str]:
         for each in fields(kind)
         if group or each.name not in groups
     ]
-
-
-def _at_least(least: int, key: str, value: int) -> None:
-    if value < least:
-        raise UserError(f"{key} must be at least {least}; given {value}.")
-
-
-def _positive(key: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise UserError(f"{key} must be a positive number; given {value}.")
-
-
-def _within(low: float, high: float, key: str, value: float) -> None:
-    if not low <= value <= high:
-        raise UserError(f"{key} must be between {low:g} and {high:g}; given {value}.")

@@ -14,7 +14,8 @@ from cbdsl.byzantine.on_protocol import stamped
 from cbdsl.byzantine.on_weights import alie_z, largest_gamma
 from cbdsl.engines.base import Sgd
 from cbdsl.errors import UserError
-from cbdsl.spec import AttackSpec, Spec
+from cbdsl.spec import Spec
+from cbdsl.spec_groups import AttackSpec
 
 
 def vector(*values: float) -> Floats:

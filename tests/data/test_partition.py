@@ -11,7 +11,7 @@ from cbdsl.data.partition import Split, split
 from cbdsl.data.sources import Dataset
 from cbdsl.errors import UserError
 from cbdsl.presets import preset
-from cbdsl.spec import DataSpec
+from cbdsl.spec_groups import DataSpec
 
 LABELS = np.random.default_rng(3).integers(0, 10, 3000).astype(np.int32)
 SMALL = DataSpec(samples_per_worker=40, shard_size=20, shared_training=50, shared_scoring=100, holdout=70)

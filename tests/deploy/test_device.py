@@ -16,8 +16,8 @@ def loaded() -> set[str]:
 
 def test_a_device_loads_workers_engines_deploy_and_foundations_alone() -> None:
     rooms = {name.split(".")[1] for name in loaded() if name.startswith("cbdsl.")}
-    foundations = {"arrays", "errors", "files", "plugins", "register", "rng", "spec"}
-    assert rooms == {"data", "deploy", "engines", "methods", "protocol", "workers"} | foundations
+    foundations = {"arrays", "errors", "files", "plugins", "register", "rng", "spec", "spec_groups"}
+    assert rooms == {"codecs", "data", "deploy", "engines", "methods", "protocol", "workers"} | foundations
 
 
 def test_a_device_loads_no_server_no_attacks_and_no_aggregators() -> None:

@@ -14,6 +14,7 @@ import pytest
 from bus import Bus, BusLink
 
 from cbdsl.arrays import Floats
+from cbdsl.codecs.travel import Codecs
 from cbdsl.deploy import topics, wire
 from cbdsl.deploy.deadlines import Deadlines
 from cbdsl.deploy.events import Events
@@ -94,9 +95,9 @@ def make(bus: Bus, tmp_path: Path) -> Iterator[Callable[..., NetworkSwarm]]:
         network = NetworkSwarm(
             ServerConfig("s", Address("x", 1), deadlines, names), announcement, b"",
             Roster(tmp_path / "roster.json", places, names),
-            Journal(tmp_path / "journal.bin"), Events(tmp_path / "events.jsonl"),
+            Journal(tmp_path / "journal.bin"), Events(tmp_path / "events.jsonl"), codecs=Codecs(),
         )  # fmt: skip
-        network.set_model(model(0.0), 0)
+        network.set_model(model(0.0), 1, ())
         network.start(bus.link)
         made.append(network)
         return network

@@ -248,7 +248,7 @@ def test_samples_that_do_not_fit_the_run_are_an_error(tmp_path: Path) -> None:
     odd = Samples(np.zeros((4, 3), np.float32), np.zeros(4, np.int32))
     with pytest.raises(UserError, match=r"samples of shape \(8,\)"):
         Particle(assignment, 0, odd, b"", 1)
-    assert Keeper(tmp_path).load(b"run-0001", 0, 5) is None
+    assert Keeper(tmp_path).load(b"run-0001", 0, 5, 0) is None
 
 
 def test_a_model_that_needs_torch_is_told_plainly(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,8 @@ class Seen:
                 "velocities": np.zeros_like(start),
                 "personal_best": start,
                 "personal_score": np.full(len(start), np.inf),
+                "packs": np.zeros((len(start), 0), np.uint8),
+                "versions": np.zeros(len(start), np.int32),
             }
         workers = range(stage.spec.workers)
         changed = [

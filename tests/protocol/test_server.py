@@ -67,7 +67,8 @@ def test_only_the_best_claimant_is_invited_and_becomes_the_global_best() -> None
     after, log = play(START, swarm)
     assert swarm.invited == [1]
     assert log.outcome("accepted") == [1]
-    assert (after.round, after.global_score, after.told, after.banned) == (1, 0.25, frozenset(), frozenset())
+    assert (after.round, after.global_score, after.version, after.banned) == (1, 0.25, 1, frozenset())
+    assert set(after.told.values()) == {0}
     np.testing.assert_array_equal(after.global_best, model(0.25))
 
 
@@ -105,7 +106,7 @@ def test_nobody_is_invited_when_nothing_beats_the_global_score() -> None:
     after, log = play(START, swarm)
     assert swarm.invited == []
     assert log.verdicts == ()
-    assert (after.global_score, len(after.told)) == (1.0, 4)
+    assert (after.global_score, after.version, len(after.told)) == (1.0, 0, 4)
     assert after.global_best is START.global_best
 
 

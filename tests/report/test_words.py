@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from cbdsl.report.words import attack_scale, attackers_words, listed, regime_words, work_words
-from cbdsl.spec import AttackSpec, LocalSpec, Spec
+from cbdsl.spec import Spec
+from cbdsl.spec_groups import AttackSpec, LocalSpec
 from cbdsl.study.paper import FULL, Plan
 
 

@@ -14,7 +14,7 @@ from cbdsl.byzantine.attack import Attack, Situation
 from cbdsl.byzantine.on_weights import Scaled
 from cbdsl.errors import UserError
 from cbdsl.methods.fedprox import FedProx
-from cbdsl.protocol.messages import Claim, Order
+from cbdsl.protocol.messages import Claim, Order, Upload
 from cbdsl.protocol.selection import Soup
 from cbdsl.runs.stage import Stage
 from helpers import After, blobs, perceptron, small_spec
@@ -76,7 +76,7 @@ class Elsewhere:
         self.calls += 1
         return self._inner.report(order)
 
-    def upload(self, workers: Sequence[int]) -> Mapping[int, Floats]:
+    def upload(self, workers: Sequence[int]) -> Mapping[int, Upload]:
         self.calls += 1
         return self._inner.upload(workers)
 

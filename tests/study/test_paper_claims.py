@@ -50,7 +50,7 @@ def finished(figure: int, approach: str, accuracy: float) -> Finished:
             round=number, test_accuracy=accuracy if number >= fast else accuracy / 2, global_score=None,
             participants=WORKERS, accepted=[1], refuted=[], declined=[], silent=[], banned=[], set_aside={},
             uploads=WORKERS if fedavg else 1,
-            uplink_bytes=uplink, downlink_bytes=0, verdicts=[], traffic={}, seconds=0.1,
+            uplink_bytes=uplink, downlink_bytes=0, verdicts=[], traffic={}, wasted_bytes=0, seconds=0.1,
         )
         for number in range(1, rounds + 1)
     ]  # fmt: skip
@@ -60,7 +60,7 @@ def finished(figure: int, approach: str, accuracy: float) -> Finished:
         uploads=rounds * (WORKERS if fedavg else 1), uplink_bytes=uplink * rounds, downlink_bytes=0,
         model_uplink_bytes=uplink * rounds, wasted_uplink_bytes=0, fedavg_model_uplink_bytes=0,
         banned=attackers if approach == "cb-dsl-g" else [], byzantine=attackers, attack="",
-        defence="", attack_success=None, traffic={}, seconds=1.0, spec_key="", version="",
+        codec="", defence="", attack_success=None, traffic={}, seconds=1.0, spec_key="", version="",
     )  # fmt: skip
     return Finished(Spec(), summary, tuple(lines), Path())
 

@@ -13,7 +13,8 @@ from cbdsl.arrays import PADDING, Indices
 from cbdsl.protocol.messages import Order, commitment_of
 from cbdsl.runs.resolve import resolve
 from cbdsl.runs.stage import Given, Stage
-from cbdsl.spec import LocalSpec, Spec
+from cbdsl.spec import Spec
+from cbdsl.spec_groups import LocalSpec
 from cbdsl.workers.batches import batches_of, padded
 from helpers import blobs, next_order, perceptron, small_spec
 
@@ -121,6 +122,7 @@ def test_a_commitment_is_the_digest_of_what_is_uploaded() -> None:
     stage = stage_of(small_spec(defence__commitment=True, attack__byzantine=2, attack__name="gaussian"))
     claims = stage.swarm.report(next_order(stage.first_state(), "swarm", range(6), 1.0, 0.05))
     for worker, model in stage.swarm.upload(range(6)).items():
+        assert isinstance(model, np.ndarray)
         assert claims[worker].commitment == commitment_of(model)
 
 

@@ -13,12 +13,13 @@ import numpy as np
 
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
 from cbdsl.byzantine.attack import Attack, HomeTraining, Situation
+from cbdsl.codecs.base import Codec
 from cbdsl.engines.base import Engine, Sgd
 from cbdsl.protocol.messages import commitment_of
 from cbdsl.rng import stream
-from cbdsl.spec import LocalSpec
+from cbdsl.spec_groups import LocalSpec
 from cbdsl.workers.batches import batches_of
-from cbdsl.workers.local import Lesson, scorer
+from cbdsl.workers.local import Lesson, made_content, scorer
 
 _CRAFTED: dict[object, tuple[Floats, Floats | None]] = {}
 """The last model made at home, for runs on the same data one after the other; the features keep their identity."""
@@ -48,9 +49,10 @@ class Adversary:
         seed: int,
         swarm_size: int,
         vectors: int = 1,
+        codec: Codec,
         craft_key: object = None,
     ) -> None:
-        """Initial weights: (D,). vectors: how many of them a message carries.
+        """Initial weights: (D,). vectors: how many of them a message carries. codec: how workers send models.
 
         craft_key: equal for runs whose network is the same, so that a model made at home serves them all; none: it is
         made anew.
@@ -58,6 +60,7 @@ class Adversary:
         self.workers = frozenset(workers)
         self._attack, self._public, self._engine, self._initial = attack, public, engine, initial
         self._seed, self._swarm_size, self._vectors, self._craft_key = seed, swarm_size, vectors, craft_key
+        self._codec = codec
         self._score = scorer(engine, public.samples, public.scoring)
         self._together: tuple[int, Floats | None] | None = None  # of which round, and what
 
@@ -102,6 +105,10 @@ class Adversary:
     ) -> Situation:  # fmt: skip
         """What one attacker knows in a round."""
         size = self._engine.size
+
+        def score_of(weights: Floats) -> float:
+            return self._score(made_content(self._codec, weights, received, 0)[1][:size])
+
         return Situation(
             model=model,
             score=score,
@@ -109,7 +116,7 @@ class Adversary:
             workers=self._swarm_size,
             attackers=len(self.workers),
             rng=stream(self._seed, "attack", round_number, worker),
-            score_of=lambda weights: self._score(weights[:size]),
+            score_of=score_of,
             honest=honest,
             honest_scores=honest_scores,
             crafted=self._crafted,

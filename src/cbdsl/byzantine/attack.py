@@ -31,7 +31,7 @@ class Situation:
     workers: int  # n
     attackers: int  # f
     rng: np.random.Generator  # the same for the claim and the upload of one round
-    score_of: Callable[[Floats], float]  # any model's true score
+    score_of: Callable[[Floats], float]  # any model's true score, as the server will measure it
     honest: Floats | None = None  # (h, D), for omniscient attacks alone
     honest_scores: Doubles | None = None  # (h,)
     crafted: Floats | None = None  # what `craft` made, (D,)

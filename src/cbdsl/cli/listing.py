@@ -23,6 +23,7 @@ _OPTIONS = {
     "partitions": "--set data.partition=NAME",
     "models": "--model NAME",
     "data": "--data NAME",
+    "codecs": "--codec NAME",
     "presets": "--preset NAME",
     "settings": "--set KEY=VALUE",
 }

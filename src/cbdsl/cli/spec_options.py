@@ -17,7 +17,8 @@ from cbdsl import spec as specs
 from cbdsl.errors import UserError
 from cbdsl.presets import PRESETS, preset, preset_or_file
 from cbdsl.settings import parse_setting
-from cbdsl.spec import Spec, SwarmSpec
+from cbdsl.spec import Spec
+from cbdsl.spec_groups import SwarmSpec
 
 DEFAULT_PRESET = "paper-iid"
 
@@ -108,6 +109,9 @@ def read_words(  # noqa: PLR0913, PLR0917 - one parameter an option
     select: Annotated[
         str | None, _option("Which uploads become the global model; see: cbdsl list selections.", metavar="NAME")
     ] = None,
+    codec: Annotated[
+        str | None, _option("How models travel, up and down: q4, q3, ...; see: cbdsl list codecs.", metavar="NAME")
+    ] = None,
     seed: Annotated[int | None, _option("Seed of everything random.")] = None,
     model: Annotated[str | None, _option("The network; see: cbdsl list models.")] = None,
     data: Annotated[
@@ -146,6 +150,7 @@ def read_words(  # noqa: PLR0913, PLR0917 - one parameter an option
         "--guard": {"defence.guard": guard or None, "defence.commitment": guard or None},
         "--select": {"selection.name": select},
         "--soup": {"selection.name": soup and "soup", "selection.k": soup},
+        "--codec": {"codec.up": codec, "codec.down": codec},
         "--seed": {"seed": seed},
         "--model": {"model": model},
         "--data": {"data.source": data},

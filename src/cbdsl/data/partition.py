@@ -17,7 +17,7 @@ from cbdsl import register
 from cbdsl.arrays import Indices
 from cbdsl.errors import UserError
 from cbdsl.rng import stream
-from cbdsl.spec import DataSpec
+from cbdsl.spec_groups import DataSpec
 
 Labels = NDArray[np.int32]
 

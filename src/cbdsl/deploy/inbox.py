@@ -12,13 +12,12 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cbdsl.arrays import Floats
 from cbdsl.deploy import wire
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.topics import Origin, origin
 from cbdsl.deploy.wire import Assembly, ClaimMessage, Hello, Piece, Status, WireError
-from cbdsl.protocol.messages import Claim, WorkerId
+from cbdsl.protocol.messages import Claim, Upload, WorkerId
 
 _TICK = 0.25  # seconds between looks at the clock while waiting
 _NEWCOMERS = 1000  # names remembered before numbers are given: a stranger can invent any number of them
@@ -48,18 +47,23 @@ class OpenRound:
     claims: dict[WorkerId, Claim] = field(default_factory=dict)
     invited: set[WorkerId] = field(default_factory=set)  # whose pieces are taken
     assemblies: dict[WorkerId, Assembly] = field(default_factory=dict)
-    models: dict[WorkerId, Floats] = field(default_factory=dict)
+    models: dict[WorkerId, Upload] = field(default_factory=dict)
     spoilt: set[WorkerId] = field(default_factory=set)  # invited, and what they sent is no model
 
 
 class Inbox:
     """Everything that workers send to the server, within fixed bounds."""
 
-    def __init__(self, swarm: str, run: bytes, size: int, roster: Roster, events: Events, grace_seconds: float) -> None:
-        """size: numbers in an upload; grace_seconds: how long a worker that vanished is still reckoned with."""
-        self._swarm, self._run, self._size = swarm, run, size
+    def __init__(
+        self, swarm: str, run: bytes, sizes: tuple[int, int], roster: Roster, events: Events, grace_seconds: float
+    ) -> None:
+        """sizes: the fewest and the most bytes of an upload; as many either way: its numbers as they are.
+
+        grace_seconds: how long a worker that vanished is still reckoned with.
+        """
+        self._swarm, self._run, self._sizes = swarm, run, sizes
         self._roster, self._events, self._grace = roster, events, grace_seconds
-        self._burst = 100.0 + 3 * wire.piece_count(4 * size)  # messages a worker may send at once, and in a second
+        self._burst = 100.0 + 3 * wire.piece_count(sizes[1])  # messages a worker may send at once, and in a second
         self._changed = threading.Condition()
         self._present: dict[str, Presence] = {}
         self._strangers = Presence()
@@ -157,7 +161,7 @@ class Inbox:
         try:
             if piece.index != number:
                 raise WireError("a piece number that does not match its topic")
-            if piece.size != 4 * self._size:
+            if not self._sizes[0] <= piece.size <= self._sizes[1]:
                 raise WireError("a model of the wrong size")
             if worker not in open_round.assemblies:
                 open_round.assemblies[worker] = Assembly(piece.digest, piece.size)
@@ -167,7 +171,8 @@ class Inbox:
             open_round.assemblies.pop(worker, None)
             raise
         if whole is not None:
-            open_round.models[worker] = wire.weights_from_bytes(whole)
+            numbers = self._sizes[0] == self._sizes[1]
+            open_round.models[worker] = wire.weights_from_bytes(whole) if numbers else whole
             self._presence(self._roster.name(worker)).overdue = False
             del open_round.assemblies[worker]
 
@@ -232,7 +237,7 @@ class Inbox:
         with self._changed:
             self.open_round.invited |= set(workers)
 
-    def close_uploads(self, workers: Iterable[WorkerId]) -> dict[WorkerId, Floats]:
+    def close_uploads(self, workers: Iterable[WorkerId]) -> dict[WorkerId, Upload]:
         """Take no more pieces from these workers; the models that came whole."""
         with self._changed:
             open_round = self.open_round

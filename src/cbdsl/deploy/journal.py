@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import cbor2
+import numpy as np
 
-from cbdsl.arrays import Floats
 from cbdsl.deploy.wire import DIGEST_BYTES, digest_of, weights_from_bytes, weights_to_bytes
-from cbdsl.protocol.messages import Claim, WorkerId
+from cbdsl.protocol.messages import Claim, Upload, WorkerId
 
 _HEADER = DIGEST_BYTES + 4
 
@@ -28,7 +28,7 @@ class Journal:
         self._path = path
         self._round = 0
         self.claims: Mapping[WorkerId, Claim] | None = None
-        self.uploads: dict[WorkerId, Floats | None] = {}  # none: invited and silent
+        self.uploads: dict[WorkerId, Upload | None] = {}  # none: invited and silent
         whole = 0
         content = path.read_bytes() if path.exists() else b""
         for entry, end in _entries(content):
@@ -50,10 +50,12 @@ class Journal:
         self._append([self._round, "claims", rows])
         self.claims = dict(claims)
 
-    def note_upload(self, worker: WorkerId, model: Floats | None) -> None:
-        """Write down a model, or that an invited worker stayed silent."""
-        self._append([self._round, "upload", [worker, None if model is None else weights_to_bytes(model)]])
-        self.uploads[worker] = model
+    def note_upload(self, worker: WorkerId, upload: Upload | None) -> None:
+        """Write down an upload, or that an invited worker stayed silent."""
+        numbers = isinstance(upload, np.ndarray)
+        content = weights_to_bytes(upload) if isinstance(upload, np.ndarray) else upload
+        self._append([self._round, "upload", [worker, content, numbers]])
+        self.uploads[worker] = upload
 
     def _take(self, entry: list[Any]) -> None:
         round_number, kind, content = entry
@@ -62,8 +64,8 @@ class Journal:
         if kind == "claims":
             self.claims = {worker: Claim(score, commitment) for worker, score, commitment in content}
         else:
-            worker, model = content
-            self.uploads[worker] = None if model is None else weights_from_bytes(model)
+            worker, upload, numbers = content
+            self.uploads[worker] = weights_from_bytes(upload) if numbers else upload
 
     def _append(self, entry: list[Any]) -> None:
         payload = cbor2.dumps(entry)

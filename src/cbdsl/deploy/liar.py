@@ -10,6 +10,7 @@ import numpy as np
 from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.byzantine.adversary import Adversary, PublicData
 from cbdsl.byzantine.attack import Situation, make_attack
+from cbdsl.codecs.travel import codecs_of
 from cbdsl.engines.base import Engine
 from cbdsl.errors import UserError
 from cbdsl.methods.base import Method
@@ -70,4 +71,5 @@ class Liar:
             seed=self._spec.seed,
             swarm_size=self._spec.workers,
             vectors=self._method.vectors,
+            codec=codecs_of(self._spec).up,
         )

@@ -10,10 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from cbdsl.codecs.travel import longest_update
 from cbdsl.deploy import topics, wire
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.particle import Assignment, understand
 from cbdsl.deploy.wire import Announcement, Assembly, Invitation, OrderMessage, Piece, Welcome, WireError
+from cbdsl.workers.local import KEPT_VERSIONS
 
 _NOTHING = bytes(wire.DIGEST_BYTES)
 _Content = TypeVar("_Content", OrderMessage, Invitation)
@@ -22,14 +24,15 @@ _Content = TypeVar("_Content", OrderMessage, Invitation)
 class Parcel:
     """Something large on its way down; pieces of an older sending are ignored."""
 
-    def __init__(self, size: int) -> None:
-        self._size, self._round = size, -1
+    def __init__(self, size: int, least: int | None = None) -> None:
+        """size: bytes; or with `least` the most there may be."""
+        self._size, self._least, self._round = size, size if least is None else least, -1
         self._assembly: Assembly | None = None
-        self.digest, self.content = _NOTHING, b""
+        self.digest, self.content, self.filled = _NOTHING, b"", -1  # filled: the sending that is whole
 
     def add(self, piece: Piece) -> None:
         """Take a piece of the newest sending."""
-        if piece.size != self._size:
+        if not self._least <= piece.size <= self._size:
             raise WireError("a size that differs from the announcement")
         under_way = self._assembly is not None and self._assembly.digest == piece.digest
         if piece.digest == self.digest or (piece.round < self._round and not under_way):
@@ -43,6 +46,7 @@ class Parcel:
             self._assembly = None
             raise
         if whole is not None:
+            self.filled = piece.round
             self.fill(piece.digest, whole)
 
     def fill(self, digest: bytes, content: bytes) -> None:
@@ -74,6 +78,7 @@ class Mail:
         self.order: Letter[OrderMessage] | None = None
         self.invitation: Letter[Invitation] | None = None
         self.model, self.shared, self.start = Parcel(0), Parcel(0), Parcel(0)
+        self.updates: dict[int, Parcel] = {}  # by version
 
     def handle(self, topic: str, payload: bytes) -> str:
         """Take a message; returns its kind if it is news that the worker has to act on at once."""
@@ -100,6 +105,7 @@ class Mail:
         take: dict[str, Callable[[bytes], str | None]] = {
             "welcome": self._welcomed, "order": self._ordered, "invitation": self._invited,
             "model": lambda content: self._piece(self.model, content),
+            "update": self._update,
             "shared": lambda content: self._piece(self.shared, content),
             "start": lambda content: self._piece(self.start, content),
         }  # fmt: skip
@@ -138,6 +144,18 @@ class Mail:
         invitation = wire.decode(payload, Invitation)
         self._check_run(invitation.run)
         self.invitation = Letter(invitation)
+
+    def _update(self, payload: bytes) -> None:
+        """A piece of what leads to a version of w^g; only the newest versions are kept."""
+        piece = wire.decode(payload, Piece)
+        self._check_run(piece.run)
+        assert self.assignment is not None
+        if piece.round <= max(self.updates, default=0) - KEPT_VERSIONS:
+            return
+        most = longest_update(self.assignment.codecs, self.assignment.size)
+        self.updates.setdefault(piece.round, Parcel(most, 1)).add(piece)
+        newest = max(self.updates)
+        self.updates = {version: one for version, one in self.updates.items() if version > newest - KEPT_VERSIONS}
 
     def _piece(self, parcel: Parcel, payload: bytes) -> None:
         piece = wire.decode(payload, Piece)

@@ -51,8 +51,8 @@ class Keeper:
         np.savez(buffer, allow_pickle=False, meta=np.array(json.dumps(meta)), **vars(memory.particles))
         write_atomically(self._state, buffer.getvalue())
 
-    def load(self, run: bytes, worker: int, size: int) -> Memory | None:
-        """The state of this run; none if there is none, or none that can be used."""
+    def load(self, run: bytes, worker: int, size: int, pack: int) -> Memory | None:
+        """The state of this run; none if there is none, or none that can be used. pack: bytes of a packed model."""
         if not self._state.exists():
             return None
         try:
@@ -63,7 +63,8 @@ class Keeper:
                 return None
             claim = meta["claim"] and Claim(float.fromhex(meta["claim"][0]), bytes.fromhex(meta["claim"][1]))
             particles = Particles(**arrays)
-            if any(rows.shape != (1, size) for name, rows in vars(particles).items() if name != "personal_score"):
+            models = particles.positions, particles.velocities, particles.personal_best
+            if any(rows.shape != (1, size) for rows in models) or particles.packs.shape != (1, pack):
                 raise ValueError("a model of the wrong size")
             return Memory(run, worker, int(meta["round"]), particles, claim)
         except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:

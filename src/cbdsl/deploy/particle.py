@@ -15,18 +15,19 @@ import numpy as np
 from cbdsl import register
 from cbdsl import spec as specs
 from cbdsl.arrays import Floats, Samples
+from cbdsl.codecs.travel import Codecs, codecs_of
 from cbdsl.deploy.memory import Memory
 from cbdsl.deploy.samples import SharedLayout, unpack_shared
-from cbdsl.deploy.wire import Announcement, OrderMessage, WireError
+from cbdsl.deploy.wire import Announcement, OrderMessage, WireError, weights_to_bytes
 from cbdsl.engines import native
 from cbdsl.engines.architecture import Architecture
 from cbdsl.engines.base import Engine
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.errors import UserError
-from cbdsl.methods.base import Method
-from cbdsl.protocol.messages import Claim, commitment_of
+from cbdsl.methods.base import Method, play_part
+from cbdsl.protocol.messages import Claim, Upload, commitment_of
 from cbdsl.spec import Spec
-from cbdsl.workers.local import Holdings, Lesson, LocalWorkers, at_rest
+from cbdsl.workers.local import Holdings, Lesson, LocalWorkers, at_rest, content_of, made_content
 from cbdsl.workers.swarm import Particles
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class Assignment:
     architecture: Architecture | None  # none: only torch can run the model
     size: int  # D
     vectors: int  # V
+    codecs: Codecs
     classes: int
     layout: SharedLayout
     shared_digest: bytes
@@ -54,6 +56,7 @@ def understand(announcement: Announcement) -> Assignment:
     """Read what a server announces; WireError if it makes no sense."""
     try:
         spec = specs.from_toml(announcement.spec)
+        codecs = codecs_of(spec)
         shape = json.loads(announcement.shape)
         described = announcement.architecture
         architecture = Architecture.from_dict(json.loads(described)) if described else None
@@ -82,8 +85,8 @@ def understand(announcement: Announcement) -> Assignment:
         raise WireError("an announcement whose network does not fit its sizes")
     layout = SharedLayout(announcement.shared_training, announcement.shared_scoring, tuple(shape))
     return Assignment(
-        announcement.run, spec, architecture, announcement.size, announcement.vectors, announcement.classes, layout,
-        announcement.shared_digest, announcement.shared_size,
+        announcement.run, spec, architecture, announcement.size, announcement.vectors, codecs, announcement.classes,
+        layout, announcement.shared_digest, announcement.shared_size,
     )  # fmt: skip
 
 
@@ -145,10 +148,11 @@ class Particle:
             lesson = self._liar.lesson(lesson)
         held = Holdings((lesson,), samples, scoring)
         self._worker = LocalWorkers(
-            engine, held, spec.local, spec.swarm, spec.seed, (number,), self.method.gradients
+            engine, held, spec.local, spec.swarm, spec.seed, (number,), self.method.gradients, assignment.codecs.up
         )  # fmt: skip
         self._particles: Particles | None = None
-        self._round, self._received = 0, np.empty(0, np.float32)
+        self._codec = assignment.codecs.up
+        self._round, self._version, self._received = 0, 0, np.empty(0, np.float32)
 
     @property
     def started(self) -> bool:
@@ -157,7 +161,7 @@ class Particle:
 
     def start(self, position: Floats) -> None:
         """Stand at a model, (D,), without any past."""
-        self._particles = at_rest(position[None], 1)
+        self._particles = at_rest(position[None], 1, self._codec)
         if self._liar is not None:
             self._liar.start(position)
 
@@ -171,20 +175,31 @@ class Particle:
         if self._particles is None:
             self.start(received[: self.size])
         assert self._particles is not None
-        work = self._worker.at(_ROW, order.round, order.inertia, order.learning_rate)
-        self._particles = self.method.move(work, self._particles, received)
-        self._round, self._received = order.round, received
+        work = self._worker.at(_ROW, order.round, order.inertia, order.learning_rate, order.version)
+        self._particles = play_part(self.method, work, self._particles, received)
+        self._round, self._version, self._received = order.round, order.version, received
         claim = None if order.task == "average" else self._claim(self._particles)
         return Memory(self._assignment.run, self.number, order.round, self._particles, claim)
 
-    def model(self) -> Floats | None:
-        """What it uploads when it is asked, (V D,); none if it stays silent."""
+    def upload(self) -> bytes | None:
+        """What it uploads when it is asked; none if it stays silent."""
+        sent = self._sent()
+        content = None if sent is None else sent[0]
+        return weights_to_bytes(content) if isinstance(content, np.ndarray) else content
+
+    def _sent(self) -> tuple[Upload, Floats] | None:
+        """What it uploads, and the model that is in it, (V D,); none if it stays silent."""
         if self._particles is None:
             return None
         honest: Floats = self.method.upload(self._particles)[0]
-        if self._liar is None:
-            return honest
-        return self._liar.model(honest, float(self._particles.personal_score[0]), self._round, self._received)
+        model: Floats | None = honest
+        if self._liar is not None:
+            model = self._liar.model(honest, float(self._particles.personal_score[0]), self._round, self._received)
+        if model is None:
+            return None
+        if np.array_equal(model, honest):
+            return content_of(self._codec, self._particles, 0, honest), honest
+        return made_content(self._codec, model, self._received, self._version)
 
     def _claim(self, particles: Particles) -> Claim:
         """What a worker says: its best score as a float32, and a digest of its model where the server wants one."""
@@ -193,6 +208,6 @@ class Particle:
             score = self._liar.claim(self.method.upload(particles)[0], score, self._round, self._received)
         commitment = b""
         if self._assignment.spec.defence.commitment:
-            model = self.model()
-            commitment = commitment_of(self._received if model is None else model)
+            sent = self._sent()
+            commitment = commitment_of(self._received if sent is None else sent[1])
         return Claim(float(np.float32(score)), commitment)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cbdsl.arrays import Floats
+from cbdsl.codecs.travel import Codecs
 from cbdsl.deploy import topics, wire
 from cbdsl.deploy.deadlines import Deadlines
 from cbdsl.deploy.events import Events
@@ -22,7 +23,9 @@ from cbdsl.deploy.link import Address, Link
 from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.wire import Announcement, Hello, Invitation, OrderMessage, Welcome
 from cbdsl.errors import UserError
-from cbdsl.protocol.messages import Claim, Order, WorkerId
+from cbdsl.protocol.messages import Claim, Order, Upload, WorkerId
+from cbdsl.protocol.releases import keyframe_before
+from cbdsl.workers.local import KEPT_VERSIONS, VERSION_BYTES
 
 _log = logging.getLogger("cbdsl.deploy")
 
@@ -47,7 +50,7 @@ class ServerConfig:
 class NetworkSwarm:
     """Workers behind a broker. The main thread plays rounds; the link's thread hands messages in."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the last ones by name
         self,
         config: ServerConfig,
         announcement: Announcement,
@@ -55,19 +58,25 @@ class NetworkSwarm:
         roster: Roster,
         journal: Journal,
         events: Events,
+        *,
+        codecs: Codecs,
         starts: Sequence[Floats] = (),
     ) -> None:
-        """starts: the model each worker starts from, where workers start apart."""
+        """codecs: how models travel. starts: the model each worker starts from, where workers start apart."""
         self._swarm, self._deadlines = config.swarm, config.deadlines
         self._run, self._roster, self._journal, self._events = announcement.run, roster, journal, events
         self._starts = [wire.weights_to_bytes(start) for start in starts]
         numbers = announcement.size * announcement.vectors
-        self.inbox = Inbox(config.swarm, self._run, numbers, roster, events, config.deadlines.grace_seconds)
+        self._codecs = codecs
+        sizes = (VERSION_BYTES + 1, VERSION_BYTES + 1 + codecs.up.longest(numbers))
+        if not codecs.up.relative:
+            sizes = (4 * numbers, 4 * numbers)
+        self.inbox = Inbox(config.swarm, self._run, sizes, roster, events, config.deadlines.grace_seconds)
         self._lock, self._link = threading.Lock(), None  # type: tuple[threading.Lock, Link | None]
         self._retained: dict[str, bytes] = {}
         self._asked: set[WorkerId] = set()  # who holds an invitation
         self._gathering = True
-        self._model = _NOTHING
+        self._model, self._version = _NOTHING, 0
         self._retain(topics.spec(config.swarm), wire.encode(announcement))
         if shared:
             for piece in wire.pieces(self._run, 0, shared):
@@ -117,7 +126,7 @@ class NetworkSwarm:
 
     def finish(self, round_number: int) -> None:
         """Tell the workers that the run is over, then leave nothing behind on the broker."""
-        order_message = OrderMessage(self._run, round_number, "finish", b"", 0.0, 0.0, self._model)
+        order_message = OrderMessage(self._run, round_number, "finish", b"", 0.0, 0.0, self._version, self._model)
         self._retain(topics.order(self._swarm), wire.encode(order_message))
         self._until(lambda: not self.inbox.online(), _FAREWELL_SECONDS)
         with self._lock:
@@ -137,12 +146,12 @@ class NetworkSwarm:
         """See `Swarm.report`; closes at the quorum or the deadline."""
         started = time.monotonic()
         if order.global_best is not None:
-            self.set_model(order.global_best, order.round)
+            self.set_model(order.global_best, order.version, order.updates)
         self._journal.begin(order.round)
         self.inbox.begin(order.round, order.task, order.participants)
         order_message = OrderMessage(
             self._run, order.round, order.task, wire.bits_of(order.participants), float(order.inertia),
-            float(order.learning_rate), self._model,
+            float(order.learning_rate), self._version, self._model,
         )  # fmt: skip
         self._retain(topics.order(self._swarm), wire.encode(order_message))
         if order.task == "average":
@@ -157,7 +166,7 @@ class NetworkSwarm:
         self._note_closed(order, claims, started)
         return claims
 
-    def upload(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Floats]:
+    def upload(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Upload]:
         """See `Swarm.upload`; whoever is silent at the deadline is missing."""
         if self.inbox.open_round.task == "average":
             return self._upload_unasked(workers)
@@ -171,16 +180,27 @@ class NetworkSwarm:
                 self._events.note("silent", round=self.inbox.open_round.round, worker=self._roster.name(worker))
         return {worker: model for worker, model in heard.items() if model is not None}
 
-    def set_model(self, model: Floats, round_number: int) -> None:
-        """Put w^g where every worker can fetch it."""
-        content = wire.weights_to_bytes(model)
-        if wire.digest_of(content) == self._model:
-            return
-        self._model = wire.digest_of(content)
-        for piece in wire.pieces(self._run, round_number, content):
-            self._retain(topics.model(self._swarm, piece.index), wire.encode(piece))
+    def set_model(self, model: Floats, version: int, updates: Sequence[bytes], keyframe: Floats | None = None) -> None:
+        """Put w^g (V D,) where every worker can fetch it: what leads to it, and now and then the whole.
 
-    def _upload_invited(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Floats]:
+        keyframe: the last version that was put out whole, after a restart.
+        """
+        content = wire.weights_to_bytes(model)
+        self._model = wire.digest_of(content)
+        first = version + 1 - len(updates)
+        for number, update in enumerate(updates, first):
+            if number > self._version:
+                for piece in wire.pieces(self._run, number, update):
+                    slot = topics.update(self._swarm, number % KEPT_VERSIONS, piece.index)
+                    self._retain(slot, wire.encode(piece))
+        whole = keyframe_before(version) if self._codecs.down.relative else version
+        if whole > self._version or (whole and keyframe is not None):
+            content = wire.weights_to_bytes(model if whole == version or keyframe is None else keyframe)
+            for piece in wire.pieces(self._run, whole, content):
+                self._retain(topics.model(self._swarm, piece.index), wire.encode(piece))
+        self._version = version
+
+    def _upload_invited(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Upload]:
         """The models of workers that are asked for them."""
         open_round = self.inbox.open_round
         self.inbox.invite(workers)
@@ -197,7 +217,7 @@ class NetworkSwarm:
         self._asked = set()
         return self.inbox.close_uploads(workers)
 
-    def _upload_unasked(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Floats]:
+    def _upload_unasked(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Upload]:
         """The models of a round in which everybody sends one."""
         started, open_round = time.monotonic(), self.inbox.open_round
         answers = lambda: open_round.models.keys() | open_round.spoilt  # noqa: E731

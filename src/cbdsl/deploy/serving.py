@@ -29,6 +29,7 @@ from cbdsl.errors import UserError
 from cbdsl.files import write_atomically
 from cbdsl.protocol.fedavg import averaging
 from cbdsl.protocol.messages import WorkerId
+from cbdsl.protocol.releases import keyframe_of
 from cbdsl.runs.folder import Checkpoint, RunFolder
 from cbdsl.runs.play import conclude, rounds
 from cbdsl.runs.records import RoundRecord
@@ -92,8 +93,11 @@ def serve(
         shared = _shared(stage)
         announcement = announce(stage, _run_of(out, config.swarm), shared)
         starts = list(stage.initial) if len(stage.initial) > 1 else []
-        network = NetworkSwarm(config, announcement, shared, roster, Journal(out / "journal.bin"), events, starts)
-        network.set_model(stage.server.method.broadcast(state.global_best, state.memory), state.round)
+        codecs = stage.server.policy.codecs
+        journal = Journal(out / "journal.bin")
+        network = NetworkSwarm(config, announcement, shared, roster, journal, events, codecs=codecs, starts=starts)
+        message = stage.server.method.broadcast(state.global_best, state.memory)
+        network.set_model(message, state.version, state.updates, keyframe_of(state))
         try:
             network.start(make_link or (lambda handle, greet: MqttLink(config.address, handle, greet, meter)))
             if on_ready is not None:

@@ -1,6 +1,7 @@
 """Where messages go: the topics of a swarm. Access rules are built from these and from nothing else.
 
-    cbdsl/<swarm>/down/...           server to all workers, retained: spec, order, model/<n>, shared/<n>
+    cbdsl/<swarm>/down/...           server to all workers, retained: spec, order, model/<n>, update/<n>,
+                                     shared/<n>
     cbdsl/<swarm>/to/<worker>/...    server to one worker: welcome, invitation, start/<n>
     cbdsl/<swarm>/from/<worker>/...  one worker to the server: hello, claim, upload/<n>, status (retained, last will)
 
@@ -19,7 +20,7 @@ _NAME = re.compile(NAME_PATTERN)
 _NUMBER = re.compile("0|[1-9][0-9]{0,5}")
 _INBOUND = {"hello": False, "claim": False, "upload": True, "status": False}  # kind -> whether a number follows
 
-DOWN_ALL = ("spec", "order", "model/+", "shared/+")
+DOWN_ALL = ("spec", "order", "model/+", "update/+", "shared/+")
 """What a worker may read below `down/`."""
 
 
@@ -48,6 +49,11 @@ def order(swarm: str) -> str:
 def model(swarm: str, number: int | str) -> str:
     """A piece of w^g: server to all, retained."""
     return f"{root(swarm)}/down/model/{number}"
+
+
+def update(swarm: str, slot: int | str, number: int | str = "") -> str:
+    """A piece of what leads from one w^g to the next: server to all, retained in a few slots; `+` to subscribe."""
+    return f"{root(swarm)}/down/update/{slot}" + (f".{number}" if slot != "+" else "")
 
 
 def shared(swarm: str, number: int | str) -> str:

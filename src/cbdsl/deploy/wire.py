@@ -19,7 +19,7 @@ import numpy as np
 
 from cbdsl.arrays import Floats
 
-VERSION = 2
+VERSION = 3
 MAX_MESSAGE = 100 * 1024  # managed brokers refuse more
 CHUNK = MAX_MESSAGE - 256  # bytes of data in a piece; the rest is for the fields around it
 MAX_WHOLE = 2**30  # bytes of the largest thing sent in pieces
@@ -89,7 +89,8 @@ class OrderMessage:
     participants: bytes  # a bit for each worker, the lowest first
     inertia: float
     learning_rate: float
-    model_digest: bytes
+    version: int  # of w^g
+    model_digest: bytes  # of its numbers
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ _SCHEMA: dict[type[Any], tuple[int, tuple[_Check, ...]]] = {
         5,
         (
             _RUN, _ROUND, _text(10, "swarm", "average", "finish"), _bytes(0, MAX_WORKERS // 8), _double, _double,
-            _DIGEST,
+            _ROUND, _DIGEST,
         ),
     ),
     ClaimMessage: (6, (_RUN, _ROUND, _single, _bytes(0, DIGEST_BYTES))),

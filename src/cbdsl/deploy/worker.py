@@ -13,9 +13,10 @@ from functools import partial
 from pathlib import Path
 
 from cbdsl import __version__
-from cbdsl.arrays import Samples
+from cbdsl.arrays import Floats, Samples
 from cbdsl.deploy import topics, wire
 from cbdsl.deploy.events import Events
+from cbdsl.deploy.held import Held
 from cbdsl.deploy.link import Link, Will
 from cbdsl.deploy.mail import Mail
 from cbdsl.deploy.memory import Keeper, Memory
@@ -53,8 +54,9 @@ class Worker:
         self._session = os.urandom(wire.SESSION_BYTES)
         self._particle: Particle | None = None
         self._memory: Memory | None = None
+        self._held = Held()
         self._run = b""
-        self._stopped = self._stays = False
+        self._stopped = self._stays = self._fetching = False
         status = topics.from_worker(swarm, name, "status")
         will = Will(status, wire.encode(Status(False, self._session)))
         self._link = make_link(self.handle, self.greet, will, self._meter)
@@ -88,13 +90,17 @@ class Worker:
                 self._link.subscribe(topics.shared(self._swarm, "+"))
             else:
                 self._mail.shared.fill(assignment.shared_digest, content)
-        self._link.subscribe(topics.model(self._swarm, "+"))
+        self._held = Held(assignment)
+        self._link.subscribe(topics.update(self._swarm, "+") if self._held.relative else topics.model(self._swarm, "+"))
         self._link.subscribe(topics.order(self._swarm))
 
     def _fetch_missing(self) -> None:
         """The server asks again, so it waits: fetch what did not come the first time."""
         mail = self._mail
-        if mail.order is not None and mail.order.message.model_digest != mail.model.digest:
+        if self._fetching:
+            self._link.subscribe(topics.update(self._swarm, "+"))
+        late = mail.order is not None and mail.order.message.model_digest != mail.model.digest
+        if self._fetching or (late and not self._held.relative):
             self._link.subscribe(topics.model(self._swarm, "+"))
         if mail.assignment is not None and mail.shared.digest != mail.assignment.shared_digest:
             self._link.subscribe(topics.shared(self._swarm, "+"))
@@ -145,7 +151,7 @@ class Worker:
             return self._next_preparation(mail.assignment)
         if order is not None and order.fresh and self._can_play(order.message):
             order.fresh = False
-            return partial(self._play, order.message, mail.model.content)
+            return partial(self._play, order.message, self._held.model)
         played = 0 if self._memory is None else self._memory.round
         if invitation is not None and invitation.fresh and invitation.message.round <= played:
             invitation.fresh = False
@@ -166,7 +172,15 @@ class Worker:
 
     def _can_play(self, order_message: OrderMessage) -> bool:
         done = self._memory is not None and order_message.round <= self._memory.round
-        return done or self._mail.model.digest == order_message.model_digest
+        if done or self._held.reach(self._mail, order_message):
+            if self._held.relative and self._fetching:
+                self._link.unsubscribe(topics.model(self._swarm, "+"))
+                self._fetching = False
+            return True
+        if self._held.relative and not self._fetching:  # it was away for too long: fetch the last whole model
+            self._link.subscribe(topics.model(self._swarm, "+"))
+            self._fetching = True
+        return False
 
     def _prepare(self, assignment: Assignment, number: int, shared: bytes, start: bytes) -> None:
         """Build what the run needs, and take up the state that is here."""
@@ -174,7 +188,9 @@ class Worker:
             self._keeper.save_shared(shared)
             self._link.unsubscribe(topics.shared(self._swarm, "+"))
         particle = Particle(assignment, number, self._own, shared, self._threads, self._attack)
-        self._memory = self._keeper.load(assignment.run, number, assignment.size)
+        codec = assignment.codecs.up
+        pack = codec.longest(assignment.size) if codec.relative else 0
+        self._memory = self._keeper.load(assignment.run, number, assignment.size, pack)
         if self._memory is not None:
             particle.restore(self._memory)
         elif start:
@@ -182,13 +198,13 @@ class Worker:
         self._particle, self._run = particle, assignment.run
         _log.info("worker %s is number %d, %s samples", self._name, number, f"{len(self._own):,}")
 
-    def _play(self, order_message: OrderMessage, model: bytes) -> None:
+    def _play(self, order_message: OrderMessage, received: Floats) -> None:
         """Carry an order out, or answer again if that was done before."""
         assert self._particle is not None
         if not wire.has_bit(order_message.participants, self._particle.number):
             return
         if self._memory is None or order_message.round > self._memory.round:
-            self._memory = self._particle.carry_out(order_message, wire.weights_from_bytes(model))
+            self._memory = self._particle.carry_out(order_message, received)
             self._keeper.save(self._memory)
             self._meter.save(NOW_AND_THEN)
         if order_message.round != self._memory.round:
@@ -207,9 +223,9 @@ class Worker:
     def _send_model(self) -> None:
         assert self._particle is not None
         assert self._memory is not None
-        model = self._particle.model()
-        if model is not None:
-            for piece in wire.pieces(self._run, self._memory.round, wire.weights_to_bytes(model)):
+        upload = self._particle.upload()
+        if upload is not None:
+            for piece in wire.pieces(self._run, self._memory.round, upload):
                 self._say(f"upload/{piece.index}", wire.encode(piece))
 
     def _finish(self) -> None:

@@ -14,9 +14,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from cbdsl.arrays import Floats
-from cbdsl.spec import Shared
+from cbdsl.errors import UserError
+from cbdsl.spec_groups import Shared
 from cbdsl.workers.local import Work
-from cbdsl.workers.swarm import Particles, move, remember
+from cbdsl.workers.swarm import Particles, move, recovered
 
 Conversation = Literal["swarm", "average"]
 """Claims, and uploads from whom the server invites (Algorithm 1); or an upload from everybody (FedAvg)."""
@@ -71,15 +72,31 @@ class SwarmMethod(Method):
 
     def move(self, work: Work, rows: Particles, received: Floats) -> Particles:
         """Move, score and remember (Algorithm 1, lines 3 to 5)."""
-        rows = work.with_newcomers(rows, received)
+        rows = work.rebased(work.with_newcomers(recovered(rows, received), received), received)
         positions, velocities = move(
             rows, received, work.coefficients(), work.train, work.swarm.sgd_from, work.swarm.velocity
         )
-        return remember(rows, positions, velocities, work.scores(positions, rows.personal_score))
+        return work.remembered(rows, positions, velocities, received)
 
     def upload(self, rows: Particles) -> Floats:
         """w^p, the best model so far."""
         return rows.personal_best
+
+
+def play_part(method: Method, work: Work, rows: Particles, received: Floats) -> Particles:
+    """A worker's round with what a codec needs: `move`, and where everybody uploads, what is sent."""
+    after = method.move(work, rows, received)
+    if not work.workers.codec.relative:
+        return after
+    if method.conversation == "average":
+        return work.packed(after, method.upload(after), received)
+    new = (after.personal_best != rows.personal_best).any(1)
+    if (after.versions[new] != work.version).any():
+        raise UserError(
+            f"The method {type(method).__qualname__} scores models that are not sent as they are. To be used with a "
+            "codec, it has to score and remember positions with work.remembered(...), as cbdsl.SwarmMethod does."
+        )
+    return after
 
 
 class AveragingMethod(Method):

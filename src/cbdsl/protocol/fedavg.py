@@ -12,10 +12,13 @@ from dataclasses import replace
 import numpy as np
 
 from cbdsl.arrays import Doubles, Floats
+from cbdsl.codecs.base import CodecError
+from cbdsl.codecs.travel import Codecs
 from cbdsl.errors import UserError
 from cbdsl.methods.base import Method
 from cbdsl.protocol import ledger
-from cbdsl.protocol.messages import Order, RoundLog, Swarm, Verdict, WorkerId
+from cbdsl.protocol.messages import Order, RoundLog, Swarm, Upload, Verdict, WorkerId
+from cbdsl.protocol.releases import StaleError, adopted, bytes_of, opened, packed
 from cbdsl.protocol.rounds import start_traffic
 from cbdsl.protocol.state import ServerState
 
@@ -41,23 +44,32 @@ def averaging(sizes: Mapping[WorkerId, int]) -> Combination:
 
 
 def play_average_round(
-    state: ServerState, order: Order, swarm: Swarm, method: Method, combine: Combination, workers: int
+    state: ServerState,
+    order: Order,
+    swarm: Swarm,
+    method: Method,
+    combine: Combination,
+    workers: int,
+    codecs: Codecs | None = None,
 ) -> tuple[ServerState, RoundLog]:
     """Everybody who takes part trains and uploads, and the method's server makes a step of what they sent.
 
     Nothing is verified: a model of another shape cannot be averaged and is left out, anything else is believed.
     """
+    codecs = codecs or Codecs()
     swarm.report(order)
     received = swarm.upload(order.participants)
     size = method.vectors * len(state.global_best)
-    verdicts = tuple(_judge(worker, received.get(worker), size) for worker in order.participants)
-    used = [verdict.worker for verdict in verdicts if verdict.outcome == "accepted"]
-    after = replace(state, round=order.round, told=frozenset())
-    if used:
-        combined = combine(state, used, [received[worker] for worker in used])
-        model, memory = method.step(state.global_best, state.memory, combined, len(used) / workers)
-        after = replace(after, global_best=_checked(model, combined, state, method), memory=memory)
-    traffic = (*start_traffic(order), ledger.uploads(len(received), size))
+    judged = [_judge(worker, received.get(worker), state, codecs, size) for worker in order.participants]
+    verdicts = tuple(verdict for verdict, _ in judged)
+    models = {verdict.worker: model for verdict, model in judged if model is not None}
+    after = replace(state, round=order.round, told={**state.told, **dict.fromkeys(order.participants, state.version)})
+    if models:
+        combined = combine(state, list(models), list(models.values()))
+        model, memory = method.step(state.global_best, state.memory, combined, len(models) / workers)
+        made = packed(_checked(model, combined, state, method), state, codecs)
+        after = adopted(replace(after, memory=memory), made, codecs)
+    traffic = (*start_traffic(order), ledger.uploads(len(received), sum(map(bytes_of, received.values()))))
     return after, RoundLog(order.round, {}, {}, verdicts, traffic)
 
 
@@ -74,7 +86,18 @@ def _checked(model: Floats, combined: Floats, state: ServerState, method: Method
     return made.astype(np.float32, copy=False)
 
 
-def _judge(worker: WorkerId, model: Floats | None, size: int) -> Verdict:
-    if model is None:
-        return Verdict(worker, "silent")
-    return Verdict(worker, "accepted") if model.shape == (size,) else Verdict(worker, "refuted", reason="wrong shape")
+def _judge(
+    worker: WorkerId, upload: Upload | None, state: ServerState, codecs: Codecs, size: int
+) -> tuple[Verdict, Floats | None]:
+    if upload is None:
+        return Verdict(worker, "silent"), None
+    payload = bytes_of(upload)
+    try:
+        model = opened(upload, state, codecs, size)
+    except CodecError as error:
+        return Verdict(worker, "refuted", reason=f"no model: {error}", payload=payload), None
+    except StaleError:
+        return Verdict(worker, "declined", reason="packed against a global model that is gone", payload=payload), None
+    if model.shape != (size,):
+        return Verdict(worker, "refuted", reason="wrong shape", payload=payload), None
+    return Verdict(worker, "accepted", payload=payload), model

@@ -1,7 +1,7 @@
 """Every message of a run and its payload, by kind and direction.
 
-Counts payload bytes only: weights and scores as float32, round numbers as 32-bit integers. What a transport adds
-(topics, headers, TLS) is its own affair. A message to many workers counts once for each of them.
+Counts payload bytes only: scores as float32, round numbers as 32-bit integers, models as they are sent. What a
+transport adds (topics, headers, TLS) is its own affair. A message to many workers counts once for each of them.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def invitations(workers: int) -> Traffic:
     return Traffic("invitation", workers, workers * NUMBER_BYTES)
 
 
-def uploads(models: int, size: int) -> Traffic:
-    """Models of `size` parameters on their way up."""
-    return Traffic("upload", models, models * size * NUMBER_BYTES)
+def uploads(models: int, payload: int) -> Traffic:
+    """Models on their way up, so many bytes in all."""
+    return Traffic("upload", models, payload)
 
 
-def broadcasts(models: int, size: int) -> Traffic:
-    """One model of `size` parameters on its way down to each of so many workers."""
-    return Traffic("broadcast", models, models * size * NUMBER_BYTES)
+def broadcasts(workers: int, payload: int) -> Traffic:
+    """w^g on its way down to so many workers, so many bytes in all."""
+    return Traffic("broadcast", workers, payload)
 
 
 def payload(traffic: Iterable[Traffic], direction: Direction) -> int:

@@ -13,6 +13,7 @@ from cbdsl.protocol.ledger import Traffic
 WorkerId = int
 Outcome = Literal["accepted", "refuted", "declined", "silent"]  # declined: true, but of no use; nobody is banned for it
 
+Upload = Floats | bytes  # the numbers, or where there is a codec what it made of them
 COMMITMENT_BYTES = 16
 
 
@@ -27,6 +28,9 @@ class Order:
     learning_rate: float  # alpha
     global_best: Floats | None  # w^g (with what else the method sends), only if a participant does not have it yet
     receivers: int = 0  # how many participants do not have it yet
+    payload: int = 0  # bytes in all that take it to them
+    version: int = 0  # of w^g
+    updates: tuple[bytes, ...] = ()  # what leads to it from the version before them all, where differences are sent
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Swarm(Protocol):
         """Carry the order out; return one claim from each worker that answered (none for "average")."""
         ...
 
-    def upload(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Floats]:
+    def upload(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Upload]:
         """Fetch the models of the workers named; one that stays silent is missing from the answer."""
         ...
 
@@ -58,6 +62,7 @@ class Verdict:
     claimed: float | None = None
     measured: float | None = None
     reason: str = ""
+    payload: int = 0  # bytes of the upload
 
 
 @dataclass(frozen=True)

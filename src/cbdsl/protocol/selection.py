@@ -13,8 +13,10 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.arrays import Floats
+from cbdsl.codecs.travel import Codecs
 from cbdsl.errors import UserError
-from cbdsl.protocol.messages import WorkerId
+from cbdsl.protocol.messages import Upload, WorkerId
+from cbdsl.protocol.releases import Packed, packed, relayed
 from cbdsl.protocol.state import NO_BACK_OFF, BackOff, ServerState
 from cbdsl.protocol.verification import Verifier
 
@@ -39,6 +41,7 @@ class Believed:
     worker: WorkerId
     claimed: float
     model: Floats  # (D,)
+    upload: Upload | None = None  # as it came
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +51,12 @@ class View:
     state: ServerState
     round: int
     verifier: Verifier
+    codecs: Codecs = field(default_factory=Codecs)
+
+    def packed(self, model: Floats, sender: Believed | None = None) -> Packed:
+        """A model (D,) as workers will have it: measure that. sender: whose upload it is, if it is one as it came."""
+        relay = sender and sender.upload is not None and relayed(model, sender.upload, self.state, self.codecs)
+        return relay or packed(model, self.state, self.codecs, self.verifier.score)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +66,8 @@ class Combined:
     model: Floats | None = None  # (D,); none: w^g is kept
     score: float = np.inf
     declined: Mapping[WorkerId, str] = field(default_factory=dict)
+    memory: Floats | None = None  # what the server is to remember from now on, such as momentum; none: no change
+    packed: Packed | None = None  # the model as `View.packed` made it, if that is what was scored
 
 
 class Selection(ABC):
@@ -95,9 +106,18 @@ class Best(Selection):
         return WORSENS if worsens and worsens(view.state.global_best, upload.model, view.round) else ""
 
     def combine(self, believed: Sequence[Believed], view: View) -> Combined:
-        """F^g is the claim, not the server's measurement, so that its holder does not beat it by rounding."""
-        del view
-        return Combined(believed[0].model, believed[0].claimed)
+        """F^g is the claim, not the server's measurement, so that its holder does not beat it by rounding.
+
+        An upload that has to be packed again, because it belongs to an older w^g, is another model afterwards.
+        """
+        best, score = believed[0], view.verifier.score
+        made = view.packed(best.model, best)
+        if score is None or made.model is best.model:
+            return Combined(made.model, best.claimed, packed=made)
+        found = score(made.model)
+        if found < view.state.global_score:
+            return Combined(made.model, found, packed=made)
+        return Combined(declined={best.worker: NO_GAIN})
 
 
 @register.selection("soup")
@@ -143,11 +163,15 @@ class Soup(Selection):
             if not found < view.state.global_score:  # w^g costs no upload: what does not beat it may still improve it
                 average, found, used = greedy_soup([current, *models], score)
                 used = [index - 1 for index in used[1:]]
+            alone = next((one for one in believed if one.model is average), None)
+            made = view.packed(average, alone)
+            if made.model is not average:
+                found = score(made.model)
             if not (used and found < view.state.global_score):
                 return Combined(declined=declined | dict.fromkeys(workers, NO_GAIN))
-            if worsens is None or not worsens(current, average, view.round):
+            if worsens is None or not worsens(current, made.model, view.round):
                 unused = set(workers) - {workers[index] for index in used}
-                return Combined(average, found, declined | dict.fromkeys(unused, NOT_USED))
+                return Combined(made.model, found, declined | dict.fromkeys(unused, NOT_USED), packed=made)
             worst = workers[0]
             for worker in workers[1:]:
                 worst = worker if worsens(left[worst], left[worker], view.round) else worst

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from cbdsl.arrays import Floats
 from cbdsl.methods.base import Method
 from cbdsl.protocol.fedavg import Combination, play_average_round
 from cbdsl.protocol.messages import Order, RoundLog, Swarm, WorkerId
+from cbdsl.protocol.releases import adopted, bytes_to_catch_up, packed
 from cbdsl.protocol.rounds import Policy, play_round
 from cbdsl.protocol.state import ServerState
 from cbdsl.protocol.verification import Verifier
@@ -31,28 +32,36 @@ class Server:
 
     def first_state(self, initial: Floats) -> ServerState:
         """The server before round 1: it knows an initial model (D,), and its score where it can measure one."""
-        score = self.verifier.score(initial) if self.verifier.score else math.inf
-        return ServerState(0, initial, float(np.float32(score)), memory=self.method.memory(len(initial)))
+        nothing = ServerState(0, np.zeros_like(initial), math.inf, memory=self.method.memory(len(initial)))
+        state = adopted(nothing, packed(initial, nothing, self.policy.codecs), self.policy.codecs)
+        score = self.verifier.score(state.global_best) if self.verifier.score else math.inf
+        return replace(state, global_score=float(np.float32(score)))
 
     def order(self, state: ServerState) -> Order:
         """The order that starts the next round: to those who take part, with w^g if one of them does not have it."""
         number, spec = state.round + 1, self.spec
         participants = self.participants(number, state.banned)
-        receivers = len(set(participants) - state.told)
+        codecs, message = self.policy.codecs, self.method.broadcast(state.global_best, state.memory)
+        behind = [told for worker in participants if (told := state.told.get(worker, 0)) < state.version]
         return Order(
             round=number,
             task=self.method.conversation,
             participants=participants,
             inertia=inertia_at(number, spec.rounds, spec.swarm.inertia),
             learning_rate=rate_at(spec, number),
-            global_best=self.method.broadcast(state.global_best, state.memory) if receivers else None,
-            receivers=receivers,
+            global_best=message if behind else None,
+            receivers=len(behind),
+            payload=sum(bytes_to_catch_up(state, told, message, codecs) for told in behind),
+            version=state.version,
+            updates=state.updates,
         )
 
     def play(self, state: ServerState, order: Order, swarm: Swarm) -> tuple[ServerState, RoundLog]:
         """Carry an order out with a swarm: the conversation that the method holds."""
         if self.method.conversation == "average":
-            return play_average_round(state, order, swarm, self.method, self.combine, self.spec.workers)
+            return play_average_round(
+                state, order, swarm, self.method, self.combine, self.spec.workers, self.policy.codecs
+            )
         return play_round(state, order, swarm, self.verifier, self.policy)
 
     def participants(self, round_number: int, banned: frozenset[WorkerId]) -> tuple[WorkerId, ...]:

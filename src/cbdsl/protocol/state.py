@@ -33,8 +33,11 @@ class ServerState:
     round: int  # t, the last round played
     global_best: Floats  # w^g, (D,)
     global_score: float  # F^g; +inf while nothing was believed
-    told: frozenset[WorkerId] = frozenset()  # who has this w^g
+    version: int = 0  # of w^g: how many there were
+    told: Mapping[WorkerId, int] = field(default_factory=dict)  # the version that each worker has
     banned: frozenset[WorkerId] = frozenset()
     back_offs: Mapping[WorkerId, BackOff] = field(default_factory=dict)  # who was invited in vain
     last_uploaded: Mapping[WorkerId, float] = field(default_factory=dict)  # the claim behind each worker's last upload
     memory: Floats = field(default_factory=lambda: np.zeros(0, np.float32))  # the method's own, such as momentum
+    references: tuple[Floats, ...] = ()  # the last versions of w^g, the present one last; only where a codec needs them
+    updates: tuple[bytes, ...] = ()  # what led from the last version that was put out whole to this one

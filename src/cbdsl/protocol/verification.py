@@ -24,12 +24,16 @@ class Finding:
     reason: str  # why it was not believed; empty if it was
 
 
+Score = Callable[[Floats], float]
+"""F of a model on D_sc."""
+
+
 @dataclass(frozen=True, eq=False)
 class Verifier:
     """How a server tells good uploads from bad ones."""
 
     check: Callable[[float, Floats, int], Finding]  # claimed score, weights, round
-    score: Callable[[Floats], float] | None = None  # F on D_sc, if the server has it
+    score: Score | None = None  # F on D_sc, if the server has it
     worsens: Callable[[Floats, Floats, int], bool] | None = None  # w^g, what may replace it, round; if it has a guard
     copies: Callable[[Floats, Sequence[Floats], Floats, int], bool] | None = None  # w^g, other uploads, upload, round
 
@@ -64,7 +68,7 @@ def trusting(size: int) -> Verifier:
     return Verifier(check)
 
 
-def measuring(score: Callable[[Floats], float], size: int, tolerance: float) -> Verifier:
+def measuring(score: Score, size: int, tolerance: float) -> Verifier:
     """Measure the upload on D_sc and compare with the claim.
 
     The paper's `==` would ban honest workers: the order of a sum alone moves a loss by some 1e-8, other hardware or
@@ -76,7 +80,8 @@ def measuring(score: Callable[[Floats], float], size: int, tolerance: float) -> 
         if fault:
             return Finding(False, None, fault)
         measured = score(weights)
-        if abs(measured - claimed) <= tolerance * max(1.0, claimed):  # False for NaN and infinity: a claim is finite
+        # A claim is a float32; the comparison is False for NaN and infinity, for a claim is finite.
+        if abs(float(np.float32(measured)) - claimed) <= tolerance * max(1.0, claimed):
             return Finding(True, measured, "")
         return Finding(False, measured, "the claim is not what the server measures")
 

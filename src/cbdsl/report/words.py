@@ -6,7 +6,8 @@ from collections.abc import Iterable
 
 from cbdsl import register
 from cbdsl.byzantine.attack import make_attack
-from cbdsl.spec import LocalSpec, Spec
+from cbdsl.spec import Spec
+from cbdsl.spec_groups import LocalSpec
 from cbdsl.study.paper import FIGURES, REGIMES, Plan, Regime, spec_of
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")

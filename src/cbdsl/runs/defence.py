@@ -9,6 +9,7 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
+from cbdsl.codecs.travel import codecs_of
 from cbdsl.data import Split
 from cbdsl.engines.base import Engine, Sgd
 from cbdsl.errors import UserError
@@ -45,7 +46,7 @@ def server_of(spec: Spec, engine: Engine, samples: Samples, split: Split, given:
         spec,
         method,
         verifier_of(spec, method, engine, samples, split),
-        Policy(selection, cap, spec.defence.commitment),
+        Policy(selection, cap, spec.defence.commitment, codecs_of(spec)),
         combination_of(spec, engine, samples, split, given.aggregator),
     )
 
@@ -61,6 +62,8 @@ def method_of(spec: Spec) -> Method:
 def selection_of(spec: Spec) -> Selection:
     """The selection that a spec names, with its settings; `selection.k` is a short way to `options.NAME.k`."""
     name, options = spec.selection.name, dict(spec.options.of(spec.selection.name))
+    if "momentum" in register.selection.settings(name):
+        options["momentum"] = spec.server.momentum
     if spec.selection.k:
         if "k" not in register.selection.settings(name):
             raise UserError(f"The selection '{name}' has no k; given selection.k={spec.selection.k}. Leave it out.")

@@ -11,6 +11,7 @@ import os
 import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -144,12 +145,16 @@ class RunFolder:
             "key": key,
             "round": state.round,
             "global_score": state.global_score.hex(),
-            "told": sorted(state.told),
+            "version": state.version,
+            "told": sorted(state.told.items()),
+            "updates": [len(update) for update in state.updates],
             "banned": sorted(state.banned),
             "back_offs": [[worker, one.times, one.until] for worker, one in sorted(state.back_offs.items())],
             "last_uploaded": [[worker, claim.hex()] for worker, claim in sorted(state.last_uploaded.items())],
         }
         arrays: dict[str, Any] = {"global_best": state.global_best, "memory": state.memory}
+        arrays["references"] = np.array(state.references, np.float32)
+        arrays["updates"] = np.frombuffer(b"".join(state.updates), np.uint8)
         arrays["meta"] = np.array(json.dumps(meta))
         if checkpoint.particles is not None:
             arrays |= vars(checkpoint.particles)
@@ -168,11 +173,14 @@ class RunFolder:
                 round=int(meta["round"]),
                 global_best=arrays.pop("global_best"),
                 global_score=float.fromhex(meta["global_score"]),
-                told=frozenset(int(worker) for worker in meta["told"]),
+                version=int(meta["version"]),
+                told={int(worker): int(version) for worker, version in meta["told"]},
                 banned=frozenset(int(worker) for worker in meta["banned"]),
                 back_offs={int(worker): BackOff(int(times), int(until)) for worker, times, until in meta["back_offs"]},
                 last_uploaded={int(worker): float.fromhex(claim) for worker, claim in meta["last_uploaded"]},
                 memory=arrays.pop("memory"),
+                references=tuple(arrays.pop("references")),
+                updates=_cut(arrays.pop("updates").tobytes(), meta["updates"]),
             )
             particles = Particles(**arrays) if arrays else None
         except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
@@ -208,6 +216,12 @@ class RunFolder:
             lock.close()
             raise UserError(f"Another process is working in {self.path}. Wait for it, or give another --out.") from None
         self._lock = lock
+
+
+def _cut(joined: bytes, lengths: Sequence[int]) -> tuple[bytes, ...]:
+    """Updates from their bytes one after the other."""
+    ends = np.cumsum([0, *lengths])
+    return tuple(joined[first:last] for first, last in pairwise(ends))
 
 
 def _keep_plugin(folder: Path, name: str) -> None:

@@ -118,7 +118,7 @@ def resume(  # noqa: PLR0913 - all but the first by name
         stage = Stage.prepare(resolve(chosen, given.parts.method), given, threads)
         checkpoint, records = folder.go_on(stage.key)
         unfinished = checkpoint is not None and checkpoint.state.round < spec.rounds and checkpoint.particles is None
-        if unfinished and stage.server.method.remembers and stage.make_swarm is None:
+        if unfinished and stage.remembers and stage.make_swarm is None:
             raise UserError(
                 f"The workers of {path} lived elsewhere (swarm=...), and what they remember is not in the folder. Give "
                 "the swarm again: cbdsl.resume(..., swarm=...)."
@@ -206,7 +206,7 @@ class _Keeper:
 
     def __init__(self, stage: Stage, folder: RunFolder | None) -> None:
         self._stage, self._folder = stage, folder
-        self._keeps_swarm = stage.server.method.remembers and stage.make_swarm is None
+        self._keeps_swarm = stage.remembers and stage.make_swarm is None
         size = sum(array.nbytes for array in vars(stage.memory_swarm.particles).values()) if self._keeps_swarm else 0
         self._last, self._cost = time.monotonic(), size / _CHECKPOINT_SPEED  # a guess, until one was written
 

@@ -36,6 +36,7 @@ class RoundRecord:
     downlink_bytes: int
     verdicts: list[dict[str, Any]]  # every invitation: worker, outcome, claimed, measured, reason
     traffic: dict[str, list[int]]  # kind -> [messages, payload bytes]
+    wasted_bytes: int  # of uploads that were not used
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
@@ -74,6 +75,7 @@ class Summary:
     banned: list[int]
     byzantine: list[int]  # who the attackers were; a server does not know
     attack: str
+    codec: str  # how models travelled, up and down; empty: as they are
     defence: str  # the aggregator, or what the server does beyond the paper; empty: nothing
     attack_success: float | None  # share of triggered test samples that are taken for the attack's target
     traffic: dict[str, list[int]]
@@ -85,6 +87,8 @@ class Summary:
 def record(log: RoundLog, state: ServerState, participants: int, accuracy: float, seconds: float) -> RoundRecord:
     """The record of a round that was just played."""
     invited = [asdict(verdict) for verdict in log.verdicts if verdict.claimed is not None]
+    for verdict in invited:
+        del verdict["payload"]
     return RoundRecord(
         round=log.round,
         test_accuracy=accuracy,
@@ -101,6 +105,7 @@ def record(log: RoundLog, state: ServerState, participants: int, accuracy: float
         downlink_bytes=payload(log.traffic, "down"),
         verdicts=[{**verdict, "measured": finite(verdict["measured"])} for verdict in invited],
         traffic={kind: [total.messages, total.payload] for kind, total in by_kind(log.traffic).items()},
+        wasted_bytes=sum(verdict.payload for verdict in log.verdicts if verdict.outcome != "accepted"),
         seconds=seconds,
     )
 
@@ -135,13 +140,12 @@ def summarise(
         uplink_bytes=sum(line.uplink_bytes for line in records),
         downlink_bytes=sum(line.downlink_bytes for line in records),
         model_uplink_bytes=traffic["upload"].payload,
-        wasted_uplink_bytes=sum(len(line.refuted) + len(line.declined) for line in records)
-        * model_bytes
-        * method.vectors,
+        wasted_uplink_bytes=sum(line.wasted_bytes for line in records),
         fedavg_model_uplink_bytes=len(records) * spec.participants * model_bytes,
         banned=last.banned,
         byzantine=sorted(byzantine),
         attack=spec.attack.name if byzantine else "",
+        codec="" if {spec.codec.up, spec.codec.down} == {"none"} else f"{spec.codec.up} up, {spec.codec.down} down",
         defence=describe(spec),
         attack_success=attack_success,
         traffic={kind: [total.messages, total.payload] for kind, total in traffic.items()},

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from cbdsl import plugins, register
 from cbdsl.byzantine.attack import make_attack
+from cbdsl.codecs.travel import Codecs, codecs_of
 from cbdsl.errors import UserError
 from cbdsl.methods.base import Method
 from cbdsl.protocol.aggregators import demand, parse
@@ -62,10 +63,13 @@ def _check_names(spec: Spec, method: Method) -> None:
     for kind, name in ((register.partition, spec.data.partition), (register.model, spec.model)):
         if name != CUSTOM:
             kind.make(name, spec.options.of(name)) if kind is register.partition else kind.get(name)
+    codecs = codecs_of(spec)
     used = {
-        spec.method, spec.attack.name, spec.selection.name, spec.defence.aggregator.rpartition("+")[2],
+        spec.codec.up, spec.codec.down, spec.method,
+        spec.attack.name, spec.selection.name, spec.defence.aggregator.rpartition("+")[2],
         spec.data.partition, spec.data.source, spec.model,
     }  # fmt: skip
+    _check_codecs(spec, codecs, method)
     for part in spec.options:
         if part not in used:
             known = any(part in kind for kind in register.ALL.values())
@@ -73,6 +77,19 @@ def _check_names(spec: Spec, method: Method) -> None:
                 f"options.{part} sets something of a part that {'this run does not use' if known else 'is not known'}. "
                 f"It uses: {', '.join(sorted(used))}."
             )
+
+
+def _check_codecs(spec: Spec, codecs: Codecs, method: Method) -> None:
+    if method.vectors > 1 and (codecs.up.relative or codecs.down.relative):
+        raise UserError(
+            f"The method '{spec.method}' sends more than a model, and codecs know models alone; given codec.up="
+            f"{spec.codec.up}, codec.down={spec.codec.down}. Use none, or another method."
+        )
+    if (codecs.up.measures or codecs.down.measures) and not (method.verifies and spec.shares_scoring):
+        raise UserError(
+            "The codec 'adaptive' measures on D_sc what a bit costs, and this run's workers or server have none. Use "
+            "q4, or cb-dsl with --shared both."
+        )
 
 
 def _check_defence(spec: Spec, method: Method) -> None:
@@ -180,6 +197,11 @@ _RULES: tuple[tuple[Callable[[str], bool], Callable[[Spec, Method], bool], str],
         _among("selection.k"),
         lambda spec, _: spec.selection.name == "best",
         "the selection 'best' takes one model. Use --select soup.",
+    ),
+    (
+        _among("server.momentum"),
+        lambda spec, _: "momentum" not in register.selection.settings(spec.selection.name),
+        "only a selection that averages has momentum. Use --select rotation.",
     ),
     (
         _among("shared"),

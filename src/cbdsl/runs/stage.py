@@ -111,9 +111,14 @@ class Stage:
         training = tuple(poisoned.get(worker, lesson) for worker, lesson in enumerate(held.training))
         workers = LocalWorkers(
             self.engine, Holdings(training, held.scored, held.scoring), spec.local, spec.swarm, spec.seed,
-            range(spec.workers), method.gradients,
+            range(spec.workers), method.gradients, self.server.policy.codecs.up,
         )  # fmt: skip
         return MemorySwarm(method, workers, self.initial, adversary, spec.defence.commitment)
+
+    @property
+    def remembers(self) -> bool:
+        """Whether workers keep anything from one round to the next."""
+        return self.server.method.remembers or self.server.policy.codecs.up.feedback
 
     @property
     def key(self) -> str:
@@ -156,6 +161,7 @@ class Stage:
             seed=spec.seed,
             swarm_size=spec.workers,
             vectors=self.server.method.vectors,
+            codec=self.server.policy.codecs.up,
             craft_key=(spec.model, spec.seed, spec.data) if known else None,
         )
 

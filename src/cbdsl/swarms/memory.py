@@ -12,9 +12,9 @@ import numpy as np
 from cbdsl.arrays import Floats, Indices
 from cbdsl.byzantine.adversary import Adversary
 from cbdsl.byzantine.attack import Situation
-from cbdsl.methods.base import Method
-from cbdsl.protocol.messages import Claim, Order, WorkerId, commitment_of
-from cbdsl.workers.local import LocalWorkers, at_rest
+from cbdsl.methods.base import Method, play_part
+from cbdsl.protocol.messages import Claim, Order, Upload, WorkerId, commitment_of
+from cbdsl.workers.local import LocalWorkers, at_rest, content_of, made_content
 from cbdsl.workers.swarm import Coefficients, Particles
 
 _BLOCK_BYTES = 16 * 2**20  # small enough that the allocator reuses it: fresh memory costs more than it holds
@@ -33,10 +33,11 @@ class MemorySwarm:
     ) -> None:
         """Initial weights: (1, D) for all or (U, D). commits: whether claims come with a digest of their model."""
         self._method, self._workers, self._adversary, self._commits = method, workers, adversary, commits
-        self._round, self._received = 0, initial[0]
+        self._codec = workers.codec
+        self._round, self._received, self._version = 0, initial[0], 0
         self._participants: Sequence[WorkerId] = range(len(workers.names))
         self._block = workers_at_once(workers.engine.size)
-        self.particles = at_rest(initial, len(workers.names))
+        self.particles = at_rest(initial, len(workers.names), workers.codec)
 
     def restore(self, particles: Particles, round_number: int, received: Floats) -> None:
         """Go on from saved arrays, and from what the server last sent, (V D,)."""
@@ -46,11 +47,11 @@ class MemorySwarm:
         """See `Swarm.report`: Algorithm 1, lines 3 to 5."""
         if order.global_best is not None:
             self._received = order.global_best
-        self._round, self._participants = order.round, order.participants
+        self._round, self._participants, self._version = order.round, order.participants, order.version
         for rows in self._blocks(order.participants):
-            work = self._workers.at(rows, order.round, order.inertia, order.learning_rate)
+            work = self._workers.at(rows, order.round, order.inertia, order.learning_rate, order.version)
             before = Particles(*(array[rows] for array in vars(self.particles).values()))
-            after = self._method.move(work, before, self._received)
+            after = play_part(self._method, work, before, self._received)
             for array, result in zip(vars(self.particles).values(), vars(after).values(), strict=True):
                 array[rows] = result
         if order.task == "average":
@@ -61,10 +62,10 @@ class MemorySwarm:
         """c1 and c2 that these workers draw in the round of an order."""
         return self._workers.at(workers, order.round, order.inertia, order.learning_rate).coefficients()
 
-    def upload(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Floats]:
+    def upload(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Upload]:
         """See `Swarm.upload`: what the method's workers send."""
-        sent = {worker: self._sent(worker) for worker in workers}
-        return {worker: model for worker, model in sent.items() if model is not None}
+        sent = {worker: self._sent(worker)[0] for worker in workers}
+        return {worker: upload for worker, upload in sent.items() if upload is not None}
 
     def _claim(self, worker: WorkerId) -> Claim:
         """What a worker sends: its best score as a float32, and a digest of its model where the server wants one."""
@@ -73,15 +74,20 @@ class MemorySwarm:
             score = self._adversary.claim(self._situation(worker))
         commitment = b""
         if self._commits:
-            model = self._sent(worker)
-            commitment = commitment_of(self._received if model is None else model)
+            commitment = commitment_of(self._sent(worker)[1])
         return Claim(float(np.float32(score)), commitment)
 
-    def _sent(self, worker: WorkerId) -> Floats | None:
-        """What a worker uploads, (V D,), or what an attacker makes of it; none: it stays silent."""
+    def _sent(self, worker: WorkerId) -> tuple[Upload | None, Floats]:
+        """What a worker uploads (none: it stays silent), and the model it commits itself to, (V D,)."""
+        honest = np.asarray(self._honest([worker])[0])
         if worker not in self._adversary.workers:
-            return np.asarray(self._honest([worker])[0])
-        return self._adversary.upload(self._situation(worker), self._round)
+            return content_of(self._codec, self.particles, worker, honest), honest
+        model = self._adversary.upload(self._situation(worker), self._round)
+        if model is None:
+            return None, self._received
+        if np.array_equal(model, honest):
+            return content_of(self._codec, self.particles, worker, honest), honest
+        return made_content(self._codec, model, self._received, self._version)
 
     def _honest(self, workers: Sequence[WorkerId]) -> Floats:
         """What honest workers in these places would send, (k, V D)."""

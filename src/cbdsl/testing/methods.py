@@ -13,7 +13,7 @@ import numpy as np
 from cbdsl import register
 from cbdsl.arrays import Floats
 from cbdsl.methods.base import Method
-from cbdsl.protocol.messages import Claim, Order, WorkerId
+from cbdsl.protocol.messages import Claim, Order, Upload, WorkerId
 from cbdsl.protocol.state import ServerState
 from cbdsl.runs.defence import Parts
 from cbdsl.runs.folder import Checkpoint, RunFolder
@@ -76,7 +76,7 @@ class _Reversed:
     def report(self, order: Order) -> Mapping[WorkerId, Claim]:
         return self._inner.report(replace(order, participants=order.participants[::-1]))
 
-    def upload(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Floats]:
+    def upload(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Upload]:
         return self._inner.upload(workers)
 
 
@@ -162,7 +162,7 @@ def _check_strangers(method: Method, laws: Laws, stage: Stage) -> None:
     sent = method.broadcast(played.state.global_best, played.state.memory)
     work = swarm._workers.at(np.arange(5, dtype=np.int32), 2, 0.5, 0.05)
     healthy, sick = _rows(swarm.particles, list(range(5))), _rows(swarm.particles, list(range(5)))
-    for array in vars(sick).values():
+    for array in (sick.positions, sick.velocities, sick.personal_best, sick.personal_score):
         array[2] = np.nan
     with laws.working("where a worker's numbers are NaN"), np.errstate(invalid="ignore", over="ignore"):
         expected, found = method.move(work, healthy, sent), method.move(work, sick, sent)

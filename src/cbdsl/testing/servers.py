@@ -169,11 +169,12 @@ class _Watched(Selection):
         with self._laws.working(self._case):
             combined = self._inner.combine(believed, view)
         self._laws.untouched({"a model": np.stack(before)}, {"a model": np.stack([one.model for one in believed])})
-        if combined.model is not None:
+        model = combined.model
+        if model is not None:
             law = "it makes a finite model (D,) with a finite score"
-            self._laws.demand(is_floats(combined.model), law, f"It makes a {type(combined.model).__name__}.")
-            self._laws.demand(combined.model.shape == (SIZE,), law, f"The shape is {combined.model.shape}.")
-            self._laws.demand(np.isfinite(combined.model).all(), law, "The model has NaN or infinity in it.")
+            self._laws.demand(is_floats(model), law, f"It makes a {type(model).__name__}.")
+            self._laws.demand(model.shape == (SIZE,), law, f"The shape is {model.shape}.")
+            self._laws.demand(np.isfinite(model).all(), law, "The model has NaN or infinity in it.")
             self._laws.demand(np.isfinite(combined.score), law, f"The score is {combined.score}.")
         strangers = set(combined.declined) - {one.worker for one in believed}
         self._laws.demand(not strangers, "it declines only what was believed", f"It declines {strangers}.")

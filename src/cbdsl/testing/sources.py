@@ -16,7 +16,8 @@ from cbdsl.engines.architecture import Architecture
 from cbdsl.engines.base import Sgd
 from cbdsl.engines.choose import choose_engine
 from cbdsl.models.network import Network, network_of
-from cbdsl.spec import DataSpec, Spec
+from cbdsl.spec import Spec
+from cbdsl.spec_groups import DataSpec
 from cbdsl.testing.common import Laws, made, same, small_data
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cbdsl.arrays import PADDING, Indices
-from cbdsl.spec import LocalSpec
+from cbdsl.spec_groups import LocalSpec
 
 
 def padded(rows: Sequence[Indices]) -> Indices:

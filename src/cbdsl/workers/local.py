@@ -7,16 +7,21 @@ the other rows. Knows no server, no transport and no attacker.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cbdsl.arrays import Doubles, Floats, Indices, Samples
+from cbdsl.arrays import Bools, Doubles, Floats, Indices, Samples
+from cbdsl.codecs.base import Codec, CodecError, Sent, squeezed
+from cbdsl.codecs.uniform import Whole
 from cbdsl.engines.base import Engine, Sgd
 from cbdsl.rng import seed_of, stream
-from cbdsl.spec import LocalSpec, SwarmSpec
+from cbdsl.spec_groups import LocalSpec, SwarmSpec
 from cbdsl.workers.batches import batches_of, stacked
-from cbdsl.workers.swarm import Coefficients, Particles, remember
+from cbdsl.workers.swarm import Coefficients, Particles, remember, remember_sent
+
+KEPT_VERSIONS = 4  # how many versions of w^g a server keeps to decode uploads with, the present one among them
+VERSION_BYTES = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +52,11 @@ class LocalWorkers:
     seed: int
     names: Sequence[int]  # the number of the worker in each row
     gradients: bool = True  # whether the method trains at all
+    codec: Codec = field(default_factory=Whole)  # how they send models
 
-    def at(self, rows: Indices, round_number: int, inertia: float, learning_rate: float) -> Work:
-        """Some of the workers in one round."""
-        return Work(self, rows, round_number, inertia, learning_rate)
+    def at(self, rows: Indices, round_number: int, inertia: float, learning_rate: float, version: int = 0) -> Work:
+        """Some of the workers in one round; version: of the w^g that they have."""
+        return Work(self, rows, round_number, inertia, learning_rate, version)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +68,7 @@ class Work:
     round: int
     inertia: float  # c0
     learning_rate: float  # alpha
+    version: int = 0  # of w^g
 
     @property
     def swarm(self) -> SwarmSpec:
@@ -139,14 +146,97 @@ class Work:
         positions = rows.positions
         if self.swarm.start == "together":
             positions = np.where(fresh[:, None], model, positions)
-        scores = np.full(len(self.rows), np.inf)
-        scores[fresh] = replace(self, rows=self.rows[fresh]).scores(np.ascontiguousarray(positions[fresh]))
-        return remember(rows, positions, rows.velocities, scores)
+        return self.remembered(replace(rows, positions=positions), positions, rows.velocities, model, fresh)
+
+    def remembered(
+        self, rows: Particles, positions: Floats, velocities: Floats, received: Floats, which: Bools | None = None
+    ) -> Particles:
+        """Score new positions (k, D) and keep the better of them and w^p (Eq. 6); as they will arrive, with a codec.
+
+        received: w^g (D,), against which the codec packs. which: (k,), the rows to score; all if not given.
+        """
+        chosen = np.flatnonzero(np.ones(len(self.rows), bool) if which is None else which).astype(np.int32)
+        part = replace(self, rows=self.rows[chosen])
+        moved = np.ascontiguousarray(positions if which is None else positions[chosen])
+
+        def scores(models: Floats) -> Doubles:
+            return part.scores(models, None if which is not None else rows.personal_score)
+
+        if not self.workers.codec.relative:
+            found = np.full(len(self.rows), np.inf)
+            found[chosen] = scores(moved)
+            return remember(rows, positions, velocities, found)
+        sent = self.workers.codec.sent(moved, received, scores)
+        if which is not None:
+            sent = _spread(sent, chosen, rows)
+        return remember_sent(rows, positions, velocities, sent, self.version)
+
+    def rebased(self, rows: Particles, received: Floats) -> Particles:
+        """Personal bests packed against a w^g that the server no longer keeps are packed and scored again."""
+        old = np.isfinite(rows.personal_score) & (rows.versions <= self.version - KEPT_VERSIONS)
+        if not (self.workers.codec.relative and old.any()):
+            return rows
+        forgotten = replace(rows, personal_score=np.where(old, np.inf, rows.personal_score))
+        again = self.remembered(forgotten, rows.personal_best, rows.velocities, received, old)
+        return replace(again, positions=rows.positions)
+
+    def packed(self, rows: Particles, uploads: Floats, received: Floats) -> Particles:
+        """Uploads that nobody scores, (k, D), packed against what the server sent.
+
+        What a codec with feedback leaves out is kept where a swarm keeps velocities, and added the next time.
+        """
+        codec = self.workers.codec
+        whole = uploads + rows.velocities if codec.feedback else uploads
+        sent = codec.sent(np.ascontiguousarray(whole), received, None)
+        left = np.nan_to_num(whole - sent.models, nan=0.0, posinf=0.0, neginf=0.0)
+        return replace(
+            rows,
+            velocities=left if codec.feedback else rows.velocities,
+            packs=sent.packs,
+            versions=np.full(len(rows.versions), self.version, np.int32),
+        )
 
     @staticmethod
     def placed(rows: Particles, positions: Floats) -> Particles:
         """The same workers at other positions."""
         return replace(rows, positions=positions)
+
+
+def _spread(sent: Sent, chosen: Indices, rows: Particles) -> Sent:
+    """The results of some rows at their places among all; scores elsewhere are infinite."""
+    packs, models = rows.packs.copy(), rows.personal_best.copy()
+    scores = np.full(len(rows.versions), np.inf)
+    packs[chosen], models[chosen], scores[chosen] = sent.packs, sent.models, sent.scores
+    return Sent(packs, models, scores)
+
+
+def content_of(codec: Codec, rows: Particles, place: int, upload: Floats) -> Floats | bytes:
+    """What the worker in a row sends when it is asked: the numbers, or their pack and which w^g it belongs to."""
+    if not codec.relative:
+        return upload
+    return wrapped(codec.closed(rows.packs[place], rows.personal_best.shape[1]), int(rows.versions[place]))
+
+
+def made_content(codec: Codec, model: Floats, received: Floats, version: int) -> tuple[Floats | bytes, Floats]:
+    """Any model (V D,) as a worker sends it now, and what it is on the other side."""
+    if not codec.relative:
+        return model, model
+    if model.shape != received.shape:
+        return wrapped(b"", version), received
+    pack, arrives = codec.passed(model, received)
+    return wrapped(squeezed(pack), version), arrives
+
+
+def wrapped(content: bytes, version: int) -> bytes:
+    """An encoded model, behind the number of the w^g that it was encoded against."""
+    return version.to_bytes(VERSION_BYTES, "little") + content
+
+
+def unwrapped(upload: bytes) -> tuple[int, bytes]:
+    """The inverse of `wrapped`; CodecError for what is too short."""
+    if len(upload) < VERSION_BYTES:
+        raise CodecError("not a packed model")
+    return int.from_bytes(upload[:VERSION_BYTES], "little"), upload[VERSION_BYTES:]
 
 
 def steps_of(samples: int, local: LocalSpec) -> int:
@@ -159,7 +249,7 @@ def scorer(engine: Engine, samples: Samples, indices: Indices) -> Callable[[Floa
     return lambda weights: float(engine.losses(weights[None], samples, indices)[0])
 
 
-def at_rest(initial: Floats, workers: int) -> Particles:
+def at_rest(initial: Floats, workers: int, codec: Codec | None = None) -> Particles:
     """Particles without any past: (1, D) for all or (workers, D), a row each."""
     shape = (workers, initial.shape[1])
     return Particles(
@@ -167,4 +257,5 @@ def at_rest(initial: Floats, workers: int) -> Particles:
         velocities=np.zeros(shape, np.float32),
         personal_best=np.broadcast_to(initial, shape).copy(),
         personal_score=np.full(workers, np.inf),
+        packs=np.zeros((workers, codec.longest(shape[1]) if codec and codec.relative else 0), np.uint8),
     )

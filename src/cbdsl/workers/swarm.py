@@ -7,12 +7,13 @@ no data: those are given.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
-from cbdsl.arrays import Doubles, Floats
+from cbdsl.arrays import Bools, Doubles, Floats, Indices
+from cbdsl.codecs.base import Packs, Sent
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +24,14 @@ class Particles:
     velocities: Floats  # v_{i,t}     (U, D)
     personal_best: Floats  # w^p_{i,t}   (U, D)
     personal_score: Doubles  # F^p_{i,t}   (U,)
+    packs: Packs = None  # type: ignore[assignment]  # w^p as a codec packed it, (U, C); C = 0 if not given
+    versions: Indices = None  # type: ignore[assignment]  # of the w^g it was packed against, (U,)
+
+    def __post_init__(self) -> None:
+        if self.packs is None:
+            object.__setattr__(self, "packs", np.zeros((len(self.personal_score), 0), np.uint8))
+        if self.versions is None:
+            object.__setattr__(self, "versions", np.zeros(len(self.personal_score), np.int32))
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,12 +79,47 @@ def move(
 def remember(particles: Particles, positions: Floats, velocities: Floats, scores: Doubles) -> Particles:
     """Eq. (6): keep the better of the old personal best and the new position. NaN never wins."""
     improved = scores < particles.personal_score  # (U,), False for NaN
-    return Particles(
-        positions,
-        velocities,
-        np.where(improved[:, None], positions, particles.personal_best),
-        np.where(improved, scores, particles.personal_score),
+    return replace(
+        particles,
+        positions=positions,
+        velocities=velocities,
+        personal_best=np.where(improved[:, None], positions, particles.personal_best),
+        personal_score=np.where(improved, scores, particles.personal_score),
     )
+
+
+def remember_sent(particles: Particles, positions: Floats, velocities: Floats, sent: Sent, version: int) -> Particles:
+    """Eq. (6) where models travel through a codec: the personal best is the model that would arrive.
+
+    version: of the w^g against which it was packed.
+    """
+    improved = sent.scores < particles.personal_score  # (U,), False for NaN
+    kept = remember(particles, sent.models, velocities, sent.scores)
+    return replace(
+        kept,
+        positions=positions,
+        packs=np.where(improved[:, None], sent.packs, particles.packs),
+        versions=np.where(improved, np.int32(version), particles.versions),
+    )
+
+
+def recovered(particles: Particles, global_best: Floats) -> Particles:
+    """Workers whose position is no number any more start again at w^p, or at w^g, at rest; all others as they are."""
+    lost = ~(_finite(particles.positions) & _finite(particles.velocities))
+    if not lost.any():
+        return particles
+    usable = _finite(particles.personal_best)
+    again = np.where(usable, particles.personal_best, global_best)
+    return replace(
+        particles,
+        positions=np.where(lost, again, particles.positions),
+        velocities=np.where(lost, np.float32(0), particles.velocities),
+    )
+
+
+def _finite(rows: Floats) -> Bools:
+    """Which rows hold numbers alone, (U, 1)."""
+    return np.asarray(np.isfinite(rows).all(1, keepdims=True))
 
 
 def inertia_at(round_number: int, rounds: int, schedule: tuple[float, float]) -> float:
