@@ -14,6 +14,7 @@ import numpy as np
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
 from cbdsl.byzantine.attack import Attack, HomeTraining, Situation
 from cbdsl.codecs.base import Codec
+from cbdsl.engines.architecture import Architecture
 from cbdsl.engines.base import Engine, Sgd
 from cbdsl.protocol.messages import commitment_of
 from cbdsl.rng import stream
@@ -44,21 +45,27 @@ class Adversary:
         workers: Sequence[int],
         public: PublicData,
         *,
+        held: Mapping[int, Indices],
         engine: Engine,
         initial: Floats,
         seed: int,
         swarm_size: int,
         vectors: int = 1,
         codec: Codec,
+        network: Architecture | None = None,
         craft_key: object = None,
     ) -> None:
         """Initial weights: (D,). vectors: how many of them a message carries. codec: how workers send models.
+
+        held: what attackers would train on if they were honest, worker -> indices. network: none if it is unknown.
 
         craft_key: equal for runs whose network is the same, so that a model made at home serves them all; none: it is
         made anew.
         """
         self.workers = frozenset(workers)
         self._attack, self._public, self._engine, self._initial = attack, public, engine, initial
+        self._held = {worker: own for worker, own in held.items() if worker in self.workers}
+        self._network = network
         self._seed, self._swarm_size, self._vectors, self._craft_key = seed, swarm_size, vectors, craft_key
         self._codec = codec
         self._score = scorer(engine, public.samples, public.scoring)
@@ -69,16 +76,15 @@ class Adversary:
         """Whether the attack needs the honest workers' models."""
         return self._attack.omniscient
 
-    def poisoned(self, held: Mapping[int, Indices]) -> dict[int, Lesson]:
-        """What attackers train on instead of what they hold (worker -> indices); nobody else is in the answer."""
+    def poisoned(self) -> dict[int, Lesson]:
+        """What attackers train on instead of what they hold; nobody else is in the answer."""
         parts: dict[int, Samples] = {}
-        for worker, own in held.items():
+        for worker, own in self._held.items():
             rng = stream(self._seed, "attack", worker=worker)
-            if worker in self.workers:
-                data = self._public.samples.taken(own)
-                poison = self._attack.poison(data, self._scoring, self._public.classes, rng)
-                if poison is not None:
-                    parts[worker] = poison
+            data = self._public.samples.taken(own)
+            poison = self._attack.poison(data, self._scoring, self._public.classes, rng)
+            if poison is not None:
+                parts[worker] = poison
         if not parts:
             return {}
         pool, ends = Samples.joined(list(parts.values())), np.cumsum([0, *map(len, parts.values())])
@@ -120,7 +126,15 @@ class Adversary:
             honest=honest,
             honest_scores=honest_scores,
             crafted=self._crafted,
+            network=self._network,
+            losses_of=lambda weights: self._losses(worker, weights[:size]),
         )
+
+    def _losses(self, worker: int, weights: Floats) -> tuple[Doubles, Doubles]:
+        """Of a model (D,), on every sample of D_sc and on every one that a worker holds."""
+        samples, own = self._public.samples, self._held[worker]
+        found = self._engine.sample_losses(weights, samples, np.concatenate([self._public.scoring, own]))
+        return found[: len(self._public.scoring)], found[len(self._public.scoring) :]
 
     @cached_property
     def _scoring(self) -> Samples:

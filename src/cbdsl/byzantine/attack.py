@@ -9,13 +9,14 @@ honest models.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
 from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
+from cbdsl.engines.architecture import Architecture
 from cbdsl.engines.base import Sgd
 from cbdsl.errors import UserError
 from cbdsl.spec import Spec
@@ -35,6 +36,9 @@ class Situation:
     honest: Floats | None = None  # (h, D), for omniscient attacks alone
     honest_scores: Doubles | None = None  # (h,)
     crafted: Floats | None = None  # what `craft` made, (D,)
+    network: Architecture | None = None  # what lies where in a model; none: it cannot be described
+    losses_of: Callable[[Floats], tuple[Doubles, Doubles]] | None = None
+    """Any model's loss on every sample of D_sc, (N,), and on every one of those `poison` was given, (K,)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,12 +83,26 @@ class Attack:
         return seen.model
 
 
-class Tempting(Attack):
-    """Claims half its honest score, so as to be invited: a bad model with its true score never would be."""
+class Truthful(Attack):
+    """Claims the true score of what it uploads."""
 
     def claim(self, seen: Situation) -> float:
-        """Half of what is true."""
-        return seen.score / 2
+        """What the server will measure, finite or not."""
+        return true_score(self, seen)
+
+
+@dataclass(frozen=True, eq=False)
+class Tempting(Attack):
+    """Claims half its honest score, so as to be invited: a bad model with its true score never would be.
+
+    Where everybody is invited in turn a true claim serves better, because nobody is banned for one: `honest_claim`.
+    """
+
+    honest_claim: bool = field(default=False, kw_only=True)
+
+    def claim(self, seen: Situation) -> float:
+        """Half of what is true, or what is true of the upload."""
+        return true_score(self, seen) if self.honest_claim else seen.score / 2
 
 
 def make_attack(spec: Spec) -> Attack:
@@ -100,6 +118,12 @@ def make_attack(spec: Spec) -> Attack:
     if not isinstance(made, Attack):
         raise UserError(f"The attack '{name}' is a {type(made).__name__}; register a class that extends cbdsl.Attack.")
     return made
+
+
+def true_score(attack: Attack, seen: Situation) -> float:
+    """The score of what an attack uploads, finite or not; its honest score if it uploads nothing."""
+    sent = attack.upload(seen)  # draws from seen.rng as the upload itself will: a situation is made anew for each
+    return seen.score if sent is None else float(seen.score_of(sent))
 
 
 def noise(seen: Situation, scale: float) -> Floats:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cbdsl.arrays import Floats, Indices, Samples
+from cbdsl.arrays import Floats, Indices
 from cbdsl.byzantine.adversary import Adversary, PublicData
 from cbdsl.byzantine.attack import Situation, make_attack
 from cbdsl.codecs.travel import codecs_of
@@ -30,11 +30,13 @@ class Liar:
         assignment: Assignment,
         method: Method,
         engine: Engine,
-        samples: Samples,
+        honest: Lesson,
         scoring: Indices,
     ) -> None:
-        spec = assignment.spec
+        """honest: what an honest worker in its place trains on. scoring: D_sc, from the same pool."""
+        spec, samples = assignment.spec, honest.samples
         self._number, self._engine, self._spec, self._method = number, engine, spec, method
+        self._honest, self._network = honest, assignment.architecture
         self._attack = make_attack(replace(spec, attack=replace(spec.attack, name=attack)))
         if self._attack.omniscient:
             raise UserError(f"The attack '{attack}' needs all workers' models; only the simulator has them.")
@@ -42,9 +44,9 @@ class Liar:
         self._public = PublicData(samples, scoring, others, assignment.classes)
         self._adversary = self._at(np.zeros(engine.size, np.float32))
 
-    def lesson(self, honest: Lesson) -> Lesson:
+    def lesson(self) -> Lesson:
         """What it trains on."""
-        return self._adversary.poisoned({self._number: honest.indices}).get(self._number, honest)
+        return self._adversary.poisoned().get(self._number, self._honest)
 
     def start(self, position: Floats) -> None:
         """Where learning starts, (D,): a model made at home is trained from there."""
@@ -66,10 +68,12 @@ class Liar:
             self._attack,
             (self._number,),
             self._public,
+            held={self._number: self._honest.indices},
             engine=self._engine,
             initial=initial,
             seed=self._spec.seed,
             swarm_size=self._spec.workers,
             vectors=self._method.vectors,
             codec=codecs_of(self._spec).up,
+            network=self._network,
         )

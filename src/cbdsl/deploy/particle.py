@@ -144,8 +144,8 @@ class Particle:
         if attack:
             from cbdsl.deploy.liar import Liar  # noqa: PLC0415 - honest devices do without
 
-            self._liar = Liar(attack, number, assignment, self.method, engine, samples, public)
-            lesson = self._liar.lesson(lesson)
+            self._liar = Liar(attack, number, assignment, self.method, engine, lesson, public)
+            lesson = self._liar.lesson()
         held = Holdings((lesson,), samples, scoring)
         self._worker = LocalWorkers(
             engine, held, spec.local, spec.swarm, spec.seed, (number,), self.method.gradients, assignment.codecs.up

@@ -20,6 +20,7 @@ from cbdsl.byzantine.adversary import Adversary, PublicData
 from cbdsl.byzantine.attack import Attack, make_attack
 from cbdsl.data import Dataset, Split, load, split
 from cbdsl.data.partition import Partition
+from cbdsl.engines.architecture import Architecture, ArchitectureError
 from cbdsl.engines.base import Engine
 from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.native import default_threads
@@ -105,9 +106,9 @@ class Stage:
     def memory_swarm(self) -> MemorySwarm:
         """The workers in memory, made when they are first needed."""
         spec, method = self.spec, self.server.method
-        adversary = self._adversary()
         held = holdings(self.split, self.dataset.train, spec)
-        poisoned = adversary.poisoned({worker: held.training[worker].indices for worker in self.byzantine})
+        adversary = self._adversary(held)
+        poisoned = adversary.poisoned()
         training = tuple(poisoned.get(worker, lesson) for worker, lesson in enumerate(held.training))
         workers = LocalWorkers(
             self.engine, Holdings(training, held.scored, held.scoring), spec.local, spec.swarm, spec.seed,
@@ -147,7 +148,7 @@ class Stage:
         marked = Samples(self.attack.triggered(test.features[others]), np.full(len(others), target, np.int32))
         return float(self.engine.accuracies(state.global_best[None], marked, np.arange(len(others), dtype=np.int32))[0])
 
-    def _adversary(self) -> Adversary:
+    def _adversary(self, held: Holdings) -> Adversary:
         spec, train, parts = self.spec, self.dataset.train, self.split
         private = np.concatenate([parts.shared_scoring, parts.holdout])
         others = np.setdiff1d(np.arange(len(train), dtype=np.int32), private)
@@ -156,14 +157,24 @@ class Stage:
             self.attack,
             self.byzantine,
             PublicData(train, parts.shared_scoring, others, self.dataset.classes),
+            held={worker: held.training[worker].indices for worker in self.byzantine},
             engine=self.engine,
             initial=self.initial[0],
             seed=spec.seed,
             swarm_size=spec.workers,
             vectors=self.server.method.vectors,
             codec=self.server.policy.codecs.up,
+            network=_described(self.network) if self.byzantine else None,
             craft_key=(spec.model, spec.seed, spec.data) if known else None,
         )
+
+
+def _described(network: Network) -> Architecture | None:
+    """The network as data; none if it cannot be described."""
+    try:
+        return network.description()
+    except ArchitectureError:
+        return None
 
 
 def holdings(parts: Split, samples: Samples, spec: Spec) -> Holdings:

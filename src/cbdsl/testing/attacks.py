@@ -11,18 +11,21 @@ from typing import Any
 import numpy as np
 
 from cbdsl import register
-from cbdsl.arrays import Floats, Samples
+from cbdsl.arrays import Doubles, Floats, Samples
 from cbdsl.byzantine.attack import Attack, HomeTraining, Situation
+from cbdsl.engines.architecture import Architecture, Linear, Relu
 from cbdsl.engines.base import Sgd
 from cbdsl.testing.common import Laws, is_floats, made, same
 
 SIZE, CLASSES = 24, 4
+NETWORK = Architecture((1,), (Linear(1, CLASSES), Relu(), Linear(CLASSES, CLASSES, bias=False)))  # of SIZE numbers
 
 
 def check_attack(attack: Attack | type[Attack] | str) -> None:
     """Fail unless an attack is deterministic, writes into nothing, and works in every situation it may be in.
 
-    Among them: a swarm of one worker, a swarm of attackers alone, and an omniscient attacker with nobody to look at.
+    Among them: a network that it knows and one that it does not, a swarm of one worker, a swarm of attackers alone, and
+    an omniscient attacker with nobody to look at.
     """
     part, laws = made(register.attack, attack)
     laws.demand(isinstance(part, Attack), "it extends cbdsl.Attack", f"It is a {type(part).__name__}.")
@@ -54,8 +57,12 @@ def _situations(omniscient: bool, crafted: Floats | None) -> dict[str, Callable[
             crafted=None if crafted is None else crafted.copy(),
         )
 
+    def losses_of(weights: Floats) -> tuple[Doubles, Doubles]:
+        return np.abs(weights[:9], dtype=np.float64), np.abs(weights, dtype=np.float64)
+
     return {
         "among honest workers": lambda: situation(6, 2),
+        "where it knows its network": lambda: replace(situation(6, 2), network=NETWORK, losses_of=losses_of),
         "with one honest worker": lambda: situation(2, 1),
         "in a swarm of one worker": lambda: situation(1, 1),
         "where all workers are attackers": lambda: situation(3, 3),
