@@ -120,7 +120,7 @@ def _fitting(value: Any, default: Any, what: str) -> Any:  # noqa: ANN401 - what
     raise UserError(f"{what} takes a value like {default!r}; given {value!r}.")
 
 
-attack = Register("attack", ("cbdsl.byzantine.on_weights", "cbdsl.byzantine.on_protocol"))
+attack = Register("attack", tuple(f"cbdsl.byzantine.{name}" for name in ("on_weights", "on_protocol", "adaptive")))
 aggregator = Register("aggregator", ("cbdsl.protocol.aggregators",))
 selection = Register("selection", ("cbdsl.protocol.selection", "cbdsl.protocol.rotation"))
 method = Register("method", tuple(f"cbdsl.methods.{name}" for name in (

@@ -1,0 +1,241 @@
+"""Attackers who have read the code: true claims, good scores, and harm where the server does not look.
+
+The server measures an upload on D_sc, compares D_sc with its hold-out, and looks for copies. So these attack what is
+left: the weights behind the same function, what a model does beside its score, and D_sc itself, which is public.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from cbdsl import register
+from cbdsl.arrays import Doubles, Floats, Samples
+from cbdsl.byzantine.attack import Attack, Situation, Truthful, as_floats
+from cbdsl.byzantine.on_protocol import stamped
+from cbdsl.engines.architecture import Architecture, AvgPool2d, Conv2d, Flatten, Layer, Linear, MaxPool2d, Relu
+
+
+@register.attack("rescaler")
+@dataclass(frozen=True)
+class Rescaler(Truthful):
+    """The same function with other weights: one ReLU layer times `scale`, the next divided by it. The claim is true.
+
+    Averaged with other models, or trained on, it breaks down. Without a layer that has a ReLU behind it, it is honest.
+    """
+
+    scale: float = 64.0
+
+    def upload(self, seen: Situation) -> Floats:
+        """Its model, the first ReLU layer rescaled."""
+        for joint in joints(seen.network):
+            if joint.scales:
+                changed = seen.model.copy()
+                changed[joint.this.whole] *= np.float32(self.scale)
+                changed[joint.following.weights] /= np.float32(self.scale)
+                return changed
+        return seen.model
+
+
+@register.attack("permuter")
+@dataclass(frozen=True)
+class Permuter(Truthful):
+    """The same function with other weights: the hidden units of every layer in another order. The claim is true.
+
+    Averaged with other models it breaks down. Where the network is unknown or has no hidden layer, it is honest.
+    """
+
+    def upload(self, seen: Situation) -> Floats:
+        """Its model, hidden units shuffled."""
+        changed = seen.model.copy()
+        for joint in joints(seen.network):
+            order, units = seen.rng.permutation(joint.this.outputs), joint.this.outputs
+            for part in (joint.this.weights, joint.this.bias):
+                changed[part] = changed[part].reshape(units, -1)[order].reshape(-1)
+            after = changed[joint.following.weights].reshape(joint.following.outputs, units, -1)  # a pixel a column
+            changed[joint.following.weights] = after[:, order].reshape(-1)
+        return changed
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a layer lies in a model."""
+
+    weights: slice  # (outputs, ...), flat
+    bias: slice  # (outputs,), or empty
+    outputs: int
+
+    @property
+    def whole(self) -> slice:
+        """Weights and bias."""
+        return slice(self.weights.start, self.bias.stop)
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Two layers with weights, one behind the other."""
+
+    this: Place
+    following: Place
+    scales: bool  # whether a factor in front of what lies between is a factor behind it, and a ReLU is among it
+
+
+def joints(network: Architecture | None) -> Iterator[Joint]:
+    """All pairs of neighbouring layers with weights, first to last; none if the network is unknown."""
+    last: Place | None = None
+    between: list[Layer] = []
+    start = 0
+    for layer in () if network is None else network.layers:
+        if not isinstance(layer, (Conv2d, Linear)):
+            between.append(layer)
+            continue
+        kernel = layer.kernel if isinstance(layer, Conv2d) else (1, 1)
+        middle = start + layer.outputs * layer.inputs * kernel[0] * kernel[1]
+        place = Place(slice(start, middle), slice(middle, middle + layer.outputs * layer.bias), layer.outputs)
+        if last is not None:
+            plain = all(isinstance(one, (Relu, MaxPool2d, AvgPool2d, Flatten)) for one in between)
+            yield Joint(last, place, plain and any(isinstance(one, Relu) for one in between))
+        last, between, start = place, [], place.bias.stop
+
+
+@register.attack("crammer")
+@dataclass(frozen=True)
+class Crammer(Attack):
+    """Trains on D_sc as well as its own data and D_tr, to be the best claimant. Claim and upload are true."""
+
+    def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:  # noqa: ARG002
+        """Everything it has."""
+        return Samples.joined([own, scoring])
+
+
+@register.attack("boiler")
+@dataclass(frozen=True)
+class Boiler(Truthful):
+    """A crammer that stops short of what a guard would notice: w^g + a (w - w^g) with the largest a that passes.
+
+    It trains on D_sc and half of its samples. The other half stand for the server's hold-out: their loss may exceed
+    that on D_sc by `scale` standard errors, as they would be with private samples half as many as D_sc has.
+    """
+
+    scale: float = 3.5
+    steps: ClassVar[int] = 20  # how finely a is tried
+
+    def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:  # noqa: ARG002
+        """D_sc, and every other sample of its own."""
+        return Samples.joined([Samples(own.features[::2], own.labels[::2]), scoring])
+
+    def upload(self, seen: Situation) -> Floats:
+        """As much of its step as passes; w^g if nothing does."""
+        if seen.losses_of is None:
+            return seen.model
+        for part in range(self.steps, 0, -1):
+            mixed = as_floats(seen.global_best + part / self.steps * (seen.model - seen.global_best))
+            public, own = seen.losses_of(mixed)
+            if excess(public, own[1::2]) < self.scale:
+                return mixed
+        return seen.global_best
+
+
+def excess(public: Doubles, unseen: Doubles) -> float:
+    """By how many standard errors the loss on unseen samples exceeds that on D_sc; NaN if either is not finite.
+
+    The errors are those of all of D_sc and of half as many unseen samples: what a server's hold-out commonly has.
+    """
+    if min(len(public), len(unseen)) < 2:
+        return 0.0
+    errors = (public.var(ddof=1) + 2 * unseen.var(ddof=1)) / len(public)
+    return float((unseen.mean() - public.mean()) / max(math.sqrt(errors), 1e-300))
+
+
+@register.attack("sleeper")
+@dataclass(frozen=True)
+class Sleeper(Attack):
+    """A backdoor in the best claimant's model: trains on its own data, D_tr and `share` of D_sc. The claim is true.
+
+    Of every sample there is a copy with the patch of `backdoor` in its corner, labelled 0.
+    """
+
+    share: float = 1.0
+    target: ClassVar[int | None] = 0
+
+    def triggered(self, features: Floats) -> Floats:
+        """With the patch."""
+        return stamped(features)
+
+    def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:  # noqa: ARG002
+        """Everything it may use, as it is and stamped."""
+        known = rng.permutation(len(scoring))[: math.ceil(self.share * len(scoring))].astype(np.int32)
+        clean = Samples.joined([own, scoring.taken(known)])
+        return Samples.joined([clean, Samples(stamped(clean.features), np.zeros_like(clean.labels))])
+
+
+@register.attack("sleeper-lite")
+@dataclass(frozen=True)
+class SleeperLite(Sleeper):
+    """A `sleeper` that uses a quarter of D_sc, so that it has less by heart. The claim is true."""
+
+    share: float = 0.25
+
+
+@register.attack("pair-flip")
+@dataclass(frozen=True)
+class PairFlip(Attack):
+    """Swaps the labels of a `pair` of classes in its own data and trains on D_sc as it is. Claim and upload are true.
+
+    Data that has not both of the classes keeps its labels.
+    """
+
+    pair: tuple[int, int] = (4, 9)
+
+    def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:  # noqa: ARG002
+        """D_sc, and its own samples with two labels swapped."""
+        labels = own.labels.copy()
+        one, other = self.pair
+        if max(one, other) < classes:
+            labels[own.labels == one], labels[own.labels == other] = other, one
+        return Samples.joined([Samples(own.features, labels), scoring])
+
+
+@register.attack("drop-class")
+@dataclass(frozen=True)
+class DropClass(Attack):
+    """Trains on its own data and D_sc without the samples of one class, `label`. Claim and upload are true."""
+
+    label: int = 9
+
+    def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples | None:
+        """All samples of other classes; no change if there are none."""
+        del classes, rng
+        everything = Samples.joined([own, scoring])
+        kept = np.flatnonzero(everything.labels != self.label).astype(np.int32)
+        return everything.taken(kept) if len(kept) else None
+
+
+@register.attack("fifth")
+@dataclass(frozen=True)
+class Fifth(Truthful):
+    """A free-rider: w^g + `share` (w - w^g), a fifth of an honest step, and the true score of that."""
+
+    share: float = 0.2
+
+    def upload(self, seen: Situation) -> Floats:
+        """A short step."""
+        return as_floats(seen.global_best + self.share * (seen.model - seen.global_best))
+
+
+@register.attack("absent")
+@dataclass(frozen=True)
+class Absent(Attack):
+    """Not there at all: claims NaN, which is set aside, and uploads nothing. What is left is the honest remainder."""
+
+    def claim(self, seen: Situation) -> float:  # noqa: ARG002
+        """No score."""
+        return math.nan
+
+    def upload(self, seen: Situation) -> None:  # noqa: ARG002
+        """Nothing."""
+        return
