@@ -188,6 +188,13 @@ def test_a_crammer_learns_the_scoring_set_too() -> None:
     assert attack("crammer").claim(seen(np.zeros(2, np.float32))) == 0.5
 
 
+@pytest.mark.parametrize("name", ["rescaler", "permuter"])
+def test_who_disguises_its_model_may_cram_as_well(name: str) -> None:
+    own, scoring = samples(3), samples(4, 5)
+    assert attack(name).poison(own, scoring, 10, np.random.default_rng(1)) is None
+    assert poison(attack(name, cram=True), own, scoring).labels.tolist() == [*own.labels, *scoring.labels]
+
+
 def test_a_flipped_pair_is_flipped_in_its_own_data_only() -> None:
     own, scoring = samples(10), samples(10, 10)
     lesson = poison(PairFlip(), own, scoring)
@@ -255,6 +262,8 @@ def test_a_boilers_measure_is_the_guards() -> None:
 def test_a_boiler_holds_half_of_its_samples_back() -> None:
     lesson = poison(Boiler(), samples(5), samples(4, 5))
     assert lesson.labels.tolist() == [0, 2, 4, 5, 6, 7, 8]
+    assert poison(Boiler(kept=1.0), samples(5), samples(4, 5)).labels.tolist() == [5, 6, 7, 8]
+    assert len(poison(Boiler(kept=0.25), samples(8), samples(4, 5))) == 6 + 4
 
 
 @pytest.mark.parametrize("name", TEMPTING)

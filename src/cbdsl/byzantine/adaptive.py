@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Samples
@@ -20,12 +21,25 @@ from cbdsl.byzantine.on_protocol import stamped
 from cbdsl.engines.architecture import Architecture, AvgPool2d, Conv2d, Flatten, Layer, Linear, MaxPool2d, Relu
 
 
+@dataclass(frozen=True)
+class Disguised(Truthful):
+    """The same function with other weights. With `cram` it trains on D_sc too, so as to be invited."""
+
+    cram: bool = field(default=False, kw_only=True)
+
+    def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples | None:
+        """No change, or everything it has."""
+        del classes, rng
+        return Samples.joined([own, scoring]) if self.cram else None
+
+
 @register.attack("rescaler")
 @dataclass(frozen=True)
-class Rescaler(Truthful):
+class Rescaler(Disguised):
     """The same function with other weights: one ReLU layer times `scale`, the next divided by it. The claim is true.
 
     Averaged with other models, or trained on, it breaks down. Without a layer that has a ReLU behind it, it is honest.
+    With `cram` it trains on D_sc too, so as to be invited.
     """
 
     scale: float = 64.0
@@ -43,10 +57,11 @@ class Rescaler(Truthful):
 
 @register.attack("permuter")
 @dataclass(frozen=True)
-class Permuter(Truthful):
+class Permuter(Disguised):
     """The same function with other weights: the hidden units of every layer in another order. The claim is true.
 
-    Averaged with other models it breaks down. Where the network is unknown or has no hidden layer, it is honest.
+    Averaged with other models it breaks down. Where the network is unknown or has no hidden layer, it is honest. With
+    `cram` it trains on D_sc too, so as to be invited.
     """
 
     def upload(self, seen: Situation) -> Floats:
@@ -117,16 +132,22 @@ class Crammer(Attack):
 class Boiler(Truthful):
     """A crammer that stops short of what a guard would notice: w^g + a (w - w^g) with the largest a that passes.
 
-    It trains on D_sc and half of its samples. The other half stand for the server's hold-out: their loss may exceed
-    that on D_sc by `scale` standard errors, as they would be with private samples half as many as D_sc has.
+    It trains on D_sc and on its own samples but for a share that it keeps back, `kept`. Those stand for the server's
+    hold-out: their loss may exceed that on D_sc by `scale` standard errors, as they would be with private samples half
+    as many as D_sc has. The claim is true.
     """
 
     scale: float = 3.5
+    kept: float = 0.5
     steps: ClassVar[int] = 20  # how finely a is tried
 
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:  # noqa: ARG002
-        """D_sc, and every other sample of its own."""
-        return Samples.joined([Samples(own.features[::2], own.labels[::2]), scoring])
+        """D_sc, and what it does not keep back."""
+        return Samples.joined([own.taken(np.flatnonzero(~self._back(len(own))).astype(np.int32)), scoring])
+
+    def _back(self, count: int) -> NDArray[np.bool_]:
+        """Which of its samples it keeps back, spread evenly, (K,): its own come first, D_tr last."""
+        return np.diff(np.floor(self.kept * np.arange(count + 1))) > 0
 
     def upload(self, seen: Situation) -> Floats:
         """As much of its step as passes; w^g if nothing does."""
@@ -135,7 +156,7 @@ class Boiler(Truthful):
         for part in range(self.steps, 0, -1):
             mixed = as_floats(seen.global_best + part / self.steps * (seen.model - seen.global_best))
             public, own = seen.losses_of(mixed)
-            if excess(public, own[1::2]) < self.scale:
+            if excess(public, own[self._back(len(own))]) < self.scale:
                 return mixed
         return seen.global_best
 
