@@ -147,7 +147,7 @@ class Boiler(Truthful):
 
     def _back(self, count: int) -> NDArray[np.bool_]:
         """Which of its samples it keeps back, spread evenly, (K,): its own come first, D_tr last."""
-        return np.diff(np.floor(self.kept * np.arange(count + 1))) > 0
+        return np.asarray(np.diff(np.floor(self.kept * np.arange(count + 1))) > 0)
 
     def upload(self, seen: Situation) -> Floats:
         """As much of its step as passes; w^g if nothing does."""
