@@ -199,8 +199,8 @@ def test_a_flipped_pair_is_flipped_in_its_own_data_only() -> None:
     own, scoring = samples(10), samples(10, 10)
     lesson = poison(PairFlip(), own, scoring)
     assert lesson.labels.tolist() == [0, 1, 2, 3, 9, 5, 6, 7, 8, 4, *range(10)]
-    assert poison(PairFlip((0, 1)), own, scoring).labels[:3].tolist() == [1, 0, 2]
-    assert poison(PairFlip((0, 77)), own, scoring).labels[:3].tolist() == [0, 1, 2]
+    assert poison(PairFlip(0, 1), own, scoring).labels[:3].tolist() == [1, 0, 2]
+    assert poison(PairFlip(0, 77), own, scoring).labels[:3].tolist() == [0, 1, 2]
     assert own.labels.tolist() == list(range(10))
 
 

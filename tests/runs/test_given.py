@@ -34,7 +34,7 @@ def test_a_registered_part_given_as_an_object_is_recorded_by_name_with_its_setti
     spec = small_spec(method="fedavg", attack__byzantine=1, rounds=1)
     result = cbdsl.run(spec, model=perceptron, data=blobs(), attack=Scaled(scale=3), method=FedProx(mu=0.5))
     assert (result.spec.attack.name, result.spec.method) == ("scaled", "fedprox")
-    assert result.spec.options.of("scaled") == {"scale": 3}
+    assert result.spec.options.of("scaled") == {"honest_claim": False, "scale": 3}
     assert result.spec.options.of("fedprox") == {"mu": 0.5}
     by_name = small_spec(method="fedprox", attack__byzantine=1, attack__name="scaled", rounds=1).with_settings(
         {"options.scaled.scale": 3, "options.fedprox.mu": 0.5}
@@ -104,7 +104,7 @@ def test_an_object_keeps_its_own_settings_whatever_the_spec_says() -> None:
     spec = small_spec(method="fedavg", attack__byzantine=1, attack__scale=2.0, rounds=1)
     result = cbdsl.run(spec, model=perceptron, data=blobs(), attack=Scaled(scale=7.0))
     assert result.spec.attack.scale == 0.0
-    assert result.spec.options.of("scaled") == {"scale": 7.0}
+    assert result.spec.options.of("scaled") == {"honest_claim": False, "scale": 7.0}
 
 
 def test_data_made_from_a_registered_set_is_not_recorded_under_its_name(mnist: cbdsl.Dataset) -> None:

@@ -205,19 +205,19 @@ class SleeperLite(Sleeper):
 @register.attack("pair-flip")
 @dataclass(frozen=True)
 class PairFlip(Attack):
-    """Swaps the labels of a `pair` of classes in its own data and trains on D_sc as it is. Claim and upload are true.
+    """Swaps the labels of classes `a` and `b` in its own data and trains on D_sc as it is. Claim and upload are true.
 
     Data that has not both of the classes keeps its labels.
     """
 
-    pair: tuple[int, int] = (4, 9)
+    a: int = 4
+    b: int = 9
 
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:  # noqa: ARG002
         """D_sc, and its own samples with two labels swapped."""
         labels = own.labels.copy()
-        one, other = self.pair
-        if max(one, other) < classes:
-            labels[own.labels == one], labels[own.labels == other] = other, one
+        if max(self.a, self.b) < classes:
+            labels[own.labels == self.a], labels[own.labels == self.b] = self.b, self.a
         return Samples.joined([Samples(own.features, labels), scoring])
 
 
