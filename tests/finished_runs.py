@@ -38,8 +38,8 @@ def finished(
         workers=spec.workers, parameters=parameters, rounds=count, final_accuracy=accuracies[-1],
         best_accuracy=max(accuracies), final_score=None, uploads=count, uplink_bytes=count * uplink,
         downlink_bytes=2 * count * uplink, model_uplink_bytes=0, wasted_uplink_bytes=0, fedavg_model_uplink_bytes=0,
-        banned=list(banned), byzantine=[], attack="", codec="", defence="", attack_success=None, traffic={},
-        seconds=1.0,
+        banned=list(banned), byzantine=[], attack="", codec="", defence="", attack_success=None, class_accuracy=[],
+        aimed_accuracy=None, honest_banned=0, traffic={}, seconds=1.0,
         spec_key=spec.key(), version="1",
     )  # fmt: skip
     return Finished(spec, summary, lines, folder)

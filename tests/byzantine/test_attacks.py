@@ -179,6 +179,11 @@ def test_a_staller_stays_silent() -> None:
     assert attack("staller").upload(seen()) is None
 
 
+def test_who_is_absent_claims_no_number_and_sends_nothing() -> None:
+    assert np.isnan(attack("absent").claim(seen()))
+    assert attack("absent").upload(seen()) is None
+
+
 @pytest.mark.parametrize("name", register.attack.names())
 def test_an_attack_is_the_same_for_the_same_stream(name: str) -> None:
     claims = [attack(name).claim(seen(rng=np.random.default_rng(4))) for _ in range(2)]

@@ -37,6 +37,35 @@ def test_every_aggregator_plays_a_run_with_attackers(name: str) -> None:
         assert np.isfinite(result.weights).all()
 
 
+@pytest.mark.parametrize("name", [*register.aggregator.names(), "nnm+median", "nnm+krum", "nnm+bulyan"])
+@pytest.mark.parametrize("declared", [-1, 0, 2])
+def test_every_aggregator_plays_a_run_without_the_absent(name: str, declared: int) -> None:
+    """Of five workers two are missing: three models, and still two attackers to reckon with."""
+    spec = small_spec(
+        method="fedavg", shared="train", workers=5, defence__aggregator=name, defence__declared=declared,
+        attack__byzantine=2, attack__name="absent",
+    )  # fmt: skip
+    result = cbdsl.run(spec, model=perceptron, data=blobs(), threads=1)
+    there = sorted(set(range(5)) - set(result.summary.byzantine))
+    assert [(line.accepted, line.silent) for line in result.rounds] == [(there, result.summary.byzantine)] * 5
+    assert result.summary.uploads == 3 * 5
+    assert result.summary.final_accuracy > 0.5
+    assert np.isfinite(result.weights).all()
+
+
+@pytest.mark.parametrize("settings", [{}, {"defence__guard": True, "defence__commitment": True}])
+def test_cbdsl_never_invites_and_never_bans_the_absent(settings: dict[str, object]) -> None:
+    result = cbdsl.run(
+        small_spec(attack__byzantine=2, attack__name="absent", **settings), model=perceptron, data=blobs(), threads=1
+    )
+    gone = result.summary.byzantine
+    for line in result.rounds:
+        assert sorted(map(int, line.set_aside)) == gone
+        assert not {verdict["worker"] for verdict in line.verdicts} & set(gone)
+        assert not line.banned
+    assert result.summary.final_accuracy > 0.5
+
+
 def test_the_mean_by_rule_is_fedavg() -> None:
     plain = cbdsl.run(small_spec(method="fedavg"), model=perceptron, data=blobs())
     trimmed = small_spec(method="fedavg", defence__aggregator="trimmed-mean", defence__declared=0)

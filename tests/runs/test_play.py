@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ import cbdsl
 from cbdsl import register
 from cbdsl.data.sources import Dataset
 from cbdsl.errors import UserError
+from cbdsl.methods.cb_dsl import CbDsl
+from cbdsl.runs.records import Finale, Summary, lowest_of, summarise
 from cbdsl.spec import read as read_spec
 from helpers import After, blobs, module_named, perceptron, small_spec
 
@@ -41,6 +44,48 @@ def test_every_method_runs_and_says_the_same_of_itself(method: str) -> None:
     with torch.no_grad():
         predicted = result.model(torch.from_numpy(blobs().test.features)).argmax(1).numpy()
     assert float((predicted == blobs().test.labels).mean()) == pytest.approx(summary.final_accuracy)
+
+
+def test_a_summary_has_the_accuracy_of_every_class() -> None:
+    data, spec = blobs(), small_spec(method="fedavg")
+    result = cbdsl.run(spec, model=perceptron, data=data)
+    with torch.no_grad():
+        predicted = result.model(torch.from_numpy(data.test.features)).argmax(1).numpy()
+    right = predicted == data.test.labels
+    expected = [round(float(right[data.test.labels == one].mean()), 4) for one in range(3)]
+    assert result.summary.class_accuracy == expected
+    assert len(set(expected)) > 1
+    lacking = Dataset.from_arrays(
+        data.train.features, data.train.labels, data.test.features[data.test.labels > 0],
+        data.test.labels[data.test.labels > 0], name="lacking",
+    )  # fmt: skip
+    found = cbdsl.run(spec, model=perceptron, data=lacking).summary.class_accuracy
+    assert found == [None, *expected[1:]]
+
+
+def test_a_summary_has_the_worst_of_the_classes_an_attack_aims_at() -> None:
+    class Aiming(cbdsl.Attack):
+        aims = (0, 2, 7)  # there is no class 7
+
+    def summary(byzantine: int) -> Summary:
+        spec = small_spec(attack__byzantine=byzantine)
+        return cbdsl.run(spec, model=perceptron, data=blobs(), attack=Aiming() if byzantine else None).summary
+
+    found = summary(1)
+    first, _, last = found.class_accuracy
+    assert first is not None
+    assert last is not None
+    assert found.aimed_accuracy == min(first, last)
+    assert summary(0).aimed_accuracy is None
+    assert lowest_of([0.5, None, 0.25], (1,)) is None
+
+
+def test_a_summary_counts_the_honest_workers_that_were_banned() -> None:
+    result = cbdsl.run(small_spec(attack__byzantine=1, attack__name="liar"), model=perceptron, data=blobs())
+    assert (result.summary.banned, result.summary.honest_banned) == (result.summary.byzantine, 0)
+    lines = [replace(line, banned=[1, 4, 5]) for line in result.rounds]
+    wrong = summarise(result.spec, "", lines, CbDsl(), result.engine, [4], Finale(()))
+    assert (wrong.banned, wrong.honest_banned) == ([1, 4, 5], 2)
 
 
 @pytest.mark.parametrize("method", ["cb-dsl", "fedavg", "fedpso"])

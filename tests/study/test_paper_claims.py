@@ -60,7 +60,8 @@ def finished(figure: int, approach: str, accuracy: float) -> Finished:
         uploads=rounds * (WORKERS if fedavg else 1), uplink_bytes=uplink * rounds, downlink_bytes=0,
         model_uplink_bytes=uplink * rounds, wasted_uplink_bytes=0, fedavg_model_uplink_bytes=0,
         banned=attackers if approach == "cb-dsl-g" else [], byzantine=attackers, attack="",
-        codec="", defence="", attack_success=None, traffic={}, seconds=1.0, spec_key="", version="",
+        codec="", defence="", attack_success=None, class_accuracy=[],
+        aimed_accuracy=None, honest_banned=0, traffic={}, seconds=1.0, spec_key="", version="",
     )  # fmt: skip
     return Finished(Spec(), summary, tuple(lines), Path())
 

@@ -246,17 +246,3 @@ class Fifth(Truthful):
     def upload(self, seen: Situation) -> Floats:
         """A short step."""
         return as_floats(seen.global_best + self.share * (seen.model - seen.global_best))
-
-
-@register.attack("absent")
-@dataclass(frozen=True)
-class Absent(Attack):
-    """Not there at all: claims NaN, which is set aside, and uploads nothing. What is left is the honest remainder."""
-
-    def claim(self, seen: Situation) -> float:  # noqa: ARG002
-        """No score."""
-        return math.nan
-
-    def upload(self, seen: Situation) -> None:  # noqa: ARG002
-        """Nothing."""
-        return

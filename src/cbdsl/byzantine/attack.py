@@ -61,6 +61,7 @@ class Attack:
     crafts: ClassVar[bool] = False  # makes a model at home before the first round
     images: ClassVar[int] = 0  # how many samples of its own it needs for that
     target: ClassVar[int | None] = None  # the class that a trigger is to be mistaken for
+    aims: ClassVar[tuple[int, ...]] = ()  # the classes that it wants to be got wrong, where it is after some alone
 
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples | None:  # noqa: ARG002
         """What it trains on instead of its own data and D_tr; none: no change."""

@@ -129,6 +129,20 @@ class Staller(Attack):
         return
 
 
+@register.attack("absent")
+@dataclass(frozen=True)
+class Absent(Attack):
+    """Is not there: claims no number and uploads nothing. What is left is the swarm without the attackers."""
+
+    def claim(self, seen: Situation) -> float:  # noqa: ARG002
+        """Not a number; a server sets it aside."""
+        return math.nan
+
+    def upload(self, seen: Situation) -> None:  # noqa: ARG002
+        """Nothing."""
+        return
+
+
 @register.attack("flooder")
 @dataclass(frozen=True)
 class Flooder(Attack):

@@ -2,6 +2,11 @@
 
 Every rule is a pure function of the rows, of f, the number of attackers the server reckons with, and, for those that
 use one, of what a trusted server knows. Rows that are not finite are taken away before any rule but the mean sees them.
+
+Workers that send nothing leave fewer rows, but f stays: a server cannot tell an attacker that hides from an honest
+worker that is late. A rule that wants more rows than there are goes as far as it can: a trimmed mean keeps the middle
+one or two values, Krum looks at one neighbour at least, multi-Krum, Zeno and mixing keep one row at least, Bulyan
+lowers f.
 """
 
 from __future__ import annotations

@@ -193,8 +193,8 @@ def rounds(stage: Stage, state: ServerState, swarm: Swarm | None = None, measure
 
 def conclude(stage: Stage, folder: RunFolder | None, records: Sequence[RoundRecord], state: ServerState) -> Result:
     """Sum a run up, and leave its results in its folder."""
-    method, success = stage.server.method, stage.attack_success(state)
-    summary = summarise(stage.spec, stage.spec_key, records, method, stage.engine, stage.byzantine, success)
+    method, finale = stage.server.method, stage.finale(state)
+    summary = summarise(stage.spec, stage.spec_key, records, method, stage.engine, stage.byzantine, finale)
     if folder is not None:
         folder.finish(summary, stage.network.tensors(state.global_best))
     where = folder.path if folder else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -73,15 +73,38 @@ class Summary:
     wasted_uplink_bytes: int  # uploads that were not used
     fedavg_model_uplink_bytes: int  # what FedAvg would have uploaded in as many rounds with as many participants
     banned: list[int]
+    honest_banned: int  # how many of them were no attackers
     byzantine: list[int]  # who the attackers were; a server does not know
     attack: str
     codec: str  # how models travelled, up and down; empty: as they are
     defence: str  # the aggregator, or what the server does beyond the paper; empty: nothing
     attack_success: float | None  # share of triggered test samples that are taken for the attack's target
+    class_accuracy: list[float | None]  # of the final model, class by class; none where the test set has no sample
+    aimed_accuracy: float | None  # the lowest of the classes that the attack aims at; none if it aims at none
     traffic: dict[str, list[int]]
     seconds: float
     spec_key: str
     version: str
+
+
+@dataclass(frozen=True)
+class Finale:
+    """What is measured once, of the model that a run ends with."""
+
+    class_accuracy: tuple[float | None, ...]
+    attack_success: float | None = None
+    aims: tuple[int, ...] = ()  # classes that the run's attackers are after
+
+    @property
+    def aimed_accuracy(self) -> float | None:
+        """The lowest accuracy among the classes aimed at."""
+        return lowest_of(self.class_accuracy, self.aims)
+
+
+def lowest_of(accuracies: Sequence[float | None], classes: Iterable[int]) -> float | None:
+    """The lowest accuracy among some classes; none if none of them is in the test set."""
+    found = [accuracies[one] for one in classes if 0 <= one < len(accuracies)]
+    return min((value for value in found if value is not None), default=None)
 
 
 def record(log: RoundLog, state: ServerState, participants: int, accuracy: float, seconds: float) -> RoundRecord:
@@ -117,9 +140,9 @@ def summarise(
     method: Method,
     engine: Engine,
     byzantine: Sequence[int],
-    attack_success: float | None = None,
+    finale: Finale,
 ) -> Summary:
-    """The summary of a run, from its records alone."""
+    """The summary of a run, from its records and what was measured at its end."""
     last, model_bytes = records[-1], engine.size * NUMBER_BYTES
     traffic = by_kind(Traffic(kind, *counts) for line in records for kind, counts in line.traffic.items())  # type: ignore[arg-type]
     return Summary(
@@ -143,11 +166,14 @@ def summarise(
         wasted_uplink_bytes=sum(line.wasted_bytes for line in records),
         fedavg_model_uplink_bytes=len(records) * spec.participants * model_bytes,
         banned=last.banned,
+        honest_banned=len(set(last.banned) - set(byzantine)),
         byzantine=sorted(byzantine),
         attack=spec.attack.name if byzantine else "",
         codec="" if {spec.codec.up, spec.codec.down} == {"none"} else f"{spec.codec.up} up, {spec.codec.down} down",
         defence=describe(spec),
-        attack_success=attack_success,
+        attack_success=finale.attack_success,
+        class_accuracy=list(finale.class_accuracy),
+        aimed_accuracy=finale.aimed_accuracy,
         traffic={kind: [total.messages, total.payload] for kind, total in traffic.items()},
         seconds=round(sum(line.seconds for line in records), 3),
         spec_key=key,
@@ -189,6 +215,8 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         rows.append(("honest but banned", _names(honest)))
     if summary.attack_success is not None:
         rows.append(("attack success", f"{summary.attack_success:.1%} of triggered test images"))
+    if summary.aimed_accuracy is not None:
+        rows.append(("aimed-at classes", f"{summary.aimed_accuracy:.1%} accuracy in the worst of them"))
     if summary.wasted_uplink_bytes:
         rows.append(("wasted", f"{size(summary.wasted_uplink_bytes)} of uploads that were refuted or declined"))
     rows.append(("time", f"{clock(summary.seconds)} ({summary.seconds:.1f} s) on the {summary.engine} engine"))

@@ -32,6 +32,7 @@ from cbdsl.protocol.state import ServerState
 from cbdsl.register import CUSTOM
 from cbdsl.rng import seed_of, stream
 from cbdsl.runs.defence import Parts, server_of
+from cbdsl.runs.records import Finale
 from cbdsl.spec import Spec, init_file
 from cbdsl.swarms.memory import MemorySwarm
 from cbdsl.workers.batches import padded
@@ -138,6 +139,20 @@ class Stage:
         """Share of the test set that w^g classifies correctly."""
         everything = np.arange(len(self.dataset.test), dtype=np.int32)
         return float(self.engine.accuracies(state.global_best[None], self.dataset.test, everything)[0])
+
+    def class_accuracy(self, state: ServerState) -> tuple[float | None, ...]:
+        """The same by class, to four digits; none where the test set has no sample of it."""
+        labels, weights = self.dataset.test.labels, state.global_best[None]
+        members = [np.flatnonzero(labels == one).astype(np.int32) for one in range(self.dataset.classes)]
+        return tuple(
+            round(float(self.engine.accuracies(weights, self.dataset.test, rows)[0]), 4) if len(rows) else None
+            for rows in members
+        )
+
+    def finale(self, state: ServerState) -> Finale:
+        """What is measured once, at the end."""
+        aims = self.attack.aims if self.byzantine else ()
+        return Finale(self.class_accuracy(state), self.attack_success(state), aims)
 
     def attack_success(self, state: ServerState) -> float | None:
         """Share of test samples of other classes that a trigger turns into the attack's target, if it has one."""
