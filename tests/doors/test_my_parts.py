@@ -155,6 +155,7 @@ def test_the_arena(plugin: str, tmp_path: Path) -> None:
         attacks=("shuffle", "liar"),
         defences=("fedavg", "cb-dsl"),
         byzantine=(2,),
+        presets=("strong-iid",),
         settings={
             "workers": 6,
             "rounds": 3,
@@ -169,7 +170,7 @@ def test_the_arena(plugin: str, tmp_path: Path) -> None:
     )
     arena = hold(contest, tmp_path / "arena", jobs=2)
     assert {(bout.defence, bout.attack) for bout in arena.bouts} == {
-        (defence, attack) for defence in ("fedavg", "cb-dsl") for attack in ("", "shuffle", "liar")
+        (defence, attack) for defence in ("fedavg", "cb-dsl") for attack in ("", "absent", "shuffle", "liar")
     }
     page = arena_page.write(contest, arena.bouts, tmp_path / "arena", "cbdsl arena")
     assert "coordinates shuffled" in page.read_text()

@@ -18,7 +18,7 @@ def ended(spec: Spec) -> Summary:
     """A run in which attackers do no harm and nobody is banned."""
     return SimpleNamespace(  # type: ignore[return-value]
         conversation="swarm", final_accuracy=0.9, uplink_bytes=1000, wasted_uplink_bytes=0, uploads=5, banned=[],
-        attack_success=None,
+        attack_success=None, honest_banned=0, class_accuracy=[], aimed_accuracy=None,
         byzantine=list(range(spec.attack.byzantine)),
     )  # fmt: skip
 

@@ -18,12 +18,17 @@ def arena(  # noqa: PLR0913, PLR0917 - one parameter an option
     defences: Annotated[
         str | None, typer.Option(help="Defences, aggregators, selections or methods; all defences if not given.")
     ] = None,
-    byzantine: Annotated[str | None, typer.Option(help="Numbers of attackers; 1,5,10,20 if not given.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, from 0.")] = None,
-    preset_name: Annotated[str | None, typer.Option("--preset", help="Starting point of every run.")] = None,
+    byzantine: Annotated[str | None, typer.Option(help="Numbers of attackers; 1,5,20 if not given.")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many seeds, from 0; if not given 3 for our defences and FedAvg, 1 for the rest."),
+    ] = None,
+    presets: Annotated[
+        str | None, typer.Option("--preset", help="Starting points; strong-iid,strong-noniid if not given.")
+    ] = None,
     plugins: Plugins = None,
     settings: Settings = None,
-    quick: Annotated[bool, typer.Option("--quick", help="A taste: four attacks, six defences, five rounds.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A taste, in minutes: four attacks, six defences.")] = False,
     out: Annotated[Path | None, typer.Option(help="The folder; the same one continues what was stopped.")] = None,
     jobs: Jobs = None,
 ) -> None:
@@ -34,6 +39,7 @@ def arena(  # noqa: PLR0913, PLR0917 - one parameter an option
     from cbdsl.cli.tables import print_arena  # noqa: PLC0415
     from cbdsl.runs.resolve import refuse_idle  # noqa: PLC0415
     from cbdsl.study import arena as job  # noqa: PLC0415
+    from cbdsl.study.forecast import forecast  # noqa: PLC0415
 
     start = replace(job.QUICK, plugins=tuple(plugins or ())) if quick else job.Contest(plugins=tuple(plugins or ()))
     own = dict(map(parse_setting, settings or []))
@@ -42,13 +48,15 @@ def arena(  # noqa: PLR0913, PLR0917 - one parameter an option
         "defences": defences and words(defences),
         "byzantine": byzantine and numbers(byzantine, "--byzantine"),
         "seeds": seeds and tuple(range(seeds)),
-        "preset": preset_name,
+        "other_seeds": seeds and tuple(range(seeds)),
+        "presets": presets and words(presets),
         "settings": {**start.settings, **own} if own else None,
     }
     contest = replace(start, **{key: value for key, value in chosen.items() if value is not None})
     folder = out or Path("arena-quick" if quick else "arena")
     tasks = job.tasks_of(contest)
     refuse_idle([task.spec for task in tasks], own)
+    typer.echo(forecast(tasks, folder, jobs).words(), err=True)
     with SweepDisplay(len(tasks), folder) as display:
         held = job.hold(contest, folder, jobs, display.show)
     from cbdsl.report import arena_page  # noqa: PLC0415 - matplotlib loads slowly

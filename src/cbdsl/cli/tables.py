@@ -76,24 +76,28 @@ def print_arena(held: Arena, page: Path) -> None:
     """Where every defence stands in its worst bout, on standard output."""
     from cbdsl.study.arena import defence_named  # noqa: PLC0415
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("defence", "clean", "worst", "under", "lost bouts", "uplink", "honest banned"):
-        table.add_column(heading, justify="left" if heading in {"defence", "under"} else "right")
-    for name in held.contest.defences:
-        own = [bout for bout in held.bouts if bout.defence == name]
-        worst = min(own, key=lambda bout: bout.accuracy)
-        lost = sum(not bout.stands for bout in own)
-        table.add_row(
-            defence_named(name).label,
-            f"{own[0].accuracy:.1%}",
-            f"{worst.accuracy:.1%}",
-            f"{worst.attack or 'no attack'}, {worst.byzantine}",
-            Text(f"{lost} of {len(own) - 1}", style="red" if lost else "green"),
-            size(own[0].uplink_bytes),
-            f"{sum(bout.false_bans for bout in own):g}",
-        )
     console = Console()
-    console.print(table, highlight=False)
+    for preset in held.contest.presets:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+        table.add_column(f"defence, {preset}", no_wrap=True)
+        for heading in ("clean", "worst", "under", "loss", "lost bouts", "uplink", "honest banned"):
+            table.add_column(heading, justify="left" if heading == "under" else "right")
+        for name in held.contest.defences:
+            own = [bout for bout in held.bouts if (bout.preset, bout.defence) == (preset, name)]
+            fought = [bout for bout in own if bout.attacked]
+            worst, lost = min(own, key=lambda bout: bout.accuracy), sum(not bout.stands for bout in fought)
+            table.add_row(
+                defence_named(name).label,
+                f"{own[0].accuracy:.1%}",
+                f"{worst.accuracy:.1%}",
+                f"{worst.attack or 'no attack'}, {worst.byzantine}",
+                f"{100 * max(bout.lost for bout in fought):.1f}",
+                Text(f"{lost} of {len(fought)}", style="red" if lost else "green"),
+                size(own[0].uplink_bytes),
+                f"{sum(bout.false_bans for bout in own):g}",
+            )
+        console.print(table, highlight=False)
+    console.print("loss: the largest, in points, against the same defence with the attackers absent", highlight=False)
     console.print(f"page: {page}", highlight=False, soft_wrap=True)
 
 

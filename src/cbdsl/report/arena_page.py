@@ -1,29 +1,26 @@
-"""The arena's figures and page: where each defence stands, where it breaks, what it costs."""
+"""The arena's page: where each defence stands, where it breaks, what it costs."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from cbdsl import register
 from cbdsl.files import write_atomically
+from cbdsl.report.arena_figures import cost, heatmap, worst_of
 from cbdsl.report.html import Section, bullets, document, picture, table
-from cbdsl.report.style import INK, PALE, dress, new_figure, save, spread_labels, themed_svg
+from cbdsl.report.style import save, themed_svg
 from cbdsl.report.words import attack_words, listed
-from cbdsl.study.arena import TOLERATED, Bout, Contest, defence_named
+from cbdsl.study.arena import ABSENT, TOLERATED, TOLERATED_AIMED, Bout, Cell, Contest, defence_named
 from cbdsl.text import size
 
-_MAP = mpl.colormaps["cividis"]  # the same to every eye
 _CROSSED = (
-    "<p>Final test accuracy in percent; the darker, the more is lost against the clean run. "
-    f"✗: more than {TOLERATED * 100:.0f} points.</p>"
+    "<p>Final test accuracy in percent; the darker, the more is lost against the same defence with the attackers "
+    f"absent. ✗: more than {TOLERATED * 100:.0f} points.</p>"
 )
-_OURS, _THEIRS = "#0072b2", "#d55e00"
 
 
 def write(contest: Contest, bouts: Sequence[Bout], out: Path, command: str) -> Path:
@@ -32,157 +29,152 @@ def write(contest: Contest, bouts: Sequence[Bout], out: Path, command: str) -> P
 
     def keep(drawn: Figure, name: str, description: str) -> str:
         save(drawn, out / "figures" / name)
-        return themed_svg(drawn, name, description)
+        return picture(themed_svg(drawn, name, description))
 
-    maps = {
-        count: keep(
-            heatmap(contest, bouts, count),
-            f"accuracy-{count}",
-            f"Accuracy with {count} attackers, by defence and attack",
+    maps = [
+        Section(
+            f"map-{preset}-{count}",
+            _where(contest, preset, _attackers(count)),
+            _where(contest, preset, f"Accuracy with {_attackers(count)}"),
+            _CROSSED
+            + keep(
+                heatmap(contest, bouts, preset, count),
+                f"accuracy-{preset}-{count}",
+                f"Accuracy with {_attackers(count)}, by defence and attack, {preset}",
+            ),
         )
+        for preset in contest.presets
         for count in sorted(contest.byzantine, reverse=True)
-    }
+    ]
     price = keep(cost(contest, bouts), "cost", "Worst accuracy against uplink")
     sections = [
-        Section("worst", "Worst case", "The worst that can happen to each defence", _worst(contest, bouts)),
-        Section("breaks", "Where ours breaks", "Where our own defences break", _breaks(contest, bouts)),
-        *(
-            Section(f"map{count}", f"{count} attackers", f"Accuracy with {count} attackers", _CROSSED + picture(drawn))
-            for count, drawn in maps.items()
+        Section(
+            "worst", "Worst case", "The worst that can happen to each defence, and its price",
+            price + "".join(_worst(contest, bouts, preset) for preset in contest.presets),
         ),
-        Section("cost", "Cost", "What it costs", picture(price)),
+        Section("breaks", "Where ours breaks", "Where our own defences break", _breaks(contest, bouts)),
+        *maps,
         *_detection(contest, bouts),
-        *_backdoor(bouts),
+        *_backdoor(contest, bouts),
+        *_aimed(contest, bouts),
         Section("attacks", "Attacks", "The attacks", _glossary(contest)),
         Section("method", "Method", "How this was made", _method(contest, command)),
-    ]
+    ]  # fmt: skip
     page = out / "arena.html"
     write_atomically(page, document("The Byzantine arena", _lead(contest, bouts), sections).encode())
     return page
-
-
-def heatmap(contest: Contest, bouts: Sequence[Bout], count: int) -> Figure:
-    """Defences down, attacks across; in every cell the final accuracy, and as its colour what was lost.
-
-    Colours fall with the root of the loss, so that five points show beside ninety.
-    """
-    found = {(bout.defence, bout.attack): bout for bout in bouts if bout.byzantine in (0, count)}
-    columns = ["", *contest.attacks]
-    figure = new_figure(2.6 + 0.62 * len(columns), 1.3 + 0.36 * len(contest.defences))
-    axes = figure.subplots()
-    for row, defence in enumerate(contest.defences):
-        for column, attack in enumerate(columns):
-            bout = found[defence, attack]
-            colour = _MAP(1 - math.sqrt(min(max(bout.lost, 0.0), 1.0)))
-            axes.add_patch(mpl.patches.Rectangle((column, row), 0.96, 0.92, facecolor=colour, edgecolor="none"))
-            ink = "#fdfdfd" if sum(colour[:3]) < 1.5 else "#000000"  # not the page's colours: cells keep theirs
-            weight = "normal" if bout.stands else "bold"
-            axes.text(
-                column + 0.48, row + 0.48, f"{bout.accuracy:.0%}".rstrip("%") + ("" if bout.stands else " ✗"),
-                ha="center", va="center", color=ink, fontsize=9, fontweight=weight,
-            )  # fmt: skip
-    axes.set_xlim(0, len(columns))
-    axes.set_ylim(len(contest.defences), 0)
-    dress(axes, f"Test accuracy in %, {count} attackers")
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
-    axes.set_xticks(
-        [column + 0.48 for column in range(len(columns))], ["clean", *contest.attacks], rotation=45, ha="right"
-    )
-    axes.set_yticks(
-        [row + 0.46 for row in range(len(contest.defences))], [defence_named(name).label for name in contest.defences]
-    )
-    axes.tick_params(length=0)
-    return figure
-
-
-def cost(contest: Contest, bouts: Sequence[Bout]) -> Figure:
-    """Uplink across, worst accuracy up: one point a defence."""
-    figure = new_figure(8.5, 4.6)
-    axes = figure.subplots()
-    dress(axes, "Accuracy under the worst attack, and the uplink it takes")
-    points = {name: _worst_of(bouts, name) for name in contest.defences}
-    for ours, colour, marker in ((True, _OURS, "o"), (False, _THEIRS, "s")):
-        names = [name for name in contest.defences if defence_named(name).ours is ours]
-        heights = spread_labels([100 * points[name].accuracy for name in names], 4.5)
-        down = max(0.0, max(heights, default=0.0) - 99)
-        for name, label in zip(names, heights, strict=True):
-            across, height = points[name].uplink_bytes / 1e6, 100 * points[name].accuracy
-            axes.plot(across, height, marker, color=colour, markersize=8 if ours else 6)
-            axes.annotate(
-                defence_named(name).label, (across, height), (across * 1.25, label - down), color=colour, fontsize=9,
-                va="center", arrowprops={"arrowstyle": "-", "color": PALE, "linewidth": 0.6, "relpos": (0, 0.5)},
-            )  # fmt: skip
-    spans = [bout.uplink_bytes / 1e6 for bout in points.values()]
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("")
-    axes.set_xlim(min(spans) / 1.5, max(spans) * 6)
-    axes.set_ylim(-4, 104)
-    axes.set_xlabel("uplink of the whole run, MB (payload)", color=INK)
-    axes.set_ylabel("accuracy, %", color=INK)
-    return figure
 
 
 def _label(defence: str) -> str:
     return escape(defence_named(defence).label)
 
 
-def _worst_of(bouts: Iterable[Bout], defence: str) -> Bout:
-    return min((bout for bout in bouts if bout.defence == defence), key=lambda bout: bout.accuracy)
+def _attackers(count: int) -> str:
+    return f"{count} attacker{'s' * (count != 1)}"
+
+
+def _where(contest: Contest, preset: str, words: str) -> str:
+    """Words, with the preset behind them where there are several."""
+    return f"{words}, {preset}" if len(contest.presets) > 1 else words
+
+
+def _against(contest: Contest, bout: Bout) -> str:
+    """Whom a bout was fought against, and where."""
+    return escape(_where(contest, bout.preset, f"{bout.attack} with {_attackers(bout.byzantine)}"))
 
 
 def _lead(contest: Contest, bouts: Sequence[Bout]) -> str:
-    best = max(contest.defences, key=lambda name: _worst_of(bouts, name).accuracy)
-    worst = _worst_of(bouts, best)
-    seeds = f"{len(contest.seeds)} seeds" if len(contest.seeds) > 1 else f"one seed ({contest.seeds[0]})"
-    return (
+    workers = contest.spec(Cell(contest.presets[0], contest.defences[0]), 0).workers
+    words = [
         f"{len(contest.defences)} ways of learning together against {len(contest.attacks)} attacks with "
-        f"{listed(contest.byzantine)} Byzantine workers of {contest.spec(best, '', 0, 0).workers}, {seeds}. "
-        f"Best in the worst case: <b>{_label(best)}</b>, {worst.accuracy:.1%} under "
-        f"{escape(worst.attack or 'no attack')}."
-    )
+        f"{listed(contest.byzantine)} Byzantine workers of {workers}, {_seeds(contest)}."
+    ]
+    for preset in contest.presets:
+        best = max(contest.defences, key=lambda name: worst_of(bouts, preset, name).accuracy)
+        worst = worst_of(bouts, preset, best)
+        place = f" on {escape(preset)}" if len(contest.presets) > 1 else ""
+        words.append(
+            f"Best in the worst case{place}: <b>{_label(best)}</b>, {worst.accuracy:.1%} under {_under(worst)}."
+        )
+    return " ".join(words)
 
 
-def _worst(contest: Contest, bouts: Sequence[Bout]) -> str:
-    head = ("Defence", "Clean", "Worst case", "Worst attack", "Bouts lost", "Uplink, clean")
+def _seeds(contest: Contest) -> str:
+    """How many seeds, and which defences have fewer."""
+    numbers = {name: contest.seeds_of(name) for name in contest.defences}
+    kinds = set(numbers.values())
+    if len(kinds) == 1:
+        seeds = kinds.pop()
+        return f"{len(seeds)} seeds" if len(seeds) > 1 else f"one seed ({seeds[0]})"
+    words = {seeds: f"{len(seeds)} seed{'s' * (len(seeds) > 1)} ({listed(seeds)})" for seeds in kinds}
+    return f"{words[contest.seeds]} for our own defences and FedAvg, {words[contest.other_seeds]} for the others"
+
+
+def _worst(contest: Contest, bouts: Sequence[Bout], preset: str) -> str:
+    head = (
+        "Defence", "Nobody Byzantine", "Worst case", "Under", "Largest loss", "Bouts lost", "Honest banned",
+        "Backdoor", "Aimed-at class", "Uplink",
+    )  # fmt: skip
     rows = []
     for defence in contest.defences:
-        own = [bout for bout in bouts if bout.defence == defence]
-        clean, worst = own[0], _worst_of(own, defence)
-        lost = sum(not bout.stands for bout in own)
-        kind = "no" if lost else "yes"
+        own = [bout for bout in bouts if (bout.preset, bout.defence) == (preset, defence)]
+        fought = [bout for bout in own if bout.attacked]
+        clean, worst = own[0], worst_of(own, preset, defence)
+        dearest, lost = max(fought, key=lambda bout: bout.lost), sum(not bout.stands for bout in fought)
+        fooled = [bout.attack_success for bout in fought if bout.attack_success is not None]
+        aimed = [bout.aimed_accuracy for bout in fought if bout.aimed_accuracy is not None]
         rows.append((
-            f"<b>{_label(defence)}</b>", f"{clean.accuracy:.1%}", _span(worst),
-            f"{escape(worst.attack)}, {worst.byzantine}" if worst.attack else "none: its clean run",
-            f'<span class="{kind}">{lost} of {len(own) - 1}</span>', size(clean.uplink_bytes),
+            f"<b>{_label(defence)}</b>", f"{clean.accuracy:.1%}", _span(worst), _under(worst),
+            f"{_points(dearest.lost)} ({_under(dearest)})",
+            f'<span class="{"no" if lost else "yes"}">{lost} of {len(fought)}</span>',
+            f"{sum(bout.false_bans for bout in own):g}", _share(max(fooled, default=None)),
+            _share(min(aimed, default=None)), size(clean.uplink_bytes),
         ))  # fmt: skip
-    note = f"<p>A bout is lost if the attack costs more than {TOLERATED * 100:.0f} points against the clean run.</p>"
-    return note + table(head, rows)
+    note = (
+        f"<p>Losses are against the remainder: the same defence and seeds with the attackers absent. A bout is lost if "
+        f"the attack costs more than {TOLERATED * 100:.0f} points of that. Honest banned: the sum over all bouts, a "
+        "run each. Backdoor: the highest share of triggered images that were taken for the target. Aimed-at class: the "
+        "lowest accuracy of a class that an attack was after. Uplink: of a run in which nobody is Byzantine.</p>"
+    )
+    several = len(contest.presets) > 1
+    heading = f"<h3>{escape(preset)}</h3>" if several else ""
+    return heading + (note if preset == contest.presets[0] else "") + table(head, rows)
+
+
+def _under(bout: Bout) -> str:
+    if bout.attack == ABSENT:
+        return f"no attack, {bout.byzantine} absent"
+    return f"{escape(bout.attack)}, {bout.byzantine}" if bout.attack else "no attack"
 
 
 def _breaks(contest: Contest, bouts: Sequence[Bout]) -> str:
-    ours = [name for name in contest.defences if defence_named(name).ours]
-    lost = [bout for bout in bouts if bout.defence in ours and not bout.stands]
-    fooled = [bout for bout in bouts if bout.defence in ours and (bout.attack_success or 0) > 0.5]
-    wronged = [bout for bout in bouts if bout.defence in ours and bout.false_bans]
+    ours = [bout for bout in bouts if defence_named(bout.defence).ours]
+    if not ours:
+        return "<p>None of our own defences is in this arena.</p>"
     items = [
-        f"<b>{_label(bout.defence)}</b> loses {100 * bout.lost:.1f} points to "
-        f"{escape(bout.attack)} with {bout.byzantine} attackers ({_span(bout)})."
-        for bout in sorted(lost, key=lambda bout: -bout.lost)
+        f"<b>{_label(bout.defence)}</b> loses {_points(bout.lost)} to {_against(contest, bout)} ({_span(bout)}; "
+        f"{bout.remainder:.1%} with the attackers absent)."
+        for bout in sorted(ours, key=lambda bout: -bout.lost)
+        if not bout.stands
     ]
     items += [
-        f"<b>{_label(bout.defence)}</b> keeps its accuracy under {escape(bout.attack)} with "
-        f"{bout.byzantine} attackers, but takes {bout.attack_success:.0%} of triggered images for the target."
-        for bout in fooled
+        f"<b>{_label(bout.defence)}</b> takes {bout.attack_success:.0%} of triggered images for the target under "
+        f"{_against(contest, bout)}, at an accuracy of {bout.accuracy:.1%}."
+        for bout in ours
+        if bout.attack_success is not None and bout.attack_success > 0.5
+    ]
+    items += [
+        f"<b>{_label(bout.defence)}</b> knows {_share(bout.aimed_accuracy)} of the class aimed at by "
+        f"{_against(contest, bout)}; {_share(bout.aimed_remainder)} with the attackers absent."
+        for bout in ours
+        if not bout.keeps_aimed
     ]
     items += [
         f"<b>{_label(bout.defence)}</b> bans {bout.false_bans:g} honest workers a run under "
-        f"{escape(bout.attack or 'no attack')}, {bout.byzantine} attackers."
-        for bout in wronged
+        f"{_against(contest, bout) if bout.attack else escape(_where(contest, bout.preset, 'no attack'))}."
+        for bout in ours
+        if bout.false_bans
     ]
-    if not ours:
-        return "<p>None of our own defences is in this arena.</p>"
     return bullets(items) if items else "<p>Nowhere in this arena.</p>"
 
 
@@ -192,7 +184,7 @@ def _detection(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
         return []
     totals = []
     for defence in ours:
-        own = [bout for bout in bouts if bout.defence == defence and bout.attack]
+        own = [bout for bout in bouts if bout.defence == defence and bout.attacked]
         banned, wrong = sum(bout.banned for bout in own), sum(bout.false_bans for bout in own)
         there = sum(bout.byzantine for bout in own)
         totals.append((
@@ -200,12 +192,13 @@ def _detection(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
             _share(banned / there if there else None), f"{wrong:g}",
             f"{max(bout.uploads for bout in own):g}", size(max(bout.wasted_bytes for bout in own)),
         ))  # fmt: skip
-    head = ("Defence", "Attack", "Attackers", "Banned", "Precision", "Recall", "Honest banned", "Uploads", "Wasted")
+    head = ("Defence", "Attack", "Attackers", "Loss", "Banned", "Precision", "Recall", "Honest banned", "Uploads",
+            "Wasted")  # fmt: skip
     rows = [
         (
-            _label(bout.defence), escape(bout.attack or "none"), str(bout.byzantine),
-            f"{bout.banned:g}", _share(bout.precision), _share(bout.recall), f"{bout.false_bans:g}",
-            f"{bout.uploads:g}", size(bout.wasted_bytes),
+            escape(_where(contest, bout.preset, defence_named(bout.defence).label)), escape(bout.attack or "none"),
+            str(bout.byzantine), _points(bout.lost), f"{bout.banned:g}", _share(bout.precision), _share(bout.recall),
+            f"{bout.false_bans:g}", f"{bout.uploads:g}", size(bout.wasted_bytes),
         )
         for bout in bouts
         if bout.defence in ours
@@ -223,36 +216,63 @@ def _detection(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
         "Most wasted in a run",
     )
     every = f"<details><summary>All {len(rows)} bouts</summary>{table(head, rows)}</details>"
-    body = note + table(top, totals) + _false_alarms([bout for bout in bouts if bout.defence in ours]) + every
-    return [Section("detection", "Detection", "Who is caught, who is wronged, what is wasted", body)]
+    alarms = _false_alarms(contest, [bout for bout in bouts if bout.defence in ours])
+    return [
+        Section(
+            "detection", "Detection", "Who is caught, who is wronged, what is wasted",
+            note + table(top, totals) + alarms + every,
+        )
+    ]  # fmt: skip
 
 
-def _false_alarms(bouts: Sequence[Bout]) -> str:
+def _false_alarms(contest: Contest, bouts: Sequence[Bout]) -> str:
     """How often clean runs refuted an upload: each was honest, and each refutation is a ban."""
-    clean = [bout for bout in bouts if not bout.attack]
     words = "; ".join(
-        f"{_label(bout.defence)}: {bout.false_bans * bout.seeds:g} of {bout.uploads * bout.seeds:g}" for bout in clean
+        f"{escape(_where(contest, bout.preset, defence_named(bout.defence).label))}: "
+        f"{bout.false_bans * bout.seeds:g} of {bout.uploads * bout.seeds:g}"
+        for bout in bouts
+        if not bout.attack
     )
     return f"<p>False alarms, honest uploads that were refuted in clean runs: {words}.</p>"
 
 
-def _backdoor(bouts: Sequence[Bout]) -> list[Section]:
-    rows = [
-        (
-            _label(bout.defence),
-            str(bout.byzantine),
-            f"{bout.accuracy:.1%}",
-            _share(bout.attack_success),
-        )
-        for bout in bouts
-        if bout.attack_success is not None
-    ]
+def _backdoor(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
+    rows = [(*_fought(contest, bout), _share(bout.attack_success)) for bout in bouts if bout.attack_success is not None]
     note = (
         "<p>Share of triggered test images of other classes that are taken for the target: a high share "
         "means that the accuracy above hides a backdoor.</p>"
     )
-    head = ("Defence", "Attackers", "Accuracy", "Attack success")
+    head = (*_FOUGHT, "Attack success")
     return [Section("backdoor", "Backdoor", "Backdoors", note + table(head, rows))] if rows else []
+
+
+def _aimed(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
+    rows = [
+        (
+            *_fought(contest, bout),
+            f'<span class="{"yes" if bout.keeps_aimed else "no"}">{_share(bout.aimed_accuracy)}</span>',
+            _share(bout.aimed_remainder),
+        )
+        for bout in bouts
+        if bout.aimed_accuracy is not None
+    ]
+    note = (
+        "<p>Attacks that are after some classes alone hardly show in the accuracy over all of them. Of the classes "
+        f"aimed at, the one known worst; marked where it loses more than {TOLERATED_AIMED * 100:.0f} points.</p>"
+    )
+    head = (*_FOUGHT, "Aimed-at class", "The same, attackers absent")
+    return [Section("aimed", "Aimed-at", "Classes that attacks aim at", note + table(head, rows))] if rows else []
+
+
+_FOUGHT = ("Defence", "Attack", "Attackers", "Accuracy", "Loss")
+
+
+def _fought(contest: Contest, bout: Bout) -> tuple[str, ...]:
+    """A bout's first cells in a table, under `_FOUGHT`."""
+    return (
+        escape(_where(contest, bout.preset, defence_named(bout.defence).label)), escape(bout.attack),
+        str(bout.byzantine), f"{bout.accuracy:.1%}", _points(bout.lost),
+    )  # fmt: skip
 
 
 def _glossary(contest: Contest) -> str:
@@ -269,11 +289,15 @@ def _glossary(contest: Contest) -> str:
 
 def _method(contest: Contest, command: str) -> str:
     settings = "".join(f", {key} = {value}" for key, value in contest.settings.items())
-    spec = contest.spec(contest.defences[0], "", 0, contest.seeds[0])
+    specs = {preset: contest.spec(Cell(preset, contest.defences[0]), contest.seeds[0]) for preset in contest.presets}
+    rounds = listed(f"{preset} ({spec.rounds} rounds)" for preset, spec in specs.items())
+    workers = specs[contest.presets[0]].workers
     return (
-        f"<p>Made by <code>{escape(command)}</code>: preset {escape(contest.preset)}{escape(settings)}, "
-        f"{spec.rounds} rounds, seeds {listed(contest.seeds)}. {_knowledge(contest, spec.workers)} "
-        "Accuracy is that of the last round.</p>"
+        f"<p>Made by <code>{escape(command)}</code>: {escape(rounds)}{escape(settings)}, {_seeds(contest)}. "
+        f"{_knowledge(contest, workers)} Accuracy is that of the last round.</p>"
+        "<p>The remainder: for every defence, number of attackers and seed there is a run in which the same workers "
+        "are Byzantine but absent. They claim no number and upload nothing, and everybody else is as before; so a loss "
+        "is what the attack does, without the data that attackers keep to themselves.</p>"
         "<p>Beside this page: <code>results.csv</code>, <code>results.jsonl</code>, <code>figures/</code> (PNG, SVG, "
         "PDF) and <code>runs/</code>, a folder for every run.</p>"
     )
@@ -286,7 +310,10 @@ def _knowledge(contest: Contest, workers: int) -> str:
     words = ["Every method trains on D_tr beside its own data."]
     words += ["FLTrust also trains on it at the server."] * ("fltrust" in there)
     words += [f"{listed(scoring)} {'score' if len(scoring) > 1 else 'scores'} on D_sc."] if scoring else []
-    words.append("Defences that must reckon with a number of attackers are told the true one.")
+    words.append(
+        "Defences that must reckon with a number of attackers are told the true one, also where these are absent: "
+        "then fewer models come, and a rule that cannot set so many aside sets aside as many as it can."
+    )
     most = (workers - 3) // 4  # k >= 4f + 3
     if "bulyan" in there and max(contest.byzantine) > most:
         limit = f"more than {most} attackers" if most > 0 else "any attackers"
@@ -297,6 +324,10 @@ def _knowledge(contest: Contest, workers: int) -> str:
 def _span(bout: Bout) -> str:
     spread = f" ({bout.lowest:.1%} to {bout.highest:.1%})" if bout.seeds > 1 else ""
     return f"{bout.accuracy:.1%}{spread}"
+
+
+def _points(loss: float) -> str:
+    return f"{100 * loss + 0.0:.1f} points".replace("-0.0 ", "0.0 ")
 
 
 def _share(value: float | None) -> str:

@@ -1,25 +1,29 @@
 """Every attack against every defence, on the sweep machinery.
 
-Says what to run and what came out; how it looks is `report.arena_page`'s affair.
+A bout is judged against the same defence with the same attackers absent: what the attack costs beyond the workers that
+it is made by. Says what to run and what came out; how it looks is `report.arena_page`'s affair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cbdsl import plugins, register
+from cbdsl.byzantine.attack import make_attack
 from cbdsl.errors import UserError, unknown
 from cbdsl.files import write_json
 from cbdsl.presets import preset
-from cbdsl.runs.records import Summary
+from cbdsl.runs.records import Summary, lowest_of
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
 from cbdsl.study.sweep import OnProgress, Task, finished, perform, write_rows
 
-TOLERATED = 0.02  # a defence stands if it loses no more accuracy than this against its clean run
+TOLERATED = 0.02  # a defence stands if it loses no more accuracy than this against the honest remainder
+TOLERATED_AIMED = 0.1  # and it keeps a class that is aimed at if that one loses no more than this
+ABSENT = "absent"  # the attack that leaves the honest remainder
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Defence:
 
 
 def _fedavg(aggregator: str, label: str) -> Defence:
-    return Defence(label, {"method": "fedavg", "shared": "train", "defence.aggregator": aggregator})
+    return Defence(f"{label} + D_tr", {"method": "fedavg", "shared": "train", "defence.aggregator": aggregator})
 
 
 _CB_DSL: dict[str, Any] = {"method": "cb-dsl", "shared": "both"}
@@ -66,7 +70,8 @@ def defence_named(name: str) -> Defence:
         return Defence(f"CB-DSL + guard + {name}", {**_GUARD, "selection.name": name}, ours=True)
     if name in register.method:
         ours = register.method.get(name).conversation == "swarm"
-        return Defence(name, {"method": name, "shared": "both" if ours else "train"}, ours)
+        label, shared = (name, "both") if ours else (f"{name} + D_tr", "train")
+        return Defence(label, {"method": name, "shared": shared}, ours)
     known = [*register.aggregator.names(), *register.selection.names(), *register.method.names()]
     raise unknown("defence", name, dict.fromkeys([*DEFENCES, *known]))
 
@@ -75,11 +80,14 @@ def defence_named(name: str) -> Defence:
 class Contest:
     """What meets what."""
 
-    attacks: tuple[str, ...] = field(default_factory=lambda: tuple(register.attack.names()))
+    attacks: tuple[str, ...] = field(
+        default_factory=lambda: tuple(name for name in register.attack.names() if name != ABSENT)
+    )
     defences: tuple[str, ...] = tuple(DEFENCES)
-    byzantine: tuple[int, ...] = (1, 5, 10, 20)
-    seeds: tuple[int, ...] = (0,)
-    preset: str = "strong-iid"
+    byzantine: tuple[int, ...] = (1, 5, 20)
+    seeds: tuple[int, ...] = (0, 1, 2)  # of our own defences and of FedAvg
+    other_seeds: tuple[int, ...] = (0,)  # of all other defences
+    presets: tuple[str, ...] = ("strong-iid", "strong-noniid")
     settings: Mapping[str, Any] = field(default_factory=lambda: {"local.epochs": 1})
     plugins: tuple[str, ...] = ()  # files or modules that register attacks of your own
 
@@ -89,23 +97,48 @@ class Contest:
             register.attack.get(name)
         for name in self.defences:
             defence_named(name)
-        if not (self.attacks and self.defences and self.byzantine and self.seeds):
-            raise UserError("An arena needs at least one attack, one defence, one number of attackers and one seed.")
+        for name in self.presets:
+            preset(name)
+        if not all((self.attacks, self.defences, self.byzantine, self.seeds, self.other_seeds, self.presets)):
+            raise UserError(
+                "An arena needs at least one attack, one defence, one number of attackers, one seed and one preset."
+            )
+        if ABSENT in self.attacks:
+            raise UserError(f"'{ABSENT}' is what every attack is compared with, and is run anyway. Leave it out.")
         if min(self.byzantine) < 1:
             raise UserError(f"Numbers of attackers start at 1; given {min(self.byzantine)}. Clean runs come anyway.")
 
-    def spec(self, defence: str, attack: str, byzantine: int, seed: int) -> Spec:
-        """One run; without an attack it is the clean one."""
-        attacked = {"attack.name": attack, "attack.byzantine": byzantine} if attack else {}
-        settings = {**self.settings, **defence_named(defence).settings, **attacked, "seed": seed}
+    def seeds_of(self, defence: str) -> tuple[int, ...]:
+        """More where it matters: of our own defences, and of FedAvg, which they are compared with."""
+        return self.seeds if defence_named(defence).ours or defence == "fedavg" else self.other_seeds
+
+    def spec(self, cell: Cell, seed: int) -> Spec:
+        """One run."""
+        attacked = {"attack.name": cell.attack, "attack.byzantine": cell.byzantine} if cell.attack else {}
+        settings = {**self.settings, **defence_named(cell.defence).settings, **attacked, "seed": seed}
         settings["plugins"] = list(self.plugins)
-        return resolve(preset(self.preset).with_settings(settings))
+        return resolve(preset(cell.preset).with_settings(settings))
+
+    def specs(self, cell: Cell) -> list[Spec]:
+        """All runs of a bout, a seed each."""
+        return [self.spec(cell, seed) for seed in self.seeds_of(cell.defence)]
+
+
+class Cell(NamedTuple):
+    """Who meets whom where; without an attack it is the clean run, with `ABSENT` the honest remainder."""
+
+    preset: str
+    defence: str
+    attack: str = ""
+    byzantine: int = 0
 
 
 QUICK = Contest(
     attacks=("liar", "alie", "memoriser", "staller"),
     defences=("fedavg", "median", "krum", "cb-dsl", "guard", "soup"),
     byzantine=(20,),
+    seeds=(0,),
+    presets=("strong-iid",),
     settings={"local.epochs": 1, "rounds": 5},
 )
 
@@ -114,6 +147,7 @@ QUICK = Contest(
 class Bout:
     """One defence against one attack with so many attackers, over all seeds; a clean one has no attack."""
 
+    preset: str
     defence: str
     attack: str
     byzantine: int
@@ -121,7 +155,8 @@ class Bout:
     accuracy: float  # mean over seeds, at the end
     lowest: float
     highest: float
-    lost: float  # accuracy of the clean runs minus this one's
+    remainder: float  # accuracy of the same defence with the attackers absent; its own, where nobody attacks
+    lost: float  # what is missing to that
     uplink_bytes: float
     wasted_bytes: float  # uploads that were not used
     uploads: float
@@ -130,11 +165,25 @@ class Bout:
     precision: float | None  # of all that were banned, how many were attackers
     recall: float | None  # of all attackers, how many were banned; none where nobody can be
     attack_success: float | None  # of a backdoor
+    aimed_accuracy: float | None  # of the worst of the classes that the attack aims at
+    aimed_remainder: float | None  # the same with the attackers absent
+
+    @property
+    def attacked(self) -> bool:
+        """Whether somebody attacks: not in clean runs, not among the honest remainder."""
+        return self.attack not in {"", ABSENT}
 
     @property
     def stands(self) -> bool:
         """Whether the attack costs no more than is tolerated."""
         return self.lost <= TOLERATED
+
+    @property
+    def keeps_aimed(self) -> bool:
+        """Whether the classes that the attack aims at lose no more than is tolerated."""
+        if self.aimed_accuracy is None or self.aimed_remainder is None:
+            return True
+        return self.aimed_remainder - self.aimed_accuracy <= TOLERATED_AIMED
 
 
 @dataclass(frozen=True)
@@ -155,59 +204,70 @@ def hold(contest: Contest, out: Path, jobs: int | None = None, on_progress: OnPr
 
 
 def tasks_of(contest: Contest) -> list[Task]:
-    """Every run once: the clean ones first, so that an arena that was stopped can be compared."""
-    return list(dict.fromkeys(Task(spec) for cell in cells(contest) for spec in _specs(contest, *cell)))
+    """Every run once: what bouts are compared with first, so that an arena that was stopped can be judged."""
+    return list(dict.fromkeys(Task(spec) for cell in cells(contest) for spec in contest.specs(cell)))
 
 
-def cells(contest: Contest) -> list[tuple[str, str, int]]:
-    """Defence, attack and number of attackers of every bout, clean ones first."""
-    clean = [(defence, "", 0) for defence in contest.defences]
+def cells(contest: Contest) -> list[Cell]:
+    """Every bout: clean ones first, then those without the attackers, then the attacks."""
+    counts = sorted(contest.byzantine, reverse=True)
+    clean = [Cell(where, defence) for where in contest.presets for defence in contest.defences]
     return clean + [
-        (defence, attack, count)
-        for count in sorted(contest.byzantine, reverse=True)
-        for attack in contest.attacks
+        Cell(where, defence, attack, count)
+        for attacks in ((ABSENT,), contest.attacks)
+        for where in contest.presets
+        for count in counts
+        for attack in attacks
         for defence in contest.defences
     ]
 
 
 def judge(contest: Contest, result: Callable[[Spec], Summary]) -> list[Bout]:
     """Put the runs of every bout together."""
-    clean: dict[str, float] = {}
+    remainders: dict[Cell, list[Summary]] = {}
     bouts = []
-    for defence, attack, count in cells(contest):
-        summaries = [result(spec) for spec in _specs(contest, defence, attack, count)]
-        accuracies = [summary.final_accuracy for summary in summaries]
-        clean.setdefault(defence, _mean(accuracies))
-        caught = sum(len(set(one.banned) & set(one.byzantine)) for one in summaries)
-        banned = sum(len(one.banned) for one in summaries)
-        success = [one.attack_success for one in summaries if one.attack_success is not None]
-        screens = summaries[0].conversation == "swarm"
-        bouts.append(
-            Bout(
-                defence=defence,
-                attack=attack,
-                byzantine=count,
-                seeds=len(summaries),
-                accuracy=_mean(accuracies),
-                lowest=min(accuracies),
-                highest=max(accuracies),
-                lost=clean[defence] - _mean(accuracies),
-                uplink_bytes=_mean([one.uplink_bytes for one in summaries]),
-                wasted_bytes=_mean([one.wasted_uplink_bytes for one in summaries]),
-                uploads=_mean([one.uploads for one in summaries]),
-                banned=caught / len(summaries),
-                false_bans=(banned - caught) / len(summaries),
-                precision=caught / banned if banned else None,
-                recall=caught / (count * len(summaries)) if screens and count else None,
-                attack_success=_mean(success) if success else None,
-            )
-        )
+    for cell in cells(contest):
+        specs = contest.specs(cell)
+        summaries = [result(spec) for spec in specs]
+        if cell.attack == ABSENT:
+            remainders[cell] = summaries
+        aims = make_attack(specs[0]).aims if cell.attack else ()
+        bouts.append(_bout(cell, summaries, remainders.get(cell._replace(attack=ABSENT), summaries), aims))
     return bouts
 
 
-def _specs(contest: Contest, defence: str, attack: str, count: int) -> list[Spec]:
-    return [contest.spec(defence, attack, count, seed) for seed in contest.seeds]
+def _bout(cell: Cell, summaries: Sequence[Summary], without: Sequence[Summary], aims: tuple[int, ...]) -> Bout:
+    """Put the runs of one bout together. without: the same runs with the attackers absent."""
+    accuracies = [one.final_accuracy for one in summaries]
+    accuracy, remainder = _mean(accuracies), _mean([one.final_accuracy for one in without])
+    caught = sum(len(set(one.banned) & set(one.byzantine)) for one in summaries)
+    wronged = sum(one.honest_banned for one in summaries)
+    screens = summaries[0].conversation == "swarm"
+    return Bout(
+        **cell._asdict(),
+        seeds=len(summaries),
+        accuracy=accuracy,
+        lowest=min(accuracies),
+        highest=max(accuracies),
+        remainder=remainder,
+        lost=remainder - accuracy,
+        uplink_bytes=_mean([one.uplink_bytes for one in summaries]),
+        wasted_bytes=_mean([one.wasted_uplink_bytes for one in summaries]),
+        uploads=_mean([one.uploads for one in summaries]),
+        banned=caught / len(summaries),
+        false_bans=wronged / len(summaries),
+        precision=caught / (caught + wronged) if caught + wronged else None,
+        recall=caught / (cell.byzantine * len(summaries)) if screens and cell.byzantine else None,
+        attack_success=_mean_known(one.attack_success for one in summaries),
+        aimed_accuracy=_mean_known(one.aimed_accuracy for one in summaries),
+        aimed_remainder=_mean_known(lowest_of(one.class_accuracy, aims) for one in without),
+    )
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+def _mean_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return _mean(known) if known else None

@@ -145,11 +145,10 @@ def perform(tasks: Sequence[Task], out: Path, jobs: int | None = None, on_progre
         on_progress(played, total, worked / work)
     if not missing:
         return
-    cores = default_threads()
-    count = min(jobs or cores, len(missing))
+    count, threads = sharing(len(missing), jobs)
     context = multiprocessing.get_context("spawn")  # a fork would inherit threads that are not there
     news: multiprocessing.queues.Queue[float] = context.Queue()
-    with ProcessPoolExecutor(count, context, _start_process, (news, max(1, cores // count), os.getpid())) as pool:
+    with ProcessPoolExecutor(count, context, _start_process, (news, threads, os.getpid())) as pool:
         try:
             with deaf_children():
                 pending = {pool.submit(_do, task, task.folder(out)) for task in missing}
@@ -167,6 +166,13 @@ def perform(tasks: Sequence[Task], out: Path, jobs: int | None = None, on_progre
             raise
     if on_progress is not None:
         on_progress(total, total, 1.0)
+
+
+def sharing(tasks: int, jobs: int | None) -> tuple[int, int]:
+    """How many processes do so many tasks, and how many threads each of them has."""
+    cores = default_threads()
+    count = max(1, min(jobs or cores, tasks))
+    return count, max(1, cores // count)
 
 
 def write_table(results: Sequence[Finished], axes: Sequence[str], out: Path) -> None:
