@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from browser import widths
+from cbdsl import register
 from cbdsl.protocol.aggregators import Trust, aggregate
 from cbdsl.report import arena_page
 from cbdsl.runs.records import Summary
@@ -57,3 +60,69 @@ def test_bulyans_limit_on_the_page_is_that_of_the_rule() -> None:
     below, at, above = (aggregate("bulyan", models, limit + step, trust) for step in (-1, 0, 1))
     assert (at == above).all()
     assert (at != below).any()
+
+
+def hard(spec: Spec) -> Summary:
+    """A run in which the attacks of the first page do all that attacks can do to CB-DSL, and nothing to the rest."""
+    count, ours = spec.attack.byzantine, spec.method == "cb-dsl"
+    harm = count > 1 and spec.attack.name == "label-flip" and ours
+    lost = 0.3 * harm * (spec.preset == "strong-noniid")
+    return SimpleNamespace(  # type: ignore[return-value]
+        conversation="swarm" if ours else "average", final_accuracy=0.9 - 0.01 * count - lost + 0.001 * spec.seed,
+        uplink_bytes=2_000_000 if ours else 90_000_000, wasted_uplink_bytes=12_345 * count, uploads=5,
+        banned=[49] if harm else [], honest_banned=int(harm), byzantine=list(range(count)),
+        attack_success=0.75 if spec.attack.name == "backdoor" and count else None,
+        class_accuracy=[0.8] * 10, aimed_accuracy=(0.5 if ours else 0.78) if spec.attack.name == "label-flip" else None,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a contest as large as they come."""
+    out = tmp_path_factory.mktemp("full")
+    patched = pytest.MonkeyPatch()
+    patched.setattr(register.attack.get("label-flip"), "aims", (4, 9))
+    contest = Contest()
+    made = arena_page.write(contest, judge(contest, hard), out, "cbdsl arena")
+    patched.undo()
+    return made
+
+
+def test_the_page_says_what_the_attacks_do_beyond_the_absence_of_their_workers(full: Path) -> None:
+    text = full.read_text(encoding="utf-8")
+    ours = "<b>CB-DSL + guard</b>"
+    assert f"{ours} loses 30.0 points to label-flip with 20 attackers, strong-noniid" in text
+    assert "(40.1% (40.0% to 40.2%); 70.1% with the attackers absent)" in text
+    assert "loses 30.0 points to label-flip with 1 attacker," not in text
+    assert "strong-iid (" not in text.partition("Where our own defences break")[2].partition("</section>")[0]
+    assert f"{ours} knows 50% of the class aimed at by label-flip with 5 attackers, strong-iid; 80% with" in text
+    assert f"{ours} takes 75% of triggered images for the target under backdoor with 20 attackers" in text
+    assert f"{ours} bans 1 honest workers a run under label-flip with 5 attackers, strong-iid" in text
+    assert "3 seeds (0, 1 and 2) for our own defences and FedAvg, 1 seed (0) for the others" in text
+    assert "median + D_tr" in text
+    lead = text.partition("<nav>")[0]
+    assert "Best in the worst case on strong-noniid: <b>FedAvg + D_tr</b>, 70.1% under no attack, 20 absent." in lead
+
+
+def test_a_figure_comes_before_the_tables(full: Path) -> None:
+    text = full.read_text(encoding="utf-8")
+    assert 0 < text.index("<h1>") < text.index("<figure") < text.index("<table")
+
+
+def test_the_tables_have_a_cell_for_every_word_of_the_head(full: Path) -> None:
+    text = full.read_text(encoding="utf-8")
+    worst = text.partition('id="worst"')[2].partition("</section>")[0]
+    row = worst.partition("<b>CB-DSL + guard</b>")[2].partition("</tr>")[0]
+    cells = dict(re.findall(r'data-label="([^"]+)">(.*?)</td>', row))
+    assert cells["Largest loss"].startswith("0.0 points")
+    assert (cells["Honest banned"], cells["Backdoor"], cells["Aimed-at class"]) == ("2", "75%", "50%")
+    assert "0 of " in cells["Bouts lost"]
+    other = worst.rpartition("<b>CB-DSL + guard</b>")[2].partition("</tr>")[0]
+    cells = dict(re.findall(r'data-label="([^"]+)">(.*?)</td>', other))
+    assert cells["Largest loss"].startswith("30.0 points (label-flip, ")
+    assert "2 of " in cells["Bouts lost"]
+
+
+@pytest.mark.parametrize("width", [390, 721, 1280])
+def test_the_page_fits_wide_and_narrow_screens(full: Path, tmp_path: Path, width: int) -> None:
+    assert widths(full, tmp_path, width) == (width, width)

@@ -138,7 +138,7 @@ def _worst(contest: Contest, bouts: Sequence[Bout], preset: str) -> str:
     )
     several = len(contest.presets) > 1
     heading = f"<h3>{escape(preset)}</h3>" if several else ""
-    return heading + (note if preset == contest.presets[0] else "") + table(head, rows)
+    return heading + (note if preset == contest.presets[0] else "") + _wide(table(head, rows))
 
 
 def _under(bout: Bout) -> str:
@@ -215,7 +215,7 @@ def _detection(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
         "Most uploads in a run",
         "Most wasted in a run",
     )
-    every = f"<details><summary>All {len(rows)} bouts</summary>{table(head, rows)}</details>"
+    every = f"<details><summary>All {len(rows)} bouts</summary>{_wide(table(head, rows))}</details>"
     alarms = _false_alarms(contest, [bout for bout in bouts if bout.defence in ours])
     return [
         Section(
@@ -319,6 +319,11 @@ def _knowledge(contest: Contest, workers: int) -> str:
         limit = f"more than {most} attackers" if most > 0 else "any attackers"
         words.append(f"Bulyan cannot reckon with {limit} among {workers} workers and takes what it can.")
     return " ".join(words)
+
+
+def _wide(written: str) -> str:
+    """A table of many columns, which scrolls sideways where the screen is too narrow for it."""
+    return f'<div class="scroll">{written}</div>'
 
 
 def _span(bout: Bout) -> str:
