@@ -78,9 +78,9 @@ def print_arena(held: Arena, page: Path) -> None:
 
     console = Console()
     for preset in held.contest.presets:
-        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column(f"defence, {preset}", no_wrap=True)
-        for heading in ("clean", "worst", "under", "loss", "lost bouts", "uplink", "honest banned"):
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+        table.add_column(f"defence, {preset}")
+        for heading in ("clean", "worst", "under", "loss", "lost\nbouts", "uplink", "honest\nbanned"):
             table.add_column(heading, justify="left" if heading == "under" else "right")
         for name in held.contest.defences:
             own = [bout for bout in held.bouts if (bout.preset, bout.defence) == (preset, name)]

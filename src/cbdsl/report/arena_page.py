@@ -93,9 +93,8 @@ def _lead(contest: Contest, bouts: Sequence[Bout]) -> str:
         best = max(contest.defences, key=lambda name: worst_of(bouts, preset, name).accuracy)
         worst = worst_of(bouts, preset, best)
         place = f" on {escape(preset)}" if len(contest.presets) > 1 else ""
-        words.append(
-            f"Best in the worst case{place}: <b>{_label(best)}</b>, {worst.accuracy:.1%} under {_under(worst)}."
-        )
+        under = f"under {_under(worst)}" if worst.attacked else "and no attack costs it more than its workers' absence"
+        words.append(f"Best in the worst case{place}: <b>{_label(best)}</b>, {worst.accuracy:.1%} {under}.")
     return " ".join(words)
 
 
