@@ -115,7 +115,8 @@ class Contest:
     def spec(self, cell: Cell, seed: int) -> Spec:
         """One run."""
         attacked = {"attack.name": cell.attack, "attack.byzantine": cell.byzantine} if cell.attack else {}
-        settings = {**self.settings, **defence_named(cell.defence).settings, **attacked, "seed": seed}
+        common = {key: value for key, value in self.settings.items() if cell.heeds(key)}
+        settings = {**common, **defence_named(cell.defence).settings, **attacked, "seed": seed}
         settings["plugins"] = list(self.plugins)
         return resolve(preset(cell.preset).with_settings(settings))
 
@@ -131,6 +132,14 @@ class Cell(NamedTuple):
     defence: str
     attack: str = ""
     byzantine: int = 0
+
+    def heeds(self, key: str) -> bool:
+        """Whether a setting of the contest is for this bout: not if it sets something of another attack."""
+        group, _, rest = key.partition(".")
+        if group == "attack":
+            return self.attack not in {"", ABSENT}
+        part = rest.partition(".")[0]
+        return group != "options" or part not in register.attack or part == self.attack
 
 
 QUICK = Contest(
