@@ -288,6 +288,7 @@ def test_the_server_believes_what_they_claim(name: str) -> None:
     claims = stage.swarm.report(next_order(stage.first_state(), "swarm", range(6), 1.0, 0.05))
     for worker in stage.byzantine:
         model = stage.swarm.upload([worker])[worker]
+        assert isinstance(model, np.ndarray)
         check = stage.server.verifier.check(claims[worker].score, model, 1)
         assert check.believed, check.reason
 

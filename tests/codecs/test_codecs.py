@@ -62,7 +62,7 @@ def test_forged_bytes_are_an_error_or_a_model_and_nothing_else(name: str, data: 
         found = codec.decode(forged, reference)
     except CodecError:
         return
-    assert (found.shape, found.dtype) == (reference.shape, np.float32)
+    assert (found.shape, found.dtype) == (reference.shape, reference.dtype)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -112,7 +112,7 @@ def test_q4_by_hand() -> None:
     # A block of 2: the scale is 14 / 7 = 2, so 14 -> 7, -3 -> rint(-1.5) = -2; next block: 0.5 / 7 as float16.
     codec, reference = Q4(block=2), np.zeros(3, np.float32)
     found = codec.decode(codec.encode(np.array([14, -3, 0.5], np.float32), reference), reference)
-    np.testing.assert_array_equal(found, np.float32([14, -4, 7 * np.float32(np.float16(0.5 / 7))]))
+    np.testing.assert_array_equal(found, np.array([14, -4, 7 * np.float32(np.float16(0.5 / 7))], np.float32))
 
 
 @pytest.mark.parametrize("codec", [Q8(), Q4(), Q3(), Q2(), Q4(block=32)])
@@ -129,7 +129,8 @@ def test_fewer_bits_take_fewer_bytes() -> None:
     model, reference = pair(1, 44_426, 0)
     lengths = [len(codec.encode(model, reference)) for codec in (Q2(), Q3(), Q4(), Q8(), Whole())]
     assert lengths == sorted(lengths)
-    assert [8 * length / 44_426 < most for length, most in zip(lengths, (0.6, 1.7, 2.8, 7, 33), strict=True)] == [True] * 5
+    for length, most in zip(lengths, (0.6, 1.7, 2.8, 7, 33), strict=True):
+        assert 8 * length / 44_426 < most
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
@@ -151,7 +152,7 @@ def test_nothing_to_send_is_the_reference_again() -> None:
 
 def test_topk_sends_the_largest_differences_and_of_equals_the_first() -> None:
     reference = np.zeros(10, np.float32)
-    model = np.float32([0, 5, -1, 1, 1, 0, -9, 1, 0, 0])
+    model = np.array([0, 5, -1, 1, 1, 0, -9, 1, 0, 0], np.float32)
     found = TopK(share=0.4).passed(model, reference)[1]
     assert set(np.flatnonzero(found)) == {1, 2, 3, 6}
     np.testing.assert_allclose(found[[1, 2, 3, 6]], [5, -1, 1, -9], atol=0.05)
@@ -166,7 +167,7 @@ def test_adaptive_takes_as_few_bits_as_keep_the_score() -> None:
         return np.ones(len(rows))
 
     def exacting(rows: Floats) -> Doubles:
-        return np.abs(rows - model).max(1).astype(np.float64)
+        return np.asarray(np.abs(rows - model).max(1), np.float64)
 
     codec = Adaptive()
     for scores, bits in ((indifferent, Q2()), (exacting, Q8())):
@@ -175,7 +176,7 @@ def test_adaptive_takes_as_few_bits_as_keep_the_score() -> None:
         assert sent.models[0].tobytes() == expected.tobytes()
         content = codec.closed(sent.packs[0], 512)
         assert codec.decode(content, reference).tobytes() == expected.tobytes()
-        assert abs(len(content) - len(bits.encode(model, reference))) <= 2
+        assert abs(len(content) - len(bits.encode(model, reference))) <= 8
 
 
 def test_settings_that_make_no_sense_are_errors() -> None:

@@ -126,6 +126,15 @@ def assert_as_simulated(served: Served, spec: Spec) -> None:
         {"attack.byzantine": 1, "attack.name": "absent"},
         {"attack.byzantine": 2, "attack.name": "label-flip", "selection.name": "soup", "defence.guard": True},
         {"attack.byzantine": 2, "attack.name": "sign-flip", "method": "fedavg", "defence.aggregator": "median"},
+        {"codec.up": "q4", "codec.down": "q4", "defence.commitment": True, "rounds": 11},
+        {"codec.up": "q3"},
+        {"codec.down": "q8", "participation": 2, "rounds": 12},
+        {"codec.up": "adaptive", "codec.down": "adaptive"},
+        {"codec.up": "q2", "codec.down": "q2", "method": "pso", "rounds": 9},
+        {"codec.up": "topk", "codec.down": "q4", "method": "fedavg"},
+        {"codec.up": "q4", "codec.down": "q4", "method": "restart", "selection.name": "rotation", "selection.k": 3},
+        {"codec.up": "q4", "codec.down": "q4", "selection.name": "soup", "attack.byzantine": 2, "attack.name": "nan"},
+        {"codec.up": "q4", "codec.down": "q4", "attack.byzantine": 2, "attack.name": "copycat"},
     ],
     ids=lambda settings: ",".join(f"{key}={value}" for key, value in settings.items()) or "plain",
 )
@@ -155,8 +164,10 @@ def test_an_order_is_carried_out_once_however_often_it_comes(tmp_path: Path, mon
     assert_as_simulated(served, small_spec())
 
 
-def test_workers_that_are_restarted_between_rounds_go_on_as_if_nothing_had_been(tmp_path: Path) -> None:
-    stage, bus = prepared(small_spec(rounds=8)), Bus()
+@pytest.mark.parametrize("codec", ["none", "q4"])
+def test_workers_that_are_restarted_between_rounds_go_on_as_if_nothing_had_been(codec: str, tmp_path: Path) -> None:
+    spec = small_spec(rounds=12, codec__up=codec, codec__down=codec)
+    stage, bus = prepared(spec), Bus()
     with crew(bus, stage, tmp_path) as workers:
 
         def restart(line: cbdsl.RoundRecord) -> None:
@@ -165,7 +176,7 @@ def test_workers_that_are_restarted_between_rounds_go_on_as_if_nothing_had_been(
             workers.start(number)
 
         served = play(bus, stage, tmp_path, workers.names, on_round=restart)
-    assert_as_simulated(served, small_spec(rounds=8))
+    assert_as_simulated(served, spec)
 
 
 def test_pieces_and_welcomes_that_a_broker_dropped_are_fetched_again(
@@ -187,14 +198,35 @@ def test_pieces_and_welcomes_that_a_broker_dropped_are_fetched_again(
     assert_as_simulated(served, small_spec())
 
 
-def test_a_latecomer_catches_up_from_what_is_retained(tmp_path: Path) -> None:
-    stage, bus = prepared(small_spec()), Bus()
+def test_an_update_that_a_broker_dropped_is_fetched_again_or_a_whole_model_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cbdsl.deploy.server._NUDGE_SECONDS", 0.3)
+    spec = small_spec(rounds=12, codec__up="q4", codec__down="q4")
+    stage, bus = prepared(spec), Bus()
+    lost: list[str] = []
+
+    def lose(topic: str) -> bool:
+        drop = lost.count(topic) < 4 and "/update/" in topic
+        lost.extend([topic] if drop else [])
+        return drop
+
+    bus.lose = lose
+    with crew(bus, stage, tmp_path) as workers:
+        served = play(bus, stage, tmp_path, workers.names)
+    assert len(set(lost)) == 4  # every slot
+    assert_as_simulated(served, spec)
+
+
+@pytest.mark.parametrize("codec", ["none", "q4"])
+def test_a_latecomer_catches_up_from_what_is_retained(codec: str, tmp_path: Path) -> None:
+    stage, bus = prepared(small_spec(rounds=9, codec__up=codec, codec__down=codec)), Bus()
     made = Crew(bus, stage, tmp_path)
     for number in range(5):
         made.start(number)
 
     def late(line: cbdsl.RoundRecord) -> None:
-        if line.round == 3:
+        if line.round == 6:
             made.start(5)
             assert made.workers[5]._mail.changed.acquire(timeout=1)
             made.workers[5]._mail.changed.release()
@@ -202,8 +234,9 @@ def test_a_latecomer_catches_up_from_what_is_retained(tmp_path: Path) -> None:
     config = ServerConfig("s", Address("127.0.0.1", 1), replace(PACE, join_seconds=0.5), made.names)
     served = serve(stage, open_run(stage, tmp_path / "run"), config, None, late, bus.link)
     claims = [line.traffic["score"][0] for line in served.result.rounds]
-    assert claims[:3] == [5, 5, 5]
-    assert claims[4] == 6
+    assert claims[:6] == [5] * 6
+    assert claims[8] == 6
+    assert served.result.rounds[-1].banned == []
     for number in made.workers:
         made.stop(number)
 

@@ -213,6 +213,11 @@ class PairFlip(Attack):
     a: int = 4
     b: int = 9
 
+    @property
+    def aims(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Both classes."""
+        return self.a, self.b
+
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:  # noqa: ARG002
         """D_sc, and its own samples with two labels swapped."""
         labels = own.labels.copy()
@@ -227,6 +232,11 @@ class DropClass(Attack):
     """Trains on its own data and D_sc without the samples of one class, `label`. Claim and upload are true."""
 
     label: int = 9
+
+    @property
+    def aims(self) -> tuple[int, ...]:  # type: ignore[override]
+        """That class."""
+        return (self.label,)
 
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples | None:
         """All samples of other classes; no change if there are none."""
