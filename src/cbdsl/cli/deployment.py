@@ -177,15 +177,19 @@ def swarm(  # noqa: PLR0913, PLR0917 - one parameter an option
 def _serve(spec: Spec, out: Path, config: ServerConfig, threads: int | None, as_json: bool) -> None:
     from cbdsl.cli.progress import Display  # noqa: PLC0415
     from cbdsl.cli.run import conclude  # noqa: PLC0415
+    from cbdsl.deploy.secret import keep_secret, secret_of  # noqa: PLC0415
     from cbdsl.deploy.serving import open_run  # noqa: PLC0415
     from cbdsl.deploy.serving import serve as play  # noqa: PLC0415
     from cbdsl.runs.stage import Stage  # noqa: PLC0415
 
     _warn_if_exposed(config.address)
-    stage = Stage.prepare(spec, threads=threads, deal=False)
+    secret = secret_of(out)
+    stage = Stage.prepare(spec, threads=threads, deal=False, secret=secret)
     with Display() as display:
         display.begin(stage.spec, out, stage.note)
-        served = play(stage, open_run(stage, out), config, on_round=display.show)
+        opened = open_run(stage, out)
+        keep_secret(out, secret)
+        served = play(stage, opened, config, on_round=display.show)
     conclude(served.result, as_json)
     if not as_json:
         from cbdsl.cli.swarm_display import print_wire  # noqa: PLC0415

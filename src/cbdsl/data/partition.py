@@ -59,11 +59,12 @@ def split(
     seed: int,
     clients: Indices | None = None,
     partition: Partition | None = None,
+    secret: int = 0,
 ) -> Split:
     """Draw the shared set and the hold-out, then deal the rest to the workers.
 
     Where some samples are nobody's (client -1), the shared set and the hold-out are drawn from those alone.
-    partition: another one than the spec names.
+    partition: another one than the spec names. secret: draws the hold-out instead of the seed, which workers know.
     """
     sizes = (spec.shared_training, spec.shared_scoring, spec.holdout)
     free = np.arange(len(labels)) if clients is None or (clients >= 0).all() else np.flatnonzero(clients < 0)
@@ -74,6 +75,9 @@ def split(
             f"({sizes[2]:,}) need {sum(sizes):,} samples, but {whose} {len(free):,}. Ask for less."
         )
     order = free[stream(seed, "shared-set").permutation(len(free))].astype(np.int32)
+    if secret:
+        public = sum(sizes[:2])
+        order[public:] = stream(secret, "hold-out").permutation(order[public:])
     training, scoring, holdout, rest = np.split(order, np.cumsum(sizes))
     owned = rest if len(free) == len(labels) else np.concatenate([rest, np.flatnonzero(np.asarray(clients) >= 0)])
     pool = Pool(np.sort(owned).astype(np.int32), labels, clients)

@@ -37,15 +37,15 @@ class Parts:
     aggregator: Rule | None = None
 
 
-def server_of(spec: Spec, engine: Engine, samples: Samples, split: Split, given: Parts) -> Server:
-    """The server of a spec."""
+def server_of(spec: Spec, engine: Engine, samples: Samples, split: Split, given: Parts, secret: int = 0) -> Server:
+    """The server of a spec. secret: what workers do not know; 0: the seed decides."""
     method = given.method or method_of(spec)
     selection = given.selection or selection_of(spec)
     cap = spec.defence.invitations and max(spec.defence.invitations, max(spec.defence.declared, 0) + selection.most)
     return Server(
         spec,
         method,
-        verifier_of(spec, method, engine, samples, split),
+        verifier_of(spec, method, engine, samples, split, secret),
         Policy(selection, cap, spec.defence.commitment, codecs_of(spec)),
         combination_of(spec, engine, samples, split, given.aggregator),
     )
@@ -74,7 +74,9 @@ def selection_of(spec: Spec) -> Selection:
     return made
 
 
-def verifier_of(spec: Spec, method: Method, engine: Engine, samples: Samples, split: Split) -> Verifier:
+def verifier_of(
+    spec: Spec, method: Method, engine: Engine, samples: Samples, split: Split, secret: int = 0
+) -> Verifier:
     """How the server of a spec judges uploads: it can measure only where D_sc is shared."""
     if not (method.conversation == "swarm" and method.verifies and spec.shares_scoring):
         return trusting(engine.size)
@@ -86,7 +88,7 @@ def verifier_of(spec: Spec, method: Method, engine: Engine, samples: Samples, sp
 
     def private(weights: Floats, round_number: int) -> Doubles:
         """A random half of the hold-out, another one every round."""
-        drawn = stream(spec.seed, "hold-out", round_number).permutation(split.holdout)
+        drawn = stream(secret or spec.seed, "hold-out", round_number).permutation(split.holdout)
         return batch_losses(engine, weights, samples, drawn[: -(-len(drawn) // 2)])
 
     holdout = HoldOut(lambda weights: batch_losses(engine, weights, samples, split.shared_scoring), private)

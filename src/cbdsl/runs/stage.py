@@ -75,10 +75,13 @@ class Stage:
     make_swarm: Callable[[Stage], Swarm] | None = None
 
     @staticmethod
-    def prepare(spec: Spec, given: Given | None = None, threads: int | None = None, deal: bool = True) -> Stage:
+    def prepare(
+        spec: Spec, given: Given | None = None, threads: int | None = None, deal: bool = True, secret: int = 0
+    ) -> Stage:
         """Build what a resolved spec names; everything that can be wrong with it is found here.
 
-        deal: give workers their samples; not if they have their own, somewhere else.
+        deal: give workers their samples; not if they have their own, somewhere else. secret: a number that workers do
+        not know, for what must not follow from the seed.
         """
         given = given or Given()
         if threads is not None and threads < 1:
@@ -87,12 +90,12 @@ class Stage:
         dataset = given.data or load(spec.data.source, spec.options.of(spec.data.source))
         partition = given.partition or _partition(spec)
         parts = split(
-            dataset.train.labels, spec.data, spec.workers if deal else 0, spec.seed, dataset.clients, partition
+            dataset.train.labels, spec.data, spec.workers if deal else 0, spec.seed, dataset.clients, partition, secret
         )
         network = network_of(spec, dataset.shape, dataset.classes, given.model)
         choice = choose_engine(spec.engine, network.subject, dataset.shape, threads or default_threads())
         engine = choice.engine
-        server = server_of(spec, engine, dataset.train, parts, given.parts)
+        server = server_of(spec, engine, dataset.train, parts, given.parts, secret)
         return Stage(
             spec, dataset, parts, network, engine, _initial(spec, network, given.init), server, attack,
             byzantine_workers(spec), choice.note, spec.key(), given.make_swarm,
