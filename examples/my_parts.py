@@ -112,3 +112,23 @@ def spirals(*, noise: float = 0.08, arms: int = 3) -> cbdsl.Dataset:
     angle = 2 * np.pi * (labels / arms + 0.6 * radius)
     points = np.stack([radius * np.cos(angle), radius * np.sin(angle)], axis=1) + noise * rng.normal(size=(2400, 2))
     return cbdsl.Dataset.from_arrays(points[:1800], labels[:1800], points[1800:], labels[1800:])
+
+
+@cbdsl.register.codec("half")
+class Half(cbdsl.Codec):
+    """The difference to w^g in 16 bits a weight."""
+
+    def longest(self, size: int) -> int:
+        """Two bytes a number."""
+        return 2 * size
+
+    def pack(self, model: Floats, reference: Floats) -> bytes:
+        """The differences as float16."""
+        with np.errstate(over="ignore"):
+            return (model - reference).astype("<f2").tobytes()
+
+    def unpack(self, pack: bytes, reference: Floats) -> Floats:
+        """The reference, and the differences added."""
+        if len(pack) != 2 * len(reference):
+            raise cbdsl.CodecError("a pack of a wrong length")
+        return reference + np.frombuffer(pack, "<f2").astype(np.float32)

@@ -42,6 +42,11 @@ def test_methods_of_the_package(name: str) -> None:
     testing.check_method(name)
 
 
+@pytest.mark.parametrize("name", register.codec.names())
+def test_codecs_of_the_package(name: str) -> None:
+    testing.check_codec(name)
+
+
 @pytest.mark.parametrize("name", register.partition.names())
 def test_partitions_of_the_package(name: str) -> None:
     testing.check_partition(name)

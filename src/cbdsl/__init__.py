@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from cbdsl.arrays import Samples
     from cbdsl.byzantine.attack import Attack, HomeTraining, Situation
     from cbdsl.callbacks import Callback
+    from cbdsl.codecs.base import Codec, CodecError
     from cbdsl.data.partition import Partition, Pool
     from cbdsl.data.sources import Dataset
     from cbdsl.engines.architecture import Architecture
@@ -40,6 +41,8 @@ _HOMES = {
     "Callback": "cbdsl.callbacks",
     "Candidate": "cbdsl.protocol.selection",
     "Claim": "cbdsl.protocol.messages",
+    "Codec": "cbdsl.codecs.base",
+    "CodecError": "cbdsl.codecs.base",
     "Combined": "cbdsl.protocol.selection",
     "Dataset": "cbdsl.data.sources",
     "Engine": "cbdsl.engines.base",
@@ -78,6 +81,8 @@ __all__ = [
     "Callback",
     "Candidate",
     "Claim",
+    "Codec",
+    "CodecError",
     "Combined",
     "Dataset",
     "Engine",

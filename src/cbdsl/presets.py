@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cbdsl.errors import unknown
 from cbdsl.spec import Spec, read
-from cbdsl.spec_groups import DataSpec, LocalSpec, SwarmSpec
+from cbdsl.spec_groups import CodecSpec, DataSpec, DefenceSpec, LocalSpec, SelectionSpec, SwarmSpec
 
 _TEXT_REGIME = Spec()
 _SCRIPT_REGIME = Spec(
@@ -18,6 +18,13 @@ _SCRIPT_REGIME = Spec(
     ),
 )
 _STRONG_REGIME = replace(_SCRIPT_REGIME, local=replace(_SCRIPT_REGIME.local, decay=1.0))
+_ROTATION = replace(
+    _STRONG_REGIME,
+    method="restart",
+    selection=SelectionSpec("rotation", k=12),
+    defence=DefenceSpec(guard=True, commitment=True),
+    codec=CodecSpec("q4", "q4"),
+)
 _NONIID = DataSpec(partition="shards", shared_training=600)
 
 PRESETS: dict[str, Spec] = {
@@ -30,6 +37,9 @@ PRESETS: dict[str, Spec] = {
     # As the script, but the rate stays: the strong local training in which averaging pays.
     "strong-iid": replace(_STRONG_REGIME, preset="strong-iid"),
     "strong-noniid": replace(_STRONG_REGIME, preset="strong-noniid", rounds=15, data=_NONIID),
+    # The same local training, learned together by verified rotation: guard on, four bits both ways.
+    "rotation-iid": replace(_ROTATION, preset="rotation-iid"),
+    "rotation-noniid": replace(_ROTATION, preset="rotation-noniid", rounds=15, data=_NONIID),
 }
 
 DESCRIPTIONS = {
@@ -39,6 +49,8 @@ DESCRIPTIONS = {
     "script-noniid": "the same on non-i.i.d. data",
     "strong-iid": "as script-iid, but the learning rate stays: the strong local training in which averaging pays",
     "strong-noniid": "the same on non-i.i.d. data",
+    "rotation-iid": "strong local training, verified rotation of 12 with a guard, 4 bits both ways",
+    "rotation-noniid": "the same on non-i.i.d. data",
 }
 """One line about each preset."""
 

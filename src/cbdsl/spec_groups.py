@@ -107,7 +107,9 @@ class DefenceSpec:
 class SelectionSpec:
     """Whom the server invites, and what it makes of the models it believes."""
 
-    name: str = "best"  # "best" (the paper's single best), "soup" (a verified average of K), or a rule of your own
+    name: str = (
+        "best"  # "best" (the paper's), "soup" (a verified average of K best), "rotation" (K in turn), or your own
+    )
     k: int = 0  # K: how many models may be combined; 0: the rule's own default
 
     def __post_init__(self) -> None:

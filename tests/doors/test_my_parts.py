@@ -28,6 +28,7 @@ PARTS = {
     "partitions": "unequal",
     "models": "tanh-net",
     "data": "spirals",
+    "codecs": "half",
 }
 ATTACKED = {"attack__name": "shuffle", "attack__byzantine": 2}
 
@@ -62,6 +63,7 @@ def test_all_parts_keep_the_laws() -> None:
     testing.check_partition("unequal")
     testing.check_model("tanh-net")
     testing.check_dataset("spirals")
+    testing.check_codec("half")
 
 
 def test_parts_by_name_in_runs(plugin: str, tmp_path: Path) -> None:
@@ -160,6 +162,8 @@ def test_the_arena(plugin: str, tmp_path: Path) -> None:
             "workers": 6,
             "rounds": 3,
             "model": "tanh-net",
+            "codec.up": "half",
+            "codec.down": "half",
             "data.source": "spirals",
             "data.partition": "unequal",
             "data.samples_per_worker": 30,

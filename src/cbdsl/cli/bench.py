@@ -20,12 +20,18 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
     scoring: Annotated[int, typer.Option(min=1, help="Samples that every worker scores.")] = 2000,
     threads: Threads = None,
     repeats: Annotated[int, typer.Option(min=1, help="Turns each contender takes; its fastest counts.")] = 5,
+    codecs: Annotated[
+        str | None, typer.Option(help="Measure these codecs instead, in rounds of CB-DSL: none,q4,q3, ...")
+    ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Two turns, 500 samples to score.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON, alone on standard output.")] = False,
 ) -> None:
-    """Measure the native engine against torch, in one run: trust the ratios."""
+    """Measure the native engine against torch, or what codecs cost, in one run: trust the ratios."""
     interrupts.start_again()
     counts = numbers(workers, "--workers")
+    if codecs is not None:
+        _bench_codecs(words(codecs), counts, threads, as_json)
+        return
     extras.demand("torch", "the native engine is measured against it")
     from rich.console import Console  # noqa: PLC0415
 
@@ -43,3 +49,19 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
         typer.echo(json.dumps([row.to_dict() for row in rows], indent=2))
     else:
         Console().print(table(rows))
+
+
+def _bench_codecs(names: tuple[str, ...], workers: tuple[int, ...], threads: int | None, as_json: bool) -> None:
+    from rich.console import Console  # noqa: PLC0415
+
+    from cbdsl.study.bench_codecs import codec_table, measure_codecs  # noqa: PLC0415
+
+    try:
+        with Console(stderr=True).status("starting") as status:
+            rows = measure_codecs(names, workers, threads, status.update)
+    except ValueError as error:
+        raise UserError(str(error) if isinstance(error, UserError) else f"{error}.") from error
+    if as_json:
+        typer.echo(json.dumps([row.to_dict() for row in rows], indent=2))
+    else:
+        Console().print(codec_table(rows))
