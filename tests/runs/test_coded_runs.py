@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.helpers import After, blobs, perceptron, small_spec
 
 import cbdsl
 from cbdsl import register
@@ -18,6 +17,7 @@ from cbdsl.runs.play import rounds
 from cbdsl.runs.resolve import resolve
 from cbdsl.runs.stage import Given, Stage
 from cbdsl.spec import Spec
+from helpers import After, blobs, perceptron, small_spec
 
 CODECS = [name for name in register.codec.names() if name != "none"]
 
