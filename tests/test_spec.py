@@ -120,7 +120,7 @@ def test_presets_say_what_the_paper_says() -> None:
 def test_each_method_brings_its_own_shared_data_unless_told_otherwise() -> None:
     shared = {name: resolve(replace(Spec(), method=name)).shared for name in register.method.names()}
     averaging = dict.fromkeys(["fedavg", "fedprox", "scaffold", "fedavgm", "fedadam"], "none")
-    assert shared == {"cb-dsl": "both", "fedpso": "none", "pso": "score", **averaging}
+    assert shared == {"cb-dsl": "both", "restart": "both", "fedpso": "none", "pso": "score", **averaging}
     assert resolve(Spec(method="fedavg", shared="train")).shared == "train"
     with pytest.raises(UserError, match=r"Unknown method 'fedpros'\. Did you mean 'fedprox'"):
         resolve(Spec(method="fedpros"))
