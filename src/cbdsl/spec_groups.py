@@ -94,7 +94,7 @@ class DefenceSpec:
     aggregator: str = "mean"  # how averaging methods combine models, such as "median" or "nnm+krum"
     invitations: int = 10  # at most so many in a round, or the declared attackers and K more; 0: no limit
     guard: bool = False  # measure uploads on the private hold-out, too
-    false_alarm: float = 1e-6  # chance that the guard refutes one honest upload
+    false_alarm: float = 1e-4  # chance that the guard takes one honest upload for memorised, and declines it
     commitment: bool = False  # a claim comes with a digest of its model
 
     def __post_init__(self) -> None:
@@ -107,9 +107,7 @@ class DefenceSpec:
 class SelectionSpec:
     """Whom the server invites, and what it makes of the models it believes."""
 
-    name: str = (
-        "best"  # "best" (the paper's), "soup" (a verified average of K best), "rotation" (K in turn), or your own
-    )
+    name: str = "best"  # "best" (the paper's), "soup" (an average of the K best), "rotation" (K in turn), or your own
     k: int = 0  # K: how many models may be combined; 0: the rule's own default
 
     def __post_init__(self) -> None:

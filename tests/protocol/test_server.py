@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from cbdsl.arrays import Floats
 from cbdsl.protocol.ledger import Traffic
 from cbdsl.protocol.messages import Claim, Order, RoundLog, commitment_of
+from cbdsl.protocol.rotation import Rotation
 from cbdsl.protocol.rounds import PAPER, Policy, play_round
-from cbdsl.protocol.selection import COPIED, WORSENS, Soup
+from cbdsl.protocol.selection import COPIED, HARMFUL, WORSENS, Best, Selection, Soup
 from cbdsl.protocol.state import BackOff, ServerState
-from cbdsl.protocol.verification import Verifier, measuring, trusting
+from cbdsl.protocol.verification import MEMORISED, Verifier, measuring, trusting
 from helpers import fresh_state, next_order
 
 SIZE = 2
@@ -366,3 +367,24 @@ def test_the_same_model_twice_takes_one_place() -> None:
     _, log = play(fresh_state(pair(9, 9), 5.0), swarm, 4, verifier, Policy(Soup(2)))
     assert swarm.invited == [0, 3, 1]
     assert (log.outcome("accepted"), log.outcome("declined")) == ([0, 1], [3])
+
+
+@pytest.mark.parametrize("selection", [Best(), Soup(2), Rotation(2)])
+def test_what_the_guard_doubts_is_declined_and_waits_but_nobody_is_banned(selection: Selection) -> None:
+    verifier = replace(VERIFY, doubt=lambda _current, proposed, _round: MEMORISED if proposed[0] < 0.3 else "")
+    after, log = play(fresh_state(model(1.0), 1.0), honest({0: 0.25, 1: 0.5, 2: 0.75}), verify=verifier,
+                      policy=Policy(selection))  # fmt: skip
+    assert [(one.outcome, one.reason) for one in log.verdicts if one.worker == 0] == [("declined", MEMORISED)]
+    assert (after.banned, after.back_offs) == (frozenset(), {0: BackOff(1, 3)})
+    assert 1 in log.outcome("accepted")
+
+
+def test_what_is_found_harmful_in_the_end_waits_too() -> None:
+    verifier = replace(VERIFY, loss=lambda weights, _round: float(weights[0]))
+    models = {
+        worker: np.array(weights, np.float32) for worker, weights in enumerate([(0.5, 1.2), (0.5, 0.8), (1.5, 1)])
+    }
+    swarm = ScriptedSwarm({worker: float(one[0]) for worker, one in models.items()}, models)
+    after, log = play(fresh_state(model(1.0), 1.0), swarm, verify=verifier, policy=Policy(Rotation(3, trim=0)))
+    assert {one.worker: one.reason for one in log.verdicts if one.outcome == "declined"} == {2: HARMFUL}
+    assert (after.banned, after.back_offs) == (frozenset(), {2: BackOff(1, 3)})

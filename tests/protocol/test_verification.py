@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,18 @@ from hypothesis import strategies as st
 
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.protocol.messages import commitment_of
-from cbdsl.protocol.verification import HoldOut, Verifier, copying, guarded, measuring, memorised, trusting
+from cbdsl.protocol.verification import (
+    MEMORISED,
+    UNTRAINABLE,
+    HoldOut,
+    Verifier,
+    agreeing,
+    copying,
+    guarded,
+    measuring,
+    memorised,
+    trusting,
+)
 
 WEIGHTS = np.array([1.0, 2.0], dtype=np.float32)
 
@@ -42,40 +55,63 @@ def test_trust_measures_nothing() -> None:
     assert finding.measured is None
 
 
-def guard(public: Doubles, private: dict[int, Doubles] | Doubles, false_alarm: float = 1e-4) -> Verifier:
-    """A guard over a verifier that believes a claim of 0.5; the hold-out's losses depend on the round, if at all."""
+def guard(
+    public: Callable[[float], Doubles],
+    private: Callable[[float], Doubles],
+    train: Callable[[Floats, int], Floats] | None = None,
+) -> Verifier:
+    """A guard over a verifier that believes a claim of 0.5; losses depend on the first weight."""
+    holdout = HoldOut(lambda weights: public(float(weights[0])), lambda weights, _: private(float(weights[0])))
+    return guarded(measuring(lambda _: 0.5, 2, 1e-4), holdout, 1e-4, train)
 
-    def losses(weights: Floats, round_number: int) -> Doubles:
-        found = private[round_number] if isinstance(private, dict) else private
-        return found * float(weights[0])
 
-    return guarded(measuring(lambda _: 0.5, 2, 1e-4), HoldOut(lambda _: public, losses), false_alarm)
+def doubt(verifier: Verifier, current: float, proposed: float) -> str:
+    assert verifier.doubt is not None
+    return verifier.doubt(np.array([current, 0], np.float32), np.array([proposed, 0], np.float32), 1)
 
 
 EVEN = np.array([0.4, 0.5, 0.6, 0.5] * 10)
+OTHER = np.array([0.5, 0.6, 0.4, 0.5] * 10)
 
 
-def test_the_guard_believes_what_generalises_and_refutes_what_was_learned_by_heart() -> None:
-    assert guard(EVEN, EVEN + 0.02).check(0.5, WEIGHTS, 1).believed  # standard error of the gap: 0.016
-    finding = guard(EVEN, EVEN + 0.2).check(0.5, WEIGHTS, 1)
-    assert not finding.believed
-    assert "by heart" in finding.reason
+def test_by_heart_is_what_falls_on_the_scoring_set_alone() -> None:
+    verifier = guard(lambda first: EVEN * (1 - first), lambda _: OTHER)
+    assert doubt(verifier, 0, 0.9) == MEMORISED
+    assert verifier.check(0.5, WEIGHTS, 1).believed  # nobody is refuted, and so banned, for it
+
+
+def test_what_falls_on_both_is_not_learned_by_heart() -> None:
+    assert doubt(guard(lambda first: EVEN * (1 - first), lambda first: OTHER * (1 - first)), 0, 0.9) == ""
+
+
+def test_what_the_global_model_has_by_heart_is_not_held_against_those_who_start_there() -> None:
+    verifier = guard(lambda first: EVEN * (1 - first), lambda _: OTHER)
+    assert doubt(verifier, 0.9, 0.9) == ""
+    assert doubt(verifier, 0.9, 0.5) == ""
 
 
 def test_a_better_private_loss_is_no_offence() -> None:
-    assert guard(EVEN, EVEN - 0.3).check(0.5, WEIGHTS, 1).believed
+    assert doubt(guard(lambda _: EVEN, lambda first: OTHER * (1 - first)), 0, 0.9) == ""
 
 
-def test_the_guard_refutes_a_private_loss_that_is_not_a_number() -> None:
-    assert not guard(EVEN, np.full(40, np.nan)).check(0.5, WEIGHTS, 1).believed
+def test_a_private_loss_that_is_not_a_number_is_doubted() -> None:
+    assert doubt(guard(lambda _: EVEN, lambda first: OTHER if first < 1 else OTHER * np.nan), 0, 1)
+
+
+@pytest.mark.parametrize(("trained", "words"), [(1.0, ""), (2.0, ""), (3.0, UNTRAINABLE), (np.nan, UNTRAINABLE)])
+def test_what_falls_apart_when_it_is_trained_is_doubted(trained: float, words: str) -> None:
+    verifier = guard(lambda _: EVEN, lambda first: OTHER * first, lambda weights, _: weights * np.float32(trained))
+    assert doubt(verifier, 1, 1) == words
 
 
 def test_the_guard_does_not_save_a_lie() -> None:
-    assert guard(EVEN, EVEN).check(0.1, WEIGHTS, 1).reason == "the claim is not what the server measures"
+    verifier = guard(lambda _: EVEN, lambda _: EVEN)
+    assert verifier.check(0.1, WEIGHTS, 1).reason == "the claim is not what the server measures"
 
 
 def test_a_model_that_does_worse_than_the_global_one_on_the_rounds_part_worsens() -> None:
-    verifier = guard(EVEN, {1: EVEN, 2: -EVEN})
+    losses = HoldOut(lambda _: EVEN, lambda weights, number: {1: EVEN, 2: -EVEN}[number] * float(weights[0]))
+    verifier = guarded(measuring(lambda _: 0.5, 2, 1e-4), losses, 1e-4)
     assert verifier.worsens is not None
     better, worse = np.array([1, 0], np.float32), np.array([2, 0], np.float32)
     assert verifier.worsens(better, worse, 1)
@@ -116,6 +152,19 @@ def test_noise_is_idle_even_if_it_goes_further_than_training(scale: float) -> No
     idle = copying(lambda weights, _: weights + np.float32(0.02) * step)  # a step of 2 % of the model's length
     copies = model + (scale * rng.normal(size=(20, 40_000))).astype(np.float32)
     assert all(idle(model, [], copy, 1) for copy in copies)
+
+
+def test_agreement_is_the_cosine_with_the_servers_own_step() -> None:
+    calls = []
+
+    def train(weights: Floats, number: int) -> Floats:
+        calls.append(number)
+        return weights + np.array([2, 0], np.float32)
+
+    agreement, start = agreeing(train), np.array([3, 4], np.float32)
+    found = [agreement(start, start + np.array(step, np.float32), 1) for step in ((5, 0), (0, 7), (-1, 1), (0, 0))]
+    np.testing.assert_allclose(found, [1, 0, -np.sqrt(0.5), 0], atol=1e-9)
+    assert calls == [1]  # trained once a round
 
 
 def test_losses_without_any_spread_are_compared_as_they_are() -> None:

@@ -2,25 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from cbdsl import register
+from cbdsl.arrays import Doubles, Floats
 from cbdsl.protocol.messages import WorkerId
-from cbdsl.protocol.selection import COPIED, Believed, Candidate, Combined, Selection, View
+from cbdsl.protocol.selection import (
+    COPIED,
+    EQUAL,
+    HARMFUL,
+    OPPOSED,
+    Believed,
+    Candidate,
+    Combined,
+    Selection,
+    View,
+    doubt,
+)
+
+_IDLE = 0.1  # of the usual length: nobody has worked for so short a step
+_SAME = 0.25  # of the usual length: nobody has worked for so small a difference
+_JUMP = 2.0  # the usual length changes by this factor at most from round to round
+_HARM = 0.01  # leaving an upload out lowers the private loss by this share: it does harm
+_AGAINST = -0.05  # a step with this cosine to the server's own goes against it
 
 
 @register.selection("rotation")
 @dataclass(frozen=True)
 class Rotation(Selection):
-    """K workers in turn, whatever they claim: m <- momentum m + mean of (w_i - w^g), w^g <- w^g + m."""
+    """K workers in turn, whatever they claim: m <- momentum m + mean of (w_i - w^g), w^g <- w^g + m.
+
+    All start at w^g, so their steps are comparable: each is brought to the usual length, the median, so that nobody
+    outweighs another and a short step is as good as a long one; equal ones share a place. The mean is trimmed weight by
+    weight. With a guard, steps against the server's own on D_tr do not take part, and those without whom the new w^g
+    does better on the private hold-out are left out.
+    """
 
     k: int = 12
     momentum: float = 0.5
-    trim: int = 0
-    clip: bool = False
+    trim: int = 1  # how many of the highest and of the lowest values of each weight do not count
 
     @property
     def most(self) -> int:  # type: ignore[override]
@@ -31,26 +54,89 @@ class Rotation(Selection):
         """The next in turn, until K are believed."""
         if not waiting or len(believed) >= self.k:
             return None
-        first, places = (view.round - 1) * self.k, max(one.worker for one in waiting) + 1
-        return min((one.worker for one in waiting), key=lambda worker: (worker - first) % places)
+        able = [one.worker for one in waiting]
+        known = [*able, *view.state.last_uploaded, *(one.worker for one in believed)]
+        first, places = (view.round - 1) * self.k, max(known) + 1
+        return min(able, key=lambda worker: (worker - first) % places)
 
     def objection(self, upload: Believed, believed: Sequence[Believed], view: View) -> str:
-        """Copies of w^g, or of another upload, take no place in it."""
-        copies, others = view.verifier.copies, [one.model for one in believed]
-        return COPIED if copies and copies(view.state.global_best, others, upload.model, view.round) else ""
+        """What the guard doubts, and what goes against the server's own step."""
+        del believed
+        agreement = view.verifier.agreement
+        opposed = agreement is not None and agreement(view.state.global_best, upload.model, view.round) < _AGAINST
+        return doubt(upload, view) or (OPPOSED if opposed else "")
 
     def combine(self, believed: Sequence[Believed], view: View) -> Combined:
-        """The new w^g."""
+        """The new w^g; the server remembers the momentum and, last, the usual length."""
         current = view.state.global_best.astype(np.float64)
+        memory = view.state.memory.astype(np.float64)
         steps = np.stack([one.model for one in believed]) - current
-        if self.clip:
-            lengths = np.linalg.norm(steps, axis=1)
-            steps *= np.minimum(1, np.median(lengths) / lengths)[:, None]
-        if self.trim:
-            cut = min(self.trim, (len(steps) - 1) // 2)
-            steps = np.sort(steps, axis=0)[cut : len(steps) - cut]
-        memory = view.state.memory if len(view.state.memory) else np.zeros(len(current), np.float32)
-        momentum = self.momentum * memory + steps.mean(0)
-        made = view.packed((current + momentum).astype(np.float32))
+        lengths = np.linalg.norm(steps, axis=1)
+        usual = usual_length(lengths, memory[-1] if len(memory) else 0.0)
+        steps *= (usual / np.maximum(lengths, 1e-30))[:, None]
+        before = self.momentum * memory[:-1] if len(memory) else np.zeros_like(current)
+
+        def momentum(used: Sequence[int]) -> Doubles:
+            return before + trimmed_mean(steps[used], self.trim)
+
+        def model(used: Sequence[int]) -> Floats:
+            return (current + momentum(used)).astype(np.float32)
+
+        working = [place for place, length in enumerate(lengths) if length >= _IDLE * usual]
+        used = distinct(steps, working, _SAME * usual)
+        reasons = dict.fromkeys(range(len(believed)), COPIED) | dict.fromkeys(working, EQUAL)
+        loss = view.verifier.loss
+        if loss is not None and used:
+            reasons |= dict.fromkeys(used, HARMFUL)
+            used = harmless(used, lambda some: loss(model(some), view.round), least=max(1, self.k // 4))
+        declined = {believed[place].worker: reason for place, reason in reasons.items() if place not in used}
+        if not used:
+            return Combined(declined=declined)
+        made = view.packed(model(used))
         score = view.verifier.score(made.model) if view.verifier.score else np.inf
-        return Combined(made.model, float(score), memory=momentum.astype(np.float32), packed=made)
+        remembered = np.append(momentum(used), usual).astype(np.float32)
+        return Combined(made.model, float(score), declined, remembered, made)
+
+
+def usual_length(lengths: Doubles, last: float) -> float:
+    """The median, within a factor of the last one: half of a round's uploads may be attackers', by chance."""
+    median = float(np.median(lengths))
+    return float(np.clip(median, last / _JUMP, last * _JUMP)) if last > 0 else median
+
+
+def distinct(steps: Doubles, working: Sequence[int], near: float) -> list[int]:
+    """Those among the working that are not near an earlier one: no one knows who copied whom, so they share a place."""
+    kept: list[int] = []
+    for place in working:
+        if all(np.linalg.norm(steps[place] - steps[other]) >= near for other in kept):
+            kept.append(place)
+    return kept
+
+
+def trimmed_mean(steps: Doubles, trim: int) -> Doubles:
+    """The mean of (K, D), coordinate by coordinate without so many of the highest and of the lowest, (D,)."""
+    cut = min(trim, (len(steps) - 1) // 2)
+    if cut == 0:
+        return np.asarray(steps.mean(0))
+    return np.asarray(np.sort(steps, axis=0)[cut:-cut].mean(0))
+
+
+def harmless(everyone: Sequence[int], loss: Callable[[Sequence[int]], float], least: int) -> list[int]:
+    """Those that do no harm: as long as a loss falls by a share when one is left out, the worst one is.
+
+    loss: of a group; NaN is the worst of all. At least so many stay.
+    """
+
+    def found(some: Sequence[int]) -> float:
+        value = loss(some)
+        return np.inf if np.isnan(value) else value
+
+    left, now = list(everyone), found(everyone)
+    while len(left) > least:
+        without = {one: found([other for other in left if other != one]) for one in left}
+        worst = min(without, key=without.__getitem__)
+        if now <= without[worst] / (1 - _HARM):
+            break
+        left.remove(worst)
+        now = without[worst]
+    return left

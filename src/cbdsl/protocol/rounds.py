@@ -30,7 +30,7 @@ from cbdsl.protocol.messages import (
     commitment_of,
 )
 from cbdsl.protocol.releases import StaleError, adopted, bytes_of, opened
-from cbdsl.protocol.selection import COPIED, Believed, Best, Combined, Selection, View, waiting_list
+from cbdsl.protocol.selection import CAUSES, Believed, Best, Combined, Selection, View, waiting_list
 from cbdsl.protocol.state import NO_BACK_OFF, ServerState
 from cbdsl.protocol.verification import Verifier, objection
 
@@ -84,7 +84,7 @@ def play_round(
         else one
         for one in verdicts
     )
-    after = _adopt(_remember(state, order, verdicts), combined, believed, view, policy)
+    after = _adopt(_remember(state, order, final), combined, believed, view, policy)
     traffic = (
         *start_traffic(order),
         ledger.scores(len(claims), sum(len(claim.commitment) for claim in claims.values())),
@@ -119,10 +119,10 @@ def _judge(
 
 
 def _remember(state: ServerState, order: Order, verdicts: Sequence[Verdict]) -> ServerState:
-    """The server one round later, before w^g: who was refuted is banned, who was silent or sent a copy has to wait."""
+    """The server one round later, before w^g: who was refuted is banned, who was silent or is suspect has to wait."""
     back_offs, last_uploaded = dict(state.back_offs), dict(state.last_uploaded)
     for verdict in verdicts:
-        if verdict.outcome == "silent" or verdict.reason in {COPIED, STALE}:
+        if verdict.outcome == "silent" or verdict.reason in CAUSES or verdict.reason == STALE:
             back_offs[verdict.worker] = back_offs.get(verdict.worker, NO_BACK_OFF).again(order.round)
         else:
             back_offs.pop(verdict.worker, None)

@@ -18,12 +18,18 @@ from cbdsl.errors import UserError
 from cbdsl.protocol.messages import Upload, WorkerId
 from cbdsl.protocol.releases import Packed, packed, relayed
 from cbdsl.protocol.state import NO_BACK_OFF, BackOff, ServerState
-from cbdsl.protocol.verification import Verifier
+from cbdsl.protocol.verification import MEMORISED, UNTRAINABLE, Verifier
 
 NO_GAIN = "it does not beat the global best"
 NOT_USED = "it is not in the soup"
 WORSENS = "the global model would get worse on the private hold-out"
 COPIED = "hardly more than a copy of the global model or of another upload"
+HARMFUL = "the new global model is better without it on the private hold-out"
+OPPOSED = "it undoes what the shared training set teaches"
+EQUAL = "another upload of the round says the same"
+CAUSES = frozenset(
+    {COPIED, HARMFUL, OPPOSED, MEMORISED, UNTRAINABLE}
+)  # whoever is declined for one of these has to wait
 
 
 @dataclass(frozen=True)
@@ -80,9 +86,9 @@ class Selection(ABC):
         """The next worker to invite, one of those waiting (best first, backed-off ones last); none: enough."""
 
     def objection(self, upload: Believed, believed: Sequence[Believed], view: View) -> str:
-        """Why a true upload is of no use, or an empty string; nobody is banned for it."""
-        del upload, believed, view
-        return ""
+        """Why a true upload is of no use, or an empty string; nobody is banned for it. Here: what the guard doubts."""
+        del believed
+        return doubt(upload, view)
 
     @abstractmethod
     def combine(self, believed: Sequence[Believed], view: View) -> Combined:
@@ -103,7 +109,8 @@ class Best(Selection):
         """With a guard, w^g may not get worse on the private hold-out."""
         del believed
         worsens = view.verifier.worsens
-        return WORSENS if worsens and worsens(view.state.global_best, upload.model, view.round) else ""
+        worse = worsens is not None and worsens(view.state.global_best, upload.model, view.round)
+        return doubt(upload, view) or (WORSENS if worse else "")
 
     def combine(self, believed: Sequence[Believed], view: View) -> Combined:
         """F^g is the claim, not the server's measurement, so that its holder does not beat it by rounding.
@@ -148,7 +155,8 @@ class Soup(Selection):
     def objection(self, upload: Believed, believed: Sequence[Believed], view: View) -> str:
         """Copies of w^g, or of another upload, take no place in it."""
         copies, others = view.verifier.copies, [one.model for one in believed]
-        return COPIED if copies and copies(view.state.global_best, others, upload.model, view.round) else ""
+        copied = copies is not None and copies(view.state.global_best, others, upload.model, view.round)
+        return doubt(upload, view) or (COPIED if copied else "")
 
     def combine(self, believed: Sequence[Believed], view: View) -> Combined:
         """A soup that beats w^g, if there is one."""
@@ -178,6 +186,12 @@ class Soup(Selection):
             declined[worst] = WORSENS
             del left[worst]
         return Combined(declined=declined)
+
+
+def doubt(upload: Believed, view: View) -> str:
+    """What the guard, if there is one, has against an upload without a proof."""
+    doubts = view.verifier.doubt
+    return doubts(view.state.global_best, upload.model, view.round) if doubts else ""
 
 
 def waiting_list(

@@ -26,6 +26,8 @@ class Finding:
 
 Score = Callable[[Floats], float]
 """F of a model on D_sc."""
+MEMORISED = "it has learned the scoring set by heart: private loss too high"
+UNTRAINABLE = "it falls apart when it is trained on"
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,9 @@ class Verifier:
     score: Score | None = None  # F on D_sc, if the server has it
     worsens: Callable[[Floats, Floats, int], bool] | None = None  # w^g, what may replace it, round; if it has a guard
     copies: Callable[[Floats, Sequence[Floats], Floats, int], bool] | None = None  # w^g, other uploads, upload, round
+    doubt: Callable[[Floats, Floats, int], str] | None = None  # w^g, upload, round: why it looks bad, without a proof
+    loss: Callable[[Floats, int], float] | None = None  # on the part of the private hold-out for a round
+    agreement: Callable[[Floats, Floats, int], float] | None = None  # w^g, upload, round: cosine with the server's step
 
 
 def objection(claimed: float) -> str:
@@ -96,28 +101,38 @@ class HoldOut:
     private: Callable[[Floats, int], Doubles]  # on the part of the private hold-out for a round, (B',)
 
 
-def guarded(inner: Verifier, holdout: HoldOut, false_alarm: float) -> Verifier:
-    """Measure what an inner verifier believes on data that no worker has seen, too.
+def guarded(
+    inner: Verifier, holdout: HoldOut, false_alarm: float, train: Callable[[Floats, int], Floats] | None = None
+) -> Verifier:
+    """Measure what an inner verifier believes on data that no worker has seen, too; nobody is refuted for it.
 
-    D_sc is public, so its score can be learned by heart. Memorised: the loss on the private hold-out exceeds the loss
-    on D_sc by more than sampling explains, in a one-sided two-sample test (Welch) at the false-alarm rate given. And
-    no model may take w^g's place that does worse than w^g on the same part of the hold-out. That part changes every
-    round, so that what acceptance gives away about it is soon out of date.
+    D_sc is public, so its score can be learned by heart. Memorised: from w^g to the upload the loss on D_sc has fallen
+    further than that on the private hold-out, by more than sampling explains, in a one-sided two-sample test (Welch)
+    at the false-alarm rate given. What w^g has by heart already is not held against those who start there.
+    Untrainable: one round's training (train, on D_tr) more than doubles the private loss. And no model may take w^g's
+    place that does worse than w^g on the same part of the hold-out. That part changes every round, so that what
+    acceptance gives away about it is soon out of date.
     """
 
-    def check(claimed: float, weights: Floats, round_number: int) -> Finding:
-        finding = inner.check(claimed, weights, round_number)
-        if not finding.believed:
-            return finding
-        if memorised(holdout.public(weights), holdout.private(weights, round_number), false_alarm):
-            return Finding(False, finding.measured, "it has learned the scoring set by heart: private loss too high")
-        return finding
+    def doubt(current: Floats, proposed: Floats, round_number: int) -> str:
+        before, after = holdout.private(current, round_number), holdout.private(proposed, round_number)
+        if memorised(holdout.public(proposed) - holdout.public(current), after - before, false_alarm):
+            return MEMORISED
+        if train is None:
+            return ""
+        trained = loss(train(proposed, round_number), round_number)
+        return "" if trained <= 2 * after.mean() + _SLACK else UNTRAINABLE  # NaN is untrainable
 
     def worsens(current: Floats, proposed: Floats, round_number: int) -> bool:
-        before, after = (holdout.private(weights, round_number).mean() for weights in (current, proposed))
-        return not after <= before  # NaN worsens
+        return not loss(proposed, round_number) <= loss(current, round_number)  # NaN worsens
 
-    return replace(inner, check=check, worsens=worsens)
+    def loss(weights: Floats, round_number: int) -> float:
+        return float(holdout.private(weights, round_number).mean())
+
+    return replace(inner, worsens=worsens, doubt=doubt, loss=loss, agreement=train and agreeing(train))
+
+
+_SLACK = 0.1  # a loss near nought may more than double
 
 
 def copying(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, Sequence[Floats], Floats, int], bool]:
@@ -128,18 +143,43 @@ def copying(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, Sequenc
     step's length. Copied: |<w - w^g, w^r - w^g>| < |w^r - w^g|^2 / 10, or |w - w'| < |w^r - w^g| / 2 for another w'.
     """
 
-    last: tuple[Floats, int, Doubles] | None = None  # w^g, the round, the server's own step
+    step = own_step(train)
 
     def copies(current: Floats, others: Sequence[Floats], proposed: Floats, round_number: int) -> bool:
+        own, upload = step(current, round_number), (proposed - current).astype(np.float64)
+        length = own @ own
+        near = any(np.square(other - proposed, dtype=np.float64).sum() < length / 4 for other in others)
+        return bool(near or abs(upload @ own) < length / 10)
+
+    return copies
+
+
+def agreeing(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, Floats, int], float]:
+    """The cosine between an upload's step from w^g and the server's own; 0 where either stays where it is.
+
+    train: as for `copying`. Honest workers train on D_tr too, so they do not go against it; whoever has trained on
+    something else than it seems does, even where the private loss shows nothing.
+    """
+    step = own_step(train)
+
+    def agreement(current: Floats, proposed: Floats, round_number: int) -> float:
+        own, upload = step(current, round_number), (proposed - current).astype(np.float64)
+        return float(own @ upload) / max(math.sqrt((own @ own) * (upload @ upload)), 1e-300)
+
+    return agreement
+
+
+def own_step(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, int], Doubles]:
+    """The server's own step from w^g in a round, (D,); trained once, however often it is asked for."""
+    last: tuple[Floats, int, Doubles] | None = None  # w^g, the round, the step
+
+    def step(current: Floats, round_number: int) -> Doubles:
         nonlocal last
         if last is None or last[0] is not current or last[1] != round_number:
             last = current, round_number, (train(current, round_number) - current).astype(np.float64)
-        own_step, upload_step = last[2], (proposed - current).astype(np.float64)
-        length = own_step @ own_step
-        near = any(np.square(other - proposed, dtype=np.float64).sum() < length / 4 for other in others)
-        return bool(near or abs(upload_step @ own_step) < length / 10)
+        return last[2]
 
-    return copies
+    return step
 
 
 def memorised(public: Doubles, private: Doubles, false_alarm: float) -> bool:

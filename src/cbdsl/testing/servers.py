@@ -14,7 +14,7 @@ from cbdsl.protocol.messages import Claim, Order, RoundLog, WorkerId
 from cbdsl.protocol.rounds import Policy, play_round
 from cbdsl.protocol.selection import Believed, Candidate, Combined, Selection, View
 from cbdsl.protocol.state import ServerState
-from cbdsl.protocol.verification import Verifier, measuring
+from cbdsl.protocol.verification import UNTRAINABLE, Verifier, measuring
 from cbdsl.testing.common import Laws, is_floats, made, same
 
 SIZE = 12
@@ -213,4 +213,10 @@ def _verifier(guarded: bool) -> Verifier:
     def copies(_current: Floats, others: Sequence[Floats], proposed: Floats, _round: int) -> bool:
         return any(np.array_equal(proposed, other) for other in others)
 
-    return Verifier(plain.check, plain.score, worsens, copies)
+    def doubt(current: Floats, proposed: Floats, _round: int) -> str:
+        return UNTRAINABLE if score(proposed) > 4 * score(current) else ""
+
+    def loss(weights: Floats, _round: int) -> float:
+        return score(weights)
+
+    return Verifier(plain.check, plain.score, worsens, copies, doubt, loss)

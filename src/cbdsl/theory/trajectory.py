@@ -14,6 +14,7 @@ import numpy as np
 from cbdsl.arrays import Doubles
 from cbdsl.data import Dataset
 from cbdsl.errors import UserError
+from cbdsl.methods.base import Method, SwarmMethod
 from cbdsl.register import method as methods
 from cbdsl.runs.defence import method_of
 from cbdsl.runs.play import rounds
@@ -71,12 +72,16 @@ class Move:
         return part
 
 
+def _moves(method: type[Method]) -> bool:
+    """Whether a method's workers move by Eq. (5), with gradients."""
+    return method.gradients and getattr(method, "move", None) is SwarmMethod.move
+
+
 def stage_of(spec: Spec, threads: int | None, model: ModelBuilder | None = None, data: Dataset | None = None) -> Stage:
     """Build a run to be measured; only swarms that learn by gradients have a theory here."""
     method = method_of(spec)
-    if method.conversation != "swarm" or not method.gradients:
-        known = {name: methods.get(name) for name in methods.names()}
-        able = [name for name, each in known.items() if each.conversation == "swarm" and each.gradients]
+    if not _moves(type(method)):
+        able = [name for name in methods.names() if _moves(methods.get(name))]
         raise UserError(
             f"The theorems speak of swarms that move by Eq. (5) with gradients; this run's method is '{spec.method}'. "
             f"Measure a run of one of: {', '.join(able)}."

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cbdsl.arrays import Floats
+from cbdsl.protocol.messages import WorkerId
+from cbdsl.protocol.rotation import Rotation, distinct, harmless, trimmed_mean, usual_length
+from cbdsl.protocol.selection import COPIED, EQUAL, HARMFUL, OPPOSED, Believed, Candidate, Combined, View
+from cbdsl.protocol.state import ServerState
+from cbdsl.protocol.verification import Verifier, trusting
+
+START = np.zeros(2, np.float32)
+
+
+def view_of(verifier: Verifier | None = None, memory: Floats | None = None, number: int = 1) -> View:
+    state = ServerState(number - 1, START, 1.0)
+    return View(replace(state, memory=state.memory if memory is None else memory), number, verifier or trusting(2))
+
+
+def combined(steps: Mapping[WorkerId, tuple[float, float]], view: View, momentum: float = 0.5) -> Combined:
+    believed = [Believed(worker, 1.0, np.array(step, np.float32)) for worker, step in steps.items()]
+    return Rotation(k=12, momentum=momentum, trim=0).combine(believed, view)
+
+
+def invited(rounds: int, workers: int, k: int) -> list[list[WorkerId]]:
+    """Who is invited in each round, if everybody is believed."""
+    uploaded: dict[WorkerId, float] = {}
+    all_rounds = []
+    for number in range(1, rounds + 1):
+        state = replace(ServerState(number - 1, START, 1.0), last_uploaded=dict(uploaded))
+        view, believed = View(state, number, trusting(2)), list[Believed]()
+        waiting = [Candidate(worker, 0.5) for worker in range(workers)]
+        while (worker := Rotation(k=k).invite(waiting, believed, view)) is not None:
+            waiting = [one for one in waiting if one.worker != worker]
+            believed.append(Believed(worker, 0.5, START))
+        all_rounds.append([one.worker for one in believed])
+        uploaded |= {one.worker: 0.5 for one in believed}
+    return all_rounds
+
+
+def test_everybody_has_a_turn() -> None:
+    assert invited(4, 5, 2) == [[0, 1], [2, 3], [4, 0], [1, 2]]
+
+
+def test_a_long_step_weighs_as_much_as_any_other() -> None:
+    made = combined({0: (1, 0), 1: (0, 1), 2: (100, 0)}, view_of())
+    assert made.model is not None
+    np.testing.assert_allclose(made.model, [0.5, 0.5], atol=1e-6)  # 0 and 2 are the same once they are as long
+
+
+def test_a_fifth_of_a_step_is_worth_a_whole_one() -> None:
+    made = combined({0: (1, 0), 1: (0, 1), 2: (-0.16, -0.12)}, view_of())
+    assert made.model is not None
+    np.testing.assert_allclose(made.model, np.array([1 - 0.8, 1 - 0.6]) / 3, atol=1e-6)
+    assert not made.declined
+
+
+def test_idle_steps_are_declined_and_equal_ones_share_a_place() -> None:
+    made = combined({0: (1, 0), 1: (0, 1), 2: (0, 1), 3: (0, 0), 4: (-1, 0)}, view_of())
+    assert made.declined == {2: EQUAL, 3: COPIED}
+    assert made.model is not None
+    np.testing.assert_allclose(made.model, [0, 1 / 3], atol=1e-6)
+
+
+def test_momentum_and_the_usual_length_are_remembered() -> None:
+    first = combined({0: (3, 4)}, view_of())
+    assert first.memory is not None
+    np.testing.assert_allclose(first.memory, [3, 4, 5])
+    second = combined({0: (3, 4)}, view_of(memory=first.memory, number=2))
+    assert second.model is not None
+    np.testing.assert_allclose(second.model, [4.5, 6])
+    assert second.memory is not None
+    np.testing.assert_allclose(second.memory, [4.5, 6, 5])
+
+
+def test_the_usual_length_is_the_median_and_does_not_jump() -> None:
+    lengths = np.array([1.0, 2.0, 90.0])
+    assert usual_length(lengths, 0) == 2
+    assert usual_length(lengths, 1.5) == 2
+    assert usual_length(lengths, 0.25) == 0.5
+    assert usual_length(lengths, 16) == 8
+
+
+def test_those_near_each_other_share_a_place() -> None:
+    steps = np.array([[0, 0], [0, 0.1], [0, 1], [0, 0]])
+    assert distinct(steps, [0, 1, 2, 3], 0.2) == [0, 2]
+    assert distinct(steps, [1, 2, 3], 0.2) == [1, 2]
+    assert distinct(np.zeros((2, 2)), [0, 1], 0.0) == [0, 1]
+
+
+def test_the_mean_is_trimmed_weight_by_weight_as_far_as_something_is_left() -> None:
+    steps = np.array([[9.0, 1], [1, 2], [2, -9], [3, 3]])
+    np.testing.assert_allclose(trimmed_mean(steps, 0), [3.75, -0.75])
+    np.testing.assert_allclose(trimmed_mean(steps, 1), [2.5, 1.5])
+    np.testing.assert_allclose(trimmed_mean(steps, 5), [2.5, 1.5])
+    np.testing.assert_allclose(trimmed_mean(steps[:1], 1), [9, 1])
+
+
+@pytest.mark.parametrize(("agreement", "words"), [(0.0, ""), (-0.04, ""), (-0.06, OPPOSED), (0.5, "")])
+def test_a_step_against_the_servers_own_is_declined(agreement: float, words: str) -> None:
+    verifier = replace(trusting(2), agreement=lambda _current, _proposed, _round: agreement)
+    assert Rotation().objection(Believed(0, 1.0, START), [], view_of(verifier)) == words
+
+
+def goal(target: Sequence[float]) -> Verifier:
+    """The private loss is the squared distance to a target."""
+    return replace(trusting(2), loss=lambda weights, _round: float(np.square(weights - np.array(target)).sum()))
+
+
+def test_what_does_harm_is_left_out() -> None:
+    honest: dict[WorkerId, tuple[float, float]] = {0: (1, 0), 1: (1, -0.5), 2: (1, 0.5)}
+    made = combined({**honest, 7: (-1, 0)}, view_of(goal((1, 0))))
+    assert made.declined == {7: HARMFUL}
+    assert made.model is not None
+    assert made.model[0] > 0.9
+
+
+def test_without_a_guard_nobody_is_left_out() -> None:
+    assert not combined({0: (1, 0), 1: (-1, 0)}, view_of()).declined
+
+
+@pytest.mark.parametrize("least", [1, 3])
+def test_some_stay_whatever_they_do(least: int) -> None:
+    assert len(harmless(range(6), lambda some: float(len(some)), least)) == least
+
+
+def test_a_little_harm_is_no_reason() -> None:
+    harm = {0: 0.0, 1: 0.005, 2: 0.5, 3: 0.02}
+    assert harmless(range(4), lambda some: 1 + sum(harm[one] for one in some), 1) == [0, 1]
+
+
+def test_what_makes_the_loss_not_a_number_does_harm() -> None:
+    assert harmless(range(4), lambda some: float("nan") if 2 in some else 1.0, 1) == [0, 1, 3]
+    assert harmless(range(4), lambda _: float("nan"), 1) == [0, 1, 2, 3]  # nobody in particular
