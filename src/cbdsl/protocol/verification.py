@@ -114,9 +114,14 @@ def guarded(
     acceptance gives away about it is soon out of date.
     """
 
+    last: tuple[Floats, int, Doubles, Doubles] | None = None  # w^g, the round, its losses on D_sc and on the hold-out
+
     def doubt(current: Floats, proposed: Floats, round_number: int) -> str:
-        before, after = holdout.private(current, round_number), holdout.private(proposed, round_number)
-        if memorised(holdout.public(proposed) - holdout.public(current), after - before, false_alarm):
+        nonlocal last
+        if last is None or last[0] is not current or last[1] != round_number:
+            last = current, round_number, holdout.public(current), holdout.private(current, round_number)
+        after = holdout.private(proposed, round_number)
+        if memorised(holdout.public(proposed) - last[2], after - last[3], false_alarm):
             return MEMORISED
         if train is None:
             return ""

@@ -42,6 +42,10 @@ def _fedavg(aggregator: str, label: str) -> Defence:
 _CB_DSL: dict[str, Any] = {"method": "cb-dsl", "shared": "both"}
 _GUARD: dict[str, Any] = {**_CB_DSL, "defence.guard": True, "defence.commitment": True}
 
+_ROTATION: dict[str, Any] = {
+    **_GUARD, "method": "restart", "selection.name": "rotation", "codec.up": "q4", "codec.down": "q4",
+}  # fmt: skip
+
 DEFENCES: dict[str, Defence] = {
     "fedavg": _fedavg("mean", "FedAvg"),
     "median": _fedavg("median", "median"),
@@ -56,6 +60,7 @@ DEFENCES: dict[str, Defence] = {
     "zeno": _fedavg("zeno", "Zeno"),
     "cb-dsl": Defence("CB-DSL + D_G", _CB_DSL, ours=True),
     "guard": Defence("CB-DSL + guard", _GUARD, ours=True),
+    "rotation": Defence("verified rotation + guard", _ROTATION, ours=True),
     "soup": Defence("CB-DSL + guard + soup", {**_GUARD, "selection.name": "soup", "selection.k": 3}, ours=True),
 }
 
