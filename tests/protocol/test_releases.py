@@ -120,6 +120,12 @@ def test_an_update_that_is_none_is_an_error(update: bytes) -> None:
         updated(update, np.zeros(SIZE, np.float32), BOTH)
 
 
+def test_a_model_that_cannot_be_sent_does_not_become_w_g() -> None:
+    state = grown(2)[2]
+    far = state.global_best + np.float32(1e30)
+    assert adopted(state, packed(far, state, BOTH), BOTH) is state
+
+
 def test_w_g_is_nobodys_own_row() -> None:
     row = vector(1)
     state = adopted(nothing(), packed(row, nothing(), Codecs()), Codecs())

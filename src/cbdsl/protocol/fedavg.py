@@ -18,7 +18,7 @@ from cbdsl.errors import UserError
 from cbdsl.methods.base import Method
 from cbdsl.protocol import ledger
 from cbdsl.protocol.messages import Order, RoundLog, Swarm, Upload, Verdict, WorkerId
-from cbdsl.protocol.releases import StaleError, adopted, bytes_of, opened, packed
+from cbdsl.protocol.releases import STALE, StaleError, adopted, bytes_of, opened, packed
 from cbdsl.protocol.rounds import start_traffic
 from cbdsl.protocol.state import ServerState
 
@@ -97,7 +97,7 @@ def _judge(
     except CodecError as error:
         return Verdict(worker, "refuted", reason=f"no model: {error}", payload=payload), None
     except StaleError:
-        return Verdict(worker, "declined", reason="packed against a global model that is gone", payload=payload), None
+        return Verdict(worker, "declined", reason=STALE, payload=payload), None
     if model.shape != (size,):
         return Verdict(worker, "refuted", reason="wrong shape", payload=payload), None
     return Verdict(worker, "accepted", payload=payload), model

@@ -19,6 +19,8 @@ from cbdsl.protocol.state import ServerState
 from cbdsl.protocol.verification import Score
 from cbdsl.workers.local import KEPT_VERSIONS, unwrapped
 
+STALE = "packed against a global model that is gone"
+
 
 class StaleError(Exception):
     """An upload against a w^g that the server no longer keeps. Nobody's fault."""
@@ -55,7 +57,9 @@ def relayed(model: Floats, upload: bytes | Floats, state: ServerState, codecs: C
 
 
 def adopted(state: ServerState, new: Packed, codecs: Codecs) -> ServerState:
-    """The server with its next w^g, which nobody has been told yet."""
+    """The server with its next w^g, which nobody has been told yet; with the present one if the next cannot be sent."""
+    if new.update and not np.isfinite(new.model).all():
+        return state
     version, model = state.version + 1, np.array(new.model, np.float32)  # not a worker's own row, which will change
     kept = (*state.references, model)[-KEPT_VERSIONS:] if codecs.up.relative or codecs.down.relative else ()
     updates = (*state.updates, new.update)[-KEPT_VERSIONS:] if codecs.down.relative else ()

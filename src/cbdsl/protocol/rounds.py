@@ -29,7 +29,7 @@ from cbdsl.protocol.messages import (
     WorkerId,
     commitment_of,
 )
-from cbdsl.protocol.releases import StaleError, adopted, bytes_of, opened
+from cbdsl.protocol.releases import STALE, StaleError, adopted, bytes_of, opened
 from cbdsl.protocol.selection import CAUSES, Believed, Best, Combined, Selection, View, waiting_list
 from cbdsl.protocol.state import NO_BACK_OFF, ServerState
 from cbdsl.protocol.verification import Verifier, objection
@@ -46,7 +46,6 @@ class Policy:
 
 
 PAPER = Policy()
-STALE = "packed against a global model that is gone"
 
 
 def play_round(

@@ -205,7 +205,10 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         fedavg_bytes = summary.fedavg_model_uplink_bytes
         fedavg = f"{fedavg_bytes // (NUMBER_BYTES * summary.parameters):,} models ({size(fedavg_bytes)})"
         saving = f", {1 / share:.1f} times as much" if share else ""
-        rows.append(("compared with", f"FedAvg: {fedavg}{saving}"))
+        plain = " without a codec" if summary.codec else ""
+        rows.append(("compared with", f"FedAvg{plain}: {fedavg}{saving}"))
+    if summary.codec:
+        rows.append(("codec", summary.codec))
     rows.append(("traffic", f"{size(summary.uplink_bytes)} up, {size(summary.downlink_bytes)} down, payload alone"))
     if summary.byzantine:
         caught = sorted(set(summary.byzantine) & set(summary.banned))
