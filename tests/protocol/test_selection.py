@@ -1,13 +1,20 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from cbdsl.arrays import Floats
-from cbdsl.protocol.selection import Candidate, greedy_soup, waiting_list
-from cbdsl.protocol.state import BackOff
+from cbdsl.codecs.travel import Codecs
+from cbdsl.codecs.uniform import Q2
+from cbdsl.protocol.releases import packed
+from cbdsl.protocol.selection import NO_GAIN, Believed, Best, Candidate, Soup, View, greedy_soup, waiting_list
+from cbdsl.protocol.state import BackOff, ServerState
+from cbdsl.protocol.verification import Finding, Verifier
+from cbdsl.workers.local import wrapped
 
 
 def test_the_queue_is_sorted_by_silence_then_score_then_number() -> None:
@@ -40,3 +47,37 @@ def test_a_soup_is_never_worse_than_its_first_model_and_is_the_mean_of_its_parts
     assert found == score(average)
     assert used[0] == 0
     np.testing.assert_allclose(average, models[used].mean(0), atol=1e-6)
+
+
+def test_with_a_guard_a_score_that_was_learned_by_heart_does_not_stand() -> None:
+    state = ServerState(3, np.zeros(2, np.float32), 1.0)
+    plain = Verifier(lambda claimed, weights, number: Finding(True, claimed, ""), lambda weights: 0.1)
+    guarded = replace(plain, loss=lambda weights, number: 0.4)
+    upload = Believed(0, 0.1, np.ones(2, np.float32))
+    assert Best().combine([upload], View(state, 4, plain)).score == 0.1
+    assert Best().combine([upload], View(state, 4, guarded)).score == 0.4
+    assert Soup(2).combine([upload], View(state, 4, guarded)).score == 0.4
+
+
+def test_an_upload_for_an_older_w_g_is_packed_again_and_has_to_beat_w_g_then() -> None:
+    codecs = Codecs(Q2(), Q2())
+    state = ServerState(3, np.zeros(600, np.float32), 0.5, version=3)
+    model = np.linspace(-1, 1, 600).astype(np.float32)
+    near = packed(model, state, codecs).model
+    stale = Believed(4, 0.1, model, wrapped(b"", 2))
+    fresh = Believed(4, 0.1, model, wrapped(Q2().encode(model, state.global_best), 3))
+
+    def verifier(found: float) -> Verifier:
+        def score(weights: Floats) -> float:
+            return found if np.array_equal(weights, near) else 0.1
+
+        return Verifier(lambda claimed, weights, number: Finding(True, claimed, ""), score)
+
+    kept = Best().combine([stale], View(state, 4, verifier(0.6), codecs))
+    assert (kept.model, kept.declined) == (None, {4: NO_GAIN})
+    made = Best().combine([stale], View(state, 4, verifier(0.3), codecs))
+    assert made.score == 0.3
+    assert made.model is not None
+    np.testing.assert_array_equal(made.model, near)
+    relayed = Best().combine([fresh], View(state, 4, verifier(0.6), codecs))
+    assert (relayed.model is model, relayed.score) == (True, 0.1)

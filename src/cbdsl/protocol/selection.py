@@ -64,6 +64,14 @@ class View:
         relay = sender and sender.upload is not None and relayed(model, sender.upload, self.state, self.codecs)
         return relay or packed(model, self.state, self.codecs, self.verifier.score)
 
+    def standing(self, model: Floats, score: float) -> float:
+        """F^g of a new w^g: its score on D_sc or, with a guard, its private loss if that is higher.
+
+        D_sc is public: were F^g a score that was learned by heart, no honest claim would ever beat it.
+        """
+        loss = self.verifier.loss
+        return score if loss is None else max(score, loss(model, self.round))
+
 
 @dataclass(frozen=True, eq=False)
 class Combined:
@@ -120,10 +128,10 @@ class Best(Selection):
         best, score = believed[0], view.verifier.score
         made = view.packed(best.model, best)
         if score is None or made.model is best.model:
-            return Combined(made.model, best.claimed, packed=made)
+            return Combined(made.model, view.standing(made.model, best.claimed), packed=made)
         found = score(made.model)
         if found < view.state.global_score:
-            return Combined(made.model, found, packed=made)
+            return Combined(made.model, view.standing(made.model, found), packed=made)
         return Combined(declined={best.worker: NO_GAIN})
 
 
@@ -179,7 +187,8 @@ class Soup(Selection):
                 return Combined(declined=declined | dict.fromkeys(workers, NO_GAIN))
             if worsens is None or not worsens(current, made.model, view.round):
                 unused = set(workers) - {workers[index] for index in used}
-                return Combined(made.model, found, declined | dict.fromkeys(unused, NOT_USED), packed=made)
+                standing = view.standing(made.model, found)
+                return Combined(made.model, standing, declined | dict.fromkeys(unused, NOT_USED), packed=made)
             worst = workers[0]
             for worker in workers[1:]:
                 worst = worker if worsens(left[worst], left[worker], view.round) else worst
