@@ -51,8 +51,8 @@ def test_a_soup_is_never_worse_than_its_first_model_and_is_the_mean_of_its_parts
 
 def test_with_a_guard_a_score_that_was_learned_by_heart_does_not_stand() -> None:
     state = ServerState(3, np.zeros(2, np.float32), 1.0)
-    plain = Verifier(lambda claimed, weights, number: Finding(True, claimed, ""), lambda weights: 0.1)
-    guarded = replace(plain, loss=lambda weights, number: 0.4)
+    plain = Verifier(lambda claimed, _weights, _number: Finding(True, claimed, ""), lambda _weights: 0.1)
+    guarded = replace(plain, loss=lambda _weights, _number: 0.4)
     upload = Believed(0, 0.1, np.ones(2, np.float32))
     assert Best().combine([upload], View(state, 4, plain)).score == 0.1
     assert Best().combine([upload], View(state, 4, guarded)).score == 0.4
@@ -71,7 +71,7 @@ def test_an_upload_for_an_older_w_g_is_packed_again_and_has_to_beat_w_g_then() -
         def score(weights: Floats) -> float:
             return found if np.array_equal(weights, near) else 0.1
 
-        return Verifier(lambda claimed, weights, number: Finding(True, claimed, ""), score)
+        return Verifier(lambda claimed, _weights, _number: Finding(True, claimed, ""), score)
 
     kept = Best().combine([stale], View(state, 4, verifier(0.6), codecs))
     assert (kept.model, kept.declined) == (None, {4: NO_GAIN})
