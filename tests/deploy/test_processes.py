@@ -83,9 +83,24 @@ def test_a_swarm_on_this_machine_agrees_with_the_simulator(kind: Kind, data: Pat
     }
 
 
-@pytest.mark.parametrize("method", ["cb-dsl", "fedavg"])
-def test_kill_9_of_workers_in_mid_round_changes_no_number(method: str, data: Path, tmp_path: Path) -> None:
-    spec = tiny_spec(data, method=method, rounds=8)
+@pytest.mark.parametrize("method", ["cb-dsl", "fedavg", "restart"])
+def test_bytes_on_the_wire_are_those_of_the_simulator_and_framing(method: str, tmp_path: Path) -> None:
+    rotation = {"selection__name": "rotation", "selection__k": 2, "defence__guard": True} if method == "restart" else {}
+    data = pictures(tmp_path / "large", 64)
+    spec = tiny_spec(data, method=method, model="mlp", rounds=6, codec__up="q4", codec__down="q4", **rotation)
+    outcome = run_swarm(Stage.prepare(spec, threads=1), tmp_path / "run", BEST, Deadlines(), lambda _: None, None)
+    assert_as_simulated(tmp_path / "run", spec)
+    summary, sent = outcome.served.result.summary, outcome.workers_wire["sent"]
+    received = outcome.workers_wire["received"]
+    pieces = {"upload": sent["upload"], "broadcast": received["update"]}
+    for kind, (messages, carried) in pieces.items():
+        assert 0 <= carried - summary.traffic[kind][1] < 0.03 * carried + 200 * messages, kind
+    assert received.get("model", [0, 0])[0] == 0  # nobody was away, so nobody fetched a whole model
+
+
+@pytest.mark.parametrize(("method", "codec"), [("cb-dsl", "none"), ("fedavg", "none"), ("cb-dsl", "q4")])
+def test_kill_9_of_workers_in_mid_round_changes_no_number(method: str, codec: str, data: Path, tmp_path: Path) -> None:
+    spec = tiny_spec(data, method=method, rounds=12, codec__up=codec, codec__down=codec)
     rng = random.Random(1)
     with deployment(tmp_path, spec, BEST) as made:
         made.start_workers()
@@ -130,9 +145,9 @@ def test_kill_9_in_mid_upload_changes_no_number(tmp_path: Path) -> None:
         assert_as_simulated(made.out, spec)
 
 
-@pytest.mark.parametrize("kind", brokers())
-def test_kill_9_of_the_broker_changes_no_number(kind: Kind, data: Path, tmp_path: Path) -> None:
-    spec = tiny_spec(data, rounds=8)
+@pytest.mark.parametrize(("kind", "codec"), [*((kind, "none") for kind in brokers()), (BEST, "q3")])
+def test_kill_9_of_the_broker_changes_no_number(kind: Kind, codec: str, data: Path, tmp_path: Path) -> None:
+    spec = tiny_spec(data, rounds=8, codec__up=codec, codec__down=codec)
     with deployment(tmp_path, spec, kind) as made:
         made.start_workers()
 
@@ -144,8 +159,9 @@ def test_kill_9_of_the_broker_changes_no_number(kind: Kind, data: Path, tmp_path
         assert_as_simulated(made.out, spec)
 
 
-def test_kill_9_of_the_server_loses_no_model_and_forgets_no_ban(data: Path, tmp_path: Path) -> None:
-    spec = tiny_spec(data, workers=5, rounds=24, attack__byzantine=1)
+@pytest.mark.parametrize("codec", ["none", "q4"])
+def test_kill_9_of_the_server_loses_no_model_and_forgets_no_ban(codec: str, data: Path, tmp_path: Path) -> None:
+    spec = tiny_spec(data, workers=5, rounds=24, attack__byzantine=1, codec__up=codec, codec__down=codec)
     rng = random.Random(2)
     with deployment(tmp_path, spec, BEST) as made:
         made.start_workers()
