@@ -39,7 +39,9 @@ PRESETS: dict[str, Spec] = {
     "strong-noniid": replace(_STRONG_REGIME, preset="strong-noniid", rounds=15, data=_NONIID),
     # The same local training, learned together by verified rotation: guard on, four bits both ways.
     "rotation-iid": replace(_ROTATION, preset="rotation-iid"),
-    "rotation-noniid": replace(_ROTATION, preset="rotation-noniid", rounds=15, data=_NONIID),
+    "rotation-noniid": replace(
+        _ROTATION, preset="rotation-noniid", rounds=15, data=_NONIID, selection=SelectionSpec("rotation", k=20)
+    ),
 }
 
 DESCRIPTIONS = {
@@ -50,7 +52,7 @@ DESCRIPTIONS = {
     "strong-iid": "as script-iid, but the learning rate stays: the strong local training in which averaging pays",
     "strong-noniid": "the same on non-i.i.d. data",
     "rotation-iid": "strong local training, verified rotation of 12 with a guard, 4 bits both ways",
-    "rotation-noniid": "the same on non-i.i.d. data",
+    "rotation-noniid": "the same on non-i.i.d. data, 20 in turn",
 }
 """One line about each preset."""
 
