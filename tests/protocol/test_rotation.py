@@ -8,7 +8,7 @@ import pytest
 
 from cbdsl.arrays import Floats
 from cbdsl.protocol.messages import WorkerId
-from cbdsl.protocol.rotation import Rotation, distinct, harmless, trimmed_mean, usual_length
+from cbdsl.protocol.rotation import Rotation, common_ground, distinct, harmless, trimmed_mean, usual_length
 from cbdsl.protocol.selection import COPIED, EQUAL, HARMFUL, OPPOSED, Believed, Candidate, Combined, View
 from cbdsl.protocol.state import ServerState
 from cbdsl.protocol.verification import Verifier, trusting
@@ -60,10 +60,36 @@ def test_a_fifth_of_a_step_is_worth_a_whole_one() -> None:
 
 
 def test_idle_steps_are_declined_and_equal_ones_share_a_place() -> None:
-    made = combined({0: (1, 0), 1: (0, 1), 2: (0, 1), 3: (0, 0), 4: (-1, 0)}, view_of())
+    made = combined({0: (1, 0), 1: (0.6, 0.8), 2: (0.6, 0.8), 3: (0, 0), 4: (0.96, -0.28)}, view_of())
     assert made.declined == {2: EQUAL, 3: COPIED}
     assert made.model is not None
-    np.testing.assert_allclose(made.model, [0, 1 / 3], atol=1e-6)
+    np.testing.assert_allclose(made.model, [2.56 / 3, 0.52 / 3], atol=1e-6)
+
+
+def test_noise_and_steps_against_the_others_count_for_nothing_whatever_their_length() -> None:
+    rng = np.random.default_rng(3)
+    way = rng.normal(size=4000)
+    honest = way + rng.normal(size=(7, 4000))  # cosines of about 0.9 with the others' mean
+    noise, against, weak = rng.normal(size=(6, 4000)) * 9, -way[None], (0.03 * way + rng.normal(size=4000))[None]
+    found = common_ground(np.concatenate([honest, noise, against, weak]))
+    np.testing.assert_array_equal(found[:7], 1.0)
+    np.testing.assert_array_equal(found[7:14], 0.0)
+    assert 0 <= found[14] < 0.3
+    np.testing.assert_array_equal(common_ground(honest * np.linspace(0.2, 5, 7)[:, None]), 1.0)
+    np.testing.assert_array_equal(common_ground(noise[:3]), 1.0)  # too few to say
+
+
+def test_copies_with_noise_do_not_set_the_usual_length() -> None:
+    rng = np.random.default_rng(4)
+    way = rng.normal(size=2000).astype(np.float32)
+    steps = [way + rng.normal(size=2000).astype(np.float32) for _ in range(4)]
+    noise = [np.float32(0.5) * rng.normal(size=2000).astype(np.float32) for _ in range(5)]
+    believed = [Believed(worker, 1.0, step) for worker, step in enumerate([*steps, *noise])]
+    state = ServerState(0, np.zeros(2000, np.float32), 1.0)
+    made = Rotation(trim=0).combine(believed, View(state, 1, trusting(2000)))
+    assert made.declined == dict.fromkeys(range(4, 9), COPIED)
+    assert made.memory is not None
+    assert made.memory[-1] == pytest.approx(float(np.median([np.linalg.norm(step) for step in steps])), rel=1e-5)
 
 
 def test_momentum_and_the_usual_length_are_remembered() -> None:
@@ -113,7 +139,7 @@ def goal(target: Sequence[float]) -> Verifier:
 
 def test_what_does_harm_is_left_out() -> None:
     honest: dict[WorkerId, tuple[float, float]] = {0: (1, 0), 1: (1, -0.5), 2: (1, 0.5)}
-    made = combined({**honest, 7: (-1, 0)}, view_of(goal((1, 0))))
+    made = combined({**honest, 7: (0.5, 1.5)}, view_of(goal((1, 0))))
     assert made.declined == {7: HARMFUL}
     assert made.model is not None
     assert made.model[0] > 0.9
