@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cbdsl import register
-from cbdsl.arrays import Doubles, Floats
+from cbdsl.arrays import Bools, Doubles, Floats
 from cbdsl.protocol.messages import WorkerId
 from cbdsl.protocol.selection import (
     COPIED,
@@ -27,7 +27,7 @@ _IDLE = 0.1  # of the usual length: nobody has worked for so short a step
 _SAME = 0.25  # of the usual length: nobody has worked for so small a difference
 _JUMP = 2.0  # the usual length changes by this factor at most from round to round
 _HARM = 0.01  # leaving an upload out lowers the private loss by this share: it does harm
-_NOISE = 0.05  # a step whose cosine with the others is smaller may be noise; or 6 / sqrt(D), if that is less
+_NOISE = 0.05  # a step whose cosine with the others is smaller is noise; or 3 / sqrt(D), if that is less
 _FEW = 4  # fewer steps than this have no common direction
 _AGAINST = -0.05  # a step with this cosine to the server's own goes against it
 
@@ -38,10 +38,9 @@ class Rotation(Selection):
     """K workers in turn, whatever they claim: m <- momentum m + mean of (w_i - w^g), w^g <- w^g + m.
 
     All start at w^g, so their steps are comparable: each is brought to the usual length, the median, so that nobody
-    outweighs another and a short step is as good as a long one; one that hardly goes the others' way counts for less,
-    noise for nothing, and equal ones share a place. The mean is trimmed weight by
-    weight. With a guard, steps against the server's own on D_tr do not take part, and those without whom the new w^g
-    does better on the private hold-out are left out.
+    outweighs another and a short step is as good as a long one; noise does not count, and equal ones share a place.
+    The mean is trimmed weight by weight. With a guard, steps against the server's own on D_tr do not take part, and
+    those without whom the new w^g does better on the private hold-out are left out.
     """
 
     k: int = 12
@@ -75,10 +74,9 @@ class Rotation(Selection):
         memory = view.state.memory.astype(np.float64)
         steps = np.stack([one.model for one in believed]) - current
         lengths = np.linalg.norm(steps, axis=1)
-        common = common_ground(steps)
-        moving = [place for place in range(len(steps)) if common[place] > 0] or list(range(len(steps)))
-        usual = usual_length(lengths[moving], memory[-1] if len(memory) else 0.0)
-        steps *= (common * usual / np.maximum(lengths, 1e-30))[:, None]
+        noise = is_noise(steps)
+        usual = usual_length(lengths if noise.all() else lengths[~noise], memory[-1] if len(memory) else 0.0)
+        steps *= (usual / np.maximum(lengths, 1e-30))[:, None]
         before = self.momentum * memory[:-1] if len(memory) else np.zeros_like(current)
 
         def momentum(used: Sequence[int]) -> Doubles:
@@ -87,7 +85,7 @@ class Rotation(Selection):
         def model(used: Sequence[int]) -> Floats:
             return (current + momentum(used)).astype(np.float32)
 
-        working = [place for place in range(len(steps)) if common[place] > 0 and lengths[place] >= _IDLE * usual]
+        working = [place for place in range(len(steps)) if not noise[place] and lengths[place] >= _IDLE * usual]
         used = distinct(steps, working, _SAME * usual)
         reasons = dict.fromkeys(range(len(believed)), COPIED) | dict.fromkeys(working, EQUAL)
         loss = view.verifier.loss
@@ -103,19 +101,17 @@ class Rotation(Selection):
         return Combined(made.model, float(score), declined, remembered, made)
 
 
-def common_ground(steps: Doubles) -> Doubles:
-    """How far each step goes the others' way, (K,): 1 from half the median cosine on, less below, 0 for noise.
+def is_noise(steps: Doubles) -> Bools:
+    """Which steps have nothing in common with the others, (K,): the cosine with their mean direction is near 0.
 
-    The cosine is with the mean direction of the others. That of noise deviates from 0 by 1 / sqrt(D).
+    That of noise deviates from 0 by 1 / sqrt(D). Honest steps, which start at the same w^g, had 0.1 and more.
     """
     if len(steps) < _FEW:
-        return np.ones(len(steps))
+        return np.zeros(len(steps), bool)
     directions = steps / np.maximum(np.linalg.norm(steps, axis=1, keepdims=True), 1e-30)
     others = directions.sum(0) - directions
     cosines = (directions * others).sum(1) / np.maximum(np.linalg.norm(others, axis=1), 1e-30)
-    noise = min(_NOISE, 6 / np.sqrt(steps.shape[1]))
-    usual = max(float(np.median(cosines[np.abs(cosines) >= noise])) if (np.abs(cosines) >= noise).any() else 0.0, noise)
-    return np.where(np.abs(cosines) < noise, 0.0, np.clip(2 * cosines / usual, 0.0, 1.0))
+    return np.asarray(np.abs(cosines) < min(_NOISE, 3 / np.sqrt(steps.shape[1])))
 
 
 def usual_length(lengths: Doubles, last: float) -> float:
