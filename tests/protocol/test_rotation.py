@@ -9,7 +9,7 @@ import pytest
 from cbdsl.arrays import Floats
 from cbdsl.protocol.messages import WorkerId
 from cbdsl.protocol.rotation import Rotation, distinct, harmless, is_noise, trimmed_mean, usual_length
-from cbdsl.protocol.selection import COPIED, EQUAL, HARMFUL, OPPOSED, Believed, Candidate, Combined, View
+from cbdsl.protocol.selection import COPIED, EQUAL, FAR, HARMFUL, OPPOSED, Believed, Candidate, Combined, View
 from cbdsl.protocol.state import ServerState
 from cbdsl.protocol.verification import Verifier, trusting
 
@@ -64,6 +64,14 @@ def test_idle_steps_are_declined_and_equal_ones_share_a_place() -> None:
     assert made.declined == {2: EQUAL, 3: COPIED}
     assert made.model is not None
     np.testing.assert_allclose(made.model, [2.56 / 3, 0.52 / 3], atol=1e-6)
+
+
+@pytest.mark.parametrize(("step", "stretch", "far"), [(9.0, 31.0, True), (9.0, 29.0, False), (4.0, 31.0, False)])
+def test_what_is_longer_than_w_g_and_than_many_steps_is_far(step: float, stretch: float, far: bool) -> None:
+    verifier = replace(trusting(2), stretch=lambda _current, _proposed, _round: stretch)
+    state = ServerState(0, np.array([3, 4], np.float32), 1.0)
+    upload = Believed(0, 1.0, np.array([3 + step, 4], np.float32))
+    assert Rotation().objection(upload, [], View(state, 1, verifier)) == (FAR if far else "")
 
 
 def test_noise_has_nothing_in_common_with_the_others_whatever_its_length() -> None:

@@ -19,6 +19,7 @@ from cbdsl.protocol.verification import (
     guarded,
     measuring,
     memorised,
+    stretching,
     trusting,
 )
 
@@ -152,6 +153,15 @@ def test_noise_is_idle_even_if_it_goes_further_than_training(scale: float) -> No
     idle = copying(lambda weights, _: weights + np.float32(0.02) * step)  # a step of 2 % of the model's length
     copies = model + (scale * rng.normal(size=(20, 40_000))).astype(np.float32)
     assert all(idle(model, [], copy, 1) for copy in copies)
+
+
+def test_stretch_is_a_length_in_the_servers_own_steps() -> None:
+    def train(weights: Floats, _number: int) -> Floats:
+        return weights + np.array([3, 4], np.float32)
+
+    stretch, start = stretching(train), np.zeros(2, np.float32)
+    assert stretch(start, np.array([0, 10], np.float32), 1) == pytest.approx(2)
+    assert stretching(lambda weights, _number: weights)(start, np.ones(2, np.float32), 1) == 0
 
 
 def test_agreement_is_the_cosine_with_the_servers_own_step() -> None:

@@ -13,6 +13,7 @@ from cbdsl.protocol.messages import WorkerId
 from cbdsl.protocol.selection import (
     COPIED,
     EQUAL,
+    FAR,
     HARMFUL,
     OPPOSED,
     Believed,
@@ -28,6 +29,8 @@ _SAME = 0.25  # of the usual length: nobody has worked for so small a difference
 _JUMP = 2.0  # the usual length changes by this factor at most from round to round
 _HARM = 0.01  # leaving an upload out lowers the private loss by this share: it does harm
 _NOISE = 0.05  # a step whose cosine with the others is smaller is noise; or 3 / sqrt(D), if that is less
+_MANY = 30.0  # of the server's own steps: honest ones had up to 11
+_TOGETHER = 0.2  # a quarter of the steps have this cosine with the others or more: there is a common direction
 _FEW = 4  # fewer steps than this have no common direction
 _AGAINST = -0.05  # a step with this cosine to the server's own goes against it
 
@@ -62,11 +65,11 @@ class Rotation(Selection):
         return min(able, key=lambda worker: (worker - first) % places)
 
     def objection(self, upload: Believed, believed: Sequence[Believed], view: View) -> str:
-        """What the guard doubts, and what goes against the server's own step."""
+        """What the guard doubts, what goes against the server's own step, and what is far from w^g."""
         del believed
         agreement = view.verifier.agreement
         opposed = agreement is not None and agreement(view.state.global_best, upload.model, view.round) < _AGAINST
-        return doubt(upload, view) or (OPPOSED if opposed else "")
+        return doubt(upload, view) or (OPPOSED if opposed else FAR if is_far(upload.model, view) else "")
 
     def combine(self, believed: Sequence[Believed], view: View) -> Combined:
         """The new w^g; the server remembers the momentum and, last, the usual length."""
@@ -101,16 +104,31 @@ class Rotation(Selection):
         return Combined(made.model, float(score), declined, remembered, made)
 
 
+def is_far(model: Floats, view: View) -> bool:
+    """Whether an upload's step is longer than w^g itself, and than many of the server's own steps on D_tr.
+
+    So is a model with other weights for the same function, permuted or rescaled. Half of a round's uploads may be
+    attackers', by chance, so the others' lengths do not tell.
+    """
+    stretch, current = view.verifier.stretch, view.state.global_best
+    if stretch is None or stretch(current, model, view.round) <= _MANY:
+        return False
+    return bool(np.linalg.norm(model - current.astype(np.float64)) > np.linalg.norm(current.astype(np.float64)))
+
+
 def is_noise(steps: Doubles) -> Bools:
     """Which steps have nothing in common with the others, (K,): the cosine with their mean direction is near 0.
 
-    That of noise deviates from 0 by 1 / sqrt(D). Honest steps, which start at the same w^g, had 0.1 and more.
+    That of noise deviates from 0 by 1 / sqrt(D). Only where the others do have a direction: late in training, on data
+    that differ, honest steps have hardly more in common than noise.
     """
     if len(steps) < _FEW:
         return np.zeros(len(steps), bool)
     directions = steps / np.maximum(np.linalg.norm(steps, axis=1, keepdims=True), 1e-30)
     others = directions.sum(0) - directions
     cosines = (directions * others).sum(1) / np.maximum(np.linalg.norm(others, axis=1), 1e-30)
+    if np.quantile(cosines, 0.75) < _TOGETHER:
+        return np.zeros(len(steps), bool)
     return np.asarray(np.abs(cosines) < min(_NOISE, 3 / np.sqrt(steps.shape[1])))
 
 

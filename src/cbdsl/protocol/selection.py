@@ -25,10 +25,11 @@ NOT_USED = "it is not in the soup"
 WORSENS = "the global model would get worse on the private hold-out"
 COPIED = "hardly more than a copy of the global model or of another upload"
 HARMFUL = "the new global model is better without it on the private hold-out"
+FAR = "its weights are far from everything that training makes of the global model"
 OPPOSED = "it undoes what the shared training set teaches"
 EQUAL = "another upload of the round says the same"
 CAUSES = frozenset(
-    {COPIED, HARMFUL, OPPOSED, MEMORISED, UNTRAINABLE}
+    {COPIED, FAR, HARMFUL, OPPOSED, MEMORISED, UNTRAINABLE}
 )  # whoever is declined for one of these has to wait
 
 

@@ -41,6 +41,7 @@ class Verifier:
     doubt: Callable[[Floats, Floats, int], str] | None = None  # w^g, upload, round: why it looks bad, without a proof
     loss: Callable[[Floats, int], float] | None = None  # on the part of the private hold-out for a round
     agreement: Callable[[Floats, Floats, int], float] | None = None  # w^g, upload, round: cosine with the server's step
+    stretch: Callable[[Floats, Floats, int], float] | None = None  # w^g, upload, round: its step in the server's steps
 
 
 def objection(claimed: float) -> str:
@@ -134,7 +135,10 @@ def guarded(
     def loss(weights: Floats, round_number: int) -> float:
         return float(holdout.private(weights, round_number).mean())
 
-    return replace(inner, worsens=worsens, doubt=doubt, loss=loss, agreement=train and agreeing(train))
+    if train is None:
+        return replace(inner, worsens=worsens, doubt=doubt, loss=loss)
+    agreement, stretch = agreeing(train), stretching(train)
+    return replace(inner, worsens=worsens, doubt=doubt, loss=loss, agreement=agreement, stretch=stretch)
 
 
 _SLACK = 0.1  # a loss near nought may more than double
@@ -172,6 +176,20 @@ def agreeing(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, Floats
         return float(own @ upload) / max(math.sqrt((own @ own) * (upload @ upload)), 1e-300)
 
     return agreement
+
+
+def stretching(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, Floats, int], float]:
+    """How many times as long as the server's own an upload's step from w^g is; 0 where the server stays where it is.
+
+    train: as for `copying`. A model with other weights for the same function is far from w^g, whatever it scores.
+    """
+    step = own_step(train)
+
+    def stretch(current: Floats, proposed: Floats, round_number: int) -> float:
+        own, upload = step(current, round_number), (proposed - current).astype(np.float64)
+        return math.sqrt((upload @ upload) / (own @ own)) if own.any() else 0.0
+
+    return stretch
 
 
 def own_step(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, int], Doubles]:
