@@ -77,12 +77,13 @@ def test_what_is_longer_than_w_g_and_than_many_steps_is_far(step: float, stretch
 def test_noise_has_nothing_in_common_with_the_others_whatever_its_length() -> None:
     rng = np.random.default_rng(3)
     way = rng.normal(size=4000)
-    honest = way + 3 * rng.normal(size=(7, 4000))
+    honest = way + rng.normal(size=(7, 4000))
     noise, against = rng.normal(size=(6, 4000)) * 9, -way[None]
     found = is_noise(np.concatenate([honest, noise, against]))
     assert found.tolist() == [False] * 7 + [True] * 6 + [False]
     assert not is_noise(honest * np.linspace(0.2, 5, 7)[:, None]).any()
     assert not is_noise(noise[:3]).any()  # too few to say
+    assert not is_noise(noise).any()  # nothing in common at all: nobody stands out
 
 
 def test_copies_with_noise_do_not_set_the_usual_length() -> None:
