@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from cbdsl.arrays import Floats
+from cbdsl.protocol.aggregators import trimmed
 from cbdsl.protocol.messages import WorkerId
-from cbdsl.protocol.rotation import Rotation, distinct, harmless, is_noise, trimmed_mean, usual_length
+from cbdsl.protocol.rotation import Rotation, distinct, harmless, is_noise, usual_length
 from cbdsl.protocol.selection import COPIED, EQUAL, FAR, HARMFUL, OPPOSED, Believed, Candidate, Combined, View
 from cbdsl.protocol.state import ServerState
 from cbdsl.protocol.verification import Verifier, trusting
@@ -127,10 +128,10 @@ def test_those_near_each_other_share_a_place() -> None:
 
 def test_the_mean_is_trimmed_weight_by_weight_as_far_as_something_is_left() -> None:
     steps = np.array([[9.0, 1], [1, 2], [2, -9], [3, 3]])
-    np.testing.assert_allclose(trimmed_mean(steps, 0), [3.75, -0.75])
-    np.testing.assert_allclose(trimmed_mean(steps, 1), [2.5, 1.5])
-    np.testing.assert_allclose(trimmed_mean(steps, 5), [2.5, 1.5])
-    np.testing.assert_allclose(trimmed_mean(steps[:1], 1), [9, 1])
+    np.testing.assert_allclose(trimmed(steps, 0), [3.75, -0.75])
+    np.testing.assert_allclose(trimmed(steps, 1), [2.5, 1.5])
+    np.testing.assert_allclose(trimmed(steps, 5), [2.5, 1.5])
+    np.testing.assert_allclose(trimmed(steps[:1], 1), [9, 1])
 
 
 @pytest.mark.parametrize(("agreement", "words"), [(0.0, ""), (-0.04, ""), (-0.06, OPPOSED), (0.5, "")])

@@ -19,6 +19,7 @@ from cbdsl.protocol.verification import (
     guarded,
     measuring,
     memorised,
+    own_step,
     stretching,
     trusting,
 )
@@ -159,9 +160,9 @@ def test_stretch_is_a_length_in_the_servers_own_steps() -> None:
     def train(weights: Floats, _number: int) -> Floats:
         return weights + np.array([3, 4], np.float32)
 
-    stretch, start = stretching(train), np.zeros(2, np.float32)
+    stretch, start = stretching(own_step(train)), np.zeros(2, np.float32)
     assert stretch(start, np.array([0, 10], np.float32), 1) == pytest.approx(2)
-    assert stretching(lambda weights, _number: weights)(start, np.ones(2, np.float32), 1) == 0
+    assert stretching(own_step(lambda weights, _number: weights))(start, np.ones(2, np.float32), 1) == 0
 
 
 def test_agreement_is_the_cosine_with_the_servers_own_step() -> None:
@@ -171,7 +172,7 @@ def test_agreement_is_the_cosine_with_the_servers_own_step() -> None:
         calls.append(number)
         return weights + np.array([2, 0], np.float32)
 
-    agreement, start = agreeing(train), np.array([3, 4], np.float32)
+    agreement, start = agreeing(own_step(train)), np.array([3, 4], np.float32)
     found = [agreement(start, start + np.array(step, np.float32), 1) for step in ((5, 0), (0, 7), (-1, 1), (0, 0))]
     np.testing.assert_allclose(found, [1, 0, -np.sqrt(0.5), 0], atol=1e-9)
     assert calls == [1]  # trained once a round

@@ -50,7 +50,12 @@ def median(rows: Doubles, attackers: int, trust: Trust) -> Doubles:  # noqa: ARG
 @register.aggregator("trimmed-mean")
 def trimmed_mean(rows: Doubles, attackers: int, trust: Trust) -> Doubles:  # noqa: ARG001
     """Coordinate-wise mean without the f largest and the f smallest values (Yin et al. 2018)."""
-    cut = min(attackers, (len(rows) - 1) // 2)
+    return trimmed(rows, attackers)
+
+
+def trimmed(rows: Doubles, count: int) -> Doubles:
+    """The mean of (k, D), coordinate by coordinate without so many of the highest and of the lowest, (D,)."""
+    cut = min(count, (len(rows) - 1) // 2)
     return np.asarray(np.sort(rows, axis=0)[cut : len(rows) - cut].mean(0))
 
 

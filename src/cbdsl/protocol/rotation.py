@@ -9,6 +9,7 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.arrays import Bools, Doubles, Floats
+from cbdsl.protocol.aggregators import trimmed
 from cbdsl.protocol.messages import WorkerId
 from cbdsl.protocol.selection import (
     COPIED,
@@ -83,7 +84,7 @@ class Rotation(Selection):
         before = self.momentum * memory[:-1] if len(memory) else np.zeros_like(current)
 
         def momentum(used: Sequence[int]) -> Doubles:
-            return before + trimmed_mean(steps[used], self.trim)
+            return before + (trimmed(steps[used], self.trim) if self.trim else steps[used].mean(0))
 
         def model(used: Sequence[int]) -> Floats:
             return (current + momentum(used)).astype(np.float32)
@@ -145,14 +146,6 @@ def distinct(steps: Doubles, working: Sequence[int], near: float) -> list[int]:
         if all(np.linalg.norm(steps[place] - steps[other]) >= near for other in kept):
             kept.append(place)
     return kept
-
-
-def trimmed_mean(steps: Doubles, trim: int) -> Doubles:
-    """The mean of (K, D), coordinate by coordinate without so many of the highest and of the lowest, (D,)."""
-    cut = min(trim, (len(steps) - 1) // 2)
-    if cut == 0:
-        return np.asarray(steps.mean(0))
-    return np.asarray(np.sort(steps, axis=0)[cut:-cut].mean(0))
 
 
 def harmless(everyone: Sequence[int], loss: Callable[[Sequence[int]], float], least: int) -> list[int]:

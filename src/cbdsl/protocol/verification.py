@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,6 +27,9 @@ class Finding:
 
 Score = Callable[[Floats], float]
 """F of a model on D_sc."""
+OwnStep = Callable[[Floats, int], Doubles]
+"""The server's own step from w^g in a round, (D,)."""
+_Found = TypeVar("_Found")
 MEMORISED = "it has learned the scoring set by heart: private loss too high"
 UNTRAINABLE = "it falls apart when it is trained on"
 
@@ -115,14 +119,12 @@ def guarded(
     acceptance gives away about it is soon out of date.
     """
 
-    last: tuple[Floats, int, Doubles, Doubles] | None = None  # w^g, the round, its losses on D_sc and on the hold-out
+    losses = once_a_round(lambda current, number: (holdout.public(current), holdout.private(current, number)))
 
     def doubt(current: Floats, proposed: Floats, round_number: int) -> str:
-        nonlocal last
-        if last is None or last[0] is not current or last[1] != round_number:
-            last = current, round_number, holdout.public(current), holdout.private(current, round_number)
+        public, private = losses(current, round_number)
         after = holdout.private(proposed, round_number)
-        if memorised(holdout.public(proposed) - last[2], after - last[3], false_alarm):
+        if memorised(holdout.public(proposed) - public, after - private, false_alarm):
             return MEMORISED
         if train is None:
             return ""
@@ -137,7 +139,8 @@ def guarded(
 
     if train is None:
         return replace(inner, worsens=worsens, doubt=doubt, loss=loss)
-    agreement, stretch = agreeing(train), stretching(train)
+    step = own_step(train)
+    agreement, stretch = agreeing(step), stretching(step)
     return replace(inner, worsens=worsens, doubt=doubt, loss=loss, agreement=agreement, stretch=stretch)
 
 
@@ -163,13 +166,12 @@ def copying(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, Sequenc
     return copies
 
 
-def agreeing(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, Floats, int], float]:
+def agreeing(step: OwnStep) -> Callable[[Floats, Floats, int], float]:
     """The cosine between an upload's step from w^g and the server's own; 0 where either stays where it is.
 
-    train: as for `copying`. Honest workers train on D_tr too, so they do not go against it; whoever has trained on
-    something else than it seems does, even where the private loss shows nothing.
+    Honest workers train on D_tr too, so they do not go against it; whoever has trained on something else than it seems
+    does, even where the private loss shows nothing.
     """
-    step = own_step(train)
 
     def agreement(current: Floats, proposed: Floats, round_number: int) -> float:
         own, upload = step(current, round_number), (proposed - current).astype(np.float64)
@@ -178,12 +180,11 @@ def agreeing(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, Floats
     return agreement
 
 
-def stretching(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, Floats, int], float]:
+def stretching(step: OwnStep) -> Callable[[Floats, Floats, int], float]:
     """How many times as long as the server's own an upload's step from w^g is; 0 where the server stays where it is.
 
-    train: as for `copying`. A model with other weights for the same function is far from w^g, whatever it scores.
+    A model with other weights for the same function is far from w^g, whatever it scores.
     """
-    step = own_step(train)
 
     def stretch(current: Floats, proposed: Floats, round_number: int) -> float:
         own, upload = step(current, round_number), (proposed - current).astype(np.float64)
@@ -192,17 +193,22 @@ def stretching(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, Floa
     return stretch
 
 
-def own_step(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, int], Doubles]:
-    """The server's own step from w^g in a round, (D,); trained once, however often it is asked for."""
-    last: tuple[Floats, int, Doubles] | None = None  # w^g, the round, the step
+def own_step(train: Callable[[Floats, int], Floats]) -> OwnStep:
+    """The server's own step from w^g in a round, (D,). train: as for `copying`."""
+    return once_a_round(lambda current, number: (train(current, number) - current).astype(np.float64))
 
-    def step(current: Floats, round_number: int) -> Doubles:
+
+def once_a_round(compute: Callable[[Floats, int], _Found]) -> Callable[[Floats, int], _Found]:
+    """What is computed of w^g in a round, however often it is asked for."""
+    last: tuple[Floats, int, _Found] | None = None
+
+    def found(current: Floats, round_number: int) -> _Found:
         nonlocal last
         if last is None or last[0] is not current or last[1] != round_number:
-            last = current, round_number, (train(current, round_number) - current).astype(np.float64)
+            last = current, round_number, compute(current, round_number)
         return last[2]
 
-    return step
+    return found
 
 
 def memorised(public: Doubles, private: Doubles, false_alarm: float) -> bool:
