@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: run test explore lint bench sanitize clean
+.PHONY: run test explore hostile lint bench sanitize clean
 
 run: $(READY)
 	$(BIN)/cbdsl run --preset paper-iid
@@ -15,6 +15,10 @@ test: $(READY) lint
 # Property tests on fresh random examples, more of them; `make test` always takes the same ones.
 explore: $(READY)
 	CBDSL_EXAMPLES=fresh $(BIN)/pytest --numprocesses 2 --dist loadfile -m hypothesis
+
+# Hostile members, servers and strangers against real processes and a real broker, for minutes; all on the loopback.
+hostile: $(READY)
+	$(BIN)/pytest tests/hostile -m "hostile or not hostile"
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -9,7 +9,7 @@ import pytest
 from cbdsl.arrays import Floats
 from cbdsl.protocol.aggregators import trimmed
 from cbdsl.protocol.messages import WorkerId
-from cbdsl.protocol.rotation import Rotation, distinct, harmless, is_noise, usual_length
+from cbdsl.protocol.rotation import Rotation, distinct, harmless, is_noise, usual_lengths
 from cbdsl.protocol.selection import COPIED, EQUAL, FAR, HARMFUL, OPPOSED, Believed, Candidate, Combined, View
 from cbdsl.protocol.state import ServerState
 from cbdsl.protocol.verification import Verifier, trusting
@@ -111,12 +111,28 @@ def test_momentum_and_the_usual_length_are_remembered() -> None:
     np.testing.assert_allclose(second.memory, [4.5, 6, 5])
 
 
-def test_the_usual_length_is_the_median_and_does_not_jump() -> None:
+def test_usual_lengths_are_the_median_and_the_upper_quartile_and_do_not_jump() -> None:
     lengths = np.array([1.0, 2.0, 90.0])
-    assert usual_length(lengths, 0) == 2
-    assert usual_length(lengths, 1.5) == 2
-    assert usual_length(lengths, 0.25) == 0.5
-    assert usual_length(lengths, 16) == 8
+    np.testing.assert_allclose(usual_lengths(lengths, 0), [2, 46])
+    np.testing.assert_allclose(usual_lengths(lengths, 1.5), [2, 3])
+    np.testing.assert_allclose(usual_lengths(lengths, 0.25), [0.5, 0.5])
+    np.testing.assert_allclose(usual_lengths(lengths, 16), [8, 32])
+
+
+@pytest.mark.parametrize(("goal", "length"), [(3.0, 3.0), (1.0, 1.0), (-9.0, 1.0)])
+def test_with_a_hold_out_the_longer_step_is_taken_where_it_does_better(goal: float, length: float) -> None:
+    """Two fifths of the steps are short ones, made by those who do not want to work: the median shrinks."""
+    verifier = replace(trusting(2), loss=lambda model, _round: abs(float(model[0]) - goal))
+    steps = {0: (1, 0), 1: (0.96, 0.28), 2: (0.96, -0.28), 3: (2.88, 0.84), 4: (2.88, -0.84)}
+    made = combined(steps, view_of(verifier, memory=np.array([0, 0, 2], np.float32)))
+    assert made.memory is not None
+    assert made.memory[-1] == pytest.approx(length)
+
+
+def test_without_a_hold_out_the_usual_length_is_the_median() -> None:
+    made = combined({0: (1, 0), 1: (0.96, 0.28), 2: (0.96, -0.28), 3: (2.88, 0.84), 4: (2.88, -0.84)}, view_of())
+    assert made.memory is not None
+    assert made.memory[-1] == pytest.approx(1.0)
 
 
 def test_those_near_each_other_share_a_place() -> None:

@@ -43,8 +43,9 @@ class Rotation(Selection):
 
     All start at w^g, so their steps are comparable: each is brought to the usual length, the median, so that nobody
     outweighs another and a short step is as good as a long one; noise does not count, and equal ones share a place.
-    The mean is trimmed weight by weight. With a guard, steps against the server's own on D_tr do not take part, and
-    those without whom the new w^g does better on the private hold-out are left out.
+    The mean is trimmed weight by weight. With a guard, steps against the server's own on D_tr do not take part,
+    those without whom the new w^g does better on the private hold-out are left out, and where the upper quartile of
+    lengths does better there than the median, it is taken instead: short steps cannot slow everybody down.
     """
 
     k: int = 12
@@ -79,29 +80,32 @@ class Rotation(Selection):
         steps = np.stack([one.model for one in believed]) - current
         lengths = np.linalg.norm(steps, axis=1)
         noise = is_noise(steps)
-        usual = usual_length(lengths if noise.all() else lengths[~noise], memory[-1] if len(memory) else 0.0)
-        steps *= (usual / np.maximum(lengths, 1e-30))[:, None]
+        usual, long = usual_lengths(lengths if noise.all() else lengths[~noise], memory[-1] if len(memory) else 0.0)
+        directions = steps / np.maximum(lengths, 1e-30)[:, None]
         before = self.momentum * memory[:-1] if len(memory) else np.zeros_like(current)
 
-        def momentum(used: Sequence[int]) -> Doubles:
-            return before + (trimmed(steps[used], self.trim) if self.trim else steps[used].mean(0))
+        def momentum(used: Sequence[int], length: float) -> Doubles:
+            chosen = directions[used]
+            return before + length * (trimmed(chosen, self.trim) if self.trim else chosen.mean(0))
 
-        def model(used: Sequence[int]) -> Floats:
-            return (current + momentum(used)).astype(np.float32)
+        def private(used: Sequence[int], length: float) -> float:
+            return loss((current + momentum(used, length)).astype(np.float32), view.round) if loss else np.inf
 
         working = [place for place in range(len(steps)) if not noise[place] and lengths[place] >= _IDLE * usual]
-        used = distinct(steps, working, _SAME * usual)
+        used = distinct(directions, working, _SAME)
         reasons = dict.fromkeys(range(len(believed)), COPIED) | dict.fromkeys(working, EQUAL)
         loss = view.verifier.loss
         if loss is not None and used:
             reasons |= dict.fromkeys(used, HARMFUL)
-            used = harmless(used, lambda some: loss(model(some), view.round), least=max(1, self.k // 4))
+            used = harmless(used, lambda some: private(some, usual), least=max(1, self.k // 4))
         declined = {believed[place].worker: reason for place, reason in reasons.items() if place not in used}
         if not used:
             return Combined(declined=declined)
-        made = view.packed(model(used))
+        length = min((usual, long), key=lambda one: private(used, one))  # usual, if they are equal
+        step = momentum(used, length)
+        made = view.packed((current + step).astype(np.float32))
         score = view.verifier.score(made.model) if view.verifier.score else np.inf
-        remembered = np.append(momentum(used), usual).astype(np.float32)
+        remembered = np.append(step, length).astype(np.float32)
         return Combined(made.model, float(score), declined, remembered, made)
 
 
@@ -133,10 +137,13 @@ def is_noise(steps: Doubles) -> Bools:
     return np.asarray(np.abs(cosines) < min(_NOISE, 3 / np.sqrt(steps.shape[1])))
 
 
-def usual_length(lengths: Doubles, last: float) -> float:
-    """The median, within a factor of the last one: half of a round's uploads may be attackers', by chance."""
-    median = float(np.median(lengths))
-    return float(np.clip(median, last / _JUMP, last * _JUMP)) if last > 0 else median
+def usual_lengths(lengths: Doubles, last: float) -> Doubles:
+    """The median and the upper quartile, (2,), within a factor of the last length that was used.
+
+    Half of a round's uploads may be attackers', by chance: short steps among them shrink the median.
+    """
+    found = np.quantile(lengths, (0.5, 0.75))
+    return np.clip(found, last / _JUMP, last * _JUMP) if last > 0 else found
 
 
 def distinct(steps: Doubles, working: Sequence[int], near: float) -> list[int]:
