@@ -29,7 +29,7 @@ from cbdsl.runs.stage import Stage
 from cbdsl.spec import Spec
 
 SWARM = "test"
-PATIENT = Deadlines(round_seconds=60, upload_seconds=60, join_seconds=60, grace_seconds=60)
+PATIENT = Deadlines(round_seconds=60, upload_seconds=60, join_seconds=60, grace_seconds=60, least_seconds=60)
 """Waits for whoever was killed, so that a run with crashes must end with the numbers of a run without."""
 
 

@@ -8,10 +8,11 @@ import logging
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from cbdsl.deploy.wire import digest_of
+from cbdsl.deploy.wire import DIGEST_BYTES, RUN_BYTES, digest_of
 from cbdsl.files import write_atomically
 from cbdsl.protocol.messages import Claim
 from cbdsl.workers.swarm import Particles
@@ -28,6 +29,20 @@ class Memory:
     round: int
     particles: Particles  # one row
     claim: Claim | None  # what it said; none in FedAvg
+    version: int  # of the w^g that it had
+    model_digest: bytes  # of that one's numbers
+
+
+class Last(NamedTuple):
+    """The state on disk, in a few words."""
+
+    run: bytes
+    round: int
+    version: int
+    model_digest: bytes
+
+
+_NEVER = Last(bytes(RUN_BYTES), 0, 0, bytes(DIGEST_BYTES))
 
 
 class Keeper:
@@ -46,6 +61,8 @@ class Keeper:
             "worker": memory.worker,
             "round": memory.round,
             "claim": None if claim is None else [float(claim.score).hex(), claim.commitment.hex()],
+            "version": memory.version,
+            "model": memory.model_digest.hex(),
         }
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, meta=np.array(json.dumps(meta)), **vars(memory.particles))
@@ -66,19 +83,25 @@ class Keeper:
             models = particles.positions, particles.velocities, particles.personal_best
             if any(rows.shape != (1, size) for rows in models) or particles.packs.shape != (1, pack):
                 raise ValueError("a model of the wrong size")
-            return Memory(run, worker, int(meta["round"]), particles, claim)
+            digest = bytes.fromhex(meta["model"])
+            return Memory(run, worker, int(meta["round"]), particles, claim, int(meta["version"]), digest)
         except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
             _log.warning("%s cannot be used (%s); starting from the global model", self._state, error)
             return None
 
-    def last(self) -> tuple[bytes, int] | None:
-        """The run and round of the state, whichever run it is of."""
+    def last(self) -> Last:
+        """What the state is of, whichever run that is; zeros if there is none."""
         try:
             with np.load(self._state, allow_pickle=False) as stored:
                 meta = json.loads(str(stored["meta"]))
-            return bytes.fromhex(meta["run"]), int(meta["round"])
+            run, digest = bytes.fromhex(meta["run"]), bytes.fromhex(meta["model"])
+            return Last(run, int(meta["round"]), int(meta["version"]), digest)
         except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile):
-            return None
+            return _NEVER
+
+    def forget(self) -> None:
+        """Have no state any more."""
+        self._state.unlink(missing_ok=True)
 
     def save_shared(self, content: bytes) -> None:
         """Keep the shared samples as they came."""

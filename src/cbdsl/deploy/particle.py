@@ -179,7 +179,9 @@ class Particle:
         self._particles = play_part(self.method, work, self._particles, received)
         self._round, self._version, self._received = order.round, order.version, received
         claim = None if order.task == "average" else self._claim(self._particles)
-        return Memory(self._assignment.run, self.number, order.round, self._particles, claim)
+        return Memory(
+            self._assignment.run, self.number, order.round, self._particles, claim, order.version, order.model_digest
+        )
 
     def upload(self) -> bytes | None:
         """What it uploads when it is asked; none if it stays silent."""

@@ -95,7 +95,11 @@ def serve(
         starts = list(stage.initial) if len(stage.initial) > 1 else []
         codecs = stage.server.policy.codecs
         journal = Journal(out / "journal.bin")
-        network = NetworkSwarm(config, announcement, shared, roster, journal, events, codecs=codecs, starts=starts)
+        network = NetworkSwarm(
+            config, announcement, shared, roster, journal, events, codecs=codecs, starts=starts, played=state.round
+        )
+        if stage.server.method.vectors == 1:
+            network.recall(state.version, state.references)
         message = stage.server.method.broadcast(state.global_best, state.memory)
         network.set_model(message, state.version, state.updates, keyframe_of(state))
         try:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,16 +20,17 @@ from cbdsl.deploy import topics, wire
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.held import Held
 from cbdsl.deploy.link import Link, Will
-from cbdsl.deploy.mail import Mail
+from cbdsl.deploy.mail import Letter, Mail
 from cbdsl.deploy.memory import Keeper, Memory
 from cbdsl.deploy.meter import NOW_AND_THEN, Meter
 from cbdsl.deploy.particle import Assignment, Particle
-from cbdsl.deploy.wire import ClaimMessage, Hello, OrderMessage, Status
+from cbdsl.deploy.wire import ClaimMessage, Hello, Invitation, OrderMessage, Status, Welcome
 
 _log = logging.getLogger("cbdsl.deploy")
 
 _NOTHING = bytes(wire.DIGEST_BYTES)
 _WAIT_SECONDS = 1.0  # how often a worker without mail looks whether it is to stop
+_HELLO_SECONDS = (5.0, 60.0)  # a worker that is not welcomed says hello again, at first and at last after so long
 
 MakeLink = Callable[[Callable[[str, bytes], None], Callable[[], None], Will, Meter], Link]
 """Connects: given what to call with a message, what to call after every connection, and the last will."""
@@ -56,6 +59,12 @@ class Worker:
         self._memory: Memory | None = None
         self._held = Held()
         self._run = b""
+        self._speaking = threading.Lock()
+        self._judged: Welcome | None = None
+        self._hello_pause, self._hello_at = (
+            _HELLO_SECONDS[0],
+            0.0,
+        )  # how long to wait until the next one, and when it is due
         self._stopped = self._stays = self._fetching = False
         status = topics.from_worker(swarm, name, "status")
         will = Will(status, wire.encode(Status(False, self._session)))
@@ -108,9 +117,18 @@ class Worker:
             self._introduce()
 
     def _introduce(self) -> None:
-        run, round_number = self._keeper.last() or (bytes(wire.RUN_BYTES), 0)
-        hello = Hello(self._session, len(self._own), round_number, run, __version__)
-        self._say("hello", wire.encode(hello))
+        with self._speaking:  # both threads say it; the last word must be true
+            last = self._keeper.last()
+            words = (last.round, last.run, last.version, last.model_digest, __version__)
+            self._say("hello", wire.encode(Hello(self._session, len(self._own), *words)))
+        self._hello_at = time.monotonic() + self._hello_pause
+
+    def _introduce_again(self) -> None:
+        """A worker that is not welcomed, or whose start has not come, says hello again."""
+        waits = self._mail.assignment is not None and self._run != self._mail.assignment.run
+        if waits and time.monotonic() >= self._hello_at:
+            self._hello_pause = min(2 * self._hello_pause, _HELLO_SECONDS[1])
+            self._introduce()
 
     # --- the worker's side
 
@@ -126,6 +144,8 @@ class Worker:
                         self._mail.changed.wait(_WAIT_SECONDS)
                 if step is not None:
                     step()
+                else:
+                    self._introduce_again()
         finally:
             self.leave()
 
@@ -144,9 +164,9 @@ class Worker:
         mail, order, invitation = self._mail, self._mail.order, self._mail.invitation
         if mail.assignment is None:
             return None
-        if order is not None and order.fresh and order.message.task == "finish":
-            order.fresh = False
-            return self._finish
+        urgent = self._next_news(order)
+        if urgent is not None:
+            return urgent
         if self._particle is None or self._run != mail.assignment.run:
             return self._next_preparation(mail.assignment)
         if order is not None and order.fresh and self._can_play(order.message):
@@ -155,7 +175,18 @@ class Worker:
         played = 0 if self._memory is None else self._memory.round
         if invitation is not None and invitation.fresh and invitation.message.round <= played:
             invitation.fresh = False
-            return partial(self._upload, invitation.message.round)
+            return partial(self._upload, invitation.message)
+        return None
+
+    def _next_news(self, order: Letter[OrderMessage] | None) -> Callable[[], None] | None:
+        """What changes everything: the run is over, or the server does not know the history of the state here."""
+        welcome, before = self._mail.welcome, self._judged
+        self._judged = welcome
+        if welcome is not None and welcome is not before and 0 < welcome.forget == self._keeper.last().round:
+            return self._start_anew
+        if order is not None and order.fresh and order.message.task == "finish":
+            order.fresh = False
+            return self._finish
         return None
 
     def _next_preparation(self, assignment: Assignment) -> Callable[[], None] | None:
@@ -166,9 +197,16 @@ class Worker:
         start = b""
         if welcome.start_digest == mail.start.digest != _NOTHING:
             start = mail.start.content
-        elif welcome.start_digest != _NOTHING and (self._keeper.last() or (b"", 0))[0] != assignment.run:
+        elif welcome.start_digest != _NOTHING and self._keeper.last().run != assignment.run:
             return None
         return partial(self._prepare, assignment, welcome.worker, mail.shared.content, start)
+
+    def _is_of_another_history(self, order_message: OrderMessage) -> bool:
+        """Whether the round of an order was carried out before, with another global model."""
+        memory = self._memory
+        if memory is None or memory.round != order_message.round:
+            return False
+        return memory.model_digest != order_message.model_digest
 
     def _can_play(self, order_message: OrderMessage) -> bool:
         done = self._memory is not None and order_message.round <= self._memory.round
@@ -193,13 +231,20 @@ class Worker:
         self._memory = self._keeper.load(assignment.run, number, assignment.size, pack)
         if self._memory is not None:
             particle.restore(self._memory)
-        elif start:
+        elif self._keeper.last().run == assignment.run:  # damaged: the server may still count on it
+            self._keeper.forget()
+            self._introduce()
+        if self._memory is None and start:
             particle.start(wire.weights_from_bytes(start))
         self._particle, self._run = particle, assignment.run
+        self._hello_pause = _HELLO_SECONDS[0]
         _log.info("worker %s is number %d, %s samples", self._name, number, f"{len(self._own):,}")
 
     def _play(self, order_message: OrderMessage, received: Floats) -> None:
         """Carry an order out, or answer again if that was done before."""
+        if self._is_of_another_history(order_message):
+            self._start_anew()
+            return
         assert self._particle is not None
         if not wire.has_bit(order_message.participants, self._particle.number):
             return
@@ -216,9 +261,24 @@ class Worker:
             claim_message = ClaimMessage(self._run, self._memory.round, claim.score, claim.commitment)
             self._say("claim", wire.encode(claim_message))
 
-    def _upload(self, round_number: int) -> None:
-        if self._memory is not None and round_number == self._memory.round:
+    def _start_anew(self) -> None:
+        """The server does not know the history that the state here is of: do without it, as a new worker would."""
+        _log.warning("worker %s: the server is back in time; starting again from the global model", self._name)
+        with self._speaking:
+            self._keeper.forget()
+        self._particle, self._memory, self._run = None, None, b""
+        self._mail.forget()
+        self._link.subscribe(topics.spec(self._swarm))  # what is retained comes again
+
+    def _upload(self, invitation: Invitation) -> None:
+        """Send the model behind a claim, if this worker knows the claim: state may be lost, and a worker copied."""
+        if self._memory is None or invitation.round != self._memory.round:
+            return
+        claim = self._memory.claim
+        if invitation.claim == (b"" if claim is None else wire.said(claim.score, claim.commitment)):
             self._send_model()
+        else:
+            _log.warning("worker %s is invited for a claim that it has not made; staying silent", self._name)
 
     def _send_model(self) -> None:
         assert self._particle is not None
