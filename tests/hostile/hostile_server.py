@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -95,7 +97,9 @@ class HostileServer:
         self._tell("welcome", wire.encode(Welcome(run, number, start)))
 
     def invite(self, run: bytes, round_number: int) -> None:
-        self._tell("invitation", wire.encode(Invitation(run, round_number)))
+        """At QoS 0: then the broker waits for no acknowledgement, however many there are."""
+        payload = wire.encode(Invitation(run, round_number))
+        self._link._client.publish(topics.to_worker(SWARM, NAME, "invitation"), payload, qos=0)
 
     def send(self, run: bytes, kind: str, content: bytes, version: int = 0, leave_out: int = -1) -> None:
         """Something large in its pieces, as a private message; perhaps all but one of them."""
@@ -179,6 +183,34 @@ def victim(
 def broker(folder: Path) -> Iterator[Address]:
     with running_broker(folder, "mosquitto" if find_mosquitto() else "embedded") as made:
         yield Address(made.host, made.port)
+
+
+@contextmanager
+def slow_line(address: Address, bytes_a_second: int) -> Iterator[Address]:
+    """Another address of a broker, to which one client can send so much and no more; it is sent everything at once."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    sockets = [listener]
+
+    def pump(source: socket.socket, target: socket.socket, pause: float) -> None:
+        with suppress(OSError):
+            while content := source.recv(100_000):
+                target.sendall(content)
+                time.sleep(pause * len(content))
+
+    def connect() -> None:
+        with suppress(OSError):
+            client, _ = listener.accept()
+            target = socket.create_connection((address.host, address.port))
+            sockets.extend([client, target])
+            threading.Thread(target=pump, args=(target, client, 0.0), daemon=True).start()
+            pump(client, target, 1 / bytes_a_second)
+
+    threading.Thread(target=connect, daemon=True).start()
+    try:
+        yield Address("127.0.0.1", listener.getsockname()[1])
+    finally:
+        for each in sockets:
+            each.close()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
