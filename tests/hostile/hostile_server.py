@@ -1,4 +1,4 @@
-"""A server that speaks the protocol perfectly and announces and orders whatever it likes; and a worker as its victim."""
+"""A server that speaks the protocol perfectly and orders whatever it likes; and a worker as its victim."""
 
 from __future__ import annotations
 
@@ -78,7 +78,9 @@ class HostileServer:
 
     def __init__(self, address: Address) -> None:
         self.heard: list[tuple[str, bytes]] = []
-        self._link = MqttLink(address, lambda topic, payload: self.heard.append((topic, payload)), lambda: None, Meter())
+        self._link = MqttLink(
+            address, lambda topic, payload: self.heard.append((topic, payload)), lambda: None, Meter()
+        )
         self._link.subscribe(topics.from_all(SWARM))
         self._link.open()
         assert self._link.connected.wait(PATIENCE)

@@ -109,7 +109,8 @@ def work(  # noqa: PLR0913, PLR0917 - one parameter an option
         str, typer.Option(help="What this process may take, such as 256M or 2G; half of the machine's if not given.")
     ] = "",
     longest_round: Annotated[
-        float, typer.Option(min=1, help="Seconds that a round may take here; a run that asks for longer ones is refused.")
+        float,
+        typer.Option(min=1, help="Seconds that a round may take here; a run with longer ones is refused."),
     ] = 3600.0,
     plugin: Plugins = None,
     attack: Annotated[str, typer.Option(hidden=True)] = "",

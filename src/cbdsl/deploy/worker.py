@@ -167,8 +167,6 @@ class Worker:
         if order is not None and order.fresh and order.message.task == "finish":
             order.fresh = False
             return self._finish
-        if mail.assignment.run == self._given_up:
-            return None
         if self._particle is None or self._run != mail.assignment.run:
             return self._next_preparation(mail.assignment)
         if order is not None and order.fresh and self._can_play(order.message):
@@ -183,7 +181,7 @@ class Worker:
     def _next_preparation(self, assignment: Assignment) -> Callable[[], None] | None:
         """Build what the run needs, once its number, the shared samples and the start are here."""
         mail, welcome = self._mail, self._mail.welcome
-        if welcome is None or mail.shared.digest != assignment.shared_digest:
+        if welcome is None or mail.shared.digest != assignment.shared_digest or assignment.run == self._given_up:
             return None
         start = b""
         if welcome.start_digest == mail.start.digest != _NOTHING:

@@ -148,7 +148,9 @@ MUCH: dict[str, Callable[[], tuple[Announcement, bytes, Samples]]] = {
 SHORT = ("whole models", "shared samples", "a large batch")
 
 
-@pytest.mark.parametrize("name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.hostile) for name in MUCH])
+@pytest.mark.parametrize(
+    "name", [name if name in SHORT else pytest.param(name, marks=pytest.mark.hostile) for name in MUCH]
+)
 def test_what_fits_is_played_within_the_memory_that_was_given(
     name: str, address: Address, server: HostileServer, tmp_path: Path
 ) -> None:
@@ -337,7 +339,7 @@ def test_nothing_is_read_written_or_run_outside_the_state_folder(
         f'[data]\nsource = "{secret}"',
         f'[data]\npartition = "{trap}"',
         f'[codec]\nup = "{trap}"',
-        f'[codec]\ndown = "cbdsl.codecs.uniform:Q8"',
+        '[codec]\ndown = "cbdsl.codecs.uniform:Q8"',
         f'[attack]\nname = "{trap}"\nbyzantine = 1',
         f'[selection]\nname = "{trap}"',
         f'[defence]\naggregator = "{trap}"',
