@@ -91,13 +91,11 @@ def test_a_worker_stays_silent_if_it_is_invited_for_a_claim_that_it_has_not_made
     assert [verdict for line in served.result.rounds for verdict in line.silent] != []
 
 
-def stopped_after(round_number: int, then: Callable[[], None] | None = None) -> Callable[[cbdsl.RoundRecord], None]:
+def stopped_after(round_number: int) -> Callable[[cbdsl.RoundRecord], None]:
     """Ends a server as a signal would."""
 
     def stop(line: cbdsl.RoundRecord) -> None:
         if line.round == round_number:
-            if then is not None:
-                then()
             raise KeyboardInterrupt
 
     return stop
@@ -112,9 +110,11 @@ def test_a_server_set_back_to_a_backup_goes_on_with_workers_that_are_ahead(
     stage, bus = prepared(small_spec(rounds=9, codec__up=codec, codec__down=codec, defence__commitment=True)), Bus()
     run, backup = tmp_path / "run", tmp_path / "backup"
     with crew(bus, stage, tmp_path) as workers:
-        for last, then in ((3, lambda: shutil.copytree(run, backup)), (7, lambda: None)):
-            with pytest.raises(KeyboardInterrupt):
-                play(bus, stage, tmp_path, workers.names, on_round=stopped_after(last, then))
+        with pytest.raises(KeyboardInterrupt):
+            play(bus, stage, tmp_path, workers.names, on_round=stopped_after(3))
+        shutil.copytree(run, backup)
+        with pytest.raises(KeyboardInterrupt):
+            play(bus, stage, tmp_path, workers.names, on_round=stopped_after(7))
         shutil.rmtree(run)
         shutil.copytree(backup, run)
         if again:

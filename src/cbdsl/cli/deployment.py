@@ -6,9 +6,11 @@ import ctypes
 import json
 import logging
 import os
+import queue
 import shlex
 import signal
 import sys
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,13 +22,17 @@ from cbdsl.cli.options import Json, Plugins
 from cbdsl.cli.spec_options import SpecWords, takes_spec
 from cbdsl.errors import UserError, unknown
 from cbdsl.plugins import load as load_plugins
+from cbdsl.text import one_line, read_size
 
 if TYPE_CHECKING:
     from cbdsl.deploy.link import Address
     from cbdsl.deploy.server import ServerConfig
+    from cbdsl.deploy.worker import Worker
     from cbdsl.spec import Spec
 
 DEFAULT_WORKERS = 8  # of a swarm on one machine
+_LAST_SECONDS = 3.0  # that a worker has to end in good order
+_LONGEST_LINE = 1000  # signs of a message in a log
 _DEALING = (
     "data.partition",
     "data.samples_per_worker",
@@ -99,11 +105,19 @@ def work(  # noqa: PLR0913, PLR0917 - one parameter an option
     key: _Key = None,
     threads: _Threads = None,
     stay: Annotated[bool, typer.Option("--stay", help="After a run wait for the next one.")] = False,
+    memory: Annotated[
+        str, typer.Option(help="What this process may take, such as 256M or 2G; half of the machine's if not given.")
+    ] = "",
+    longest_round: Annotated[
+        float,
+        typer.Option(min=1, help="Seconds that a round may take here; a run with longer ones is refused."),
+    ] = 3600.0,
     plugin: Plugins = None,
     attack: Annotated[str, typer.Option(hidden=True)] = "",
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Be one worker of a swarm: train on samples that never leave this machine."""
+    from cbdsl.deploy.budget import Budget, half_of_the_machine  # noqa: PLC0415
     from cbdsl.deploy.link import Link, MqttLink, Will, parse_address  # noqa: PLC0415
     from cbdsl.deploy.meter import Meter  # noqa: PLC0415
     from cbdsl.deploy.samples import read_samples  # noqa: PLC0415
@@ -123,9 +137,12 @@ def work(  # noqa: PLR0913, PLR0917 - one parameter an option
     def connect(handle: Any, greet: Any, will: Will, meter: Meter) -> Link:  # noqa: ANN401
         return MqttLink(address, handle, greet, meter, will)
 
-    worker = Worker(swarm, name, read_samples(data), state or Path(name), connect, threads or default_threads(), attack)
-    signal.signal(signal.SIGTERM, lambda *_: worker.stop())
-    worker.run(stay)
+    own = read_samples(data)
+    allowed = read_size(memory, "--memory") if memory else half_of_the_machine()
+    budget = Budget(own, threads or default_threads(), allowed, longest_round)
+    budget.enforce()
+    worker = Worker(swarm, name, own, state or Path(name), connect, budget, attack)
+    _work_until_told(worker, stay)
 
 
 @takes_spec(
@@ -172,6 +189,42 @@ def swarm(  # noqa: PLR0913, PLR0917 - one parameter an option
     else:
         print_outcome(outcome)
         draw(outcome.served.result)
+
+
+def _work_until_told(worker: Worker, stay: bool) -> None:
+    """Let a worker work in a thread of its own, so that a signal is heard while its engine computes for hours.
+
+    Told to stop, it has a moment to end in good order. Then the process ends: what was written is whole.
+    """
+    stop, failures = threading.Event(), queue.SimpleQueue[BaseException | None]()
+
+    def work() -> None:
+        try:
+            worker.run(stay)
+            failures.put(None)
+        except BaseException as error:
+            failures.put(error)
+        stop.set()
+
+    def told(*_: object) -> None:
+        worker.stop()
+        stop.set()
+
+    signal.signal(signal.SIGTERM, told)
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        stop.wait()
+    finally:
+        worker.stop()
+        thread.join(_LAST_SECONDS)
+        if thread.is_alive():
+            worker.leave()
+            sys.stderr.flush()
+            os._exit(interrupts.EXIT_CODE if interrupts.INTERRUPTS.happened else 0)
+    failure = failures.get()
+    if failure is not None:
+        raise failure
 
 
 def _serve(spec: Spec, out: Path, config: ServerConfig, threads: int | None, as_json: bool) -> None:
@@ -237,7 +290,18 @@ def _warn_if_exposed(address: Address) -> None:
 
 def _talk() -> None:
     """What the deployment has to say goes to standard error, with the time."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
+
+
+class _OneLine(logging.Formatter):
+    """A message is one line without control characters: what others sent is among its words."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
+        """See `logging.Formatter`."""
+        record.message = one_line(record.message, _LONGEST_LINE)
+        return super().formatMessage(record)
 
 
 def _end_with(parent: int) -> None:

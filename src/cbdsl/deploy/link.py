@@ -55,6 +55,10 @@ class Link(Protocol):
         """Whether the broker is connected now."""
         ...
 
+    def settled(self, seconds: float) -> bool:
+        """Whether the broker has taken what was sent, now or within so many seconds."""
+        ...
+
     def close(self) -> None:
         """Send what is left, then leave without a last will."""
         ...
@@ -187,6 +191,16 @@ class MqttLink:
     def is_up(self) -> bool:
         """See `Link.is_up`."""
         return self.connected.is_set()
+
+    def settled(self, seconds: float) -> bool:
+        """See `Link.settled`; messages are acknowledged in their order, so the last one stands for all."""
+        last = self._last
+        try:
+            if last is not None:
+                last.wait_for_publish(seconds)
+            return last is None or last.is_published()
+        except (RuntimeError, ValueError):  # it was given while the broker was away: whoever asks is not heard either
+            return True
 
     def close(self, seconds: float = 5.0) -> None:
         """See `Link.close`; waits at most so long for the broker to take what is left."""

@@ -13,10 +13,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from cbdsl import __version__
 from cbdsl.arrays import Floats, Samples
 from cbdsl.deploy import topics, wire
+from cbdsl.deploy.budget import Budget
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.held import Held
 from cbdsl.deploy.link import Link, Will
@@ -25,9 +27,11 @@ from cbdsl.deploy.memory import Keeper, Memory
 from cbdsl.deploy.meter import NOW_AND_THEN, Meter
 from cbdsl.deploy.particle import Assignment, Particle
 from cbdsl.deploy.wire import ClaimMessage, Hello, Invitation, OrderMessage, Status, Welcome
+from cbdsl.text import one_line
 
 _log = logging.getLogger("cbdsl.deploy")
 
+_Result = TypeVar("_Result")
 _NOTHING = bytes(wire.DIGEST_BYTES)
 _WAIT_SECONDS = 1.0  # how often a worker without mail looks whether it is to stop
 _HELLO_SECONDS = (5.0, 60.0)  # a worker that is not welcomed says hello again, at first and at last after so long
@@ -46,25 +50,27 @@ class Worker:
         own: Samples,
         folder: Path,
         make_link: MakeLink,
-        threads: int = 1,
+        budget: Budget | None = None,
         attack: str = "",
     ) -> None:
-        """folder: where it keeps its state. attack: for tests, what to do instead of the truth."""
-        self._swarm, self._name, self._own, self._threads, self._attack = swarm, name, own, threads, attack
+        """folder: where it keeps its state. budget: what it gives to a run; if none, one thread and any memory.
+
+        attack: for tests, what to do instead of the truth.
+        """
+        self._budget = budget or Budget(own)
+        self._swarm, self._name, self._own, self._attack = swarm, name, own, attack
         self._keeper = Keeper(folder)
         self._meter = Meter(self._keeper.ledger)
-        self._mail = Mail(swarm, name, Events())
+        self._mail = Mail(swarm, name, Events(), self._budget.understand)
         self._session = os.urandom(wire.SESSION_BYTES)
         self._particle: Particle | None = None
         self._memory: Memory | None = None
         self._held = Held()
-        self._run = b""
+        self._run = self._given_up = b""
         self._speaking = threading.Lock()
         self._judged: Welcome | None = None
-        self._hello_pause, self._hello_at = (
-            _HELLO_SECONDS[0],
-            0.0,
-        )  # how long to wait until the next one, and when it is due
+        self._hello_pause = _HELLO_SECONDS[0]
+        self._hello_at = 0.0  # when the next one is due
         self._stopped = self._stays = self._fetching = False
         status = topics.from_worker(swarm, name, "status")
         will = Will(status, wire.encode(Status(False, self._session)))
@@ -94,7 +100,7 @@ class Worker:
         assignment = self._mail.assignment
         assert assignment is not None
         if assignment.shared_size:
-            content = self._keeper.load_shared(assignment.shared_digest)
+            content = self._keeper.load_shared(assignment.shared_digest, assignment.shared_size)
             if content is None:
                 self._link.subscribe(topics.shared(self._swarm, "+"))
             else:
@@ -139,15 +145,27 @@ class Worker:
         try:
             while not self._stopped:
                 with self._mail.changed:
-                    step = self._next()
+                    step = self._attempt(self._next)
                     if step is None:
                         self._mail.changed.wait(_WAIT_SECONDS)
                 if step is not None:
-                    step()
+                    self._attempt(step)
                 else:
                     self._introduce_again()
         finally:
             self.leave()
+
+    def _attempt(self, step: Callable[[], _Result]) -> _Result | None:
+        """Do something for the server; a run that cannot be played here is left, and the next one waited for."""
+        assignment = self._mail.assignment
+        try:
+            return step()
+        except (ValueError, RuntimeError, ArithmeticError, MemoryError) as error:
+            self._particle, self._memory, self._held = None, None, Held()
+            self._given_up = assignment.run if assignment is not None else b""
+            why = "there is no memory for it" if isinstance(error, MemoryError) else one_line(str(error)).rstrip(".")
+            _log.warning("worker %s cannot play this run: %s. Waiting for another one", self._name, why)
+            return None
 
     def stop(self) -> None:
         """End `run` at the next occasion; may be called from a signal."""
@@ -192,12 +210,14 @@ class Worker:
     def _next_preparation(self, assignment: Assignment) -> Callable[[], None] | None:
         """Build what the run needs, once its number, the shared samples and the start are here."""
         mail, welcome = self._mail, self._mail.welcome
-        if welcome is None or mail.shared.digest != assignment.shared_digest:
+        if welcome is None or mail.shared.digest != assignment.shared_digest or assignment.run == self._given_up:
             return None
         start = b""
         if welcome.start_digest == mail.start.digest != _NOTHING:
             start = mail.start.content
         elif welcome.start_digest != _NOTHING and self._keeper.last().run != assignment.run:
+            return None
+        if not self._budget.may_begin():
             return None
         return partial(self._prepare, assignment, welcome.worker, mail.shared.content, start)
 
@@ -222,10 +242,11 @@ class Worker:
 
     def _prepare(self, assignment: Assignment, number: int, shared: bytes, start: bytes) -> None:
         """Build what the run needs, and take up the state that is here."""
-        if shared and self._keeper.load_shared(assignment.shared_digest) is None:
+        if shared and self._keeper.load_shared(assignment.shared_digest, assignment.shared_size) is None:
             self._keeper.save_shared(shared)
             self._link.unsubscribe(topics.shared(self._swarm, "+"))
-        particle = Particle(assignment, number, self._own, shared, self._threads, self._attack)
+        self._particle = self._memory = None  # before there is another one: two would take twice the memory
+        particle = Particle(assignment, number, self._own, shared, self._budget.threads, self._attack)
         codec = assignment.codecs.up
         pack = codec.longest(assignment.size) if codec.relative else 0
         self._memory = self._keeper.load(assignment.run, number, assignment.size, pack)
@@ -283,6 +304,9 @@ class Worker:
     def _send_model(self) -> None:
         assert self._particle is not None
         assert self._memory is not None
+        while not self._link.settled(_WAIT_SECONDS):  # or whoever asks again and again would fill this machine's memory
+            if self._stopped:
+                return
         upload = self._particle.upload()
         if upload is not None:
             for piece in wire.pieces(self._run, self._memory.round, upload):
