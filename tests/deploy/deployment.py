@@ -133,7 +133,8 @@ class Deployment:
                 [
                     sys.executable, "-m", "cbdsl", "serve", str(self.folder / "spec.toml"), "--broker",
                     str(self.address), "--out", str(self.out), "--swarm", SWARM, "--roster",
-                    str(self.folder / "roster.txt"), "--threads", "1", "--grace-seconds", "60", *options,
+                    str(self.folder / "roster.txt"), "--threads", "1", "--grace-seconds", "60",
+                    "--least-seconds", "60", *options,
                 ],
                 stdout=log, stderr=log,
             )  # fmt: skip

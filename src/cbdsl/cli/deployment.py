@@ -52,6 +52,8 @@ _RoundSeconds = Annotated[float, typer.Option(help="A round closes after so long
 _UploadSeconds = Annotated[float, typer.Option(help="An invited worker is passed over after so long.")]
 _JoinSeconds = Annotated[float, typer.Option(help="How long the first round waits for workers that are missing.")]
 _GraceSeconds = Annotated[float, typer.Option(help="How long a worker that vanished is waited for.")]
+_Slack = Annotated[float, typer.Option(help="Nobody has longer than so many times what most workers need.")]
+_LeastSeconds = Annotated[float, typer.Option(help="But so long everybody has.")]
 
 
 @takes_spec(workers="Number of workers; as many as --roster names if not given.")
@@ -71,6 +73,8 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter an option
     upload_seconds: _UploadSeconds = 60.0,
     join_seconds: _JoinSeconds = 60.0,
     grace_seconds: _GraceSeconds = 3.0,
+    slack: _Slack = 10.0,
+    least_seconds: _LeastSeconds = 2.0,
     threads: _Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -84,7 +88,9 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter an option
     _talk()
     check_name(swarm, "swarm")
     address = parse_address(broker, ca, cert, key)
-    deadlines = Deadlines(quorum, round_seconds, upload_seconds, join_seconds, grace_seconds)
+    deadlines = Deadlines(
+        quorum, round_seconds, upload_seconds, join_seconds, grace_seconds, slack=slack, least_seconds=least_seconds
+    )
     names = _read_roster(roster)
     if names:
         words = _with_roster(words, len(names), roster)
@@ -169,7 +175,7 @@ def swarm(  # noqa: PLR0913, PLR0917 - one parameter an option
     if not words.is_file and "workers" not in words.given:
         words = replace(words, options={**words.options, "workers": DEFAULT_WORKERS})
     spec = words.resolved()
-    deadlines = Deadlines(quorum, round_seconds, upload_seconds)
+    deadlines = Deadlines(quorum, round_seconds, upload_seconds, least_seconds=round_seconds)  # all are our own
     _talk()
 
     from cbdsl.cli.folder_names import run_folder  # noqa: PLC0415

@@ -334,6 +334,10 @@ class Inbox:
                 if worker not in answers and self.is_waited_for(worker):
                     self._presence(self._roster.name(worker)).standing.lapsed(self.open_round.round)
 
+    def somebody_came(self) -> bool:
+        """Whether anybody has been heard of since this process started."""
+        return bool(self._present)
+
     def present(self) -> int:
         """How many are connected."""
         return sum(presence.online for presence in self._present.values())

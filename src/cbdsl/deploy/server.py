@@ -33,6 +33,7 @@ _log = logging.getLogger("cbdsl.deploy")
 
 _NOTHING = bytes(wire.DIGEST_BYTES)
 _FAREWELL_SECONDS = 5.0  # how long the end of a run waits for workers to hear of it
+_LONGEST_FAREWELL = 30.0  # and for the broker, if that is away
 _START_SECONDS = 10.0  # a start model is sent to a worker once in so long, however often it says hello
 _UPLOADS_SEEN = 64  # the last ones, whose times say how long the next may take
 
@@ -149,7 +150,12 @@ class NetworkSwarm:
         """Tell the workers that the run is over, then leave nothing behind on the broker."""
         order_message = OrderMessage(self._run, round_number, "finish", b"", 0.0, 0.0, self._version, self._model)
         self._retain(topics.order(self._swarm), wire.encode(order_message))
-        self._until(lambda: not self.inbox.online(), _FAREWELL_SECONDS)
+        gone = time.monotonic() + _LONGEST_FAREWELL  # without a broker, too
+
+        def over() -> bool:
+            return (self.inbox.somebody_came() and not self.inbox.present()) or time.monotonic() > gone
+
+        self._until(over, _FAREWELL_SECONDS)
         with self._lock:
             retained, self._retained = list(self._retained), {}
         for topic in retained:

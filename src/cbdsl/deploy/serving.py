@@ -35,6 +35,8 @@ from cbdsl.runs.play import conclude, rounds
 from cbdsl.runs.records import RoundRecord
 from cbdsl.runs.result import Result
 from cbdsl.runs.stage import Stage
+from cbdsl.spec import Options, Spec
+from cbdsl.spec_groups import DataSpec, DefenceSpec, SelectionSpec, ServerSpec, VerificationSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +152,7 @@ def announce(stage: Stage, run: bytes, shared: bytes) -> Announcement:
                 architecture = json.dumps(described.to_dict())
     return Announcement(
         run=run,
-        spec=replace(spec, plugins=(), init="").to_toml(),
+        spec=for_workers(spec).to_toml(),
         architecture=architecture,
         size=stage.engine.size,
         vectors=stage.server.method.vectors,
@@ -160,6 +162,23 @@ def announce(stage: Stage, run: bytes, shared: bytes) -> Announcement:
         shared_scoring=len(parts.shared_scoring) if spec.shares_scoring else 0,
         shared_digest=wire.digest_of(shared) if shared else bytes(wire.DIGEST_BYTES),
         shared_size=len(shared),
+    )
+
+
+def for_workers(spec: Spec) -> Spec:
+    """What workers need of a spec, and no more: not where the server's data is, and not how it defends itself."""
+    needed = (spec.method, spec.codec.up, spec.codec.down, spec.attack.name)
+    return replace(
+        spec,
+        preset="",
+        init="",
+        plugins=(),
+        data=DataSpec(),
+        verification=VerificationSpec(),
+        defence=DefenceSpec(commitment=spec.defence.commitment),
+        selection=SelectionSpec(),
+        server=ServerSpec(),
+        options=Options({name: spec.options.of(name) for name in needed}),
     )
 
 
