@@ -88,8 +88,8 @@ def serve(
         meter, events = Meter(out / "wire.json"), Events(out / "events.jsonl")
         first = state = opened.checkpoint.state if opened.checkpoint else stage.first_state()
         events.note("started", round=state.round)
-        if stage.spec.defence.aggregator == "mean":
-            stage = replace(stage, server=replace(stage.server, combine=averaging(_Sizes(roster))))
+        if stage.spec.defence.aggregator == "mean" and not stage.split.workers:  # who deals knows the numbers itself
+            stage = replace(stage, server=replace(stage.server, combine=averaging(_Sizes(roster), stated=True)))
         shared = _shared(stage)
         announcement = announce(stage, _run_of(out, config.swarm), shared)
         starts = list(stage.initial) if len(stage.initial) > 1 else []
