@@ -100,9 +100,7 @@ def test_a_stated_number_of_samples_counts_up_to_three_times_the_others() -> Non
     state = fresh_state(vector(0))
     swarm = Uploads({0: vector(0), 1: vector(0), 2: vector(0), 3: vector(8)})
     combine = averaging({0: 300, 1: 300, 2: 300, 3: 2**31 - 1}, stated=True)
-    after, _ = play_average_round(
-        state, next_order(state, "average", range(4), 0.0, 0.1), swarm, FedAvg(), combine, 4
-    )
+    after, _ = play_average_round(state, next_order(state, "average", range(4), 0.0, 0.1), swarm, FedAvg(), combine, 4)
     np.testing.assert_array_equal(after.global_best, vector(4))
 
 

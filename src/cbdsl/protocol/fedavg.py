@@ -33,7 +33,7 @@ _TAME = 1e12  # a finite step can be made from uploads below this
 
 
 def weighted_mean(models: Floats, shares: Doubles) -> Floats:
-    """sum_i n_i w_i / sum_i n_i over rows of models (k, D) and shares (k,); (D,). Without any shares all count alike."""
+    """sum_i n_i w_i / sum_i n_i over rows of models (k, D) and shares (k,); (D,). If all are 0, all count alike."""
     if not shares.any():
         shares = np.ones_like(shares)
     total = np.zeros(models.shape[1])
