@@ -262,14 +262,15 @@ def _convert_several(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401
 
 def _convert_single(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is float and is_number and abs(value) <= _LARGEST:
+    if hint is float and is_number and not (isinstance(value, int) and abs(value) > _LARGEST):
         return float(value)
     if hint is int and is_number and (isinstance(value, int) or value.is_integer()):
         return int(value)
     if (hint is str and isinstance(value, str) and _is_text(value)) or (hint is bool and isinstance(value, bool)):
         return value
-    words = {float: "a number", int: "a whole number", str: "text in UTF-8 without control signs"}
-    raise UserError(f"{key} takes {words.get(hint, 'true or false')}; given {shown(value)}.")
+    words = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
+    extra = " without control signs, in UTF-8" if hint is str and isinstance(value, str) else ""
+    raise UserError(f"{key} takes {words[hint]}{extra}; given {shown(value)}.")
 
 
 def _is_text(value: str) -> bool:
