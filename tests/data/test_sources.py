@@ -274,7 +274,8 @@ def limited(size: int) -> Iterator[None]:
     "change",
     [
         {"train_features": np.full((9, 2), np.nan)}, {"test_features": np.full((9, 2), 1e300)},
-        {"train_labels": np.full(9, 2**40)}, {"train_labels": np.array(["a"] * 9)}, {"train_features": np.zeros((9, 0))},
+        {"train_labels": np.full(9, 2**40)}, {"train_labels": np.array(["a"] * 9)},
+        {"train_features": np.zeros((9, 0))},
         {"train_features": np.zeros(9)}, {"train_clients": np.full(9, 2**40)}, {"train_labels": np.zeros(9)},
         {"train_features": np.zeros((9, 2), complex)}, {"train_clients": np.array(["a"] * 9)},
     ],

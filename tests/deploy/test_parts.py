@@ -199,9 +199,10 @@ def test_the_newest_events_are_kept_and_a_disk_is_not_filled(tmp_path: Path, mon
         events.note("there", number=number)
     newest, older = (tmp_path / name for name in ("events.jsonl", "events.old.jsonl"))
     assert json.loads(newest.read_text().splitlines()[-1])["number"] == 99
-    assert json.loads(older.read_text().splitlines()[-1])["number"] + 1 == json.loads(
-        newest.read_text().splitlines()[0]
-    )["number"]
+    assert (
+        json.loads(older.read_text().splitlines()[-1])["number"] + 1
+        == json.loads(newest.read_text().splitlines()[0])["number"]
+    )
     assert {path.name for path in tmp_path.iterdir()} == {"events.jsonl", "events.old.jsonl"}
     assert max(newest.stat().st_size, older.stat().st_size) < 700
 

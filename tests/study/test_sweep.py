@@ -138,9 +138,9 @@ def test_a_watched_run_leaves_run_and_curve_however_it_got_there(tmp_path: Path)
 def test_one_damaged_file_in_a_sweep_is_named_and_the_other_runs_are_finished(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for name in "abc":
-        arrays = {f"{part}_features": rng.normal(size=(400, 5)) for part in ("train", "test")}
-        labels = {f"{part}_labels": rng.integers(0, 3, 400) for part in ("train", "test")}
-        np.savez(tmp_path / f"{name}.npz", **arrays, **labels)
+        arrays: dict[str, Any] = {f"{part}_features": rng.normal(size=(400, 5)) for part in ("train", "test")}
+        arrays |= {f"{part}_labels": rng.integers(0, 3, 400) for part in ("train", "test")}
+        np.savez(tmp_path / f"{name}.npz", **arrays)
     damaged = tmp_path / "b.npz"
     damaged.write_bytes(damaged.read_bytes()[:-100])
     start = SMALL.with_settings({"data.holdout": 50, "data.shared_training": 20, "rounds": 1})
