@@ -21,6 +21,7 @@ from cbdsl.cli import extras, interrupts
 from cbdsl.cli.options import Json, Plugins
 from cbdsl.cli.spec_options import SpecWords, takes_spec
 from cbdsl.errors import UserError, unknown
+from cbdsl.files import read_text
 from cbdsl.plugins import load as load_plugins
 from cbdsl.text import one_line, read_size
 
@@ -280,8 +281,8 @@ def _read_roster(path: Path | None) -> tuple[str, ...]:
     if path is None:
         return ()
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError) as error:
         raise UserError(f"The roster {path} cannot be read: {error}.") from error
     return tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
 

@@ -60,8 +60,8 @@ class OpenRun:
 def open_run(stage: Stage, out: Path) -> OpenRun:
     """A new folder, or the folder of this very run."""
     if not (out / "spec.toml").exists():
-        return OpenRun(RunFolder.create(out, stage.spec), None, [])
-    folder, spec = RunFolder.open(out)
+        return OpenRun(RunFolder.create(out, stage.spec, private=True), None, [])
+    folder, spec = RunFolder.open(out, private=True)
     try:
         if spec != stage.spec:
             raise UserError(f"{out} holds another run. Give another --out, or serve {out / 'spec.toml'} to go on.")
@@ -87,11 +87,14 @@ def serve(
     out = opened.folder.path
     try:
         roster = Roster(out / "roster.json", stage.spec.workers, config.names)
-        meter, events = Meter(out / "wire.json"), Events(out / "events.jsonl")
+        meter, events = (
+            Meter(out / "wire.json"),
+            Events(out / "events.jsonl", lambda name: roster.number(name) is not None),
+        )
         first = state = opened.checkpoint.state if opened.checkpoint else stage.first_state()
         events.note("started", round=state.round)
-        if stage.spec.defence.aggregator == "mean":
-            stage = replace(stage, server=replace(stage.server, combine=averaging(_Sizes(roster))))
+        if stage.spec.defence.aggregator == "mean" and not stage.split.workers:  # who deals knows the numbers itself
+            stage = replace(stage, server=replace(stage.server, combine=averaging(_Sizes(roster), stated=True)))
         shared = _shared(stage)
         announcement = announce(stage, _run_of(out, config.swarm), shared)
         starts = list(stage.initial) if len(stage.initial) > 1 else []
@@ -123,7 +126,7 @@ def serve(
             network.close()
             meter.save()
         (out / "journal.bin").unlink(missing_ok=True)
-        events.note("finished", round=state.round, refused=dict(events.refusals))
+        events.note("finished", round=state.round, refused=dict(events.refusals), offences=events.offences()[:1000])
         result = conclude(stage, opened.folder, opened.records, state)
         return Served(result, meter.counts(), dict(events.refusals))
     finally:
