@@ -25,7 +25,7 @@ _MOST_TEXT = 2**22  # bytes of a file that people write
 _PRIVATE = 0o600
 
 
-def write_atomically(path: Path, content: bytes, private: bool = False) -> None:
+def write_atomically(path: Path, content: bytes | memoryview, private: bool = False) -> None:
     """Write a small file whole, or leave the old one. private: for its owner alone, whatever the umask."""
     replace_atomically(path, lambda file: file.write(content), private)
 

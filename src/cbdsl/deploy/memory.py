@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbdsl.deploy.wire import DIGEST_BYTES, RUN_BYTES, digest_of
+from cbdsl.files import private_folder, write_atomically
 from cbdsl.protocol.messages import Claim
 from cbdsl.text import one_line
 from cbdsl.workers.swarm import Particles
@@ -57,7 +57,7 @@ class Keeper:
     """The folder of one worker."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(folder)
         self._state, self._shared = folder / "state.npz", folder / "shared.bin"
         self._shared_digest: bytes | None = None  # of what is in the file; none: not looked at yet
         self.ledger = folder / "wire.json"
@@ -75,7 +75,7 @@ class Keeper:
         }
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, meta=np.array(json.dumps(meta)), **vars(memory.particles))
-        _write_for_the_owner(self._state, buffer.getbuffer())
+        write_atomically(self._state, buffer.getbuffer(), private=True)
 
     def load(self, run: bytes, worker: int, size: int, pack: int) -> Memory | None:
         """The state of this run; none if there is none, or none that can be used. pack: bytes of a packed model."""
@@ -118,7 +118,7 @@ class Keeper:
 
     def save_shared(self, content: bytes) -> None:
         """Keep the shared samples as they came."""
-        _write_for_the_owner(self._shared, content)
+        write_atomically(self._shared, content, private=True)
         self._shared_digest = digest_of(content)
 
     def load_shared(self, digest: bytes, size: int) -> bytes | None:
@@ -130,17 +130,6 @@ class Keeper:
         content = self._shared.read_bytes()
         self._shared_digest = digest_of(content)
         return content if self._shared_digest == digest else None
-
-
-def _write_for_the_owner(path: Path, content: bytes | memoryview) -> None:
-    """Write a file beside its place and move it there; nobody but its owner may read it."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.unlink(missing_ok=True)
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def _meta(stored: zipfile.ZipFile) -> dict[str, Any]:
