@@ -138,6 +138,24 @@ def test_sixty_clients_at_once_each_get_their_part(broker: Broker) -> None:
         client.close()
 
 
+@EACH_KIND
+def test_with_a_password_nobody_else_on_this_machine_gets_in(tmp_path: Path, kind: Kind) -> None:
+    with running_broker(tmp_path, kind, password="known to us") as broker:
+        for username, password in (("", ""), (brokers.USERNAME, ""), (brokers.USERNAME, "guess"), ("x", "known to us")):
+            with pytest.raises(OSError, match=r"uthori|closed|refused|reset|password"):
+                Client(broker.port, "stranger", username=username, password=password).connect()
+        ours = Client(broker.port, "ours", username=brokers.USERNAME, password="known to us").connect()
+        ours.subscribe("cbdsl/s/down/#")
+        ours.publish("cbdsl/s/down/order", b"1")
+        assert wait_for(lambda: ours.received)
+        ours.close()
+        words = Path(f"/proc/{broker.pid}/cmdline").read_bytes()
+    for path in tmp_path.rglob("*"):
+        assert b"known to us" not in path.read_bytes(), path
+        assert path.name != "passwords" or path.stat().st_mode & 0o077 == 0
+    assert b"known to us" not in words
+
+
 def test_clients_of_the_embedded_broker_get_nothing_they_did_not_ask_for(tmp_path: Path) -> None:
     with running_broker(tmp_path, "embedded") as broker:
         server, other = connect(broker, "server"), connect(broker, "other")

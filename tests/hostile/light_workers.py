@@ -13,6 +13,7 @@ import json
 import resource
 import ssl
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,7 +23,8 @@ from cbdsl import __version__
 from cbdsl.deploy import topics, wire
 from cbdsl.deploy.wire import Announcement, ClaimMessage, Hello, OrderMessage, Status, Welcome
 
-KEEPALIVE = 60
+KEEPALIVE = 600  # seconds; a machine that is busy connecting thousands of them pings late
+PATIENCE = 2.0  # seconds until a worker that was not welcomed greets again, when it hears of a round
 HOPELESS = 1e6  # a score that nobody invites
 _RUNS: dict[bytes, bytes] = {}  # announcement -> run: everybody gets the same bytes
 
@@ -87,6 +89,7 @@ class LightWorker(asyncio.Protocol):
         self._transport: asyncio.WriteTransport | None = None
         self._session, self._run, self._number, self._mark = b"lightly.", b"", -1, 0
         self._pending: OrderMessage | None = None
+        self._greeted = 0.0
         crowd.workers.append(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -158,17 +161,19 @@ class LightWorker(asyncio.Protocol):
 
     def _claim(self) -> None:
         order = self._pending
-        if (
-            order is None
-            or self._number < 0
-            or order.task != "swarm"
-            or not wire.has_bit(order.participants, self._number)
-        ):
+        if order is None or order.task != "swarm":
+            return
+        if self._number < 0:  # its greeting was not heard, or the answer is under way
+            if time.monotonic() - self._greeted > PATIENCE:
+                self._introduce()
+            return
+        if not wire.has_bit(order.participants, self._number):
             return
         self._crowd.claims += 1
         self._say("claim", wire.encode(ClaimMessage(order.run, order.round, HOPELESS, b"")))
 
     def _introduce(self) -> None:
+        self._greeted = time.monotonic()
         self._say("hello", wire.encode(Hello(self._session, 60, 0, bytes(wire.RUN_BYTES), __version__)))
 
     def _say(self, what: str, payload: bytes, retain: bool = False) -> None:
@@ -209,7 +214,7 @@ async def crowd(swarm: str, port: int, names: Sequence[str], keys: Path | None, 
                     await asyncio.sleep(1)
 
     coming = [asyncio.create_task(come(name)) for name in names]
-    told, turn = "", 0
+    told, pinged = "", time.monotonic()
     while True:
         now = json.dumps(
             {"up": everybody.up, "lost": everybody.lost, "welcomed": everybody.welcomed, "claims": everybody.claims}
@@ -218,8 +223,8 @@ async def crowd(swarm: str, port: int, names: Sequence[str], keys: Path | None, 
             print(now, flush=True)
             told = now
         await asyncio.sleep(0.1)
-        turn += 1
-        if turn % (KEEPALIVE * 5) == 0:
+        if time.monotonic() - pinged > KEEPALIVE / 5:
+            pinged = time.monotonic()
             for worker in everybody.workers:
                 worker.ping()
         if everybody.finished and all(task.done() for task in coming):
