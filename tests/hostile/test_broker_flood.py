@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import ssl
 import subprocess
 import sys
@@ -61,6 +62,9 @@ class Flood:
     def stop(self) -> None:
         self._stop.set()
         self._threads[0].join(30)
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)  # wakes the other one, which must not read who comes next
+        self._threads[1].join(30)
         self._connection.close()
 
 
