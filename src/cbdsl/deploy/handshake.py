@@ -32,10 +32,10 @@ def explain(error: BaseException | None, host: str) -> str:
     """What an attempt to connect failed of; empty if there is nothing to say but that it failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return _wrong_broker(error, host)
-    if isinstance(error, ssl.SSLError) and error.reason:
-        return next((meaning for word, meaning in _ALERTS.items() if error.reason.endswith(word)), str(error))
     if isinstance(error, (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError)):
         return "it hangs up at once. All its connections may be taken (max_connections), or it does not speak TLS there"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return next((meaning for word, meaning in _ALERTS.items() if error.reason.endswith(word)), str(error))
     if isinstance(error, socket.gaierror):
         return f"no address is known for '{host}'. Check the name"
     if isinstance(error, ConnectionRefusedError):
