@@ -148,6 +148,7 @@ def test_a_roster_keeps_its_numbers(tmp_path: Path) -> None:
     assert (roster.number("b"), roster.number("a"), roster.number("c")) == (0, 1, None)
     roster.note_samples("a", 30)
     roster.note_samples("a", 10**9)  # a worker cannot grow while a run is played
+    roster.save()
     again = Roster(path, 2)
     assert (again.names, again.samples(1), again.samples(0)) == (("b", "a"), 30, 1)
     assert not again.room("c")

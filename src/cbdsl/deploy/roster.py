@@ -24,6 +24,7 @@ class Roster:
         self._closed = bool(names)
         self._names: list[str] = []
         self._samples: dict[str, int] = {}
+        self._noted = False
         if path.exists():
             self._read()
             if names and list(names) != self._names:
@@ -70,9 +71,15 @@ class Roster:
         return self._samples.get(self.name(number), 1)
 
     def note_samples(self, name: str, count: int) -> None:
-        """Remember how many samples a worker holds: what it says first counts for the whole run."""
+        """Remember how many samples a worker holds: what it says first counts for the whole run. `save` keeps it."""
         if name not in self._samples:
             self._samples[name] = count
+            self._noted = True
+
+    def save(self) -> None:
+        """Write down what was noted; once for many, since thousands may introduce themselves at once."""
+        if self._noted:
+            self._noted = False
             self._write()
 
     def _read(self) -> None:
@@ -87,5 +94,5 @@ class Roster:
             raise UserError(f"{self._path} is damaged ({error}). Restore it: it says which worker is which.") from error
 
     def _write(self) -> None:
-        stored = {"names": self._names, "closed": self._closed, "samples": self._samples}
+        stored = {"names": self._names, "closed": self._closed, "samples": dict(self._samples)}
         write_json(self._path, stored, private=True)

@@ -172,6 +172,7 @@ class NetworkSwarm:
     def report(self, order: Order) -> Mapping[WorkerId, Claim]:
         """See `Swarm.report`; closes at the quorum or the deadline."""
         started = time.monotonic()
+        self._roster.save()
         if order.global_best is not None:
             self.set_model(order.global_best, order.version, order.updates)
         self._journal.begin(order.round)

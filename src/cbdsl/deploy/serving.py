@@ -23,6 +23,7 @@ from cbdsl.deploy.meter import NOW_AND_THEN, Counts, Meter
 from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.samples import pack_shared
 from cbdsl.deploy.server import MakeLink, NetworkSwarm, ServerConfig
+from cbdsl.deploy.turnstile import Turnstile
 from cbdsl.deploy.wire import Announcement
 from cbdsl.engines.architecture import ArchitectureError
 from cbdsl.errors import UserError
@@ -108,7 +109,10 @@ def serve(
         message = stage.server.method.broadcast(state.global_best, state.memory)
         network.set_model(message, state.version, state.updates, keyframe_of(state))
         try:
-            network.start(make_link or (lambda handle, greet: MqttLink(config.address, handle, greet, meter)))
+            gate = Turnstile(config.swarm, config.names, 4 * announcement.size * announcement.vectors, events)
+            network.start(
+                make_link or (lambda handle, greet: MqttLink(config.address, handle, greet, meter, turnstile=gate))
+            )
             if on_ready is not None:
                 on_ready(network)
             if state.round < stage.spec.rounds:
