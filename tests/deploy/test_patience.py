@@ -12,7 +12,7 @@ from test_network_swarm import NAMES, RUN, SIZE, Scripted, bus, make, order, ref
 
 from cbdsl.deploy import topics, wire
 from cbdsl.deploy.deadlines import Deadlines
-from cbdsl.deploy.patience import Standing, round_limit, upload_limit
+from cbdsl.deploy.patience import Standing, everybodys_limit, upload_limit
 from cbdsl.deploy.server import NetworkSwarm
 from cbdsl.deploy.wire import Hello, OrderMessage, Welcome
 from cbdsl.errors import UserError
@@ -23,13 +23,13 @@ LIMITS = Deadlines(round_seconds=600, upload_seconds=60, slack=10, least_seconds
 
 
 def test_the_others_have_so_many_times_as_long_as_most_took() -> None:
-    assert round_limit([], 5, LIMITS) == 600
-    assert round_limit([1, 2], 5, LIMITS) == 600  # no majority yet
-    assert round_limit([1, 2, 3], 5, LIMITS) == 30
-    assert round_limit([1, 2, 3, 59], 5, LIMITS) == 30  # a late answer moves nothing
-    assert round_limit([0.01, 0.01, 0.02], 5, LIMITS) == 2
-    assert round_limit([90, 90, 90], 5, LIMITS) == 600
-    assert round_limit([1], 2, LIMITS) == 600  # one of two is no majority
+    assert everybodys_limit([], 5, LIMITS) == 600
+    assert everybodys_limit([1, 2], 5, LIMITS) == 600  # no majority yet
+    assert everybodys_limit([1, 2, 3], 5, LIMITS) == 30
+    assert everybodys_limit([1, 2, 3, 59], 5, LIMITS) == 30  # a late answer moves nothing
+    assert everybodys_limit([0.01, 0.01, 0.02], 5, LIMITS) == pytest.approx(0.2)
+    assert everybodys_limit([90, 90, 90], 5, LIMITS) == 600
+    assert everybodys_limit([1], 2, LIMITS) == 600  # one of two is no majority
 
 
 def test_uploads_have_so_many_times_as_long_as_they_took_before() -> None:
@@ -37,6 +37,17 @@ def test_uploads_have_so_many_times_as_long_as_they_took_before() -> None:
     assert upload_limit([1, 1, 50], LIMITS) == 10
     assert upload_limit([0.1] * 3, LIMITS) == 2
     assert upload_limit([30] * 3, LIMITS) == 60
+
+
+def test_patience_with_a_worker_is_used_up_and_comes_back_slowly() -> None:
+    standing = Standing(2.0)
+    standing.account(1.5, 1.6)
+    assert standing.patience == pytest.approx(0.58)
+    standing.account(9.0, 2.0)
+    assert standing.patience == pytest.approx(0.1)
+    for _ in range(1000):
+        standing.account(0.0, 1.0)
+    assert standing.patience == 2.0
 
 
 def test_slack_below_one_is_an_error() -> None:
@@ -48,7 +59,7 @@ def test_slack_below_one_is_an_error() -> None:
 
 def rounds_waited(late: Callable[[int], bool], rounds: int) -> list[int]:
     """The rounds that wait for a worker; it answers, but too late where `late` says so."""
-    standing, waited = Standing(), []
+    standing, waited = Standing(2.0), []
     for number in range(1, rounds + 1):
         if standing.is_waited_for(number):
             waited.append(number)
@@ -69,7 +80,7 @@ def test_who_is_always_late_is_waited_for_ever_more_rarely() -> None:
 
 
 def test_who_answers_in_time_now_and_then_is_not_waited_for_more_often_than_it_earns() -> None:
-    standing, late = Standing(), 0
+    standing, late = Standing(2.0), 0
     for number in range(1, 1001):
         if standing.is_waited_for(number):
             if standing._in_time < 3:  # three times good, then late: it takes turns with others
@@ -82,7 +93,7 @@ def test_who_answers_in_time_now_and_then_is_not_waited_for_more_often_than_it_e
 
 
 def test_a_lapse_is_made_up_for_by_answers_in_time() -> None:
-    standing = Standing()
+    standing = Standing(2.0)
     standing.lapsed(1)
     standing.heard()
     for _ in range(20):
@@ -94,7 +105,7 @@ def test_a_lapse_is_made_up_for_by_answers_in_time() -> None:
 
 
 def test_who_never_answers_is_waited_for_once() -> None:
-    standing = Standing()
+    standing = Standing(2.0)
     standing.lapsed(1)
     assert not any(standing.is_waited_for(number) for number in range(2, 200))
 
@@ -133,12 +144,12 @@ def test_whoever_is_a_little_slower_than_the_others_is_not_passed_over_for_ever(
     names = (*NAMES, "dot", "eve")
     network = make(Deadlines(round_seconds=5, join_seconds=5, least_seconds=2), names, 5)
     for name in names[:4]:
-        Scripted(bus, name)
+        Dawdler(bus, name).seconds = 0.1
     slower = Dawdler(bus, "eve", mute=True)
     network.gather()
     assert len(network.report(order(1, participants=(0, 1, 2, 3, 4)))) == 4
     slower.script.clear()
-    slower.seconds = 0.1  # later than all others, each time
+    slower.seconds = 0.25  # later than all others, each time
     answered = []
     for number in range(2, 9):
         answered.append(len(network.report(order(number, participants=(0, 1, 2, 3, 4)))))

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import resource
 import ssl
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
 from cbdsl import __version__
 from cbdsl.deploy import topics, wire
-from cbdsl.deploy.wire import Announcement, ClaimMessage, Hello, OrderMessage, Status, Welcome
+from cbdsl.deploy.wire import Announcement, ClaimMessage, Hello, Invitation, OrderMessage, Status, Welcome
 
 KEEPALIVE = 600  # seconds; a machine that is busy connecting thousands of them pings late
 PATIENCE = 2.0  # seconds until a worker that was not welcomed greets again, when it hears of a round
@@ -73,6 +74,7 @@ class Crowd:
     """What all of them have in common, and what came of them."""
 
     swarm: str
+    size: int = 0  # of the model, in numbers
     up: int = 0
     lost: int = 0
     welcomed: int = 0
@@ -90,6 +92,7 @@ class LightWorker(asyncio.Protocol):
         self._session, self._run, self._number, self._mark = b"lightly.", b"", -1, 0
         self._pending: OrderMessage | None = None
         self._greeted = 0.0
+        self.gone = asyncio.Event()
         crowd.workers.append(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -101,6 +104,7 @@ class LightWorker(asyncio.Protocol):
     def connection_lost(self, _: Exception | None) -> None:
         self._transport = None
         self._crowd.lost += 1
+        self.gone.set()
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer
@@ -152,6 +156,8 @@ class LightWorker(asyncio.Protocol):
                 self._crowd.welcomed += 1
             self._number = wire.decode(payload, Welcome).worker
             self._claim()
+        elif kind == "invitation":
+            self.invited(wire.decode(payload, Invitation).round)
         elif kind == "order":
             self._pending = _order(payload)
             self._crowd.finished = self._pending.task == "finish"
@@ -170,11 +176,19 @@ class LightWorker(asyncio.Protocol):
         if not wire.has_bit(order.participants, self._number):
             return
         self._crowd.claims += 1
-        self._say("claim", wire.encode(ClaimMessage(order.run, order.round, HOPELESS, b"")))
+        self.answer(order, HOPELESS)
+
+    def answer(self, order: OrderMessage, score: float) -> None:
+        """Claim a score."""
+        self._say("claim", wire.encode(ClaimMessage(order.run, order.round, score, b"")))
+
+    def invited(self, round_number: int) -> None:
+        """Upload nothing."""
 
     def _introduce(self) -> None:
         self._greeted = time.monotonic()
-        self._say("hello", wire.encode(Hello(self._session, 60, 0, bytes(wire.RUN_BYTES), __version__)))
+        nothing = (0, bytes(wire.RUN_BYTES), 0, bytes(wire.DIGEST_BYTES))
+        self._say("hello", wire.encode(Hello(self._session, 60, *nothing, __version__)))
 
     def _say(self, what: str, payload: bytes, retain: bool = False) -> None:
         if self._transport is not None:
@@ -194,6 +208,25 @@ def context_of(keys: Path, name: str) -> ssl.SSLContext:
     made.load_verify_locations(home / "ca.crt")
     made.load_cert_chain(home / "worker.crt", home / "worker.key")
     return made
+
+
+async def play(everybody: Crowd, port: int, kinds: Mapping[str, type[LightWorker]]) -> None:
+    """Workers of several kinds by their names, without TLS, until the run is over; who loses its connection is back."""
+    loop = asyncio.get_running_loop()
+
+    async def stay(name: str, kind: type[LightWorker]) -> None:
+        while not everybody.finished:
+            with contextlib.suppress(OSError):
+                _, worker = await loop.create_connection(lambda: kind(everybody, name), "127.0.0.1", port)
+                await worker.gone.wait()
+            await asyncio.sleep(0.05)
+
+    staying = [asyncio.create_task(stay(name, kind)) for name, kind in kinds.items()]
+    while not everybody.finished:
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.5)
+    for task in staying:
+        task.cancel()
 
 
 async def crowd(swarm: str, port: int, names: Sequence[str], keys: Path | None, at_once: int = 50) -> None:

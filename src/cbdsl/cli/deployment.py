@@ -53,8 +53,8 @@ _RoundSeconds = Annotated[float, typer.Option(help="A round closes after so long
 _UploadSeconds = Annotated[float, typer.Option(help="An invited worker is passed over after so long.")]
 _JoinSeconds = Annotated[float, typer.Option(help="How long the first round waits for workers that are missing.")]
 _GraceSeconds = Annotated[float, typer.Option(help="How long a worker that vanished is waited for.")]
-_Slack = Annotated[float, typer.Option(help="Nobody has longer than so many times what most workers need.")]
-_LeastSeconds = Annotated[float, typer.Option(help="But so long everybody has.")]
+_Slack = Annotated[float, typer.Option(help="Everybody has so many times as long as most workers need.")]
+_LeastSeconds = Annotated[float, typer.Option(help="And so much longer once in a while.")]
 
 
 @takes_spec(workers="Number of workers; as many as --roster names if not given.")

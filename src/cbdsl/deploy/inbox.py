@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cbdsl.deploy import wire
+from cbdsl.deploy.deadlines import Deadlines
 from cbdsl.deploy.events import Events
-from cbdsl.deploy.patience import Standing
+from cbdsl.deploy.patience import Standing, everybodys_limit
 from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.topics import Origin, origin
 from cbdsl.deploy.wire import Assembly, ClaimMessage, Hello, Piece, Status, WireError
@@ -35,7 +36,7 @@ class Presence:
     session: bytes = b""
     online: bool = False
     since: float = _LONG_AGO  # when it was last seen to come or go
-    standing: Standing = field(default_factory=Standing)  # how it has kept its deadlines
+    standing: Standing = field(default_factory=lambda: Standing(0.0))  # how it has kept its deadlines
     astray: bool = False  # its state is not of this run's history: nothing that rests on it is taken
     tokens: float = 0.0  # messages it may still send
     filled: float = _LONG_AGO  # when tokens were last given
@@ -55,7 +56,7 @@ class OpenRound:
     models: dict[WorkerId, Upload] = field(default_factory=dict)
     spoilt: set[WorkerId] = field(default_factory=set)  # invited, and what they sent is no model, or they have lost it
     started: float = field(default_factory=time.monotonic)
-    times: list[float] = field(default_factory=list)  # seconds after which answers came
+    times: dict[WorkerId, float] = field(default_factory=dict)  # seconds after which answers came
 
 
 class Inbox:
@@ -68,16 +69,15 @@ class Inbox:
         sizes: tuple[int, int],
         roster: Roster,
         events: Events,
-        grace_seconds: float,
+        deadlines: Deadlines,
         is_astray: Callable[[Hello], bool],
     ) -> None:
         """sizes: the fewest and the most bytes of an upload; as many either way: its numbers as they are.
 
-        grace_seconds: how long a worker that vanished is still reckoned with. is_astray: whether a worker's state is
-        of a history that the server does not know.
+        is_astray: whether a worker's state is of a history that the server does not know.
         """
         self._swarm, self._run, self._sizes, self._is_astray = swarm, run, sizes, is_astray
-        self._roster, self._events, self._grace = roster, events, grace_seconds
+        self._roster, self._events, self._deadlines = roster, events, deadlines
         self._burst = 100.0 + 3 * wire.piece_count(sizes[1])  # messages a worker may send at once, and in a second
         self._changed = threading.Condition()
         self._present: dict[str, Presence] = {}
@@ -142,7 +142,7 @@ class Inbox:
         if worker not in open_round.claims or (hello.run, hello.round) == (self._run, open_round.round):
             return
         if open_round.open:
-            del open_round.claims[worker]  # it will claim again, from what it has now
+            del open_round.claims[worker], open_round.times[worker]  # it will claim again, from what it has now
         else:
             open_round.spoilt.add(worker)
 
@@ -210,7 +210,7 @@ class Inbox:
 
     def _in_time(self, worker: WorkerId) -> None:
         """Note that a worker has answered the round."""
-        self.open_round.times.append(time.monotonic() - self.open_round.started)
+        self.open_round.times[worker] = time.monotonic() - self.open_round.started
         self._presence(self._roster.name(worker)).standing.answered()
 
     def _check_time(self, run: bytes, round_number: int) -> None:
@@ -222,7 +222,9 @@ class Inbox:
             raise WireError("from a future round")
 
     def _presence(self, name: str) -> Presence:
-        return self._present.setdefault(name, Presence())
+        if name not in self._present:
+            self._present[name] = Presence(standing=Standing(self._deadlines.least_seconds))
+        return self._present[name]
 
     def _payer(self, name: str) -> Presence:
         """Whose tokens a message costs: the broker proves names, so nobody can spend another's."""
@@ -319,7 +321,9 @@ class Inbox:
     def is_there(self, worker: WorkerId) -> bool:
         """Whether an answer of a worker can be expected: it is connected, or vanished a moment ago."""
         presence = self._present.get(self._roster.name(worker))
-        return presence is not None and (presence.online or time.monotonic() - presence.since < self._grace)
+        if presence is None:
+            return False
+        return presence.online or time.monotonic() - presence.since < self._deadlines.grace_seconds
 
     def is_waited_for(self, worker: WorkerId) -> bool:
         """Whether the open round waits for an answer of a worker."""
@@ -327,12 +331,23 @@ class Inbox:
             return False
         return self._presence(self._roster.name(worker)).standing.is_waited_for(self.open_round.round)
 
-    def lapsed(self, answers: Collection[WorkerId]) -> None:
-        """The deadline is over: whoever was waited for in vain is not waited for in the next rounds."""
+    def limit(self, expected: int, patience: float) -> float:
+        """How many seconds the open round may take: what everybody has, and what is left for those still missing."""
+        times = list(self.open_round.times.values())
+        return min(self._deadlines.round_seconds, everybodys_limit(times, expected, self._deadlines) + patience)
+
+    def account(self, answers: Collection[WorkerId], in_time: bool) -> None:
+        """The wait is over: whoever kept the others waiting is waited for less in the next rounds."""
         with self._changed:
-            for worker in self.open_round.participants:
-                if worker not in answers and self.is_waited_for(worker):
-                    self._presence(self._roster.name(worker)).standing.lapsed(self.open_round.round)
+            open_round, seconds = self.open_round, time.monotonic() - self.open_round.started
+            free = everybodys_limit(list(open_round.times.values()), self.awaited(answers)[0], self._deadlines)
+            for worker in open_round.participants:
+                standing = self._presence(self._roster.name(worker)).standing
+                if worker in answers:
+                    standing.account(max(0.0, open_round.times.get(worker, 0.0) - free), seconds)
+                elif not in_time and self.is_waited_for(worker):
+                    standing.lapsed(open_round.round)
+                    standing.account(max(0.0, seconds - free), seconds)
 
     def somebody_came(self) -> bool:
         """Whether anybody has been heard of since this process started."""
@@ -360,6 +375,8 @@ class Inbox:
                     self._roster.note_samples(name, samples)
             return sorted(name for name in newcomers if self._roster.number(name) is not None)
 
-    def expected(self, answers: Collection[WorkerId]) -> int:
-        """How many participants have answered or are waited for."""
-        return sum(one in answers or self.is_waited_for(one) for one in self.open_round.participants)
+    def awaited(self, answers: Collection[WorkerId]) -> tuple[int, float]:
+        """How many participants have answered or are waited for, and the most patience with one of the latter."""
+        missing = [one for one in self.open_round.participants if one not in answers and self.is_waited_for(one)]
+        patience = (self._presence(self._roster.name(one)).standing.patience for one in missing)
+        return len(answers) + len(missing), max(patience, default=0.0)

@@ -1,7 +1,9 @@
 """Who is waited for, and how long: waiting is earned by answering in time.
 
-Whoever lets a deadline pass is not waited for in the next 2, 4, 8 ... rounds. It may answer all the same: what comes
-before a round closes counts. So a member that dawdles costs a deadline now and then, and not one every round.
+As soon as most workers have answered, the others have so many times as long as that took, and beyond it what is left of
+the patience with each: a few seconds, which come back slowly. So now and then anybody may be late; whoever always is
+costs those seconds once. Whoever lets a round close without it is not waited for in the next 2, 4, 8 ... rounds. It may
+answer all the same: what comes before a round closes counts.
 """
 
 from __future__ import annotations
@@ -13,15 +15,18 @@ from cbdsl.deploy.deadlines import Deadlines
 from cbdsl.protocol.state import NO_BACK_OFF, BackOff
 
 _MAKES_UP = 20  # answers in time that make up for one lapse; fewer, and members could take turns in being late
+_COMES_BACK = 0.05  # of a round's seconds: so much of the patience with a worker comes back
 _ENOUGH = 3  # uploads seen before their times say anything
 
 
 class Standing:
     """How one worker has kept its deadlines."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float) -> None:
+        """patience: for how many seconds, beyond what all have, the others wait for it."""
+        self.patience = self._most = patience
         self._back_off = NO_BACK_OFF
-        self._overdue = False  # it let a deadline pass, and no answer has come since
+        self._overdue = False  # it let a round close, and no answer has come since
         self._in_time = 0
 
     def is_waited_for(self, round_number: int) -> bool:
@@ -37,30 +42,28 @@ class Standing:
         self._overdue = False
 
     def answered(self) -> None:
-        """An answer came in time."""
+        """An answer came before the round closed."""
         self._overdue = False
         self._in_time += 1
         if self._in_time >= _MAKES_UP and self._back_off.times:
             self._back_off, self._in_time = BackOff(self._back_off.times - 1, 0), 0
 
+    def account(self, spent: float, seconds: float) -> None:
+        """A round of so many seconds is over, in which others waited for it beyond what all have."""
+        self.patience = min(self._most, max(0.0, self.patience - spent) + _COMES_BACK * seconds)
 
-def round_limit(times: Sequence[float], expected: int, deadlines: Deadlines) -> float:
-    """How many seconds a round may take, by the seconds after which answers have come, in their order.
 
-    As soon as more than half of those expected have answered, the others have so many times as long as that took.
-    """
+def everybodys_limit(times: Sequence[float], expected: int, deadlines: Deadlines) -> float:
+    """How many seconds everybody has in a round, by the seconds after which answers have come, in their order."""
     majority = expected // 2 + 1
     if len(times) < majority:
         return deadlines.round_seconds
-    return _bounded(times[majority - 1], deadlines.round_seconds, deadlines)
+    return min(deadlines.round_seconds, deadlines.slack * times[majority - 1])
 
 
 def upload_limit(times: Sequence[float], deadlines: Deadlines) -> float:
     """How many seconds an invited worker has, by the seconds that uploads took before."""
     if len(times) < _ENOUGH:
         return deadlines.upload_seconds
-    return _bounded(statistics.median(times), deadlines.upload_seconds, deadlines)
-
-
-def _bounded(usual: float, most: float, deadlines: Deadlines) -> float:
-    return min(most, max(deadlines.least_seconds, deadlines.slack * usual))
+    usual = deadlines.slack * statistics.median(times)
+    return min(deadlines.upload_seconds, max(deadlines.least_seconds, usual))

@@ -21,7 +21,7 @@ from cbdsl.deploy.events import Events
 from cbdsl.deploy.inbox import Inbox
 from cbdsl.deploy.journal import Journal
 from cbdsl.deploy.link import Address, Link
-from cbdsl.deploy.patience import round_limit, upload_limit
+from cbdsl.deploy.patience import upload_limit
 from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.wire import Announcement, Hello, Invitation, OrderMessage, Welcome
 from cbdsl.errors import UserError
@@ -79,9 +79,7 @@ class NetworkSwarm:
         sizes = (VERSION_BYTES + 1, VERSION_BYTES + 1 + codecs.up.longest(numbers))
         if not codecs.up.relative:
             sizes = (4 * numbers, 4 * numbers)
-        self.inbox = Inbox(
-            config.swarm, self._run, sizes, roster, events, config.deadlines.grace_seconds, self._is_astray
-        )
+        self.inbox = Inbox(config.swarm, self._run, sizes, roster, events, config.deadlines, self._is_astray)
         self._lock, self._link = threading.Lock(), None  # type: tuple[threading.Lock, Link | None]
         self._retained: dict[str, bytes] = {}
         pieces = range(wire.piece_count(longest_update(codecs, numbers)) if codecs.down.relative else 0)
@@ -274,18 +272,17 @@ class NetworkSwarm:
         open_round, deadlines = self.inbox.open_round, self._deadlines
         if not open_round.participants:
             return
-        expected = 0
+        awaited = (0, 0.0)
 
         def settled() -> bool:
-            nonlocal expected
-            expected = self.inbox.expected(answers())
-            return len(answers()) >= deadlines.needed(expected)
+            nonlocal awaited
+            awaited = self.inbox.awaited(answers())
+            return len(answers()) >= deadlines.needed(awaited[0])
 
         for _ in range(deadlines.patience):
-            if self._until(settled, lambda: round_limit(open_round.times, expected, deadlines), nudge):
-                return
-            self.inbox.lapsed(answers())
-            if answers():
+            in_time = self._until(settled, lambda: self.inbox.limit(*awaited), nudge)
+            self.inbox.account(answers(), in_time)
+            if in_time or answers():
                 return
             _log.warning("round %d: nobody answered in time; still waiting", open_round.round)
         raise UserError(
