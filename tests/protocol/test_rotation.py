@@ -117,7 +117,8 @@ def test_usual_lengths_are_the_median_and_the_upper_quartile_and_do_not_jump() -
     np.testing.assert_allclose(usual_lengths(lengths, 1.5), [2, 3])
     np.testing.assert_allclose(usual_lengths(lengths, 0.25), [0.5, 0.5])
     np.testing.assert_allclose(usual_lengths(lengths, 16), [8, 32])
-    np.testing.assert_allclose(usual_lengths(lengths, 16, most=9), [8, 9])
+    np.testing.assert_allclose(usual_lengths(lengths, 16, most=9), [8, 32])
+    np.testing.assert_allclose(usual_lengths(lengths, 0, most=9), [2, 9])
 
 
 def test_the_cosine_of_two_steps() -> None:
