@@ -145,7 +145,7 @@ def is_noise(steps: Doubles) -> Bools:
 
 
 def usual_lengths(lengths: Doubles, last: float, most: float = np.inf) -> Doubles:
-    """The median and the upper quartile, (2,), within a factor of the last length that was used. most: in the first round.
+    """The median and the upper quartile, (2,), within a factor of the last length used. most: in the first round.
 
     Half of a round's uploads may be attackers', by chance: short steps among them shrink the median, long ones stretch
     it.
