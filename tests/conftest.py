@@ -9,7 +9,7 @@ from hypothesis import settings
 
 from cbdsl.data.sources import Dataset, load
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "deploy")]  # helpers of more than one folder
 
 # The same examples every time, so that a change is judged by what it changed. `make explore` draws fresh ones.
 settings.register_profile("same", derandomize=True, deadline=None)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import contextlib
+import re
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cbdsl import register
@@ -146,3 +149,70 @@ def test_settings_of_parts_are_tables_of_tables() -> None:
         Spec().with_settings({"options.mu": 0.1})
     with pytest.raises(UserError, match="tables of settings"):
         from_toml("[options]\nfedprox = 3")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"workers": 10**9}, r"workers must be at most 1,000,000; given 1000000000"),
+        ({"workers": 16**9000}, r"workers must be at most 1,000,000; given a whole number of thousands of digits"),
+        ({"local.epochs": 10**9}, r"local.epochs must be at most 100,000"),
+        ({"local.steps": 10**12}, r"local.steps must be at most"),
+        ({"local.batch_size": 10**14}, r"local.batch_size must be at most"),
+        ({"local.learning_rate": 10**4000}, r"local.learning_rate takes a number; given 1000"),
+        ({"swarm.draw": 16**9000}, r"Unknown value of swarm.draw"),
+        ({"data.source": "a\udce9b"}, r"data.source takes text without control signs, in UTF-8"),
+        ({"data.source": "a\x1b[31mb"}, r"data.source takes text without control signs"),
+        ({"plugins": ["a\x00.py"]}, r"plugins takes text without control signs"),
+        ({"options.fedprox.mu": date(2020, 1, 1)}, r"options.fedprox.mu takes numbers, text, true or false"),
+        ({"options.fedprox.mu": {"a": 1}}, r"options.fedprox.mu takes numbers"),
+        ({"options.fedprox.mu": 16**9000}, r"options.fedprox.mu takes numbers"),
+        ({"model": "x" * 100_000}, r""),
+    ],
+)
+def test_what_no_run_can_ask_for_is_said_in_a_sentence(wanted: dict[str, object], message: str) -> None:
+    try:
+        Spec().with_settings(wanted)
+    except UserError as error:
+        assert re.search(message, str(error))
+        assert len(str(error)) < 1000
+    else:
+        assert not message
+
+
+@pytest.mark.parametrize(
+    "text", ["workers = " + "9" * 5000, "x = " + "[" * 5000, "a." * 5000 + "b = 1", "x = 9999-99-99", "\udce9"]
+)
+def test_toml_that_breaks_its_reader_is_an_error_in_words(text: str) -> None:
+    with pytest.raises(UserError):
+        from_toml(text)
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 5000, "{a=" * 3000])
+def test_a_setting_that_breaks_its_reader_is_an_error_in_words(value: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Spec().with_settings(dict([parse_setting(f"workers={value}")]))
+    assert len(str(caught.value)) < 1000
+
+
+_PIECES = ["workers", "options", "a", "=", ".", "[", "]", "{", "}", '"', "'", "1", "9" * 20, "inf", "nan", "-", "1e999",
+           "2020-01-01", "\n", ",", "true", "#", "\\u0000", "\t"]  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(st.lists(st.sampled_from(_PIECES), max_size=25).map("".join) | st.text(max_size=40))
+def test_whatever_the_text_it_is_a_spec_or_an_error_in_words(text: str) -> None:
+    try:
+        spec = from_toml(text)
+    except UserError:
+        return
+    assert from_toml(spec.to_toml()) == spec or "nan" in text
+    assert hash(spec) is not None
+    assert spec.key()
+
+
+@given(st.text(max_size=30))
+def test_whatever_is_set_it_is_a_spec_or_an_error_in_words(text: str) -> None:
+    for key in ("workers", "local.decay", "data.source", "options.q4.bits", "swarm.inertia", "plugins"):
+        with contextlib.suppress(UserError):
+            Spec().with_settings(dict([parse_setting(f"{key}={text}")])).to_toml()

@@ -10,12 +10,24 @@ class UserError(ValueError):
     """Bad input. The command line prints the message alone and exits with code 2."""
 
 
+_LONGEST = 200  # letters of a value in a message
+
+
+def shown(value: object) -> str:
+    """A value that a user gave, as a message shows it: shortened if it is long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        return "a whole number of thousands of digits" if isinstance(value, int) else "something too deep to show"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... ({len(text):,} letters)"
+
+
 def unknown(kind: str, given: str, allowed: Iterable[str]) -> UserError:
     """Say that a name is unknown, what it may have meant and which names there are."""
     names = list(allowed)
-    close = difflib.get_close_matches(given, names, n=1)
+    close = difflib.get_close_matches(given[:_LONGEST], names, n=1)
     hint = f" Did you mean '{close[0]}'?" if close else ""
-    return UserError(f"Unknown {kind} '{given}'.{hint} Allowed: {', '.join(names)}.")
+    return UserError(f"Unknown {kind} {shown(given)}.{hint} Allowed: {', '.join(names)}.")
 
 
 def missing(package: str, extra: str, why: str) -> UserError:

@@ -1,29 +1,120 @@
-"""Files that no crash can spoil: written beside their place, then moved there."""
+"""Files that no crash can spoil, that others need not see, and that cannot spoil their reader.
+
+Written beside their place, then moved there; private ones are their owner's alone. What is read is bounded: whatever
+the bytes, the answer is a value, or a ValueError with a reason.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from cbdsl.machine import free_memory
+from cbdsl.text import size
+
+_MOST_TEXT = 2**22  # bytes of a file that people write
+_PRIVATE = 0o600
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a small file whole, or leave the old one."""
-    replace_atomically(path, lambda file: file.write(content))
+def write_atomically(path: Path, content: bytes | memoryview, private: bool = False) -> None:
+    """Write a small file whole, or leave the old one. private: for its owner alone, whatever the umask."""
+    replace_atomically(path, lambda file: file.write(content), private)
 
 
-def replace_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+def replace_atomically(path: Path, write: Callable[[IO[bytes]], object], private: bool = False) -> None:
     """Write a file beside its place and move it there, so that a crash leaves the old file or the new one."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
+    if private:
+        partial.unlink(missing_ok=True)  # one that was there already would keep its permissions
+    with private_file(partial, "wb") if private else partial.open("wb") as file:
         write(file)
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
 
 
-def write_json(path: Path, content: object) -> None:
+def write_json(path: Path, content: object, private: bool = False) -> None:
     """Write plain values as indented JSON; NaN and infinity have no place in it."""
-    write_atomically(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode())
+    write_atomically(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode(), private)
+
+
+def private_folder(path: Path) -> None:
+    """A folder that its owner alone can enter; one that is there already stays as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
+def private_file(path: Path, mode: str) -> IO[bytes]:
+    """Open a file to write; if it is new, it is its owner's alone."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, _PRIVATE))
+
+
+def read_text(path: Path) -> str:
+    """A file that people write, such as a spec; ValueError if it is far too long for one, or no UTF-8."""
+    with path.open("rb") as file:
+        content = file.read(_MOST_TEXT + 1)
+    if len(content) > _MOST_TEXT:
+        raise ValueError(f"it is longer than {size(_MOST_TEXT)}")
+    return content.decode("utf-8")
+
+
+def read_json(text: str) -> Any:  # noqa: ANN401 - what JSON holds
+    """The value of JSON text; ValueError if there is none, however deep or long its parts are."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def load_arrays(
+    path: Path, names: Sequence[str] | None = None, optional: Sequence[str] = ()
+) -> dict[str, NDArray[Any]]:
+    """Arrays of an .npz file, all of them if no names are given; ValueError with the reason if they cannot be had.
+
+    optional: arrays that may be missing.
+    An array is made only when its file holds as many bytes as it announces, and the machine has memory for them.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            there = [name.removesuffix(".npy") for name in archive.namelist()]
+            wanted = there if names is None else [*names, *(name for name in optional if name in there)]
+            return _members(archive, wanted)
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from error
+    except Exception as error:  # whatever damaged bytes lead zipfile, its unpackers and numpy to
+        raise ValueError(str(error) or type(error).__name__) from error
+
+
+def _members(archive: zipfile.ZipFile, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    arrays, left = {}, free_memory()
+    for name in names:
+        if f"{name}.npy" not in archive.namelist():
+            raise ValueError(f"it has no array '{name}'")
+        info = archive.getinfo(f"{name}.npy")
+        with archive.open(info) as file:
+            shape, dtype = _header(file)
+            announced = math.prod(shape) * dtype.itemsize
+            if min(shape, default=0) < 0 or dtype.hasobject or announced != info.file_size - file.tell():
+                raise ValueError(f"the array '{name}' is not what it announces")
+        left -= announced
+        if left < 0:
+            raise ValueError(f"it unpacks to more than the {size(free_memory())} of memory that are left")
+        with archive.open(info) as file:
+            arrays[name] = npy.read_array(file, allow_pickle=False)
+    return arrays
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of the array in an .npy file, which is read up to its first number."""
+    read = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read(file)
+    return shape, dtype

@@ -12,7 +12,11 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
+from cbdsl.errors import shown
+
 _Type = TypeVar("_Type")
+_PLAIN: dict[Any, str] = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
+_LARGEST = 2**1000  # whole numbers that a float holds
 
 
 def to_plain(value: object) -> Any:  # noqa: ANN401 - what JSON holds
@@ -29,8 +33,8 @@ def to_plain(value: object) -> Any:  # noqa: ANN401 - what JSON holds
 def from_plain(kind: type[_Type], value: object) -> _Type:
     """The value of a type that `to_plain` wrote; keys that a dataclass does not know are passed over.
 
-    A missing field is a KeyError that names it, such as `theorem1.printed.bound`; a value that is no object or list
-    where one must be is a TypeError. Whether a number is a number it does not ask.
+    A missing field is a KeyError that names it, such as `theorem1.printed.bound`; a value of another type is a
+    TypeError.
     """
     return cast(_Type, _read(kind, value, ""))
 
@@ -51,7 +55,12 @@ def _read(hint: Any, value: Any, place: str) -> Any:  # noqa: ANN401, PLR0911 - 
     if origin in {dict, Mapping}:
         return {key: _read(arguments[1], item, f"{place}.{key}") for key, item in _keyed(value, place).items()}
     if hint is float:
-        return math.nan if value is None else float(value) if type(value) is int else value
+        if value is None:
+            return math.nan
+        if type(value) is int and abs(value) < _LARGEST:
+            return float(value)
+    if hint in _PLAIN and type(value) is not hint:
+        raise TypeError(f"{place or 'The value'} must be {_PLAIN[hint]}; found {shown(value)}.")
     return value
 
 
@@ -82,10 +91,10 @@ def _hints(kind: type) -> dict[str, Any]:
 def _keyed(value: Any, place: str) -> Mapping[str, Any]:  # noqa: ANN401
     if isinstance(value, Mapping):
         return value
-    raise TypeError(f"{place or 'The value'} must be an object with keys; found {value!r}.")
+    raise TypeError(f"{place or 'The value'} must be an object with keys; found {shown(value)}.")
 
 
 def _listed(value: Any, place: str) -> Sequence[Any]:  # noqa: ANN401
     if isinstance(value, (list, tuple)):
         return value
-    raise TypeError(f"{place or 'The value'} must be a list; found {value!r}.")
+    raise TypeError(f"{place or 'The value'} must be a list; found {shown(value)}.")

@@ -10,19 +10,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cbdsl.errors import UserError
-from cbdsl.spec import Spec, dotted_keys, sections
+from cbdsl.errors import UserError, shown
+from cbdsl.spec import Spec, dotted_keys, parse_toml, sections
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
     """Parse `key=value` of the command line; the value is TOML, or else a plain word."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
-        raise UserError(f"'{text}' is not a setting. Write --set key=value, such as --set local.epochs=3.")
+        raise UserError(f"{shown(text)} is not a setting. Write --set key=value, such as --set local.epochs=3.")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+        return key.strip(), parse_toml(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key.strip(), value.strip()
+    except ValueError as error:
+        raise UserError(f"The value of {shown(key.strip())} cannot be read ({error}); given {shown(value)}.") from error
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -35,7 +37,9 @@ def numbers(text: str, name: str) -> tuple[int, ...]:
     try:
         return tuple(int(word) for word in words(text))
     except ValueError:
-        raise UserError(f"{name} takes whole numbers separated by commas, such as 1,5,20; given '{text}'.") from None
+        raise UserError(
+            f"{name} takes whole numbers separated by commas, such as 1,5,20; given {shown(text)}."
+        ) from None
 
 
 def setting_values(spec: Spec, keys: Sequence[str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tomllib
+import unicodedata
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -16,7 +17,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tomli_w
 
-from cbdsl.errors import UserError, unknown
+from cbdsl.errors import UserError, shown, unknown
+from cbdsl.files import read_text
 from cbdsl.plugins import digest_of as plugin_digest
 from cbdsl.spec_groups import (
     AttackSpec,
@@ -33,6 +35,7 @@ from cbdsl.spec_groups import (
 )
 
 MINIMAL_HOLDOUT = 20  # samples: fewer say nothing about a model
+MOST_WORKERS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -62,9 +65,9 @@ class Spec:
     options: Options = field(default_factory=lambda: Options({}))  # settings of parts by name: options.fedprox.mu=0.1
 
     def __post_init__(self) -> None:
-        at_least(1, "workers", self.workers)
+        at_least(1, "workers", self.workers, MOST_WORKERS)
         at_least(1, "rounds", self.rounds)
-        at_least(0, "seed", self.seed)
+        at_least(0, "seed", self.seed, 2**128)
         whole = float(self.participation).is_integer() and 1 <= self.participation <= self.workers
         if not (0 < self.participation <= 1 or whole):
             raise UserError(
@@ -180,22 +183,31 @@ def from_mapping(tree: Mapping[str, Any]) -> Spec:
 def from_toml(text: str, name: str = "the spec") -> Spec:
     """Build a spec from TOML text."""
     try:
-        tree = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        tree = parse_toml(text)
+    except ValueError as error:
         raise UserError(f"{name} is not valid TOML: {error}.") from error
     return from_mapping(tree)
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """The values of TOML text; ValueError if there are none, however deep or long its parts are."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def read(path: Path) -> Spec:
     """Read a spec from a TOML file."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path)
+    except (OSError, ValueError) as error:
         raise UserError(f"The spec {path} cannot be read: {error}.") from error
     return from_toml(text, str(path))
 
 
 _Section = TypeVar("_Section")
+_LARGEST = 1.7e308  # numbers that a float holds
 
 
 def _build(kind: type[_Section], tree: Mapping[str, Any], prefix: str) -> _Section:
@@ -214,17 +226,24 @@ def _convert(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401 - any type
         if isinstance(value, Mapping):
             return _build(hint, value, key + ".")
         raise UserError(
-            f"{key} is a group of settings, not a value; given {value!r}. Set one of its keys, such as {key}.x=1."
+            f"{key} is a group of settings, not a value; given {shown(value)}. Set one of its keys, such as {key}.x=1."
         )
     if get_origin(hint) is Literal:
         allowed = get_args(hint)
         if value in allowed:
             return value
-        raise unknown(f"value of {key}", str(value), allowed)
+        raise unknown(f"value of {key}", value if isinstance(value, str) else shown(value), allowed)
     if hint is Options:
         if not isinstance(value, Mapping) or not all(isinstance(each, Mapping) for each in value.values()):
-            raise UserError(f"{key} takes tables of settings, one a part, such as [options.fedprox]; given {value!r}.")
-        return Options(value)
+            raise UserError(
+                f"{key} takes tables of settings, one a part, such as [options.fedprox]; given {shown(value)}."
+            )
+        return Options(
+            {
+                part: {name: _option(one, f"{key}.{part}.{name}") for name, one in values.items()}
+                for part, values in value.items()
+            }
+        )
     if get_origin(hint) is tuple:
         return _convert_several(hint, value, key)
     return _convert_single(hint, value, key)
@@ -233,24 +252,39 @@ def _convert(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401 - any type
 def _convert_several(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401
     if hint == tuple[str, ...]:
         if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-            raise UserError(f"{key} takes a list of texts; given {value!r}.")
-        return tuple(value)
+            raise UserError(f"{key} takes a list of texts; given {shown(value)}.")
+        return tuple(_convert_single(str, item, key) for item in value)
     pair = value if isinstance(value, (list, tuple)) else (value, value)  # one number stands for both
     if len(pair) != 2:
-        raise UserError(f"{key} takes one number or two, [first, last]; given {value!r}.")
+        raise UserError(f"{key} takes one number or two, [first, last]; given {shown(value)}.")
     return tuple(_convert_single(float, item, key) for item in pair)
 
 
 def _convert_single(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is float and is_number:
+    if hint is float and is_number and not (isinstance(value, int) and abs(value) > _LARGEST):
         return float(value)
     if hint is int and is_number and (isinstance(value, int) or value.is_integer()):
         return int(value)
-    if hint in (str, bool) and isinstance(value, hint):
+    if (hint is str and isinstance(value, str) and _is_text(value)) or (hint is bool and isinstance(value, bool)):
         return value
     words = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
-    raise UserError(f"{key} takes {words[hint]}; given {value!r}.")
+    extra = " without control signs, in UTF-8" if hint is str and isinstance(value, str) else ""
+    raise UserError(f"{key} takes {words[hint]}{extra}; given {shown(value)}.")
+
+
+def _is_text(value: str) -> bool:
+    """Whether text can be written to a file and shown on a terminal."""
+    return not any(unicodedata.category(sign) in {"Cc", "Cs"} for sign in value)
+
+
+def _option(value: Any, key: str) -> Any:  # noqa: ANN401 - a setting of a part
+    """A part's setting: a plain value, or a list of them."""
+    for item in value if isinstance(value, (list, tuple)) else [value]:
+        huge = isinstance(item, int) and abs(item) > _LARGEST
+        if huge or not isinstance(item, (bool, int, float, str)) or (isinstance(item, str) and not _is_text(item)):
+            raise UserError(f"{key} takes numbers, text, true or false; given {shown(value)}.")
+    return value
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of a spec

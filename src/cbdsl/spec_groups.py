@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from cbdsl.errors import UserError
+from cbdsl.errors import UserError, shown
 
 Shared = Literal["default", "none", "score", "train", "both"]
 
@@ -48,9 +48,9 @@ class LocalSpec:
     decay: float = 1.0  # the learning rate is multiplied by this after every round
 
     def __post_init__(self) -> None:
-        at_least(0, "local.epochs", self.epochs)
-        at_least(0, "local.steps", self.steps)
-        at_least(1, "local.batch_size", self.batch_size)
+        at_least(0, "local.epochs", self.epochs, 100_000)
+        at_least(0, "local.steps", self.steps, 100_000_000)
+        at_least(1, "local.batch_size", self.batch_size, 10_000_000)
         positive("local.learning_rate", self.learning_rate)
         within(0.0, 0.9999, "local.momentum", self.momentum)
         within(0.0, 1e6, "local.weight_decay", self.weight_decay)
@@ -145,10 +145,12 @@ class AttackSpec:
         within(0.0, 1e9, "attack.scale", self.scale)
 
 
-def at_least(least: int, key: str, value: int) -> None:
-    """Refuse a value below the least."""
+def at_least(least: int, key: str, value: int, most: int = 10**9) -> None:
+    """Refuse a value below the least, or above what any sensible run asks for."""
     if value < least:
-        raise UserError(f"{key} must be at least {least}; given {value}.")
+        raise UserError(f"{key} must be at least {least}; given {shown(value)}.")
+    if value > most:
+        raise UserError(f"{key} must be at most {most:,}; given {shown(value)}.")
 
 
 def positive(key: str, value: float) -> None:

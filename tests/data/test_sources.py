@@ -2,14 +2,18 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import resource
 import struct
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
@@ -224,3 +228,79 @@ def test_arrays_that_are_no_dataset_are_an_error(features: np.ndarray, labels: l
     test = np.zeros((1, 2)), [0]
     with pytest.raises(UserError, match=message):
         Dataset.from_arrays(features, labels, *test)
+
+
+def test_a_gzip_that_unpacks_to_more_than_it_announces_is_not_unpacked_whole(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    path = tmp_path / "train-images-idx3-ubyte"
+    bomb = gzip.compress(path.read_bytes() + bytes(10**6), mtime=0) + gzip.compress(bytes(10**8)) * 100  # 10 GB
+    path.unlink()
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(bomb)
+    with limited(2 * 2**30), pytest.raises(UserError, match=r"announces shape \(6, 4, 5\), 136 bytes, but has more"):
+        load(str(tmp_path))
+
+
+def test_a_file_that_announces_more_than_the_memory_is_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    header = b"\x00\x00\x08\x03" + (2**31).to_bytes(4, "big") * 3
+    (tmp_path / "train-images-idx3-ubyte").unlink()
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(header))
+    with pytest.raises(UserError, match=r"announces shape .* of memory"):
+        load(str(tmp_path))
+
+
+def test_a_gzip_of_several_streams_is_read(tmp_path: Path) -> None:
+    write_folder(tmp_path)
+    path, expected = tmp_path / "train-images-idx3-ubyte", load(str(tmp_path))
+    content = path.read_bytes()
+    path.unlink()
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(content[:5]) + gzip.compress(content[5:]))
+    np.testing.assert_array_equal(load(str(tmp_path)).train.features, expected.train.features)
+
+
+@contextmanager
+def limited(size: int) -> Iterator[None]:
+    """At most so many bytes of memory more than now."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (now + size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train_features": np.full((9, 2), np.nan)}, {"test_features": np.full((9, 2), 1e300)},
+        {"train_labels": np.full(9, 2**40)}, {"train_labels": np.array(["a"] * 9)},
+        {"train_features": np.zeros((9, 0))},
+        {"train_features": np.zeros(9)}, {"train_clients": np.full(9, 2**40)}, {"train_labels": np.zeros(9)},
+        {"train_features": np.zeros((9, 2), complex)}, {"train_clients": np.array(["a"] * 9)},
+    ],
+)  # fmt: skip
+def test_arrays_that_cannot_be_learned_from_are_refused_and_their_file_is_named(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    good = {
+        "train_features": np.zeros((9, 2)), "test_features": np.zeros((9, 2)), "train_labels": np.arange(9),
+        "test_labels": np.arange(9),
+    }  # fmt: skip
+    np.savez(tmp_path / "some.npz", **{**good, **change})
+    with pytest.raises(UserError, match=r"some\.npz"):
+        load(str(tmp_path / "some.npz"))
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=60), st.booleans(), st.booleans())
+def test_whatever_the_bytes_of_an_idx_file_it_is_read_or_named(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, headed: bool, zipped: bool
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzzed-idx1"
+    content = b"\x00\x00\x08\x01" + content if headed else content
+    path.write_bytes(b"\x1f\x8b" + content if zipped else content)
+    try:
+        read_idx(path, 1)
+    except UserError as error:
+        assert "fuzzed-idx1" in str(error)

@@ -65,6 +65,10 @@ class BusLink:
     def is_up(self) -> bool:
         return self._up
 
+    def settled(self, seconds: float) -> bool:
+        del seconds
+        return True
+
     def publish(self, topic: str, payload: bytes, retain: bool = False) -> None:
         self.bus.publish(topic, payload, retain)
 

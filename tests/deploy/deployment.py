@@ -29,7 +29,7 @@ from cbdsl.runs.stage import Stage
 from cbdsl.spec import Spec
 
 SWARM = "test"
-PATIENT = Deadlines(round_seconds=60, upload_seconds=60, join_seconds=60, grace_seconds=60)
+PATIENT = Deadlines(round_seconds=60, upload_seconds=60, join_seconds=60, grace_seconds=60, least_seconds=60)
 """Waits for whoever was killed, so that a run with crashes must end with the numbers of a run without."""
 
 
@@ -110,11 +110,14 @@ class Deployment:
         return ServerConfig(SWARM, self.address, deadlines, self.names)
 
     def start_worker(self, name: str, *options: str) -> None:
-        home = self.folder / "workers" / name
+        self.workers[name] = self.twin(name, self.folder / "workers" / name, *options)
+
+    def twin(self, name: str, home: Path, *options: str) -> subprocess.Popen[bytes]:
+        """A worker's process, from whatever folder; whoever asks for a second one ends it."""
         number = self.names.index(name)
         attack = ["--attack", self.spec.attack.name] if number in self.stage.byzantine else []
         with (home / "worker.log").open("ab") as log:
-            self.workers[name] = subprocess.Popen(
+            return subprocess.Popen(
                 [
                     sys.executable, "-m", "cbdsl", "work", "--id", name, "--swarm", SWARM, "--broker",
                     str(self.address), "--data", str(home / "samples.npz"), "--state", str(home), "--threads", "1",
@@ -133,7 +136,8 @@ class Deployment:
                 [
                     sys.executable, "-m", "cbdsl", "serve", str(self.folder / "spec.toml"), "--broker",
                     str(self.address), "--out", str(self.out), "--swarm", SWARM, "--roster",
-                    str(self.folder / "roster.txt"), "--threads", "1", "--grace-seconds", "60", *options,
+                    str(self.folder / "roster.txt"), "--threads", "1", "--grace-seconds", "60",
+                    "--least-seconds", "60", *options,
                 ],
                 stdout=log, stderr=log,
             )  # fmt: skip
@@ -162,6 +166,9 @@ class Deployment:
         with contextlib.suppress(ProcessLookupError):
             os.waitpid(self.broker.pid, 0)
         self.broker = self._start_broker(port)
+
+    def server_ended(self) -> bool:
+        return self.server is not None and self.server.poll() is not None
 
     def rounds_played(self) -> int:
         path = self.out / "rounds.jsonl"

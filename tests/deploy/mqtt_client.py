@@ -34,6 +34,7 @@ class Client:
         clean: bool = True,
         will: str = "",
         username: str = "",
+        password: str = "guess",
     ) -> None:
         self.received: list[tuple[str, bytes, bool]] = []
         self.refusal = ""
@@ -52,7 +53,7 @@ class Client:
         if will:
             self._client.will_set(will, b"gone", qos=1, retain=True)
         if username:
-            self._client.username_pw_set(username, "guess")
+            self._client.username_pw_set(username, password)
         if tls is not None:
             self._client.tls_set_context(tls)
 

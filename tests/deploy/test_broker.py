@@ -37,6 +37,12 @@ def alive(pid: int) -> bool:
         return False
 
 
+def listening_at(port: int) -> set[str]:
+    """Addresses, as Linux writes them, at which somebody listens on a port."""
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    return {words[1] for words in lines if words[3] == "0A" and words[1].endswith(f":{port:04X}")}
+
+
 def connect(broker: Broker, name: str) -> Client:
     return Client(broker.port, name).connect()
 
@@ -132,6 +138,24 @@ def test_sixty_clients_at_once_each_get_their_part(broker: Broker) -> None:
         client.close()
 
 
+@EACH_KIND
+def test_with_a_password_nobody_else_on_this_machine_gets_in(tmp_path: Path, kind: Kind) -> None:
+    with running_broker(tmp_path, kind, password="known to us") as broker:
+        for username, password in (("", ""), (brokers.USERNAME, ""), (brokers.USERNAME, "guess"), ("x", "known to us")):
+            with pytest.raises(OSError, match=r"uthori|closed|refused|reset|password"):
+                Client(broker.port, "stranger", username=username, password=password).connect()
+        ours = Client(broker.port, "ours", username=brokers.USERNAME, password="known to us").connect()
+        ours.subscribe("cbdsl/s/down/#")
+        ours.publish("cbdsl/s/down/order", b"1")
+        assert wait_for(lambda: ours.received)
+        ours.close()
+        words = Path(f"/proc/{broker.pid}/cmdline").read_bytes()
+    for path in tmp_path.rglob("*"):
+        assert b"known to us" not in path.read_bytes(), path
+        assert path.name != "passwords" or path.stat().st_mode & 0o077 == 0
+    assert b"known to us" not in words
+
+
 def test_clients_of_the_embedded_broker_get_nothing_they_did_not_ask_for(tmp_path: Path) -> None:
     with running_broker(tmp_path, "embedded") as broker:
         server, other = connect(broker, "server"), connect(broker, "other")
@@ -168,9 +192,7 @@ def test_garbage_does_not_stop_it(broker: Broker) -> None:
 
 @EACH_KIND
 def test_it_listens_on_loopback_alone(broker: Broker) -> None:
-    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
-    listening = {words[1] for words in lines if words[3] == "0A" and words[1].endswith(f":{broker.port:04X}")}
-    assert listening == {f"0100007F:{broker.port:04X}"}
+    assert listening_at(broker.port) == {f"0100007F:{broker.port:04X}"}
 
 
 @EACH_KIND
@@ -242,6 +264,19 @@ def test_a_broken_configuration_is_quoted(tmp_path: Path) -> None:
     config.write_text("no_such_setting 3\n")
     with pytest.raises(UserError, match="no_such_setting"), running_broker(tmp_path / "log", config=config):
         pass
-    config.write_text("listener 1\nlistener 2\n")
-    with pytest.raises(UserError, match="2 listeners"), running_broker(tmp_path / "log", config=config):
-        pass
+
+
+@needs_mosquitto
+def test_every_listener_of_a_configuration_is_moved_to_loopback(tmp_path: Path) -> None:
+    config = tmp_path / "two.conf"
+    config.write_text("listener 1\nlistener 2 0.0.0.0\nallow_anonymous true\n")
+    with running_broker(tmp_path / "log", config=config) as broker:
+        assert broker.server_port != broker.port
+        server, worker = Client(broker.server_port, "server").connect(), connect(broker, "worker")
+        server.subscribe("cbdsl/s/from/#")
+        worker.publish("cbdsl/s/from/worker/hello", b"here")
+        assert wait_for(lambda: server.received)
+        for port in (broker.port, broker.server_port):
+            assert listening_at(port) == {f"0100007F:{port:04X}"}
+        server.close()
+        worker.close()

@@ -50,7 +50,7 @@ class Scripted:
 
     def greet(self) -> None:
         self.say("status", wire.encode(Status(True, self.session)), retain=True)
-        self.say("hello", wire.encode(Hello(self.session, 7, 0, bytes(8), "test")))
+        self.say("hello", wire.encode(Hello(self.session, 7, 0, bytes(8), 0, bytes(16), "test")))
 
     def say(self, what: str, payload: bytes, retain: bool = False) -> None:
         self.link.publish(topics.from_worker("s", self.name, what), payload, retain)
@@ -251,7 +251,7 @@ def test_a_half_sent_model_is_no_model(bus: Bus, make: Callable[..., NetworkSwar
 def test_a_claim_and_an_invitation_that_a_broker_dropped_are_asked_for_again(
     bus: Bus, make: Callable[..., NetworkSwarm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cbdsl.deploy.server._NUDGE_SECONDS", 0.2)
+    monkeypatch.setattr("cbdsl.deploy.inbox.NUDGE_SECONDS", 0.2)
     network = make(Deadlines(round_seconds=30, upload_seconds=30, join_seconds=5))
     for name in NAMES:
         Scripted(bus, name)
@@ -283,7 +283,7 @@ def test_an_average_round_takes_everybodys_model(bus: Bus, make: Callable[..., N
 def test_a_model_that_a_broker_dropped_in_an_average_round_is_asked_for_again(
     bus: Bus, make: Callable[..., NetworkSwarm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cbdsl.deploy.server._NUDGE_SECONDS", 0.2)
+    monkeypatch.setattr("cbdsl.deploy.inbox.NUDGE_SECONDS", 0.2)
     network = make(Deadlines(round_seconds=30, upload_seconds=30, join_seconds=5))
     for number, name in enumerate(NAMES):
         Scripted(bus, name, number)

@@ -9,16 +9,22 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cbdsl.deploy import topics
 from cbdsl.deploy.deadlines import Deadlines
 from cbdsl.deploy.events import Events
+from cbdsl.deploy.journal import Journal
 from cbdsl.deploy.link import Address, MqttLink, exposed, parse_address
 from cbdsl.deploy.meter import Meter, merge, packet_bytes, total_bytes
 from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.swarm import worker_names
+from cbdsl.deploy.wire import digest_of
 from cbdsl.errors import UserError
+from cbdsl.protocol.messages import Claim
 
 
 @pytest.mark.parametrize("size", [0, 1, 90, 100, 200, 16_300, 16_400, 102_400])
@@ -142,6 +148,7 @@ def test_a_roster_keeps_its_numbers(tmp_path: Path) -> None:
     assert (roster.number("b"), roster.number("a"), roster.number("c")) == (0, 1, None)
     roster.note_samples("a", 30)
     roster.note_samples("a", 10**9)  # a worker cannot grow while a run is played
+    roster.save()
     again = Roster(path, 2)
     assert (again.names, again.samples(1), again.samples(0)) == (("b", "a"), 30, 1)
     assert not again.room("c")
@@ -172,9 +179,69 @@ def test_names_of_local_workers_sort_like_their_numbers() -> None:
     assert list(worker_names(120)) == sorted(worker_names(120))
 
 
-def test_events_end_before_a_disk_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_offender_is_logged_and_strangers_only_so_many(tmp_path: Path) -> None:
+    events = Events(tmp_path / "events.jsonl", lambda name: name.startswith("member-"))
+    for number in range(500):
+        events.refuse("hello: not CBOR", f"made-up-{number}")
+    for number in range(300):
+        for _ in range(2):
+            events.refuse("hello: not CBOR", f"member-{number}")
+    noted = [json.loads(line)["worker"] for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert (len(noted), len(set(noted))) == (400, 400)
+    assert events.refusals == {"hello: not CBOR": 1100}
+    assert len(events.offences()) == 400
+    assert events.offences()[0][1:] == ("hello: not CBOR", 2)
+
+
+def test_the_newest_events_are_kept_and_a_disk_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cbdsl.deploy.events._MOST_BYTES", 500)
     events = Events(tmp_path / "events.jsonl")
-    for _ in range(100):
-        events.note("there", worker="ann")
-    assert 500 <= (tmp_path / "events.jsonl").stat().st_size < 700
+    for number in range(100):
+        events.note("there", number=number)
+    newest, older = (tmp_path / name for name in ("events.jsonl", "events.old.jsonl"))
+    assert json.loads(newest.read_text().splitlines()[-1])["number"] == 99
+    assert (
+        json.loads(older.read_text().splitlines()[-1])["number"] + 1
+        == json.loads(newest.read_text().splitlines()[0])["number"]
+    )
+    assert {path.name for path in tmp_path.iterdir()} == {"events.jsonl", "events.old.jsonl"}
+    assert max(newest.stat().st_size, older.stat().st_size) < 700
+
+
+def test_a_damaged_journal_says_what_it_keeps_and_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "journal.bin"
+    journal = Journal(path)
+    journal.begin(7)
+    journal.note_claims({0: Claim(0.5), 1: Claim(0.25)})
+    whole = path.stat().st_size
+    journal.note_upload(1, np.ones(3, np.float32))
+    journal.note_upload(0, None)
+    content = bytearray(path.read_bytes())
+    content[whole + 30] ^= 1
+    path.write_bytes(bytes(content))
+    with caplog.at_level(logging.WARNING):
+        again = Journal(path)
+    assert (again.claims, again.uploads) == ({0: Claim(0.5), 1: Claim(0.25)}, {})
+    assert "1 entry is kept" in caplog.text
+    assert "asked again" in caplog.text
+    assert path.stat().st_size == whole
+    again.note_upload(0, None)
+    assert Journal(path).uploads == {0: None}
+
+
+@given(st.binary(max_size=200), st.booleans())
+def test_whatever_the_bytes_of_a_journal_it_starts(
+    tmp_path_factory: pytest.TempPathFactory, content: bytes, signed: bool
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "journal.bin"
+    path.write_bytes(digest_of(content) + len(content).to_bytes(4, "big") + content if signed else content)
+    Journal(path)
+
+
+def test_a_roster_for_more_than_a_network_holds_or_with_impossible_numbers_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="100,000 workers"):
+        Roster(tmp_path / "roster.json", 100_001)
+    for samples in ("-1", "9" * 400, "9" * 5000):
+        (tmp_path / "roster.json").write_text(f'{{"names": ["a"], "closed": true, "samples": {{"a": {samples}}}}}')
+        with pytest.raises(UserError, match="damaged"):
+            Roster(tmp_path / "roster.json", 1)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import sys
@@ -17,7 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cbdsl.cli.main import main
 from cbdsl.deploy import provision as module
-from cbdsl.deploy.provision import add_workers, numbered, provision, read, renew, revoke
+from cbdsl.deploy.provision import add_workers, allow_models, numbered, provision, read, renew, revoke
 from cbdsl.deploy.provision_files import MONITOR_NAME, SERVER_NAME
 from cbdsl.deploy.topics import check_name
 from cbdsl.errors import UserError
@@ -169,17 +170,89 @@ def test_nothing_is_overwritten(keys: Path) -> None:
     assert contents(keys) == before
 
 
-def test_workers_are_added_without_a_word_to_the_broker(keys: Path) -> None:
+def test_workers_are_added_and_the_brokers_limits_grow_with_them(keys: Path) -> None:
     before = contents(keys)
     add_workers(keys, ["carl"])
     after = contents(keys)
     changed = {name for name in after if after[name] != before.get(name)}
     assert changed == {
-        "ca/issued/carl.crt", "server/roster.txt",
+        "ca/issued/carl.crt", "server/roster.txt", "broker/mosquitto.conf",
         *(f"workers/carl/{name}" for name in FOR_A_WORKER),
     }  # fmt: skip
     assert read(keys).workers == ("anna", "bert", "carl")
     assert (keys / "server" / "roster.txt").read_text() == "anna\nbert\ncarl\n"
+
+
+def settings(keys: Path, word: str) -> list[str]:
+    lines = (keys / "broker" / "mosquitto.conf").read_text().splitlines()
+    return [line.partition(" ")[2] for line in lines if line.startswith(f"{word} ")]
+
+
+def test_limits_follow_from_the_roster(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    provision(keys, ["anna"], "lab", ["localhost"])
+    few = {word: int(settings(keys, word)[0]) for word in ("max_connections", "max_queued_messages", "memory_limit")}
+    add_workers(keys, [f"w{number}" for number in range(30)])
+    many = {word: int(settings(keys, word)[0]) for word in few}
+    assert all(many[word] > few[word] for word in few)
+    assert many["max_connections"] == few["max_connections"] + 60
+    assert f"{read(keys).open_files:,} open files" in (keys / "broker" / "mosquitto.conf").read_text()
+    assert read(keys).open_files > sum(int(count) for count in settings(keys, "max_connections"))
+
+
+def test_server_and_monitor_have_a_listener_of_their_own(tmp_path: Path, keys: Path) -> None:
+    assert settings(keys, "listener") == ["8883", "8884 127.0.0.1"]
+    assert "--broker mqtts://localhost:8884 --swarm lab" in (keys / "server" / "README.txt").read_text()
+    assert "-h localhost -p 8884 " in (keys / "monitor" / "README.txt").read_text()
+    provision(tmp_path / "far", ["a"], "lab", ["hub"], server_host="10.0.0.9", server_port=9000)
+    assert settings(tmp_path / "far", "listener") == ["8883", "9000"]
+    assert "--broker mqtts://10.0.0.9:9000 " in (tmp_path / "far" / "server" / "README.txt").read_text()
+    names = certificate(tmp_path / "far" / "broker" / "broker.crt").extensions
+    addresses = names.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.IPAddress)
+    assert "10.0.0.9" in map(str, addresses)
+    with pytest.raises(UserError, match="need a port each"):
+        provision(tmp_path / "same", ["a"], "lab", ["hub"], server_port=8883)
+
+
+def test_workers_may_upload_as_many_pieces_as_the_largest_model_has(keys: Path) -> None:
+    def rules() -> list[str]:
+        text = (keys / "broker" / "acl").read_text()
+        return [str(number) for number in re.findall(r"(?m)^pattern write .*/%u/upload/(.*)$", text)]
+
+    assert rules() == [str(number) for number in range(40)]  # 4 MB
+    allow_models(keys, 60_000)
+    assert rules() == ["0", "1", "2"]
+    add_workers(keys, ["carl"])
+    revoke(keys, ["bert"])
+    renew(keys)
+    assert rules() == ["0", "1", "2"]
+    with pytest.raises(UserError, match="given 0"):
+        allow_models(keys, 0)
+
+
+def test_a_folder_of_an_earlier_release_is_brought_up_to_date(keys: Path) -> None:
+    path = keys / "provision.json"
+    stored = json.loads(path.read_text())
+    for key in ("server_host", "server_port", "largest_model"):
+        del stored[key]
+    path.write_text(json.dumps(stored))
+    (keys / "broker" / "mosquitto.conf").write_text("listener 8883\n")
+    renew(keys)
+    assert settings(keys, "listener") == ["8883", "8884 127.0.0.1"]
+    assert "mqtts://localhost:8884" in (keys / "server" / "README.txt").read_text()
+    assert json.loads(path.read_text())["server_port"] == 8884
+
+
+def test_who_is_revoked_leaves_the_roster(keys: Path) -> None:
+    roster = keys / "server" / "roster.txt"
+    roster.write_text("# the shed\nbert\nanna\n")
+    revoke(keys, ["anna"])
+    assert roster.read_text() == "# the shed\nbert\n"
+    add_workers(keys, ["carl"])
+    assert roster.read_text() == "# the shed\nbert\ncarl\n"
+    roster.unlink()
+    revoke(keys, ["bert"])
+    assert not roster.exists()
 
 
 def test_revocation_covers_every_certificate_a_worker_ever_had(keys: Path) -> None:
@@ -241,6 +314,10 @@ def test_numbers_that_are_taken_are_passed_over() -> None:
         (["--workers", "1", "--host", "*.local"], "is neither"),
         (["--workers", "1", "--port", "70000"], "given 70000"),
         (["--workers", "1", "--days", "99999"], "given 99999"),
+        (["--workers", "1", "--largest-model", "0"], "given 0"),
+        (["--workers", "1", "--port", "9", "--server-port", "9"], "need a port each"),
+        (["--largest-model", "7"], "was not made by this command"),
+        (["--add", "--workers", "1", "--largest-model", "7"], "are given together"),
         (["--add", "--workers", "1"], "was not made by this command"),
         (["--revoke", "a"], "was not made by this command"),
         (["--add", "--renew", "--workers", "1"], "--add and --renew are given together"),
@@ -266,6 +343,8 @@ def test_the_command_from_first_to_last(tmp_path: Path, cbdsl: Callable[..., Sai
     assert "mqtts://broker.local:8883" in made.out
     more = cbdsl("provision", keys, "--add", "--workers", "2")
     assert "worker-3, worker-4" in more.out
+    assert "restart it" in more.out
+    assert "in 3 pieces" in cbdsl("provision", keys, "--largest-model", "60000").out
     gone = cbdsl("provision", keys, "--revoke", "worker-1", "--revoke", "worker-3")
     assert "Revoked: worker-1, worker-3." in gone.out
     assert cbdsl("provision", keys, "--renew").code == 0

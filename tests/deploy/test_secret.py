@@ -9,7 +9,11 @@ import pytest
 
 from cbdsl.data import split
 from cbdsl.deploy.secret import keep_secret, secret_of
+from cbdsl.deploy.serving import open_run
 from cbdsl.errors import UserError
+from cbdsl.runs.resolve import resolve
+from cbdsl.runs.stage import Stage
+from cbdsl.spec import Spec
 from cbdsl.spec_groups import DataSpec
 
 LABELS = np.zeros(2000, np.int32)
@@ -37,3 +41,13 @@ def test_a_secret_stays_with_its_folder_and_is_nobody_elses(tmp_path: Path) -> N
     (tmp_path / ".secret").write_text("x")
     with pytest.raises(UserError, match="damaged"):
         secret_of(tmp_path)
+
+
+def test_the_folder_of_a_server_is_its_owners_alone(tmp_path: Path) -> None:
+    spec = Spec(model="softmax", workers=2).with_settings({"data.shared_scoring": 50})
+    stage = Stage.prepare(resolve(spec), threads=1, deal=False)
+    opened = open_run(stage, tmp_path / "run")
+    opened.folder.rewind([])
+    opened.folder.close()
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "run", tmp_path / "run" / "rounds.jsonl")]
+    assert modes == [0o700, 0o600]

@@ -9,8 +9,8 @@ import pytest
 from cbdsl.arrays import Floats
 from cbdsl.protocol.aggregators import trimmed
 from cbdsl.protocol.messages import WorkerId
-from cbdsl.protocol.rotation import Rotation, distinct, harmless, is_noise, usual_lengths
-from cbdsl.protocol.selection import COPIED, EQUAL, FAR, HARMFUL, OPPOSED, Believed, Candidate, Combined, View
+from cbdsl.protocol.rotation import Rotation, chosen, cosine, distinct, harmless, is_noise, joined, usual_lengths
+from cbdsl.protocol.selection import COPIED, EQUAL, FAR, HARMFUL, LEFT_OUT, OPPOSED, Believed, Candidate, Combined, View
 from cbdsl.protocol.state import ServerState
 from cbdsl.protocol.verification import Verifier, trusting
 
@@ -67,9 +67,9 @@ def test_idle_steps_are_declined_and_equal_ones_share_a_place() -> None:
     np.testing.assert_allclose(made.model, [2.56 / 3, 0.52 / 3], atol=1e-6)
 
 
-@pytest.mark.parametrize(("step", "stretch", "far"), [(9.0, 31.0, True), (9.0, 29.0, False), (4.0, 31.0, False)])
-def test_what_is_longer_than_w_g_and_than_many_steps_is_far(step: float, stretch: float, far: bool) -> None:
-    verifier = replace(trusting(2), stretch=lambda _current, _proposed, _round: stretch)
+@pytest.mark.parametrize(("step", "own", "far"), [(9.0, 9 / 31, True), (9.0, 9 / 29, False), (4.0, 4 / 31, False)])
+def test_what_is_longer_than_w_g_and_than_many_steps_is_far(step: float, own: float, far: bool) -> None:
+    verifier = replace(trusting(2), own_step=lambda _current, _round: np.array([own, 0.0]))
     state = ServerState(0, np.array([3, 4], np.float32), 1.0)
     upload = Believed(0, 1.0, np.array([3 + step, 4], np.float32))
     assert Rotation().objection(upload, [], View(state, 1, verifier)) == (FAR if far else "")
@@ -117,6 +117,13 @@ def test_usual_lengths_are_the_median_and_the_upper_quartile_and_do_not_jump() -
     np.testing.assert_allclose(usual_lengths(lengths, 1.5), [2, 3])
     np.testing.assert_allclose(usual_lengths(lengths, 0.25), [0.5, 0.5])
     np.testing.assert_allclose(usual_lengths(lengths, 16), [8, 32])
+    np.testing.assert_allclose(usual_lengths(lengths, 16, most=9), [8, 9])
+
+
+def test_the_cosine_of_two_steps() -> None:
+    own = np.array([2.0, 0.0])
+    found = [cosine(np.array(step, float), own) for step in ((5, 0), (0, 7), (-1, 1), (0, 0))]
+    np.testing.assert_allclose(found, [1, 0, -np.sqrt(0.5), 0], atol=1e-9)
 
 
 @pytest.mark.parametrize(("goal", "length"), [(3.0, 3.0), (1.0, 1.0), (-9.0, 1.0)])
@@ -152,8 +159,37 @@ def test_the_mean_is_trimmed_weight_by_weight_as_far_as_something_is_left() -> N
 
 @pytest.mark.parametrize(("agreement", "words"), [(0.0, ""), (-0.04, ""), (-0.06, OPPOSED), (0.5, "")])
 def test_a_step_against_the_servers_own_is_declined(agreement: float, words: str) -> None:
-    verifier = replace(trusting(2), agreement=lambda _current, _proposed, _round: agreement)
-    assert Rotation().objection(Believed(0, 1.0, START), [], view_of(verifier)) == words
+    verifier = replace(trusting(2), own_step=lambda _current, _round: np.array([agreement, np.sqrt(1 - agreement**2)]))
+    upload = Believed(0, 1.0, np.array([0.5, 0], np.float32))
+    assert Rotation().objection(upload, [], view_of(verifier)) == words
+    assert Rotation().objection(Believed(0, 1.0, START), [], view_of(verifier)) == ""
+
+
+def test_long_steps_of_most_do_not_make_the_others_idle() -> None:
+    """Attackers by chance most of a round, with steps a hundred times as long as honest ones."""
+    verifier = replace(trusting(2), own_step=lambda _current, _round: np.array([0.5, 0.0]))
+    steps = {0: (1, 0), 1: (0.8, 0.6), 2: (0, 90), 3: (70, -70), 4: (0, -99), 5: (-80, 80)}
+    made = combined(steps, view_of(verifier))
+    assert made.declined == {}
+    assert made.memory is not None
+    assert made.memory[-1] == pytest.approx(6)  # twelve of the server's own
+
+
+def test_attackers_that_hold_each_other_in_balance_are_left_out_together() -> None:
+    """Each pair pulls back, and far to either side: without one of them the other one tips the balance."""
+    weights = np.array([1.0, 20.0])
+    verifier = replace(
+        trusting(2), loss=lambda model, _round: float((weights * np.square(model - np.array([1.5, 0]))).sum())
+    )
+    honest: dict[WorkerId, tuple[float, float]] = {0: (1, 0.02), 1: (1, -0.02), 2: (1, 0.3), 3: (1, -0.3)}
+    pairs: dict[WorkerId, tuple[float, float]] = {
+        4: (-0.9, 0.436), 5: (-0.9, -0.436), 6: (-0.8, 0.6), 7: (-0.8, -0.6)
+    }  # fmt: skip
+    believed = [Believed(worker, 1.0, np.array(step, np.float32)) for worker, step in (honest | pairs).items()]
+    made = Rotation(k=8, trim=0).combine(believed, view_of(verifier))
+    assert made.model is not None
+    assert set(pairs) <= set(made.declined)
+    assert made.model[0] > 0.9
 
 
 def goal(target: Sequence[float]) -> Verifier:
@@ -175,14 +211,31 @@ def test_without_a_guard_nobody_is_left_out() -> None:
 
 @pytest.mark.parametrize("least", [1, 3])
 def test_some_stay_whatever_they_do(least: int) -> None:
-    assert len(harmless(range(6), lambda some: float(len(some)), least)) == least
+    assert len(harmless(range(6), lambda some: float(len(some)), least)[0]) == least
 
 
 def test_a_little_harm_is_no_reason() -> None:
     harm = {0: 0.0, 1: 0.005, 2: 0.5, 3: 0.02}
-    assert harmless(range(4), lambda some: 1 + sum(harm[one] for one in some), 1) == [0, 1]
+    assert harmless(range(4), lambda some: 1 + sum(harm[one] for one in some), 1)[0] == [0, 1]
+
+
+def test_a_group_grows_as_long_as_it_gets_better() -> None:
+    gain = {0: 1.0, 1: -2.0, 2: 3.0, 3: float("nan")}
+    group, loss = joined(range(4), lambda some: 9 - sum(gain[one] for one in some))
+    assert (group, loss) == ([2, 0], 5)
+
+
+def test_who_does_better_without_the_others_is_taken_where_all_together_get_nowhere() -> None:
+    def loss(group: Sequence[int]) -> float:
+        """0 and 1 get ahead; 2 and 3 take it back together, and each alone does more harm than that."""
+        ahead = sum(one in group for one in (0, 1))
+        held = 1.9 if {2, 3} <= set(group) else 2.5 if {2, 3} & set(group) else 0.0
+        return 4.0 - ahead + held
+
+    assert chosen(range(4), loss, 1) == ([0, 1], {2: LEFT_OUT, 3: LEFT_OUT})
+    assert chosen(range(3), lambda some: 4.0 - len(some), 1) == ([0, 1, 2], {})
 
 
 def test_what_makes_the_loss_not_a_number_does_harm() -> None:
-    assert harmless(range(4), lambda some: float("nan") if 2 in some else 1.0, 1) == [0, 1, 3]
-    assert harmless(range(4), lambda _: float("nan"), 1) == [0, 1, 2, 3]  # nobody in particular
+    assert harmless(range(4), lambda some: float("nan") if 2 in some else 1.0, 1)[0] == [0, 1, 3]
+    assert harmless(range(4), lambda _: float("nan"), 1)[0] == [0, 1, 2, 3]  # nobody in particular

@@ -30,11 +30,8 @@ def test_every_aggregator_plays_a_run_with_attackers(name: str) -> None:
         method="fedavg", shared="train", defence__aggregator=name, attack__byzantine=2, attack__name="nan"
     )
     result = cbdsl.run(spec, model=perceptron, data=blobs(), threads=1)
-    if name == "mean":
-        assert result.summary.final_accuracy == 0.0
-    else:
-        assert result.summary.final_accuracy > 0.5
-        assert np.isfinite(result.weights).all()
+    assert result.summary.final_accuracy > 0.5
+    assert np.isfinite(result.weights).all()
 
 
 @pytest.mark.parametrize("name", [*register.aggregator.names(), "nnm+median", "nnm+krum", "nnm+bulyan"])

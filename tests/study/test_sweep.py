@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cbdsl.errors import UserError
@@ -132,3 +133,24 @@ def test_a_watched_run_leaves_run_and_curve_however_it_got_there(tmp_path: Path)
     assert {key: after[key] for key in after if key != "seconds"} == {
         key: before[key] for key in before if key != "seconds"
     }
+
+
+def test_one_damaged_file_in_a_sweep_is_named_and_the_other_runs_are_finished(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for name in "abc":
+        arrays: dict[str, Any] = {f"{part}_features": rng.normal(size=(400, 5)) for part in ("train", "test")}
+        arrays |= {f"{part}_labels": rng.integers(0, 3, 400) for part in ("train", "test")}
+        np.savez(tmp_path / f"{name}.npz", **arrays)
+    damaged = tmp_path / "b.npz"
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    start = SMALL.with_settings({"data.holdout": 50, "data.shared_training": 20, "rounds": 1})
+    points = grid(start, [("data.source", [str(tmp_path / f"{name}.npz") for name in "abc"])])
+    with pytest.raises(UserError, match=r"1 of 3 could not be done.*b\.npz cannot be read.*not done twice"):
+        run_all(points, tmp_path / "out", jobs=1)
+    assert [Task(resolve(point)).is_done(tmp_path / "out") for point in points] == [True, False, True]
+
+
+@pytest.mark.parametrize("text", [f"seed=0..{10**15}", f"seed=0..{'9' * 5000}", "seed=" + "[" * 5000])
+def test_a_grid_without_end_is_an_error(text: str) -> None:
+    with pytest.raises(UserError):
+        grid(SMALL, [parse_axis(text)])

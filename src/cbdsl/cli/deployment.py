@@ -6,9 +6,11 @@ import ctypes
 import json
 import logging
 import os
+import queue
 import shlex
 import signal
 import sys
+import threading
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,14 +21,19 @@ from cbdsl.cli import extras, interrupts
 from cbdsl.cli.options import Json, Plugins
 from cbdsl.cli.spec_options import SpecWords, takes_spec
 from cbdsl.errors import UserError, unknown
+from cbdsl.files import read_text
 from cbdsl.plugins import load as load_plugins
+from cbdsl.text import one_line, read_size
 
 if TYPE_CHECKING:
     from cbdsl.deploy.link import Address
     from cbdsl.deploy.server import ServerConfig
+    from cbdsl.deploy.worker import Worker
     from cbdsl.spec import Spec
 
 DEFAULT_WORKERS = 8  # of a swarm on one machine
+_LAST_SECONDS = 3.0  # that a worker has to end in good order
+_LONGEST_LINE = 1000  # signs of a message in a log
 _DEALING = (
     "data.partition",
     "data.samples_per_worker",
@@ -46,6 +53,8 @@ _RoundSeconds = Annotated[float, typer.Option(help="A round closes after so long
 _UploadSeconds = Annotated[float, typer.Option(help="An invited worker is passed over after so long.")]
 _JoinSeconds = Annotated[float, typer.Option(help="How long the first round waits for workers that are missing.")]
 _GraceSeconds = Annotated[float, typer.Option(help="How long a worker that vanished is waited for.")]
+_Slack = Annotated[float, typer.Option(help="Everybody has so many times as long as most workers need.")]
+_LeastSeconds = Annotated[float, typer.Option(help="And so much longer once in a while.")]
 
 
 @takes_spec(workers="Number of workers; as many as --roster names if not given.")
@@ -65,6 +74,8 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter an option
     upload_seconds: _UploadSeconds = 60.0,
     join_seconds: _JoinSeconds = 60.0,
     grace_seconds: _GraceSeconds = 3.0,
+    slack: _Slack = 10.0,
+    least_seconds: _LeastSeconds = 2.0,
     threads: _Threads = None,
     as_json: Json = False,
 ) -> None:
@@ -78,7 +89,9 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter an option
     _talk()
     check_name(swarm, "swarm")
     address = parse_address(broker, ca, cert, key)
-    deadlines = Deadlines(quorum, round_seconds, upload_seconds, join_seconds, grace_seconds)
+    deadlines = Deadlines(
+        quorum, round_seconds, upload_seconds, join_seconds, grace_seconds, slack=slack, least_seconds=least_seconds
+    )
     names = _read_roster(roster)
     if names:
         words = _with_roster(words, len(names), roster)
@@ -99,11 +112,19 @@ def work(  # noqa: PLR0913, PLR0917 - one parameter an option
     key: _Key = None,
     threads: _Threads = None,
     stay: Annotated[bool, typer.Option("--stay", help="After a run wait for the next one.")] = False,
+    memory: Annotated[
+        str, typer.Option(help="What this process may take, such as 256M or 2G; half of the machine's if not given.")
+    ] = "",
+    longest_round: Annotated[
+        float,
+        typer.Option(min=1, help="Seconds that a round may take here; a run with longer ones is refused."),
+    ] = 3600.0,
     plugin: Plugins = None,
     attack: Annotated[str, typer.Option(hidden=True)] = "",
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Be one worker of a swarm: train on samples that never leave this machine."""
+    from cbdsl.deploy.budget import Budget, half_of_the_machine  # noqa: PLC0415
     from cbdsl.deploy.link import Link, MqttLink, Will, parse_address  # noqa: PLC0415
     from cbdsl.deploy.meter import Meter  # noqa: PLC0415
     from cbdsl.deploy.samples import read_samples  # noqa: PLC0415
@@ -123,9 +144,12 @@ def work(  # noqa: PLR0913, PLR0917 - one parameter an option
     def connect(handle: Any, greet: Any, will: Will, meter: Meter) -> Link:  # noqa: ANN401
         return MqttLink(address, handle, greet, meter, will)
 
-    worker = Worker(swarm, name, read_samples(data), state or Path(name), connect, threads or default_threads(), attack)
-    signal.signal(signal.SIGTERM, lambda *_: worker.stop())
-    worker.run(stay)
+    own = read_samples(data)
+    allowed = read_size(memory, "--memory") if memory else half_of_the_machine()
+    budget = Budget(own, threads or default_threads(), allowed, longest_round)
+    budget.enforce()
+    worker = Worker(swarm, name, own, state or Path(name), connect, budget, attack)
+    _work_until_told(worker, stay)
 
 
 @takes_spec(
@@ -152,7 +176,7 @@ def swarm(  # noqa: PLR0913, PLR0917 - one parameter an option
     if not words.is_file and "workers" not in words.given:
         words = replace(words, options={**words.options, "workers": DEFAULT_WORKERS})
     spec = words.resolved()
-    deadlines = Deadlines(quorum, round_seconds, upload_seconds)
+    deadlines = Deadlines(quorum, round_seconds, upload_seconds, least_seconds=round_seconds)  # all are our own
     _talk()
 
     from cbdsl.cli.folder_names import run_folder  # noqa: PLC0415
@@ -172,6 +196,42 @@ def swarm(  # noqa: PLR0913, PLR0917 - one parameter an option
     else:
         print_outcome(outcome)
         draw(outcome.served.result)
+
+
+def _work_until_told(worker: Worker, stay: bool) -> None:
+    """Let a worker work in a thread of its own, so that a signal is heard while its engine computes for hours.
+
+    Told to stop, it has a moment to end in good order. Then the process ends: what was written is whole.
+    """
+    stop, failures = threading.Event(), queue.SimpleQueue[BaseException | None]()
+
+    def work() -> None:
+        try:
+            worker.run(stay)
+            failures.put(None)
+        except BaseException as error:
+            failures.put(error)
+        stop.set()
+
+    def told(*_: object) -> None:
+        worker.stop()
+        stop.set()
+
+    signal.signal(signal.SIGTERM, told)
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        stop.wait()
+    finally:
+        worker.stop()
+        thread.join(_LAST_SECONDS)
+        if thread.is_alive():
+            worker.leave()
+            sys.stderr.flush()
+            os._exit(interrupts.EXIT_CODE if interrupts.INTERRUPTS.happened else 0)
+    failure = failures.get()
+    if failure is not None:
+        raise failure
 
 
 def _serve(spec: Spec, out: Path, config: ServerConfig, threads: int | None, as_json: bool) -> None:
@@ -221,8 +281,8 @@ def _read_roster(path: Path | None) -> tuple[str, ...]:
     if path is None:
         return ()
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(path).splitlines()
+    except (OSError, ValueError) as error:
         raise UserError(f"The roster {path} cannot be read: {error}.") from error
     return tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
 
@@ -237,7 +297,18 @@ def _warn_if_exposed(address: Address) -> None:
 
 def _talk() -> None:
     """What the deployment has to say goes to standard error, with the time."""
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
+
+
+class _OneLine(logging.Formatter):
+    """A message is one line without control characters: what others sent is among its words."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
+        """See `logging.Formatter`."""
+        record.message = one_line(record.message, _LONGEST_LINE)
+        return super().formatMessage(record)
 
 
 def _end_with(parent: int) -> None:

@@ -5,9 +5,22 @@ Loads nothing but itself before it listens for Ctrl-C; the commands are tied tog
 
 from __future__ import annotations
 
+import errno
 import sys
 
 from cbdsl.cli.interrupts import INTERRUPTS
+
+_FILES = {
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EISDIR,
+    errno.ENOTDIR,
+    errno.ENOENT,
+    errno.EIO,
+    errno.ENAMETOOLONG,
+}
+"""Errors about files that a user gave or may mend."""
 
 
 def main() -> None:
@@ -22,8 +35,6 @@ def main() -> None:
 
 
 def _run() -> None:
-    import errno  # noqa: PLC0415
-
     from cbdsl.errors import UserError  # noqa: PLC0415
 
     try:
@@ -32,11 +43,15 @@ def _run() -> None:
         app()
     except UserError as error:
         _end(str(error))
+    except MemoryError as error:
+        _end(f"the memory is not enough ({error or 'nothing is left'}). Ask for fewer workers, epochs or samples.")
     except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
-            raise
         where = f" at {error.filename}" if error.filename else ""
-        _end(f"the disk is full{where}. What was recorded before is safe: make room and go on.")
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            _end(f"the disk is full{where}. What was recorded before is safe: make room and go on.")
+        if error.errno not in _FILES or not where:
+            raise
+        _end(f"{error.filename} cannot be used: {error.strerror}. Look at what it is and who may read and write it.")
 
 
 def _end(message: str) -> None:

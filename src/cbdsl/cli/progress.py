@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
 from cbdsl.callbacks import Callback, Start
+from cbdsl.cli.console import plain_console
 from cbdsl.runs.defence import method_of
 from cbdsl.runs.records import RoundRecord, describe
 from cbdsl.spec import Spec
@@ -35,7 +35,7 @@ class Display(Callback):
     """Shows the rounds of one run as they are played."""
 
     def __init__(self) -> None:
-        self._console = Console(stderr=True)
+        self._console = plain_console(stderr=True)
         self._bar = Progress(
             TextColumn("round"),
             MofNCompleteColumn(),
@@ -101,7 +101,7 @@ class SweepDisplay:
     """Shows how far a grid of runs is."""
 
     def __init__(self, runs: int, out: Path) -> None:
-        self._console = Console(stderr=True)
+        self._console = plain_console(stderr=True)
         self._console.print(f"{runs} runs, folder: {out}", highlight=False, soft_wrap=True)
         self._bar = Progress(
             TextColumn("rounds"),
@@ -139,12 +139,13 @@ class SweepDisplay:
             self._console.print(f"rounds {played}/{total}{remaining}", highlight=False)
 
 
-def headline(spec: Spec) -> str:
+def headline(spec: Spec) -> Text:
     """One line that says what is run."""
     shared = {"none": "no shared data", "score": "D_sc shared", "train": "D_tr shared", "both": "D_sc and D_tr shared"}
     attack = f", {spec.attack.byzantine} Byzantine ({spec.attack.name})" if spec.attack.byzantine else ""
     defence = f" with {describe(spec)}" if describe(spec) else ""
-    return (
-        f"[bold]{method_of(spec).title}[/bold]{defence}, {shared[spec.shared]}: {spec.workers} workers{attack}, "
-        f"{spec.data.source} {spec.data.partition}, model {spec.model}, seed {spec.seed}"
+    return Text.assemble(
+        (method_of(spec).title, "bold"),
+        f"{defence}, {shared[spec.shared]}: {spec.workers} workers{attack}, "
+        f"{spec.data.source} {spec.data.partition}, model {spec.model}, seed {spec.seed}",
     )

@@ -28,7 +28,18 @@ def provision(  # noqa: PLR0913, PLR0917 - one parameter an option
     hosts: Annotated[
         list[str] | None, typer.Option("--host", help="A name or address of the broker's machine; may repeat.")
     ] = None,
-    port: Annotated[int | None, typer.Option(help="The broker's port; 8883 if not given.")] = None,
+    port: Annotated[int | None, typer.Option(help="The broker's port for workers; 8883 if not given.")] = None,
+    server_host: Annotated[
+        str | None,
+        typer.Option(help="Where server and monitor reach the broker; localhost if not given: they run beside it."),
+    ] = None,
+    server_port: Annotated[
+        int | None, typer.Option(help="The broker's port for server and monitor; the one after --port if not given.")
+    ] = None,
+    largest_model: Annotated[
+        int | None,
+        typer.Option(help="Numbers in the largest model that workers may upload; 1,000,000 if not given."),
+    ] = None,
     days: Annotated[int | None, typer.Option(help="How long certificates last; 825 days if not given.")] = None,
     add: Annotated[bool, typer.Option("--add", help="Add workers to a folder that is there.")] = False,
     revoke: Annotated[
@@ -39,15 +50,21 @@ def provision(  # noqa: PLR0913, PLR0917 - one parameter an option
     """Make certificates for a swarm on real machines, and the broker's rules that go with them."""
     extras.demand("cryptography", "it makes keys and certificates")
     from cbdsl.deploy import provision as job  # noqa: PLC0415
+    from cbdsl.deploy.provision_files import LARGEST_MODEL  # noqa: PLC0415
 
     wishes = [word for word, wanted in (("--add", add), ("--revoke", revoke), ("--renew", renew)) if wanted]
     if len(wishes) > 1:
         raise UserError(f"{' and '.join(wishes)} are given together. Do one after the other.")
     fixed = [
         word
-        for word, value in (("--swarm", swarm), ("--host", hosts), ("--port", port), ("--days", days))
+        for word, value in (
+            ("--swarm", swarm), ("--host", hosts), ("--port", port), ("--days", days),
+            ("--server-host", server_host), ("--server-port", server_port),
+        )
         if value not in (None, (), [])
-    ]
+    ]  # fmt: skip
+    if wishes and largest_model is not None:
+        raise UserError(f"--largest-model and {wishes[0]} are given together. Do one after the other.")
     if wishes and fixed:
         raise UserError(f"{fixed[0]} is settled when a folder is made. Leave it out with {wishes[0]}, or make another.")
     if wishes and not add and (count is not None or names is not None):
@@ -59,13 +76,17 @@ def provision(  # noqa: PLR0913, PLR0917 - one parameter an option
     elif add:
         before = job.read(folder).workers
         chosen = _chosen(count, names, before)
-        job.add_workers(folder, chosen)
-        typer.echo(f"{_count(chosen)} more in {folder / 'workers'}: {', '.join(chosen)}. The broker need not be told.")
+        _tell_added(job.add_workers(folder, chosen), chosen)
+    elif largest_model is not None and count is None and names is None and not fixed:
+        _tell_allowed(job.allow_models(folder, largest_model))
     else:
         chosen = _chosen(count, names, ())
         made = job.provision(
-            folder, chosen, swarm or DEFAULT_SWARM, hosts or [DEFAULT_HOST], days or job.DAYS, port or job.PORT
-        )
+            folder, chosen, swarm or DEFAULT_SWARM, hosts or [DEFAULT_HOST],
+            job.DAYS if days is None else days, job.PORT if port is None else port,
+            server_host=server_host or DEFAULT_HOST, server_port=server_port,
+            largest_model=LARGEST_MODEL if largest_model is None else largest_model,
+        )  # fmt: skip
         _tell_made(made, given_host=bool(hosts))
 
 
@@ -85,10 +106,29 @@ def _count(workers: Sequence[str]) -> str:
     return f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
 
 
+def _tell_added(made: Provisioned, added: Sequence[str]) -> None:
+    typer.echo(f"{_count(added)} more in {made.folder / 'workers'}: {', '.join(added)}.")
+    typer.echo(
+        f"They get in at once. The broker's limits grow with them: copy {made.folder / 'broker' / 'mosquitto.conf'} to "
+        f"the broker and restart it. It needs {made.open_files:,} open files."
+    )
+
+
+def _tell_allowed(made: Provisioned) -> None:
+    broker = made.folder / "broker"
+    typer.echo(f"Workers may upload models of up to {made.largest_model:,} numbers, in {made.pieces:,} pieces.")
+    typer.echo(f"Copy {broker / 'mosquitto.conf'} and {broker / 'acl'} to the broker and restart it.")
+
+
 def _tell_made(made: Provisioned, given_host: bool) -> None:
     typer.echo(f"{made.folder}: an authority, a broker at {made.url}, a parameter server, {_count(made.workers)}.")
+    typer.echo(f"Server and monitor reach the broker at {made.server_url}, a door of their own.")
     typer.echo(f"Start the broker:  cd {made.folder / 'broker'} && mosquitto -c mosquitto.conf")
     typer.echo(f"The other commands:  {made.folder}/server/README.txt and {made.folder}/workers/*/README.txt")
+    typer.echo(
+        f"The broker needs {made.open_files:,} open files and up to {made.resident // 2**20:,} MiB of memory; "
+        f"workers may upload models of up to {made.largest_model:,} numbers (--largest-model)."
+    )
     typer.echo(f"Keep {made.folder / 'ca'} off the network: whoever has ca.key can make members.")
     if not given_host:
         typer.echo("Only this machine can reach a broker called localhost. Give --host to reach it from others.")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from types import TracebackType
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from cbdsl.cli.console import plain_console
 from cbdsl.cli.progress import Display
 from cbdsl.cli.tables import print_summary
 from cbdsl.deploy.meter import Counts, Direction, total_bytes
@@ -34,7 +35,7 @@ class SwarmDisplay:
 
     def __init__(self, spec: Spec, folder: Path) -> None:
         self._spec, self._folder = spec, folder
-        self._console = Console(stderr=True)
+        self._console = plain_console(stderr=True)
         self._lines = Display()
         self._crew: Crew | None = None
         self._last: RoundRecord | None = None
@@ -107,7 +108,7 @@ def print_outcome(outcome: Outcome) -> None:
     print_wire(outcome.workers_wire, "workers")
     if outcome.served.refused:
         reasons = ", ".join(f"{reason} ({count:,})" for reason, count in sorted(outcome.served.refused.items()))
-        Console().print(f"refused: {reasons}", highlight=False, soft_wrap=True)
+        plain_console().print(f"refused: {reasons}", highlight=False, soft_wrap=True)
 
 
 def print_wire(counts: Counts, whose: str) -> None:
@@ -122,6 +123,6 @@ def print_wire(counts: Counts, whose: str) -> None:
         cells = [counts[direction].get(kind, [0, 0]) for direction in directions]
         table.add_row(kind, *(text for count, total in cells for text in (size(total), f"{count:,}")))
     table.add_row("all", *(text for direction in directions for text in (size(total_bytes(counts, direction)), "")))
-    console = Console()
+    console = plain_console()
     console.print()
     console.print(table, highlight=False)

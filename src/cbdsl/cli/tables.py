@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cbdsl.cli.console import plain_console
 from cbdsl.runs.records import summary_rows
 from cbdsl.settings import setting_values
 from cbdsl.text import size
@@ -37,7 +37,7 @@ def print_sweep(results: Sequence[Finished], axes: Sequence[str], out: Path) -> 
             size(summary.uplink_bytes),
             str(len(summary.banned)),
         )
-    console = Console()
+    console = plain_console()
     console.print(table, highlight=False)
     console.print(f"table: {out / 'results.csv'}", highlight=False, soft_wrap=True)
 
@@ -52,7 +52,7 @@ def print_comparison(comparison: Comparison) -> None:
         table.add_column(heading, justify="left" if heading in comparison.keys else "right")
     for row in rows:
         table.add_row(*map(Text, row))
-    console = Console()
+    console = plain_console()
     console.print(table, highlight=False)
     for note in comparison.notes:
         console.print(Text(note, style="yellow"), soft_wrap=True)
@@ -67,7 +67,7 @@ def print_claims(claims: Sequence[JudgedClaim], page: Path) -> None:
     for claim in claims:
         verdict = Text(claim.verdict, style=colours[claim.verdict])
         table.add_row(str(claim.figure), claim.claim, claim.regime, verdict, claim.measured)
-    console = Console()
+    console = plain_console()
     console.print(table, highlight=False)
     console.print(f"page: {page}", highlight=False, soft_wrap=True)
 
@@ -76,7 +76,7 @@ def print_arena(held: Arena, page: Path) -> None:
     """Where every defence stands in its worst bout, on standard output."""
     from cbdsl.study.arena import defence_named  # noqa: PLC0415
 
-    console = Console()
+    console = plain_console()
     for preset in held.contest.presets:
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column(f"defence, {preset}")
@@ -103,7 +103,7 @@ def print_arena(held: Arena, page: Path) -> None:
 
 def print_summary(result: Result) -> None:
     """A summary that a newcomer understands, on standard output."""
-    summary, console = result.summary, Console()
+    summary, console = result.summary, plain_console()
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()

@@ -53,7 +53,6 @@ def theory(
 
 
 def _watched(spec: Spec, threads: int | None) -> TheoryResult:
-    from rich.console import Console  # noqa: PLC0415
     from rich.progress import (  # noqa: PLC0415
         BarColumn,
         MofNCompleteColumn,
@@ -62,10 +61,11 @@ def _watched(spec: Spec, threads: int | None) -> TheoryResult:
         TimeRemainingColumn,
     )
 
+    from cbdsl.cli.console import plain_console  # noqa: PLC0415
     from cbdsl.cli.progress import headline  # noqa: PLC0415
     from cbdsl.theory.measure import measure  # noqa: PLC0415
 
-    console = Console(stderr=True)
+    console = plain_console(stderr=True)
     console.print(headline(spec), highlight=False, soft_wrap=True)
     columns = (TextColumn("round"), MofNCompleteColumn(), BarColumn(bar_width=16), TextColumn("{task.description}"))
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as bar:
@@ -97,11 +97,10 @@ def _show(result: TheoryResult, as_json: bool, kept: Path | None) -> None:
     if as_json:
         typer.echo(result.to_text(), nl=False)
         return
-    from rich.console import Console  # noqa: PLC0415
-
+    from cbdsl.cli.console import plain_console  # noqa: PLC0415
     from cbdsl.theory.report import constants_table, table_of, verdict  # noqa: PLC0415
 
-    console = Console(soft_wrap=True)
+    console = plain_console(soft_wrap=True)
     console.print(constants_table(result.constants), highlight=False)
     console.print()
     console.print(table_of(result), highlight=False)

@@ -6,8 +6,9 @@ Never downloads anything and never decides who holds which sample.
 from __future__ import annotations
 
 import gzip
+import io
+import math
 import struct
-import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,11 +22,14 @@ from numpy.typing import ArrayLike, NDArray
 from cbdsl import register
 from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.errors import UserError
+from cbdsl.files import load_arrays
+from cbdsl.machine import demand_memory
 from cbdsl.register import CUSTOM
 
 Bytes = NDArray[np.uint8]
 
 EMBEDDED = "mnist"
+MOST_CLASSES = 1_000_000
 
 Scale: TypeAlias = tuple[float, float]
 """Mean and deviation of the pixels of a training set, white being 1."""
@@ -119,18 +123,15 @@ _ARRAYS = ("train_features", "train_labels", "test_features", "test_labels")
 def read_arrays(path: Path) -> Dataset:
     """Read an .npz file: features (N, ...) of numbers, used as they are, and integer labels from 0."""
     wanted = f"an .npz file with the arrays {', '.join(_ARRAYS)}: numbers (N, ...) and whole numbers (N,)"
-    arrays = stored_arrays(path, _ARRAYS, "data", wanted)
-    clients = stored_arrays(path, ["train_clients"], "data", wanted)[0] if _has(path, "train_clients") else None
-    for name, values in zip(_ARRAYS, arrays, strict=True):
-        if values.dtype.kind not in "fiub":
-            raise UserError(f"{name} in {path} holds {values.dtype}; give numbers.")
-    train_features, train_labels, test_features, test_labels = arrays
-    return Dataset.from_arrays(train_features, train_labels, test_features, test_labels, str(path), clients)
-
-
-def _has(path: Path, name: str) -> bool:
-    with np.load(path, allow_pickle=False) as stored:
-        return name in stored.files
+    arrays = stored_arrays(path, _ARRAYS, "data", wanted, ("train_clients",))
+    for name in _ARRAYS:
+        if arrays[name].dtype.kind not in "fiub":
+            raise UserError(f"{name} in {path} holds {arrays[name].dtype}; give numbers.")
+    try:
+        train, test = ((arrays[f"{part}_features"], arrays[f"{part}_labels"]) for part in ("train", "test"))
+        return Dataset.from_arrays(*train, *test, name=str(path), clients=arrays.get("train_clients"))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 @register.dataset(EMBEDDED)
@@ -193,24 +194,36 @@ def _painted(images: Bytes, shades: Floats) -> Floats:
     return painted.reshape(len(images), 1, *images.shape[1:])
 
 
-def stored_arrays(path: Path, names: Sequence[str], what: str, wanted: str) -> list[NDArray[Any]]:
+def stored_arrays(
+    path: Path, names: Sequence[str], what: str, wanted: str, optional: Sequence[str] = ()
+) -> dict[str, NDArray[Any]]:
     """These arrays of an .npz file; an error says what could not be read and what to give instead."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            return [np.asarray(stored[name]) for name in names]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        return load_arrays(path, names, optional)
+    except ValueError as error:
         raise UserError(f"The {what} in {path} cannot be read ({error}). Give {wanted}.") from error
 
 
 def read_idx(path: Path, dimensions: int) -> Bytes:
     """Read one IDX file of unsigned bytes, gzipped or not, and check it whole."""
     try:
+        demand_memory(path.stat().st_size, f"{path} takes", "Give a smaller one.")
         raw = path.read_bytes()
-        content = _unpacked(raw) if raw[:2] == b"\x1f\x8b" else np.frombuffer(raw, np.uint8)
+        packed, header = raw[:2] == b"\x1f\x8b", 4 + 4 * dimensions
+        start = _beginning(raw, header) if packed else raw[:header]
+        shape = _announced(path, start, dimensions)
+        expected = header + math.prod(shape)
+        content = _unpacked(raw, expected) if packed else np.frombuffer(raw, np.uint8)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read ({error}). It is truncated or damaged: copy it again.") from error
-    header = 4 + 4 * dimensions
-    start = content[:header].tobytes()
+    if len(content) != expected:
+        found = f"{len(content):,}" if len(content) < expected else "more"
+        raise UserError(f"{path} announces shape {shape}, {expected:,} bytes, but has {found}: truncated or damaged.")
+    return content[header:].reshape(shape)
+
+
+def _announced(path: Path, start: bytes, dimensions: int) -> tuple[int, ...]:
+    """The shape that the first bytes of an IDX file announce; an error unless so many numbers can be had."""
     if len(start) < 4 or start[:3] != b"\x00\x00\x08":
         raise UserError(f"{path} is not an IDX file of unsigned bytes (it starts with {start[:4].hex() or 'nothing'}).")
     if start[3] != dimensions:
@@ -218,25 +231,27 @@ def read_idx(path: Path, dimensions: int) -> Bytes:
             f"{path} holds an array of {start[3]} dimension(s); {dimensions} expected. "
             "Image and label files may have been swapped or misnamed."
         )
-    if len(start) < header:
+    if len(start) < 4 + 4 * dimensions:
         raise UserError(f"{path} ends within its header: truncated or damaged.")
     shape = struct.unpack(f">{dimensions}I", start[4:])
-    expected = header + int(np.prod(shape, dtype=np.int64))
-    if len(content) != expected:
-        raise UserError(
-            f"{path} announces shape {shape}, {expected:,} bytes, but has {len(content):,}: truncated or damaged."
-        )
-    return content[header:].reshape(shape)
+    needed = 5 * math.prod(shape)  # a byte and a float32 for each
+    demand_memory(needed, f"{path} announces shape {shape}, which takes", "Give a smaller one, or copy it again.")
+    return shape
 
 
-def _unpacked(packed: bytes) -> Bytes:
-    """The content of a gzip file.
+def _beginning(packed: bytes, length: int) -> bytes:
+    """The first bytes of a gzip file."""
+    with gzip.GzipFile(fileobj=io.BytesIO(packed)) as file:
+        return file.read(length)
+
+
+def _unpacked(packed: bytes, expected: int) -> Bytes:
+    """The content of a gzip file, at most a byte more than expected.
 
     Small pieces never leave the processor's cache, and numpy's memory costs less to touch for the first time than that
-    of `bytes`: together half the time of `gzip.decompress`, which is left what is unusual.
+    of `bytes`: together half the time of `gzip.GzipFile`, which is left what is unusual.
     """
-    size = int.from_bytes(packed[-4:], "little")  # what the file says of itself
-    content = np.empty(min(size, _LARGEST_GAIN * len(packed)), np.uint8)
+    content = np.empty(min(expected, _LARGEST_GAIN * len(packed)), np.uint8)
     source, stream, filled = memoryview(packed), zlib.decompressobj(wbits=31), 0
     for start in range(0, len(packed), _PIECE):
         piece = stream.decompress(source[start : start + _PIECE])
@@ -246,11 +261,15 @@ def _unpacked(packed: bytes) -> Bytes:
         filled += len(piece)
     if filled == len(content) and stream.eof and not stream.unused_data:
         return content
-    return np.frombuffer(gzip.decompress(packed), np.uint8)  # several streams in one file, or an error with a reason
+    return np.frombuffer(_beginning(packed, expected + 1), np.uint8)  # several streams, or an error with a reason
 
 
 def _find(folder: Path, words: tuple[str, ...], kind: str) -> Path:
-    names = [path for path in sorted(folder.iterdir()) if "idx" in path.name and kind in path.name]
+    try:
+        files = sorted(folder.iterdir())
+    except OSError as error:
+        raise UserError(f"The folder {folder} cannot be read: {error.strerror}.") from error
+    names = [path for path in files if "idx" in path.name and kind in path.name and path.is_file()]
     found = [path for path in names if any(word in path.name for word in words)]
     if len(found) != 1:
         listing = ", ".join(path.name for path in found) or "none"
@@ -262,7 +281,8 @@ def _find(folder: Path, words: tuple[str, ...], kind: str) -> Path:
 
 
 def _finite(features: ArrayLike, part: str) -> Floats:
-    values = np.ascontiguousarray(features, dtype=np.float32)
+    with np.errstate(over="ignore"):  # what is too large for a float32 is infinite, and refused
+        values = np.ascontiguousarray(features, dtype=np.float32)
     if not np.isfinite(values).all():
         raise UserError(f"The features of the {part} set hold NaN or infinite values; clean them first.")
     return values
@@ -275,8 +295,12 @@ def _samples(features: Floats, labels: ArrayLike, part: str) -> Samples:
             f"The {part} set needs features (N, ...) and labels (N,) with N > 0; "
             f"given {features.shape} and {raw.shape}."
         )
-    if not np.issubdtype(raw.dtype, np.integer) or raw.min() < 0:
-        raise UserError(f"The labels of the {part} set must be integers from 0; given {raw.dtype} from {raw.min()}.")
+    if not features[0].size:
+        raise UserError(f"A sample of the {part} set has no numbers; given features {features.shape}.")
+    whole = np.issubdtype(raw.dtype, np.integer)
+    if not whole or _outside(raw, 0, MOST_CLASSES):
+        found = f"{raw.dtype} from {raw.min()} to {raw.max()}" if whole else str(raw.dtype)
+        raise UserError(f"The labels of the {part} set must be integers from 0, below {MOST_CLASSES:,}; given {found}.")
     return Samples(features, raw.astype(np.int32))
 
 
@@ -294,12 +318,17 @@ def _dataset(train: Samples, test: Samples, name: str) -> Dataset:
 
 def _clients(numbers: ArrayLike, samples: int) -> Indices:
     raw = np.asarray(numbers)
-    if raw.shape != (samples,) or not np.issubdtype(raw.dtype, np.integer) or (len(raw) and raw.min() < -1):
+    if raw.shape != (samples,) or not np.issubdtype(raw.dtype, np.integer) or _outside(raw, -1, 2**31):
         raise UserError(
             f"clients must be whole numbers from 0 (-1: nobody's), one for each of {samples:,} training samples; given "
             f"{raw.dtype} {raw.shape}."
         )
     return raw.astype(np.int32)
+
+
+def _outside(values: NDArray[Any], low: int, high: int) -> bool:
+    """Whether some of the values are below the one or not below the other."""
+    return bool(len(values)) and not low <= values.min() <= values.max() < high
 
 
 def _client_samples(number: int, own: Dataset | Samples | tuple[ArrayLike, ArrayLike]) -> Samples:

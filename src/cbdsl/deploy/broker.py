@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import importlib.util
 import os
 import re
@@ -11,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,24 +32,30 @@ QUEUE_LIMIT = 128 * 1024 * 1024
 _READY_SECONDS = 20.0
 STOP_SECONDS = 5.0
 _ATTEMPTS = 3
+_HASH_TURNS = 101  # of mosquitto's own passwords; ours are long and random
+_LISTENER = re.compile(r"(?m)^listener\b.*$")
 
-# Runs before the broker in the broker's own process: it then ends with its parent, however the parent ends.
+USERNAME = "swarm"
+PASSWORD_VARIABLE = "CBDSL_BROKER_PASSWORD"
+"""Where a password is handed over: other users can read a command line, not an environment."""
+
+# Runs before the broker in the broker's own process: it then ends with its parent, however the parent ends, and may
+# open as many files as this machine allows.
 _GUARD = """
-import ctypes, os, signal, sys
+import ctypes, os, resource, signal, sys
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 if os.getppid() != int(sys.argv[1]):
     sys.exit("the process that asked for a broker is gone")
 os.execv(sys.argv[2], sys.argv[2:])
 """
 
-# MQTT 3.1.1 CONNECT with a clean session and no client id, and the CONNACK that welcomes it.
-_CONNECT = b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x0a\x00\x00"
-_WELCOME = b"\x20\x02\x00\x00"
+_WELCOME = b"\x20\x02\x00\x00"  # the CONNACK of MQTT 3.1.1
 _DISCONNECT = b"\xe0\x00"
 
 _PLAIN_CONFIG = f"""\
 # Written by cbdsl for a broker that lives as long as one command, on this machine alone.
-allow_anonymous true
 persistence false
 message_size_limit {MESSAGE_LIMIT}
 max_queued_messages 5000
@@ -68,18 +76,40 @@ class Broker:
     port: int
     kind: str
     pid: int
+    server_port: int  # for server and monitor; the same as `port` where the configuration has one listener
 
 
 @contextmanager
-def running_broker(folder: Path, kind: Kind = "auto", config: Path | None = None, port: int = 0) -> Iterator[Broker]:
-    """Start a broker on loopback, yield it once it answers, end it whatever happens; it logs to `folder`."""
+def running_broker(
+    folder: Path, kind: Kind = "auto", config: Path | None = None, port: int = 0, password: str = ""
+) -> Iterator[Broker]:
+    """Start a broker on loopback, yield it once it answers, end it whatever happens; it logs to `folder`.
+
+    password: whoever connects must be `USERNAME` and know it; without one, and without a configuration, anybody may.
+    """
     chosen = _choose(kind, config)
     folder.mkdir(parents=True, exist_ok=True)
-    process, port = _start(chosen, folder, config, port)
+    text = (config.read_text(encoding="utf-8") if config else _PLAIN_CONFIG) if chosen == "mosquitto" else ""
+    process, ports = _start(_Plan(chosen, folder, text, config, password), port)
     try:
-        yield Broker(LOOPBACK, port, chosen, process.pid)
+        yield Broker(LOOPBACK, ports[0], chosen, process.pid, ports[-1])
     finally:
         end(process)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be started."""
+
+    kind: str
+    folder: Path
+    text: str  # of the configuration, if it is mosquitto
+    config: Path | None  # where that is from, if it was given
+    password: str
+
+    @property
+    def listeners(self) -> int:
+        return max(1, len(_LISTENER.findall(self.text)))
 
 
 def find_mosquitto() -> str | None:
@@ -105,14 +135,15 @@ def _choose(kind: str, config: Path | None) -> str:
     return "embedded"
 
 
-def _start(kind: str, folder: Path, config: Path | None, port: int) -> tuple[subprocess.Popen[bytes], int]:
+def _start(plan: _Plan, port: int) -> tuple[subprocess.Popen[bytes], list[int]]:
     """Start on the port asked for, or on a free one; a free one may be taken before we have it, hence the attempts."""
     for attempt in range(1, _ATTEMPTS + 1):
-        number = port or _free_port()
-        _check_free(number)
-        process = _launch(kind, folder, config, number)
+        ports = [port or _free_port(), *(_free_port() for _ in range(1, plan.listeners))]
+        for number in ports:
+            _check_free(number)
+        process = _launch(plan, ports)
         try:
-            _await_ready(process, number, folder / "broker.log", speaks_tls=config is not None)
+            _await_ready(process, ports[0], plan)
         except UserError:
             end(process)
             if port or attempt == _ATTEMPTS:
@@ -121,36 +152,53 @@ def _start(kind: str, folder: Path, config: Path | None, port: int) -> tuple[sub
             end(process)
             raise
         else:
-            return process, number
+            return process, ports
     raise AssertionError("unreachable")
 
 
-def _launch(kind: str, folder: Path, config: Path | None, port: int) -> subprocess.Popen[bytes]:
-    if kind == "mosquitto":
+def _launch(plan: _Plan, ports: Sequence[int]) -> subprocess.Popen[bytes]:
+    folder, environment = plan.folder, dict(os.environ)
+    if plan.kind == "mosquitto":
+        text = _on_loopback(plan.text, ports)
+        if plan.config is None:
+            text = f"{text}{_who_may_come(folder, plan.password)}"
         written = folder / "mosquitto.conf"
-        text = config.read_text(encoding="utf-8") if config else _PLAIN_CONFIG
-        written.write_text(_on_loopback(text, port), encoding="utf-8")
+        written.write_text(text, encoding="utf-8")
         command = [str(find_mosquitto()), "-c", str(written.resolve())]
     else:
-        command = [sys.executable, "-m", "cbdsl.deploy.embedded", str(port)]
+        command = [sys.executable, "-m", "cbdsl.deploy.embedded", str(ports[0])]
+        environment[PASSWORD_VARIABLE] = plan.password
     if sys.platform == "linux":
         command = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *command]
-    where = config.parent if config else folder  # a configuration's relative paths start at the file's own folder
+    where = plan.config.parent if plan.config else folder  # relative paths start at the configuration's own folder
     with (folder / "broker.log").open("ab") as log:
         return subprocess.Popen(  # a session of its own: Ctrl-C is for us, and we end the broker last
-            command, cwd=where, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
+            command, cwd=where, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            env=environment,
+        )  # fmt: skip
 
 
-def _on_loopback(text: str, port: int) -> str:
-    """The configuration with its listener on loopback at `port`, and without the change of user that root would get."""
-    listener = f"listener {port} {LOOPBACK}"
-    found = len(re.findall(r"(?m)^listener\b", text))
-    if found > 1:
-        raise UserError(f"The configuration has {found} listeners; a broker on loopback has one. Leave one of them.")
-    moved = re.sub(r"(?m)^listener\b.*$", listener, text) if found else f"{listener}\n{text}"
+def _on_loopback(text: str, ports: Sequence[int]) -> str:
+    """The configuration with its listeners on loopback, and without the change of user that root would get."""
+    left = iter(ports)
+    moved = _LISTENER.sub(lambda _: f"listener {next(left)} {LOOPBACK}", text)
+    if not _LISTENER.search(text):
+        moved = f"listener {ports[0]} {LOOPBACK}\n{text}"
     # As root mosquitto becomes another user, who may not read the keys and whom no guard ends with us.
     return re.sub(r"(?m)^user\b.*$", "", moved) + ("\nuser root\n" if os.geteuid() == 0 else "\n")
+
+
+def _who_may_come(folder: Path, password: str) -> str:
+    """Everybody on this machine, or whoever knows the password, of which the broker's file has a hash."""
+    if not password:
+        return "allow_anonymous true\n"
+    salt = os.urandom(12)
+    hashed = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _HASH_TURNS)
+    words = ["", "7", str(_HASH_TURNS), *(base64.b64encode(one).decode() for one in (salt, hashed))]
+    path = (folder / "passwords").resolve()
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(f"{USERNAME}:{'$'.join(words)}\n")
+    return f"allow_anonymous false\npassword_file {path}\n"
 
 
 def _free_port() -> int:
@@ -168,28 +216,38 @@ def _check_free(port: int) -> None:
             raise UserError(f"Port {port} on {LOOPBACK}: {error.strerror}. Give a free port, or none.") from error
 
 
-def _await_ready(process: subprocess.Popen[bytes], port: int, log: Path, speaks_tls: bool) -> None:
-    deadline = time.monotonic() + _READY_SECONDS
+def _await_ready(process: subprocess.Popen[bytes], port: int, plan: _Plan) -> None:
+    deadline, log = time.monotonic() + _READY_SECONDS, plan.folder / "broker.log"
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise UserError(f"The broker ended at once with code {process.returncode}. Its last words: {_tail(log)}")
-        if _answers(port, speaks_tls):
+        if _answers(port, plan):
             return
         time.sleep(0.02)
     raise UserError(f"The broker did not answer within {_READY_SECONDS:.0f} s. Its last words: {_tail(log)}")
 
 
-def _answers(port: int, speaks_tls: bool) -> bool:
+def _answers(port: int, plan: _Plan) -> bool:
     try:
         with socket.create_connection((LOOPBACK, port), timeout=1) as connection:
-            if speaks_tls:  # it listens only after it has read its keys; more it says to certificates alone
+            if (
+                plan.config is not None
+            ):  # it listens only after it has read its keys; more it says to certificates alone
                 return True
-            connection.sendall(_CONNECT)
+            connection.sendall(_connect_packet(plan.password))
             welcomed = connection.recv(len(_WELCOME)) == _WELCOME
             connection.sendall(_DISCONNECT)
             return welcomed
     except OSError:
         return False
+
+
+def _connect_packet(password: str) -> bytes:
+    """MQTT 3.1.1 CONNECT with a clean session and no client id."""
+    words = (USERNAME.encode(), password.encode()) if password else ()
+    body = b"\x00\x04MQTT\x04" + (b"\xc2" if password else b"\x02") + b"\x00\x0a\x00\x00"
+    body += b"".join(len(word).to_bytes(2, "big") + word for word in words)
+    return b"\x10" + bytes([len(body)]) + body
 
 
 def _tail(log: Path, lines: int = 5) -> str:

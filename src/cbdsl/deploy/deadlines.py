@@ -18,10 +18,14 @@ class Deadlines:
     join_seconds: float = 60.0  # how long the first round waits for workers that are not there yet
     grace_seconds: float = 3.0  # a worker that vanished is waited for so long: it may be restarting
     patience: int = 10  # deadlines without a single answer before the server gives up
+    slack: float = 10.0  # everybody has so many times as long as most workers need
+    least_seconds: float = 2.0  # and so much longer once in a while; an upload has so long at least
 
     def __post_init__(self) -> None:
         if not 0 < self.quorum <= 1:
             raise UserError(f"The quorum must be above 0 and at most 1; given {self.quorum}.")
+        if not self.slack >= 1:
+            raise UserError(f"The slack must be at least 1; given {self.slack}.")
         if self.patience < 1:
             raise UserError(f"The patience must be at least 1; given {self.patience}.")
         for field in fields(self):

@@ -1,8 +1,9 @@
-"""The embedded broker, a process of its own: amqtt on loopback for one machine's swarm; no TLS, no access control."""
+"""The embedded broker, a process of its own: amqtt on loopback for one machine's swarm; one password, no TLS."""
 
 from __future__ import annotations
 
 import asyncio
+import hmac
 import logging
 import os
 import sys
@@ -10,7 +11,7 @@ from typing import Any
 
 from amqtt.broker import Broker  # type: ignore[import-untyped]
 
-from cbdsl.deploy.broker import LOOPBACK, MESSAGE_LIMIT
+from cbdsl.deploy.broker import LOOPBACK, MESSAGE_LIMIT, PASSWORD_VARIABLE, USERNAME
 
 _SESSION_SECONDS = 3600
 _WATCH_SECONDS = 1.0
@@ -19,7 +20,8 @@ _WATCH_SECONDS = 1.0
 class EmbeddedBroker(Broker):  # type: ignore[misc]
     """amqtt's broker without what would lose messages when many clients come at once, and with a size limit."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, password: str = "") -> None:
+        """password: what `USERNAME` must know; anybody may connect if it is empty."""
         super().__init__(
             {
                 "listeners": {"default": {"type": "tcp", "bind": f"{LOOPBACK}:{port}"}},
@@ -28,10 +30,14 @@ class EmbeddedBroker(Broker):  # type: ignore[misc]
             }
         )
         self._deliveries: set[asyncio.Task[None]] = set()
+        self._password = password
 
-    async def _authenticate(self, *_: object) -> bool:
-        """Let everybody in: only this machine can knock. No session is marked anonymous, so durable ones last."""
-        return True
+    async def _authenticate(self, session: Any, *_: object) -> bool:  # noqa: ANN401
+        """Let in who knows the password. No session is marked anonymous, so durable ones last."""
+        if not self._password:
+            return True
+        given = str(session.password or "")
+        return session.username == USERNAME and hmac.compare_digest(given.encode(), self._password.encode())
 
     async def _publish_retained_messages_for_subscription(self, subscription: tuple[str, int], session: Any) -> None:  # noqa: ANN401
         """Send what is retained, to subscribers alone, without waiting for them.
@@ -63,7 +69,7 @@ class EmbeddedBroker(Broker):  # type: ignore[misc]
 async def serve(port: int) -> None:
     """Serve until the process that started this one is gone."""
     parent = os.getppid()
-    await EmbeddedBroker(port).start()
+    await EmbeddedBroker(port, os.environ.pop(PASSWORD_VARIABLE, "")).start()
     while os.getppid() == parent:
         await asyncio.sleep(_WATCH_SECONDS)
 

@@ -7,37 +7,61 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from cbdsl.files import private_file
+
 _log = logging.getLogger("cbdsl.deploy")
 
-_MOST_BYTES = 64 * 2**20  # of events.jsonl: workers that come and go for ever must not fill a disk
+_MOST_BYTES = 32 * 2**20  # of events.jsonl, and of the older one: workers that come and go must not fill a disk
+_MOST_STRANGERS = 100  # names noted for one reason beside the members': strangers can make up as many as they like
 
 
 class Events:
     """A log of events and a count of refusals; any thread may write."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, is_member: Callable[[str], bool] | None = None) -> None:
+        """is_member: whether a name is one of the roster's, of which there are only so many; nobody is if not given."""
         self._path, self._lock = path, threading.Lock()
+        self._is_member = is_member or (lambda _: False)
         self.refusals: Counter[str] = Counter()
+        self._offences: Counter[tuple[str, str]] = Counter()  # (reason, worker), members and the first strangers
+        self._strangers: Counter[str] = Counter()  # names that are noted, by reason
 
     def note(self, event: str, **details: Any) -> None:  # noqa: ANN401 - whatever JSON takes
-        """Write an event down."""
+        """Write an event down; the older half of a long log goes to events.old.jsonl, and what was there is gone."""
         if self._path is None:
             return
         line = json.dumps({"time": round(time.time(), 3), "event": event, **details})
-        with self._lock, self._path.open("a", encoding="utf-8") as file:
-            if file.tell() < _MOST_BYTES:
-                file.write(line + "\n")
+        with self._lock:
+            if self._path.exists() and self._path.stat().st_size >= _MOST_BYTES:
+                self._path.replace(self._path.with_name(f"{self._path.stem}.old{self._path.suffix}"))
+            with private_file(self._path, "ab") as file:
+                file.write(line.encode() + b"\n")
 
     def refuse(self, reason: str, worker: str = "") -> None:
-        """Count something refused; the first of a kind is logged, the rest only counted."""
+        """Count something refused; the first of a kind from each worker is logged, the rest only counted."""
         with self._lock:
             self.refusals[reason] += 1
-            first = self.refusals[reason] == 1
+            first = self._first(reason, worker)
         if first:
             _log.warning(
                 "refused a message from %s: %s (more like it are only counted)", worker or "a stranger", reason
             )
             self.note("refused", reason=reason, worker=worker)
+
+    def offences(self) -> list[tuple[str, str, int]]:
+        """Who was refused what and how often, the most frequent first; of strangers only the first hundred a reason."""
+        with self._lock:
+            return [(worker, reason, count) for (reason, worker), count in self._offences.most_common()]
+
+    def _first(self, reason: str, worker: str) -> bool:
+        """Count a worker's refusal, if it is one of those that are counted by name; whether it is its first."""
+        if (reason, worker) not in self._offences and not self._is_member(worker):
+            if self._strangers[reason] >= _MOST_STRANGERS:
+                return False
+            self._strangers[reason] += 1
+        self._offences[reason, worker] += 1
+        return self._offences[reason, worker] == 1

@@ -8,19 +8,24 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from cbdsl.deploy import wire
+from cbdsl.deploy.deadlines import Deadlines
 from cbdsl.deploy.events import Events
+from cbdsl.deploy.patience import Standing, everybodys_limit
 from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.topics import Origin, origin
 from cbdsl.deploy.wire import Assembly, ClaimMessage, Hello, Piece, Status, WireError
 from cbdsl.protocol.messages import Claim, Upload, WorkerId
 
 _TICK = 0.25  # seconds between looks at the clock while waiting
-_NEWCOMERS = 1000  # names remembered before numbers are given: a stranger can invent any number of them
+_QUICK = 0.001  # seconds: a look that takes longer is not taken at every message
+_STRANGERS = 1000  # names without a number that are remembered: without a guarded broker anybody can invent them
+NUDGE_SECONDS = 10.0  # an answer that is missing for so long is asked for again: a broker may have dropped a message
 _LONG_AGO = float("-inf")
 
 
@@ -31,7 +36,8 @@ class Presence:
     session: bytes = b""
     online: bool = False
     since: float = _LONG_AGO  # when it was last seen to come or go
-    overdue: bool = False  # it let a deadline pass and has not answered a round in time since
+    standing: Standing = field(default_factory=lambda: Standing(0.0))  # how it has kept its deadlines
+    astray: bool = False  # its state is not of this run's history: nothing that rests on it is taken
     tokens: float = 0.0  # messages it may still send
     filled: float = _LONG_AGO  # when tokens were last given
 
@@ -48,25 +54,34 @@ class OpenRound:
     invited: set[WorkerId] = field(default_factory=set)  # whose pieces are taken
     assemblies: dict[WorkerId, Assembly] = field(default_factory=dict)
     models: dict[WorkerId, Upload] = field(default_factory=dict)
-    spoilt: set[WorkerId] = field(default_factory=set)  # invited, and what they sent is no model
+    spoilt: set[WorkerId] = field(default_factory=set)  # invited, and what they sent is no model, or they have lost it
+    started: float = field(default_factory=time.monotonic)
+    times: dict[WorkerId, float] = field(default_factory=dict)  # seconds after which answers came
 
 
 class Inbox:
     """Everything that workers send to the server, within fixed bounds."""
 
     def __init__(
-        self, swarm: str, run: bytes, sizes: tuple[int, int], roster: Roster, events: Events, grace_seconds: float
+        self,
+        swarm: str,
+        run: bytes,
+        sizes: tuple[int, int],
+        roster: Roster,
+        events: Events,
+        deadlines: Deadlines,
+        is_astray: Callable[[Hello], bool],
     ) -> None:
         """sizes: the fewest and the most bytes of an upload; as many either way: its numbers as they are.
 
-        grace_seconds: how long a worker that vanished is still reckoned with.
+        is_astray: whether a worker's state is of a history that the server does not know.
         """
-        self._swarm, self._run, self._sizes = swarm, run, sizes
-        self._roster, self._events, self._grace = roster, events, grace_seconds
+        self._swarm, self._run, self._sizes, self._is_astray = swarm, run, sizes, is_astray
+        self._roster, self._events, self._deadlines = roster, events, deadlines
         self._burst = 100.0 + 3 * wire.piece_count(sizes[1])  # messages a worker may send at once, and in a second
         self._changed = threading.Condition()
         self._present: dict[str, Presence] = {}
-        self._strangers = Presence()
+        self._strangers: OrderedDict[str, Presence] = OrderedDict()  # who has no number, the newest last
         self._newcomers: dict[str, int] = {}  # and how many samples they say they hold
         self.open_round = OpenRound()
 
@@ -79,8 +94,7 @@ class Inbox:
             self._events.refuse("an unknown topic")
             return None
         with self._changed:
-            known = self._roster.number(sender.worker) is not None
-            if not self._spend(self._presence(sender.worker) if known else self._strangers):
+            if not self._spend(self._payer(sender.worker)):
                 self._events.refuse("too many messages", sender.worker)
                 return None
             try:
@@ -111,14 +125,26 @@ class Inbox:
 
     def _greeted(self, name: str, hello: Hello) -> None:
         known = self._roster.number(name) is not None
-        if not known and (not self._roster.room(name) or len(self._newcomers) >= _NEWCOMERS):
+        if not known and (not self._roster.room(name) or len(self._newcomers) >= max(_STRANGERS, self._roster.places)):
             raise WireError("from an unknown worker")
         self._presence(name).session = hello.session
         if known:
             self._roster.note_samples(name, hello.samples)
+            self._check_state(name, hello)
         else:
             self._newcomers[name] = hello.samples
         self._seen(name)
+
+    def _check_state(self, name: str, hello: Hello) -> None:
+        """Whether a worker still has what it claimed in this round, and whether its state is of this run's history."""
+        self._presence(name).astray = self._is_astray(hello)
+        worker, open_round = self._roster.number(name), self.open_round
+        if worker not in open_round.claims or (hello.run, hello.round) == (self._run, open_round.round):
+            return
+        if open_round.open:
+            del open_round.claims[worker], open_round.times[worker]  # it will claim again, from what it has now
+        else:
+            open_round.spoilt.add(worker)
 
     def _status(self, name: str, worker: WorkerId | None, payload: bytes) -> None:
         if worker is None and name not in self._newcomers:
@@ -137,6 +163,11 @@ class Inbox:
         open_round = self.open_round
         if open_round.round == 0:  # the answer to an earlier process: it is asked for again
             return
+        presence = self._presence(self._roster.name(worker))
+        if presence.astray:
+            raise WireError("from a history that is not this run's")
+        if claim_message.run == self._run:
+            presence.standing.heard()
         self._check_time(claim_message.run, claim_message.round)
         claim = Claim(claim_message.score, claim_message.commitment)
         if worker not in open_round.participants or open_round.task != "swarm":
@@ -146,7 +177,7 @@ class Inbox:
             if not open_round.open:
                 raise WireError("too late for its round")
             open_round.claims[worker] = claim
-            self._presence(self._roster.name(worker)).overdue = False
+            self._in_time(worker)
         elif repr(before) != repr(claim):  # by text: NaN is not equal to itself
             raise WireError("a different claim from the one already received this round")
 
@@ -173,8 +204,14 @@ class Inbox:
         if whole is not None:
             numbers = self._sizes[0] == self._sizes[1]
             open_round.models[worker] = wire.weights_from_bytes(whole) if numbers else whole
-            self._presence(self._roster.name(worker)).overdue = False
             del open_round.assemblies[worker]
+            if open_round.task == "average":
+                self._in_time(worker)
+
+    def _in_time(self, worker: WorkerId) -> None:
+        """Note that a worker has answered the round."""
+        self.open_round.times[worker] = time.monotonic() - self.open_round.started
+        self._presence(self._roster.name(worker)).standing.answered()
 
     def _check_time(self, run: bytes, round_number: int) -> None:
         if run != self._run:
@@ -185,7 +222,21 @@ class Inbox:
             raise WireError("from a future round")
 
     def _presence(self, name: str) -> Presence:
-        return self._present.setdefault(name, Presence())
+        if name not in self._present:
+            self._present[name] = Presence(standing=Standing(self._deadlines.least_seconds))
+        return self._present[name]
+
+    def _payer(self, name: str) -> Presence:
+        """Whose tokens a message costs: the broker proves names, so nobody can spend another's."""
+        if name in self._present:
+            return self._present[name]
+        if self._roster.number(name) is not None:
+            return self._presence(name)
+        payer = self._strangers.pop(name, None) or Presence()
+        self._strangers[name] = payer
+        if len(self._strangers) > _STRANGERS:
+            self._strangers.popitem(last=False)
+        return payer
 
     def _seen(self, name: str) -> None:
         presence = self._presence(name)
@@ -205,17 +256,36 @@ class Inbox:
 
     # --- the main thread's side
 
-    def until(self, done: Callable[[], bool], seconds: float, is_up: Callable[[], bool]) -> bool:
-        """Wait until a condition holds, for at most so many seconds of broker uptime; returns whether it does."""
-        left, last = seconds, time.monotonic()
-        with self._changed:
-            while not done():
+    def until(
+        self,
+        done: Callable[[], bool],
+        limit: Callable[[], float],
+        is_up: Callable[[], bool],
+        nudge: Callable[[], None] | None = None,
+    ) -> bool:
+        """Wait until a condition holds; returns whether it does.
+
+        limit: the most seconds of broker uptime; what comes in may change it. nudge: called now and then.
+        """
+        spent, nudged, last = 0.0, 0.0, time.monotonic()
+        while True:
+            with self._changed:
+                if done():
+                    return True
+                left = limit() - spent
                 if left <= 0:
                     return False
-                self._changed.wait(min(_TICK, left))
-                now = time.monotonic()
-                left, last = left - (now - last if is_up() else 0.0), now
-            return True
+                due = nudge is not None and spent - nudged >= NUDGE_SECONDS
+                look = time.monotonic() - last  # how long it took to look
+                if not due:
+                    self._changed.wait(min(_TICK, left))
+            if due and nudge is not None:
+                nudged = spent
+                nudge()
+            elif look > _QUICK:  # thousands of workers: leave the time to those who hand messages in
+                time.sleep(min(_TICK, 9 * look))
+            now = time.monotonic()
+            spent, last = spent + (now - last if is_up() else 0.0), now
 
     def begin(self, round_number: int, task: Literal["swarm", "average"], participants: Iterable[WorkerId]) -> None:
         """Listen for the answers to a new order: claims, or everybody's model."""
@@ -226,10 +296,12 @@ class Inbox:
                 round_number, task, everybody, open=not average, invited=set(everybody) if average else set()
             )
 
-    def close_claims(self) -> dict[WorkerId, Claim]:
-        """Take no more claims; those that came."""
+    def close_claims(self, heard: Mapping[WorkerId, Claim] | None = None) -> dict[WorkerId, Claim]:
+        """Take no more claims; those that came, or those that an earlier process had heard."""
         with self._changed:
             self.open_round.open = False
+            if heard is not None:
+                self.open_round.claims = dict(heard)
             return dict(self.open_round.claims)
 
     def invite(self, workers: Iterable[WorkerId]) -> None:
@@ -249,19 +321,41 @@ class Inbox:
     def is_there(self, worker: WorkerId) -> bool:
         """Whether an answer of a worker can be expected: it is connected, or vanished a moment ago."""
         presence = self._present.get(self._roster.name(worker))
-        if presence is None or presence.overdue:
+        if presence is None:
             return False
-        return presence.online or time.monotonic() - presence.since < self._grace
+        return presence.online or time.monotonic() - presence.since < self._deadlines.grace_seconds
 
-    def overlook(self, workers: Iterable[WorkerId]) -> None:
-        """Do not wait for these workers again until they answer a round in time: they let a deadline pass.
+    def is_waited_for(self, worker: WorkerId) -> bool:
+        """Whether the open round waits for an answer of a worker."""
+        if not self.is_there(worker):
+            return False
+        return self._presence(self._roster.name(worker)).standing.is_waited_for(self.open_round.round)
 
-        To be heard of is not enough, or a worker that only says that it is there would cost every round its deadline.
-        """
+    def limit(self, expected: int, patience: float) -> float:
+        """How many seconds the open round may take: what everybody has, and what is left for those still missing."""
+        times = list(self.open_round.times.values())
+        return min(self._deadlines.round_seconds, everybodys_limit(times, expected, self._deadlines) + patience)
+
+    def account(self, answers: Collection[WorkerId], in_time: bool) -> None:
+        """The wait is over: whoever kept the others waiting is waited for less in the next rounds."""
         with self._changed:
-            for worker in workers:
-                presence = self._presence(self._roster.name(worker))
-                presence.online, presence.since, presence.overdue = False, _LONG_AGO, True
+            open_round, seconds = self.open_round, time.monotonic() - self.open_round.started
+            free = everybodys_limit(list(open_round.times.values()), self.awaited(answers)[0], self._deadlines)
+            for worker in open_round.participants:
+                standing = self._presence(self._roster.name(worker)).standing
+                if worker in answers:
+                    standing.account(max(0.0, open_round.times.get(worker, 0.0) - free), seconds)
+                elif not in_time and self.is_waited_for(worker):
+                    standing.lapsed(open_round.round)
+                    standing.account(max(0.0, seconds - free), seconds)
+
+    def somebody_came(self) -> bool:
+        """Whether anybody has been heard of since this process started."""
+        return bool(self._present)
+
+    def present(self) -> int:
+        """How many are connected."""
+        return sum(presence.online for presence in self._present.values())
 
     def online(self) -> list[str]:
         """Who is connected, by name."""
@@ -281,7 +375,8 @@ class Inbox:
                     self._roster.note_samples(name, samples)
             return sorted(name for name in newcomers if self._roster.number(name) is not None)
 
-    def settled(self, answers: Collection[WorkerId], needed: Callable[[int], int]) -> bool:
-        """Whether enough of the participants we can expect an answer from have answered."""
-        expected = [one for one in self.open_round.participants if one in answers or self.is_there(one)]
-        return len(answers) >= needed(len(expected))
+    def awaited(self, answers: Collection[WorkerId]) -> tuple[int, float]:
+        """How many participants have answered or are waited for, and the most patience with one of the latter."""
+        missing = [one for one in self.open_round.participants if one not in answers and self.is_waited_for(one)]
+        patience = (self._presence(self._roster.name(one)).standing.patience for one in missing)
+        return len(answers) + len(missing), max(patience, default=0.0)

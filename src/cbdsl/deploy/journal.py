@@ -6,6 +6,7 @@ again with what is written here: who was refuted is refuted again, what was acce
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,11 @@ import cbor2
 import numpy as np
 
 from cbdsl.deploy.wire import DIGEST_BYTES, digest_of, weights_from_bytes, weights_to_bytes
+from cbdsl.files import private_file
 from cbdsl.protocol.messages import Claim, Upload, WorkerId
+from cbdsl.text import size
+
+_log = logging.getLogger("cbdsl.deploy")
 
 _HEADER = DIGEST_BYTES + 4
 
@@ -24,17 +29,28 @@ class Journal:
     """An append-only file for one round; the next round starts it afresh."""
 
     def __init__(self, path: Path) -> None:
-        """Read what an earlier process left; a last entry that was cut off is as if it had not been written."""
+        """Read what an earlier process left; what is damaged, and whatever follows it, is as if it were not there.
+
+        Then those workers are asked again: it costs them time, and nobody a verdict.
+        """
         self._path = path
         self._round = 0
         self.claims: Mapping[WorkerId, Claim] | None = None
         self.uploads: dict[WorkerId, Upload | None] = {}  # none: invited and silent
-        whole = 0
+        whole = kept = 0
         content = path.read_bytes() if path.exists() else b""
-        for entry, end in _entries(content):
-            self._take(entry)
-            whole = end
+        for payload, end in _entries(content):
+            try:
+                self._take(cbor2.loads(payload))
+            except Exception:  # whatever a foreign entry leads the decoder to
+                break
+            whole, kept = end, kept + 1
         if whole != len(content):
+            _log.warning(
+                "%s: the last %s are damaged or cut off and are left out; %d %s kept, and workers are asked again for "
+                "what is missing",
+                path, size(len(content) - whole), kept, "entry is" if kept == 1 else "entries are",
+            )  # fmt: skip
             with path.open("r+b") as file:
                 file.truncate(whole)
 
@@ -69,15 +85,15 @@ class Journal:
 
     def _append(self, entry: list[Any]) -> None:
         payload = cbor2.dumps(entry)
-        with self._path.open("ab") as file:
+        with private_file(self._path, "ab") as file:
             file.write(digest_of(payload) + len(payload).to_bytes(4, "big") + payload)
             file.flush()
             os.fsync(file.fileno())
 
 
-def _entries(content: bytes) -> list[tuple[list[Any], int]]:
+def _entries(content: bytes) -> list[tuple[bytes, int]]:
     """The whole entries of a journal, each with the place where it ends."""
-    entries: list[tuple[list[Any], int]] = []
+    entries: list[tuple[bytes, int]] = []
     position = 0
     while position + _HEADER <= len(content):
         digest = content[position : position + DIGEST_BYTES]
@@ -86,6 +102,6 @@ def _entries(content: bytes) -> list[tuple[list[Any], int]]:
         payload = content[start:end]
         if len(payload) != end - start or digest_of(payload) != digest:
             break
-        entries.append((cbor2.loads(payload), end))
+        entries.append((payload, end))
         position = end
     return entries

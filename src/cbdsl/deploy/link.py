@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import logging
+import os
 import random
 import secrets
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,12 +25,17 @@ from urllib.parse import urlsplit
 import paho.mqtt.client as mqtt
 from paho.mqtt.enums import CallbackAPIVersion
 
+from cbdsl.deploy import topics
+from cbdsl.deploy.broker import PASSWORD_VARIABLE
+from cbdsl.deploy.handshake import explain, refusal
 from cbdsl.deploy.meter import Meter
+from cbdsl.deploy.turnstile import Turnstile
 from cbdsl.errors import UserError
 
 _log = logging.getLogger("cbdsl.deploy")
 
 KEEPALIVE = 30  # seconds; a broker takes a client for gone after one and a half times that
+_AT_ONCE = 200  # subscriptions in one packet: packets have a largest size
 _LONGEST_PAUSE = 30.0  # seconds between attempts to reach a broker that is down
 
 
@@ -55,6 +62,10 @@ class Link(Protocol):
         """Whether the broker is connected now."""
         ...
 
+    def settled(self, seconds: float) -> bool:
+        """Whether the broker has taken what was sent, now or within so many seconds."""
+        ...
+
     def close(self) -> None:
         """Send what is left, then leave without a last will."""
         ...
@@ -74,13 +85,21 @@ class Address:
     password: str = ""
 
     def __str__(self) -> str:
-        return f"{'mqtts' if self.tls else 'mqtt'}://{self.host}:{self.port}"
+        return f"{'mqtts' if self.tls else 'mqtt'}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """With the user name, as `parse_address` reads it; the password goes by the environment."""
+        return str(self).replace("://", f"://{self.username}@") if self.username else str(self)
 
 
 def parse_address(
     url: str, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None
 ) -> Address:
-    """Read mqtt://host:port or mqtts://host:port, with user:password@ before the host where a broker wants them."""
+    """Read mqtt://host:port or mqtts://host:port, with user@ before the host where a broker wants names.
+
+    The password then is in the environment, where other users of this machine cannot read it, or in the address.
+    """
     try:
         parts = urlsplit(url if "://" in url else f"mqtt://{url}")
         port = parts.port
@@ -98,9 +117,11 @@ def parse_address(
     for path in (ca, certificate, key):
         if path is not None and not path.is_file():
             raise UserError(f"{path} is not a file. Give the PEM files that `cbdsl provision` wrote.")
+    username, password = parts.username or "", parts.password or ""
+    if username and not password:
+        password = os.environ.get(PASSWORD_VARIABLE, "")
     return Address(
-        parts.hostname, port or (8883 if tls else 1883), tls, ca, certificate, key,
-        parts.username or "", parts.password or "",
+        parts.hostname, port or (8883 if tls else 1883), tls, ca, certificate, key, username, password
     )  # fmt: skip
 
 
@@ -138,10 +159,16 @@ class MqttLink:
         on_up: Callable[[], None],
         meter: Meter,
         will: Will | None = None,
+        turnstile: Turnstile | None = None,
     ) -> None:
-        """`on_up` is called in the client's thread after every connection, subscriptions made."""
+        """`on_up` is called in the client's thread after every connection, subscriptions made.
+
+        turnstile: who may send how much; anybody anything if there is none.
+        """
         self._address, self._meter, self._on_up, self._on_message = address, meter, on_up, on_message
+        self._turnstile = turnstile
         self._patterns: list[str] = []
+        self._heard: dict[str, None] = {}  # what the broker was asked for: in order, and quickly found
         self._lock, self._said = threading.Lock(), ""
         self._last: mqtt.MQTTMessageInfo | None = None
         self.connected = threading.Event()
@@ -154,8 +181,9 @@ class MqttLink:
             client.will_set(will.topic, will.payload, qos=1, retain=True)
         if address.username:
             client.username_pw_set(address.username, address.password)
-        if address.tls:
-            client.tls_set_context(_context(address))
+        self._context = _context(address) if address.tls else None
+        if self._context is not None:
+            client.tls_set_context(self._context)
         self._client = client
 
     def open(self) -> None:
@@ -173,20 +201,29 @@ class MqttLink:
         with self._lock:
             if pattern not in self._patterns:
                 self._patterns.append(pattern)
-        if self.connected.is_set():
-            self._client.subscribe(pattern, qos=1)
+            self._heard.pop(pattern, None)  # to ask again is to be sent again what is retained
+        self._listen()
 
     def unsubscribe(self, pattern: str) -> None:
         """See `Link.unsubscribe`."""
         with self._lock:
             if pattern in self._patterns:
                 self._patterns.remove(pattern)
-        if self.connected.is_set():
-            self._client.unsubscribe(pattern)
+        self._listen()
 
     def is_up(self) -> bool:
         """See `Link.is_up`."""
         return self.connected.is_set()
+
+    def settled(self, seconds: float) -> bool:
+        """See `Link.settled`; messages are acknowledged in their order, so the last one stands for all."""
+        last = self._last
+        try:
+            if last is not None:
+                last.wait_for_publish(seconds)
+            return last is None or last.is_published()
+        except (RuntimeError, ValueError):  # it was given while the broker was away: whoever asks is not heard either
+            return True
 
     def close(self, seconds: float = 5.0) -> None:
         """See `Link.close`; waits at most so long for the broker to take what is left."""
@@ -196,16 +233,16 @@ class MqttLink:
         self._client.disconnect()
         self._client.loop_stop()
 
-    def _up(self, client: mqtt.Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:  # noqa: ANN401
+    def _up(self, _client: mqtt.Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:  # noqa: ANN401
         if reason.is_failure:
             self._say(f"the broker at {self._address} refuses the connection: {reason}")
             return
         self._say("")
         with self._lock:
-            patterns = list(self._patterns)
-        for pattern in patterns:
-            client.subscribe(pattern, qos=1)
+            self._heard = {}
+        self._listen()
         self.connected.set()
+        self._listen()  # to what was asked for meanwhile
         self._guarded(self._on_up)
 
     def _down(self, _client: mqtt.Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:  # noqa: ANN401
@@ -214,11 +251,15 @@ class MqttLink:
         if was_up and reason.is_failure:
             self._say(f"lost the broker at {self._address}; trying again")
         elif reason.is_failure and not self._said:
-            hint = " Does it know this certificate?" if self._address.tls else ""
-            self._say(f"the broker at {self._address} closes the connection before it is made.{hint} Trying again")
+            why = refusal(self._address.host, self._address.port, self._context) if self._context else ""
+            self._say(
+                f"the broker at {self._address} closes the connection before it is made{_clause(why)}. Trying again"
+            )
 
     def _failed(self, *_: Any) -> None:  # noqa: ANN401
-        self._say(f"cannot reach the broker at {self._address}; trying again")
+        error = sys.exc_info()[1]  # paho calls this where it has caught the error
+        what = "will not talk to" if isinstance(error, ssl.SSLCertVerificationError) else "cannot reach"
+        self._say(f"{what} the broker at {self._address}{_clause(explain(error, self._address.host))}. Trying again")
 
     def _arrived(self, _client: mqtt.Client, _data: Any, message: mqtt.MQTTMessage) -> None:  # noqa: ANN401
         try:
@@ -226,7 +267,34 @@ class MqttLink:
         except UnicodeDecodeError:
             return
         self._meter.count("received", topic, len(message.payload))
+        if self._turnstile is not None:
+            taken, pause = self._turnstile.takes(topic)
+            if pause:
+                self._listen()
+                again = threading.Timer(pause + 0.1, self._listen)
+                again.daemon = True
+                again.start()
+            if not taken:
+                return
+        if not topics.may_be_retained(topic):
+            if message.retain:  # somebody fills the broker's memory, or hopes to be heard again and again
+                self.publish(topic, b"", retain=True)
+            if message.retain or not message.payload:  # the latter comes back when the former is cleared
+                return
         self._guarded(lambda: self._on_message(topic, bytes(message.payload)))
+
+    def _listen(self) -> None:
+        """Have the broker send what is to be heard now, no less and no more."""
+        with self._lock:
+            if not self._client.is_connected():
+                return
+            before, wanted = self._heard, list(self._patterns)
+            after = self._heard = dict.fromkeys(wanted) if self._turnstile is None else self._turnstile.patterns(wanted)
+        new, old = [one for one in after if one not in before], [one for one in before if one not in after]
+        for start in range(0, len(new), _AT_ONCE):
+            self._client.subscribe([(pattern, 1) for pattern in new[start : start + _AT_ONCE]])
+        for start in range(0, len(old), _AT_ONCE):  # last, so that nothing is missed
+            self._client.unsubscribe(old[start : start + _AT_ONCE])
 
     def _guarded(self, call: Callable[[], None]) -> None:
         """An error in a callback would end the client's thread: log it and live."""
@@ -240,6 +308,10 @@ class MqttLink:
         if text and text != self._said:
             _log.warning(text)
         self._said = text
+
+
+def _clause(why: str) -> str:
+    return f": {why}" if why else ""
 
 
 def _send_at_once(_client: mqtt.Client, _data: Any, connection: Any) -> None:  # noqa: ANN401

@@ -66,11 +66,19 @@ class Letter(Generic[_Content]):
 class Mail:
     """A worker's inbox. The link's thread hands messages in; the worker's thread looks at what is there."""
 
-    def __init__(self, swarm: str, name: str, events: Events) -> None:
-        self._prefix, self._events = topics.root(swarm), events
+    def __init__(
+        self, swarm: str, name: str, events: Events, read: Callable[[Announcement], Assignment] = understand
+    ) -> None:
+        """read: makes an assignment of an announcement, or refuses it with a WireError."""
+        self._prefix, self._events, self._read = topics.root(swarm), events, read
         self._private = topics.to_worker(swarm, name, "")
         self.changed = threading.Condition()
         self._forget()
+
+    def forget(self) -> None:
+        """Be as at the start: what is retained has to be fetched again."""
+        with self.changed:
+            self._forget()
 
     def _forget(self) -> None:
         self.assignment: Assignment | None = None
@@ -87,6 +95,9 @@ class Mail:
                 return self._take(topic, payload)
             except WireError as error:
                 self._events.refuse(str(error), "the server")
+                return ""
+            except MemoryError:
+                self._events.refuse("no memory for it", "the server")
                 return ""
             finally:
                 self.changed.notify_all()
@@ -117,7 +128,7 @@ class Mail:
 
     def _announced(self, announcement: Announcement) -> str:
         if self.assignment is None or self.assignment.run != announcement.run:
-            assignment = understand(announcement)
+            assignment = self._read(announcement)
             self._forget()
             self.assignment = assignment
             message = 4 * assignment.size * assignment.vectors
@@ -135,7 +146,9 @@ class Mail:
         order_message = wire.decode(payload, OrderMessage)
         self._check_run(order_message.run)
         if self.order is not None and order_message.round < self.order.message.round:
-            raise WireError("from an earlier round")  # sent again late, after a connection was lost
+            return (
+                "hello"  # sent again late, after a connection was lost; or the server is back in time, and will say so
+            )
         again = self.order is not None and order_message == self.order.message
         self.order = Letter(order_message)
         return "again" if again else ""
@@ -150,6 +163,8 @@ class Mail:
         piece = wire.decode(payload, Piece)
         self._check_run(piece.run)
         assert self.assignment is not None
+        if not self.assignment.codecs.down.relative:
+            raise WireError("an update where whole models are sent")
         if piece.round <= max(self.updates, default=0) - KEPT_VERSIONS:
             return
         most = longest_update(self.assignment.codecs, self.assignment.size)

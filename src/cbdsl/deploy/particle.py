@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from cbdsl.deploy.liar import Liar
 
 _ROW = np.zeros(1, np.int32)  # there is one
+_SEEDS = 2**64
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +47,7 @@ class Assignment:
     architecture: Architecture | None  # none: only torch can run the model
     size: int  # D
     vectors: int  # V
+    method: Method
     codecs: Codecs
     classes: int
     layout: SharedLayout
@@ -56,6 +59,7 @@ def understand(announcement: Announcement) -> Assignment:
     """Read what a server announces; WireError if it makes no sense."""
     try:
         spec = specs.from_toml(announcement.spec)
+        method: Method = register.method.make(spec.method, spec.options.of(spec.method))
         codecs = codecs_of(spec)
         shape = json.loads(announcement.shape)
         described = announcement.architecture
@@ -70,6 +74,10 @@ def understand(announcement: Announcement) -> Assignment:
         raise WireError(f"an invalid announcement: {error}") from error
     if spec.plugins or spec.init:
         raise WireError("an announcement that names files")
+    if method.vectors != announcement.vectors or (method.vectors > 1 and (codecs.up.relative or codecs.down.relative)):
+        raise WireError("an announcement whose method or codec is another one here: versions differ")
+    if spec.seed >= _SEEDS:
+        raise WireError(f"an announcement with a seed of {spec.seed.bit_length()} bits; 64 are allowed")
     if (
         not isinstance(shape, list)
         or not 1 <= len(shape) <= 4
@@ -85,8 +93,8 @@ def understand(announcement: Announcement) -> Assignment:
         raise WireError("an announcement whose network does not fit its sizes")
     layout = SharedLayout(announcement.shared_training, announcement.shared_scoring, tuple(shape))
     return Assignment(
-        announcement.run, spec, architecture, announcement.size, announcement.vectors, codecs, announcement.classes,
-        layout, announcement.shared_digest, announcement.shared_size,
+        announcement.run, spec, architecture, announcement.size, announcement.vectors, method, codecs,
+        announcement.classes, layout, announcement.shared_digest, announcement.shared_size,
     )  # fmt: skip
 
 
@@ -109,12 +117,11 @@ def make_engine(assignment: Assignment, threads: int) -> Engine:
             "engine knows."
         )
     network = network_of(assignment.spec, assignment.layout.shape, assignment.classes)
-    engine = TorchEngine(network.build(), threads)
-    if engine.size != assignment.size:
+    if network.size != assignment.size:  # asked before it is built: its size follows from what the server announces
         raise UserError(
-            f"The model here has {engine.size:,} parameters, the server's {assignment.size:,}: versions differ."
+            f"The model here has {network.size:,} parameters, the server's {assignment.size:,}: versions differ."
         )
-    return engine
+    return TorchEngine(network.build(), threads)
 
 
 class Particle:
@@ -131,9 +138,7 @@ class Particle:
             )
         spec, layout = assignment.spec, assignment.layout
         self.number, self.size, self._assignment = number, assignment.size, assignment
-        self.method: Method = register.method.make(spec.method, spec.options.of(spec.method))
-        if self.method.vectors != assignment.vectors:
-            raise UserError(f"The method '{spec.method}' here is another one than the server's: versions differ.")
+        self.method = assignment.method
         engine = make_engine(assignment, threads)
         samples = Samples.joined([own, unpack_shared(shared, layout, assignment.classes)])
         training = np.arange(len(own) + layout.training, dtype=np.int32)
@@ -172,14 +177,19 @@ class Particle:
 
     def carry_out(self, order: OrderMessage, received: Floats) -> Memory:
         """Play one round with what the server sent, (V D,): the state after it, and the claim that rests on it."""
+        if not max(abs(order.inertia), abs(order.learning_rate)) <= _LARGEST:
+            raise WireError("an order with a learning rate or inertia that is no float32")
         if self._particles is None:
             self.start(received[: self.size])
         assert self._particles is not None
         work = self._worker.at(_ROW, order.round, order.inertia, order.learning_rate, order.version)
-        self._particles = play_part(self.method, work, self._particles, received)
+        with np.errstate(over="ignore", invalid="ignore"):  # a model that is no number scores none; nothing to print
+            self._particles = play_part(self.method, work, self._particles, received)
         self._round, self._version, self._received = order.round, order.version, received
         claim = None if order.task == "average" else self._claim(self._particles)
-        return Memory(self._assignment.run, self.number, order.round, self._particles, claim)
+        return Memory(
+            self._assignment.run, self.number, order.round, self._particles, claim, order.version, order.model_digest
+        )
 
     def upload(self) -> bytes | None:
         """What it uploads when it is asked; none if it stays silent."""

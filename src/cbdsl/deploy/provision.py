@@ -22,9 +22,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from cbdsl.deploy import topics
+from cbdsl.deploy import topics, wire
 from cbdsl.deploy.certificates import AUTHORITY_DAYS, Authority, Issued, is_name, serials
 from cbdsl.deploy.provision_files import (
+    LARGEST_MODEL,
+    LOCAL_HOSTS,
     MONITOR_NAME,
     SERVER_NAME,
     Provisioned,
@@ -40,34 +42,54 @@ from cbdsl.errors import UserError
 DAYS = 825
 PORT = 8883
 
-_ALSO_LOCAL = ("localhost", "127.0.0.1", "::1")
+_MOST_NUMBERS = wire.MAX_WHOLE // 4
 _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
 
 
-def provision(
-    out: Path, workers: Sequence[str], swarm: str, hosts: Sequence[str], days: int = DAYS, port: int = PORT
+def provision(  # noqa: PLR0913 - the last ones by name
+    out: Path,
+    workers: Sequence[str],
+    swarm: str,
+    hosts: Sequence[str],
+    days: int = DAYS,
+    port: int = PORT,
+    *,
+    server_host: str = LOCAL_HOSTS[0],
+    server_port: int | None = None,
+    largest_model: int = LARGEST_MODEL,
 ) -> Provisioned:
-    """Make a new folder: an authority, and certificates for a broker, a parameter server and these workers."""
+    """Make a new folder: an authority, and certificates for a broker, a parameter server and these workers.
+
+    server_host, server_port: where server and monitor reach the broker; the port after the workers' if not given.
+    largest_model: how many numbers the largest model has that workers may upload.
+    """
     topics.check_name(swarm, "swarm")
     _check_workers(workers)
-    _check_hosts(hosts)
+    _check_hosts([*hosts, server_host] if hosts else hosts)
+    _check_model(largest_model)
     if not 1 <= days <= AUTHORITY_DAYS:
         raise UserError(f"Certificates can last 1 to {AUTHORITY_DAYS} days; given {days}.")
-    if not 1 <= port <= 65535:
-        raise UserError(f"A port is a number from 1 to 65535; given {port}.")
-    made = Provisioned(out, swarm, tuple(dict.fromkeys(hosts)), port, days, tuple(workers))
+    inner = _beside(port) if server_port is None else server_port
+    for number in (port, inner):
+        if not 1 <= number <= 65535:
+            raise UserError(f"A port is a number from 1 to 65535; given {number}.")
+    if inner == port:
+        raise UserError(f"Workers and server need a port each; both were given {port}.")
+    made = Provisioned(
+        out, swarm, tuple(dict.fromkeys(hosts)), port, days, tuple(workers),
+        server_host=server_host, server_port=inner, largest_model=largest_model,
+    )  # fmt: skip
     with _writing(out), _all_or_nothing(out) as folder:
         authority = Authority.new(f"cbdsl {swarm}")
         (folder / "ca" / "issued").mkdir(parents=True)
         _write_pair(folder / "ca", "ca", authority.pem())
         (folder / "broker" / "data").mkdir(parents=True)
         _write_broker(folder, made, authority)
-        _write(folder / "broker" / "mosquitto.conf", broker_config(made))
-        _write(folder / "broker" / "acl", access_rules(made))
+        _write_rules(folder, made)
         _write(folder / "broker" / "crl.pem", authority.revocation_list([]))
         _write_server(folder, made, authority)
-        _write(folder / "server" / "roster.txt", _roster(workers))
+        _write_roster(folder, workers)
         _write_monitor(folder, made, authority)
         for name in workers:
             _write_worker(folder, name, made, authority)
@@ -79,7 +101,7 @@ def provision(
 
 
 def add_workers(out: Path, workers: Sequence[str]) -> Provisioned:
-    """Certificates for further workers by the same authority. The broker need not be told."""
+    """Certificates for further workers by the same authority, and the broker's limits for so many."""
     known, authority = read(out), _authority(out)
     _check_workers(workers)
     for name in workers:
@@ -88,12 +110,24 @@ def add_workers(out: Path, workers: Sequence[str]) -> Provisioned:
                 f"The worker '{name}' has its certificate, and keys are never overwritten. Give another name, or "
                 f"new keys to everybody: cbdsl provision {out} --renew"
             )
-    roster = out / "server" / "roster.txt"
+    now = replace(known, workers=(*known.workers, *workers))
     with _writing(out):
         for name in workers:
             _write_worker(out, name, known, authority)
-        _write(roster, (roster.read_text(encoding="utf-8") if roster.exists() else "") + _roster(workers))
-    return replace(known, workers=(*known.workers, *workers))
+        _write_roster(out, [*_read_roster(out), *workers])
+        _write_rules(out, now)
+        _write_settings(out, now)
+    return now
+
+
+def allow_models(out: Path, numbers: int) -> Provisioned:
+    """Let workers upload models of so many numbers and no more."""
+    _check_model(numbers)
+    now = replace(read(out), largest_model=numbers)
+    with _writing(out):
+        _write_settings(out, now)
+        _write_rules(out, now)
+    return now
 
 
 def revoke(out: Path, workers: Sequence[str]) -> Provisioned:
@@ -107,7 +141,9 @@ def revoke(out: Path, workers: Sequence[str]) -> Provisioned:
         _write_settings(out, now)
         refused = [serial for name in now.revoked for serial in serials(_record(out, name).read_bytes())]
         _write(out / "broker" / "crl.pem", authority.revocation_list(refused))
-        _write(out / "broker" / "acl", access_rules(now))
+        _write_rules(out, now)
+        if (out / "server" / "roster.txt").exists():
+            _write_roster(out, [line for line in _read_roster(out) if line.strip() not in now.revoked])
     return now
 
 
@@ -115,6 +151,8 @@ def renew(out: Path) -> Provisioned:
     """New keys and certificates for everybody who is not revoked; the old ones are good until they expire."""
     known, authority = read(out), _authority(out)
     with _writing(out):
+        _write_rules(out, known)
+        _write_settings(out, known)
         _write_broker(out, known, authority)
         _write_server(out, known, authority)
         _write_monitor(out, known, authority)
@@ -137,6 +175,9 @@ def read(out: Path) -> Provisioned:
             days=int(stored["days"]),
             workers=tuple(sorted(record.stem for record in (out / "ca" / "issued").glob("*.crt"))),
             revoked=tuple(map(str, stored["revoked"])),
+            server_host=str(stored.get("server_host", LOCAL_HOSTS[0])),
+            server_port=int(stored.get("server_port", _beside(int(stored["port"])))),
+            largest_model=int(stored.get("largest_model", LARGEST_MODEL)),
         )
     except FileNotFoundError as error:
         raise UserError(f"{out} was not made by this command. Make it: cbdsl provision {out} --workers 8") from error
@@ -165,6 +206,15 @@ def _check_hosts(hosts: Sequence[str]) -> None:
             raise UserError(f"'{host}' is neither a host's name nor an IP address. Give broker.local or 10.0.0.5, say.")
 
 
+def _check_model(numbers: int) -> None:
+    if not 1 <= numbers <= _MOST_NUMBERS:
+        raise UserError(f"The largest model can have 1 to {_MOST_NUMBERS:,} numbers; given {numbers:,}.")
+
+
+def _beside(port: int) -> int:
+    return port + 1 if port < 65535 else port - 1
+
+
 def _authority(out: Path) -> Authority:
     try:
         return Authority.load((out / "ca" / "ca.crt").read_bytes(), (out / "ca" / "ca.key").read_bytes())
@@ -181,9 +231,14 @@ def _record(out: Path, worker: str) -> Path:
 
 
 def _write_broker(folder: Path, known: Provisioned, authority: Authority) -> None:
-    hosts = tuple(dict.fromkeys((*known.hosts, *_ALSO_LOCAL)))
+    hosts = tuple(dict.fromkeys((*known.hosts, known.server_host, *LOCAL_HOSTS)))
     _write_pair(folder / "broker", "broker", authority.issue_broker(f"cbdsl {known.swarm}", hosts, known.days))
     _write(folder / "broker" / "ca.crt", authority.pem().certificate)
+
+
+def _write_rules(folder: Path, known: Provisioned) -> None:
+    _write(folder / "broker" / "mosquitto.conf", broker_config(known))
+    _write(folder / "broker" / "acl", access_rules(known))
 
 
 def _write_server(folder: Path, known: Provisioned, authority: Authority) -> None:
@@ -210,8 +265,14 @@ def _write_member(home: Path, stem: str, issued: Issued, authority: Authority, r
     _write(home / "README.txt", readme)
 
 
-def _roster(workers: Sequence[str]) -> str:
-    return "".join(f"{name}\n" for name in workers)
+def _read_roster(folder: Path) -> list[str]:
+    """The roster's lines, which its owner may have edited."""
+    path = folder / "server" / "roster.txt"
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def _write_roster(folder: Path, lines: Sequence[str]) -> None:
+    _write(folder / "server" / "roster.txt", "".join(f"{line}\n" for line in lines))
 
 
 def _write_pair(folder: Path, stem: str, issued: Issued) -> None:
@@ -226,6 +287,9 @@ def _write_settings(folder: Path, known: Provisioned) -> None:
         "port": known.port,
         "days": known.days,
         "revoked": known.revoked,
+        "server_host": known.server_host,
+        "server_port": known.server_port,
+        "largest_model": known.largest_model,
     }
     _write(folder / "provision.json", (json.dumps(stored, indent=2) + "\n").encode())
 

@@ -7,11 +7,25 @@ from pathlib import Path
 
 from cbdsl.deploy import topics
 from cbdsl.deploy.broker import MESSAGE_LIMIT, QUEUE_LIMIT
+from cbdsl.deploy.wire import piece_count
 
 SERVER_NAME, MONITOR_NAME = "parameter.server", "swarm.monitor"
 """Common names that no worker can have, for their dots."""
 
-_MAY_WRITE = ("hello", "claim", "upload/+", "status")
+LARGEST_MODEL = 1_000_000
+"""Numbers in the largest model that workers may upload, unless more is asked for."""
+
+_SERVER_CONNECTIONS = 32  # server and monitor, what they leave behind when they reconnect, and room
+_ROOM = 100  # connections beyond the workers' own: strangers count until the broker knows them for strangers
+_OTHER_FILES = 64  # that a broker has open beside its connections
+_QUEUED = 2000  # messages that may wait for one client, beyond those that come with the roster
+_PROGRAM_BYTES = 32 * 2**20
+_TLS_BYTES = 100 * 1024  # resident for each connection, not counted by the broker
+_CONNECTION_BYTES = 64 * 1024  # of the broker's memory limit, for each connection
+
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
+
+_MAY_WRITE = ("hello", "claim", "status")
 _MAY_READ = tuple(f"down/{what}" for what in topics.DOWN_ALL)
 
 
@@ -26,18 +40,61 @@ class Provisioned:
     days: int  # that a certificate lasts
     workers: tuple[str, ...]  # all that ever had a certificate
     revoked: tuple[str, ...] = ()
+    server_host: str = "localhost"  # where server and monitor find the broker
+    server_port: int = 0  # of their own listener
+    largest_model: int = LARGEST_MODEL  # numbers in it
 
     @property
     def url(self) -> str:
-        """Where server and workers find the broker."""
-        host = self.hosts[0]
-        return f"mqtts://{f'[{host}]' if ':' in host else host}:{self.port}"
+        """Where workers find the broker."""
+        return _url(self.hosts[0], self.port)
+
+    @property
+    def server_url(self) -> str:
+        """Where the server finds the broker."""
+        return _url(self.server_host, self.server_port)
+
+    @property
+    def pieces(self) -> int:
+        """Into how many pieces the largest model is cut."""
+        return piece_count(4 * self.largest_model)
+
+    @property
+    def connections(self) -> int:
+        """For workers: each with the connection it lost and the broker has not missed yet, and room for strangers."""
+        return 2 * (len(self.workers) - len(self.revoked)) + _ROOM
+
+    @property
+    def open_files(self) -> int:
+        """How many files the broker must be allowed to open."""
+        return self.connections + _SERVER_CONNECTIONS + _OTHER_FILES
+
+    @property
+    def queued(self) -> int:
+        """Messages that may wait for one client: all workers may speak to the server at once, some in pieces."""
+        return _QUEUED + 4 * len(self.workers) + 2 * self.pieces
+
+    @property
+    def memory(self) -> int:
+        """Bytes of messages, topics and clients that the broker may hold; what TLS takes comes on top."""
+        models = 8 * self.pieces * MESSAGE_LIMIT  # retained ones, and those on their way to somebody slow
+        return 2 * QUEUE_LIMIT + models + self.connections * _CONNECTION_BYTES
+
+    @property
+    def resident(self) -> int:
+        """Bytes of memory that the broker takes at most, all in all."""
+        return _PROGRAM_BYTES + self.memory + self.connections * _TLS_BYTES
+
+
+def _url(host: str, port: int) -> str:
+    return f"mqtts://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def access_rules(known: Provisioned) -> str:
     """The broker's rules; %u is the name in the certificate."""
     root = topics.root(known.swarm)
-    writes = "\n".join(f"pattern write {topics.from_worker(known.swarm, '%u', what)}" for what in _MAY_WRITE)
+    may_write = (*_MAY_WRITE, *(f"upload/{number}" for number in range(known.pieces)))
+    writes = "\n".join(f"pattern write {topics.from_worker(known.swarm, '%u', what)}" for what in may_write)
     reads = "\n".join(f"pattern read {root}/{what}" for what in _MAY_READ)
     refused = "\n".join(f"user {name}\ntopic deny {root}/#\n" for name in known.revoked)
     return f"""\
@@ -58,38 +115,40 @@ topic read {topics.from_worker(known.swarm, "+", "status")}
 # Revoked workers: these lines silence a connection that is still open; crl.pem refuses the next one.
 {refused}
 # Every worker: it writes as itself, reads what is for all and what is for it. %u is the name in its certificate.
-{writes}
 pattern read {topics.to_worker(known.swarm, "%u", "#")}
 {reads}
+
+# A model of {known.largest_model:,} numbers is uploaded in {known.pieces} pieces, and a worker can leave as many on the
+# broker and no more. Larger models do not arrive: cbdsl provision DIR --largest-model NUMBERS allows them.
+{writes}
 """
 
 
 def broker_config(known: Provisioned) -> str:
     """The configuration of mosquitto."""
+    members = len(known.workers) - len(known.revoked)
     return f"""\
 # mosquitto 2 for the swarm '{known.swarm}'. All paths are relative: start it in the folder of this file,
 #     cd broker && mosquitto -c mosquitto.conf
 # or let systemd do so with WorkingDirectory= (docs/deploy.md). The folder can be copied to any machine as it is.
 # mosquitto started as root becomes the user 'mosquitto', who then must own the folder: chown -R mosquitto: broker
 
-# Workers, server and monitor; raise the limit for a larger swarm, and the number of open files with it.
+# The limits below follow from {members:,} workers; `cbdsl provision --add` writes them anew, and the broker reads them
+# when it starts. It needs {known.open_files:,} open files (LimitNOFILE= in its unit, or ulimit -n).
+
+# The workers' door. Two connections for each, since one that broke is counted until it is missed, and room for
+# strangers, who are counted until they fail to show a certificate or have said nothing for 90 seconds.
 listener {known.port}
-max_connections 1000
-
-# TLS 1.2 or later; whoever has no certificate of this swarm's authority, or a revoked one, does not get in.
-cafile ca.crt
-certfile broker.crt
-keyfile broker.key
-crlfile crl.pem
-tls_version tlsv1.2
-require_certificate true
-allow_anonymous false
-
+max_connections {known.connections}
+{_door()}
+# A door of their own for parameter server and monitor: nobody who crowds the other one keeps them out.
+{_server_listener(known)}
+max_connections {_SERVER_CONNECTIONS}
+{_door()}
 # The name in the certificate is the user name, whatever the client says; acl says what a name may do. It is the client
 # id too: one certificate has one connection, and no member can throw another one out by borrowing its client id.
-use_identity_as_username true
-use_username_as_clientid true
 acl_file acl
+allow_anonymous false
 
 # No message of a swarm is larger than 100 KiB. Over the first limit it is not passed on; over the second the sender is
 # cut off before its packet is stored.
@@ -98,10 +157,14 @@ max_packet_size {MESSAGE_LIMIT + 16 * 1024}
 
 # For each client: what is under way, and what waits. A worker that joins is sent the model and the shared samples at
 # once, so both must fit here: raise the limits if they are larger together.
-max_inflight_messages 20
-max_queued_messages 2000
+max_inflight_messages 100
+max_queued_messages {known.queued}
 max_queued_bytes {QUEUE_LIMIT}
-persistent_client_expiration 1d
+persistent_client_expiration 1h
+
+# For all clients together: over this limit a message is dropped and its sender cut off. What TLS takes comes on top:
+# with every connection in use MemoryMax= must allow {known.resident // 2**20:,} MiB.
+memory_limit {known.memory}
 
 # Retained messages outlive a restart. After a crash the parameter server sends again what is missing.
 persistence true
@@ -118,6 +181,36 @@ log_type information
 """
 
 
+def _server_listener(known: Provisioned) -> str:
+    if known.server_host in LOCAL_HOSTS:
+        return f"listener {known.server_port} 127.0.0.1"
+    return (
+        "# Other machines reach it: let the firewall keep out all but those two (docs/deploy.md).\n"
+        f"listener {known.server_port}"
+    )
+
+
+def _door_of(known: Provisioned) -> str:
+    where = f"Port {known.server_port} is the broker's door for server and monitor"
+    return f"{where}; only the broker's own machine reaches it." if known.server_host in LOCAL_HOSTS else f"{where}."
+
+
+def _door() -> str:
+    """What holds for each listener."""
+    return """\
+max_qos 1
+# TLS 1.2 or later; whoever has no certificate of this swarm's authority, or a revoked one, does not get in.
+cafile ca.crt
+certfile broker.crt
+keyfile broker.key
+crlfile crl.pem
+tls_version tlsv1.2
+require_certificate true
+use_identity_as_username true
+use_username_as_clientid true
+"""
+
+
 def readme(known: Provisioned) -> str:
     """What is in the folder, and how to go on."""
     return f"""\
@@ -131,8 +224,11 @@ monitor/   For whoever watches the broker. README.txt in it has the command.
 workers/   One folder for each device. README.txt in it has the command. Delete it here once it is there.
 
 More workers:        cbdsl provision DIR --add --names NAME,NAME
+    then copy broker/mosquitto.conf to the broker and restart it: its limits follow from the number of workers.
 Shut a worker out:   cbdsl provision DIR --revoke NAME
     then copy broker/crl.pem and broker/acl to the broker and restart it.
+Larger models:       cbdsl provision DIR --largest-model NUMBERS
+    then copy broker/mosquitto.conf and broker/acl to the broker and restart it.
 Before {known.days} days are over:
                      cbdsl provision DIR --renew
     then copy the folders out again and restart broker, server and workers.
@@ -144,22 +240,32 @@ def server_readme(known: Provisioned) -> str:
     return f"""\
 The parameter server of the swarm '{known.swarm}'. In this folder:
 
-    cbdsl serve SPEC --broker {known.url} --swarm {known.swarm} --roster roster.txt \\
+    cbdsl serve SPEC --broker {known.server_url} --swarm {known.swarm} --roster roster.txt \\
         --ca ca.crt --cert server.crt --key server.key --out RUN
 
 SPEC is a preset or a TOML file; RUN is the folder of the run, and the same command goes on with it after a stop.
 roster.txt has the workers that may take part, one a line. A run keeps its roster: change it for the next run only.
 server.key is secret: whoever has it can command every worker.
+
+{_door_of(known)}
+The workers' door, {known.url}, takes this certificate too, but whoever crowds it keeps the server out.
+
+The broker's rules let models of up to {known.largest_model:,} numbers through. The pieces of a larger one are
+dropped there, and every worker that is invited counts as silent. To allow more:
+    cbdsl provision DIR --largest-model NUMBERS
 """
 
 
 def monitor_readme(known: Provisioned) -> str:
     """How to watch the broker."""
-    host = known.hosts[0]
     return f"""\
 For whoever watches the broker of the swarm '{known.swarm}'. In this folder:
 
-    mosquitto_sub -h {host} -p {known.port} --cafile ca.crt --cert monitor.crt --key monitor.key -v -t '$SYS/#'
+    mosquitto_sub -h {known.server_host} -p {known.server_port} \\
+        --cafile ca.crt --cert monitor.crt --key monitor.key -v -t '$SYS/#'
+
+{_door_of(known)}
+From elsewhere: -h {known.hosts[0]} -p {known.port}, the workers' door.
 
 It reads the broker's statistics and which workers are there, and nothing else. Watch with it, not with the server's
 certificate: a certificate has one connection at a time, and the newer one ends the older.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from cbdsl.deploy.topics import check_name
+from cbdsl.deploy.wire import MAX_WORKERS
 from cbdsl.errors import UserError
-from cbdsl.files import write_atomically
+from cbdsl.files import read_json, write_json
+
+_MOST_SAMPLES = 2**31 - 1  # that a greeting can state
 
 
 class Roster:
@@ -16,10 +18,13 @@ class Roster:
 
     def __init__(self, path: Path, places: int, names: Sequence[str] = ()) -> None:
         """Read the file, or start with the names given; with names given nobody else can join."""
+        if places > MAX_WORKERS:
+            raise UserError(f"A network has room for {MAX_WORKERS:,} workers; given {places:,}. Set workers lower.")
         self._path, self.places = path, places
         self._closed = bool(names)
         self._names: list[str] = []
         self._samples: dict[str, int] = {}
+        self._noted = False
         if path.exists():
             self._read()
             if names and list(names) != self._names:
@@ -66,20 +71,28 @@ class Roster:
         return self._samples.get(self.name(number), 1)
 
     def note_samples(self, name: str, count: int) -> None:
-        """Remember how many samples a worker holds: what it says first counts for the whole run."""
+        """Remember how many samples a worker holds: what it says first counts for the whole run. `save` keeps it."""
         if name not in self._samples:
             self._samples[name] = count
+            self._noted = True
+
+    def save(self) -> None:
+        """Write down what was noted; once for many, since thousands may introduce themselves at once."""
+        if self._noted:
+            self._noted = False
             self._write()
 
     def _read(self) -> None:
         try:
-            stored = json.loads(self._path.read_text(encoding="utf-8"))
+            stored = read_json(self._path.read_text(encoding="utf-8"))
             self._names = [check_name(name, "worker") for name in stored["names"]]
             self._samples = {str(name): int(count) for name, count in stored["samples"].items()}
+            if any(not 0 <= count <= _MOST_SAMPLES for count in self._samples.values()):
+                raise ValueError("impossible numbers of samples")
             self._closed = bool(stored["closed"])
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise UserError(f"{self._path} is damaged ({error}). Restore it: it says which worker is which.") from error
 
     def _write(self) -> None:
-        stored = {"names": self._names, "closed": self._closed, "samples": self._samples}
-        write_atomically(self._path, (json.dumps(stored, indent=2) + "\n").encode())
+        stored = {"names": self._names, "closed": self._closed, "samples": dict(self._samples)}
+        write_json(self._path, stored, private=True)

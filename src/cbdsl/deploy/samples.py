@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 
 from cbdsl.arrays import Samples
-from cbdsl.data.sources import read_folder, stored_arrays
+from cbdsl.data.sources import MOST_CLASSES, read_folder, stored_arrays
 from cbdsl.deploy.wire import MAX_WHOLE, WireError
 from cbdsl.errors import UserError
+from cbdsl.files import replace_atomically
 
 
 def write_samples(path: Path, samples: Samples) -> None:
     """Write samples where `read_samples` finds them."""
-    with path.open("wb") as file:
-        np.savez(file, features=samples.features, labels=samples.labels)
+    replace_atomically(path, lambda file: np.savez(file, **vars(samples)), private=True)
 
 
 def read_samples(path: Path) -> Samples:
@@ -25,14 +25,18 @@ def read_samples(path: Path) -> Samples:
     if path.is_dir():
         return read_folder(path, str(path)).train
     wanted = "an .npz file with the arrays features (N, ...) and labels (N,), or a folder of IDX files"
-    features, labels = stored_arrays(path, ("features", "labels"), "samples", wanted)
+    stored = stored_arrays(path, ("features", "labels"), "samples", wanted)
+    features, labels = stored["features"], stored["labels"]
     numbers = features.dtype.kind in "fiu" and labels.dtype.kind in "iu"
     if not numbers or features.ndim < 2 or labels.shape != features.shape[:1] or not len(labels):
         raise UserError(
             f"{path} holds features {features.dtype} {features.shape} and labels {labels.dtype} {labels.shape}; give "
             "numbers (N, ...) and whole numbers (N,), N at least 1."
         )
-    values = np.ascontiguousarray(features, np.float32)
+    if not 0 <= labels.min() <= labels.max() < MOST_CLASSES:
+        raise UserError(f"{path} holds labels from {labels.min()} to {labels.max()}; give classes 0, 1, ...")
+    with np.errstate(over="ignore"):  # what is too large for a float32 is infinite, and refused
+        values = np.ascontiguousarray(features, np.float32)
     if not np.isfinite(values).all():
         raise UserError(f"{path} holds features that are not finite; clean them first.")
     return Samples(values, labels.astype(np.int32))

@@ -28,5 +28,4 @@ def keep_secret(out: Path, secret: int) -> None:
     """Write it down, for the owner of the folder alone."""
     path = out / ".secret"
     if not path.exists():
-        write_atomically(path, f"{secret:x}\n".encode())
-        path.chmod(0o600)
+        write_atomically(path, f"{secret:x}\n".encode(), private=True)

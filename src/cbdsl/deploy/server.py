@@ -9,17 +9,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cbdsl.arrays import Floats
-from cbdsl.codecs.travel import Codecs
+from cbdsl.codecs.travel import Codecs, longest_update
 from cbdsl.deploy import topics, wire
 from cbdsl.deploy.deadlines import Deadlines
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.inbox import Inbox
 from cbdsl.deploy.journal import Journal
 from cbdsl.deploy.link import Address, Link
+from cbdsl.deploy.patience import upload_limit
 from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.wire import Announcement, Hello, Invitation, OrderMessage, Welcome
 from cbdsl.errors import UserError
@@ -30,8 +32,10 @@ from cbdsl.workers.local import KEPT_VERSIONS, VERSION_BYTES
 _log = logging.getLogger("cbdsl.deploy")
 
 _NOTHING = bytes(wire.DIGEST_BYTES)
-_NUDGE_SECONDS = 10.0  # an answer that is missing for so long is asked for again: a broker may have dropped a message
 _FAREWELL_SECONDS = 5.0  # how long the end of a run waits for workers to hear of it
+_LONGEST_FAREWELL = 30.0  # and for the broker, if that is away
+_START_SECONDS = 10.0  # a start model is sent to a worker once in so long, however often it says hello
+_UPLOADS_SEEN = 64  # the last ones, whose times say how long the next may take
 
 MakeLink = Callable[[Callable[[str, bytes], None], Callable[[], None]], Link]
 """Connects: given what to call with a message, and what to call after every connection."""
@@ -61,8 +65,12 @@ class NetworkSwarm:
         *,
         codecs: Codecs,
         starts: Sequence[Floats] = (),
+        played: int = 0,
     ) -> None:
-        """codecs: how models travel. starts: the model each worker starts from, where workers start apart."""
+        """codecs: how models travel. starts: the model each worker starts from, where workers start apart.
+
+        played: the last round that is over.
+        """
         self._swarm, self._deadlines = config.swarm, config.deadlines
         self._run, self._roster, self._journal, self._events = announcement.run, roster, journal, events
         self._starts = [wire.weights_to_bytes(start) for start in starts]
@@ -71,12 +79,19 @@ class NetworkSwarm:
         sizes = (VERSION_BYTES + 1, VERSION_BYTES + 1 + codecs.up.longest(numbers))
         if not codecs.up.relative:
             sizes = (4 * numbers, 4 * numbers)
-        self.inbox = Inbox(config.swarm, self._run, sizes, roster, events, config.deadlines.grace_seconds)
+        self.inbox = Inbox(config.swarm, self._run, sizes, roster, events, config.deadlines, self._is_astray)
         self._lock, self._link = threading.Lock(), None  # type: tuple[threading.Lock, Link | None]
         self._retained: dict[str, bytes] = {}
+        pieces = range(wire.piece_count(longest_update(codecs, numbers)) if codecs.down.relative else 0)
+        slots = [topics.update(config.swarm, slot, piece) for slot in range(KEPT_VERSIONS) for piece in pieces]
+        self._changing = (topics.order(config.swarm), *slots)  # topics whose content changes from round to round
+        self._claims: Mapping[WorkerId, Claim] = {}  # of the round that is played
         self._asked: set[WorkerId] = set()  # who holds an invitation
         self._gathering = True
-        self._model, self._version = _NOTHING, 0
+        self._played, self._model, self._version = played, _NOTHING, 0
+        self._digests: dict[int, bytes] = {}  # of the last versions of w^g
+        self._started: dict[str, float] = {}  # when a start model was last sent to a worker
+        self._upload_times: deque[float] = deque(maxlen=_UPLOADS_SEEN)
         self._retain(topics.spec(config.swarm), wire.encode(announcement))
         if shared:
             for piece in wire.pieces(self._run, 0, shared):
@@ -91,28 +106,33 @@ class NetworkSwarm:
         self._link.open()
 
     def greet(self) -> None:
-        """After every connection: say again all that is retained, for the broker may have forgotten it."""
+        """After every connection: say again all that is retained, for the broker may have forgotten it.
+
+        And clear what an earlier process left there that is not so any more, such as the order of a later round. The
+        announcement comes last: whoever hears it may fetch the rest.
+        """
         with self._lock:
-            retained = list(self._retained.items())
-        for topic, payload in retained:
-            self._send(topic, payload, retain=True)
+            retained = dict.fromkeys(self._changing, b"") | self._retained
+        announcement = topics.spec(self._swarm)
+        for topic in sorted(retained, key=lambda one: one == announcement):
+            self._send(topic, retained[topic], retain=True)
 
     def handle(self, topic: str, payload: bytes) -> None:
         """Take a message from the link."""
-        hello = self.inbox.handle(topic, payload)
-        if hello is None:
+        hello, sender = self.inbox.handle(topic, payload), topics.origin(self._swarm, topic)
+        if hello is None or sender is None:
             return
-        if not self._gathering:
-            for name in self.inbox.enrol():
-                self._events.note("enrolled", worker=name)
-        sender = topics.origin(self._swarm, topic)
-        if sender is not None:
+        enrolled = [] if self._gathering else self.inbox.enrol()
+        for name in enrolled:
+            self._events.note("enrolled", worker=name)
+            self._welcome(name, None)
+        if sender.worker not in enrolled:
             self._welcome(sender.worker, hello)
 
     def gather(self) -> None:
         """Wait until everybody is there, or until those who are not have had their time."""
         for _ in range(self._deadlines.patience):
-            self._until(lambda: len(self.inbox.online()) >= self._roster.places, self._deadlines.join_seconds)
+            self._until(lambda: self.inbox.present() >= self._roster.places, self._deadlines.join_seconds)
             if self.inbox.online():
                 break
             _log.warning("no worker has connected yet; waiting")
@@ -128,7 +148,12 @@ class NetworkSwarm:
         """Tell the workers that the run is over, then leave nothing behind on the broker."""
         order_message = OrderMessage(self._run, round_number, "finish", b"", 0.0, 0.0, self._version, self._model)
         self._retain(topics.order(self._swarm), wire.encode(order_message))
-        self._until(lambda: not self.inbox.online(), _FAREWELL_SECONDS)
+        gone = time.monotonic() + _LONGEST_FAREWELL  # without a broker, too
+
+        def over() -> bool:
+            return (self.inbox.somebody_came() and not self.inbox.present()) or time.monotonic() > gone
+
+        self._until(over, _FAREWELL_SECONDS)
         with self._lock:
             retained, self._retained = list(self._retained), {}
         for topic in retained:
@@ -145,6 +170,7 @@ class NetworkSwarm:
     def report(self, order: Order) -> Mapping[WorkerId, Claim]:
         """See `Swarm.report`; closes at the quorum or the deadline."""
         started = time.monotonic()
+        self._roster.save()
         if order.global_best is not None:
             self.set_model(order.global_best, order.version, order.updates)
         self._journal.begin(order.round)
@@ -157,11 +183,11 @@ class NetworkSwarm:
         if order.task == "average":
             return {}
         if self._journal.claims is not None:  # an earlier process had heard them all
-            self.inbox.close_claims()
-            return self._journal.claims
+            self._claims = self.inbox.close_claims(self._journal.claims)
+            return self._claims
         open_round = self.inbox.open_round
-        self._collect(lambda: open_round.claims, self._deadlines.round_seconds, self._order_again)
-        claims = self.inbox.close_claims()
+        self._collect(lambda: open_round.claims, self._order_again)
+        claims = self._claims = self.inbox.close_claims()
         self._journal.note_claims(claims)
         self._note_closed(order, claims, started)
         return claims
@@ -180,6 +206,11 @@ class NetworkSwarm:
                 self._events.note("silent", round=self.inbox.open_round.round, worker=self._roster.name(worker))
         return {worker: model for worker, model in heard.items() if model is not None}
 
+    def recall(self, version: int, references: Sequence[Floats]) -> None:
+        """The last versions of w^g, (D,) each and the present one last: by them a worker's state is recognised."""
+        for age, reference in enumerate(reversed(references)):
+            self._digests[version - age] = wire.digest_of(wire.weights_to_bytes(reference))
+
     def set_model(self, model: Floats, version: int, updates: Sequence[bytes], keyframe: Floats | None = None) -> None:
         """Put w^g (V D,) where every worker can fetch it: what leads to it, and now and then the whole.
 
@@ -187,6 +218,8 @@ class NetworkSwarm:
         """
         content = wire.weights_to_bytes(model)
         self._model = wire.digest_of(content)
+        self._digests = {one: digest for one, digest in self._digests.items() if one > version - KEPT_VERSIONS}
+        self._digests[version] = self._model
         first = version + 1 - len(updates)
         for number, update in enumerate(updates, first):
             if number > self._version:
@@ -213,15 +246,19 @@ class NetworkSwarm:
             return all(worker in done or not self.inbox.is_there(worker) for worker in workers)
 
         # Who stalls here has claimed in time, and its next claim is waited for; the server's back-off deals with it.
-        self._until(settled, self._deadlines.upload_seconds, self._nudge_uploads(workers))
+        started, limit = time.monotonic(), upload_limit(self._upload_times, self._deadlines)
+        self._until(settled, limit, self._nudge_uploads(workers))
         self._asked = set()
-        return self.inbox.close_uploads(workers)
+        models = self.inbox.close_uploads(workers)
+        if models:
+            self._upload_times.append(time.monotonic() - started)
+        return models
 
     def _upload_unasked(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Upload]:
         """The models of a round in which everybody sends one."""
         started, open_round = time.monotonic(), self.inbox.open_round
         answers = lambda: open_round.models.keys() | open_round.spoilt  # noqa: E731
-        self._collect(answers, self._deadlines.round_seconds, self._nudge_uploads(workers))
+        self._collect(answers, self._nudge_uploads(workers))
         models = self.inbox.close_uploads(workers)
         missing = [self._roster.name(worker) for worker in workers if worker not in models]
         self._events.note(
@@ -230,23 +267,27 @@ class NetworkSwarm:
         )  # fmt: skip
         return models
 
-    def _collect(
-        self, answers: Callable[[], Collection[WorkerId]], seconds: float, nudge: Callable[[], None] | None = None
-    ) -> None:
+    def _collect(self, answers: Callable[[], Collection[WorkerId]], nudge: Callable[[], None]) -> None:
         """Wait for the quorum or the deadline, and past the deadline for the first answer."""
-        open_round = self.inbox.open_round
+        open_round, deadlines = self.inbox.open_round, self._deadlines
         if not open_round.participants:
             return
-        for _ in range(self._deadlines.patience):
-            if self._until(lambda: self.inbox.settled(answers(), self._deadlines.needed), seconds, nudge):
-                return
-            self.inbox.overlook(open_round.participants - set(answers()))
-            if answers():
+        awaited = (0, 0.0)
+
+        def settled() -> bool:
+            nonlocal awaited
+            awaited = self.inbox.awaited(answers())
+            return len(answers()) >= deadlines.needed(awaited[0])
+
+        for _ in range(deadlines.patience):
+            in_time = self._until(settled, lambda: self.inbox.limit(*awaited), nudge)
+            self.inbox.account(answers(), in_time)
+            if in_time or answers():
                 return
             _log.warning("round %d: nobody answered in time; still waiting", open_round.round)
         raise UserError(
-            f"Round {open_round.round}: nobody answered {self._deadlines.patience} times in {seconds:g} seconds. "
-            "Are the workers running? The same command goes on with the run."
+            f"Round {open_round.round}: nobody answered {deadlines.patience} times in {deadlines.round_seconds:g} "
+            "seconds. Are the workers running? The same command goes on with the run."
         )
 
     # --- talking
@@ -257,16 +298,33 @@ class NetworkSwarm:
         if number is None:
             return
         start = self._starts[number] if number < len(self._starts) else b""
-        welcome = Welcome(self._run, number, wire.digest_of(start) if start else _NOTHING)
+        forget = hello.round if hello is not None and self._is_astray(hello) else 0
+        welcome = Welcome(self._run, number, wire.digest_of(start) if start else _NOTHING, forget)
         self._send(topics.to_worker(self._swarm, name, "welcome"), wire.encode(welcome))
-        if start and (hello is None or hello.run != self._run):
+        now = time.monotonic()
+        if start and (hello is None or hello.run != self._run) and now >= self._started.get(name, 0) + _START_SECONDS:
+            self._started[name] = now
             for piece in wire.pieces(self._run, 0, start):
                 self._send(topics.to_worker(self._swarm, name, f"start/{piece.index}"), wire.encode(piece))
         if number in self._asked:
             self._invite(number)
 
+    def _is_astray(self, hello: Hello) -> bool:
+        """Whether a worker's state is of a history that this server does not know: its folder went back in time.
+
+        Then it is ahead of the server, or the w^g that it had is not the one of that version. A version that the server
+        no longer keeps does not matter: nothing is decoded with it.
+        """
+        if hello.run != self._run:
+            return False
+        ahead = hello.round > max(self._played + 1, self.inbox.open_round.round)
+        other = self._digests.get(hello.model_version, hello.model_digest) != hello.model_digest
+        return ahead or other or hello.model_version > self._version
+
     def _invite(self, worker: WorkerId) -> None:
-        invitation = Invitation(self._run, self.inbox.open_round.round)
+        claim = self._claims.get(worker)
+        said = b"" if claim is None else wire.said(claim.score, claim.commitment)
+        invitation = Invitation(self._run, self.inbox.open_round.round, said)
         topic = topics.to_worker(self._swarm, self._roster.name(worker), "invitation")
         self._send(topic, wire.encode(invitation))
 
@@ -296,17 +354,16 @@ class NetworkSwarm:
         topic = topics.order(self._swarm)
         self._send(topic, self._retained[topic], retain=True)
 
-    def _until(self, done: Callable[[], bool], seconds: float, nudge: Callable[[], None] | None = None) -> bool:
-        """Wait until a condition holds, nudging whoever it depends on now and then; returns whether it does."""
-        left = seconds
-        while True:
-            turn = min(left, _NUDGE_SECONDS) if nudge else left
-            if self.inbox.until(done, turn, lambda: self._link is not None and self._link.is_up()):
-                return True
-            left -= turn
-            if left <= 0 or nudge is None:
-                return False
-            nudge()
+    def _until(
+        self, done: Callable[[], bool], limit: float | Callable[[], float], nudge: Callable[[], None] | None = None
+    ) -> bool:
+        """Wait until a condition holds, for at most `limit` seconds; returns whether it does."""
+        return self.inbox.until(
+            done,
+            limit if callable(limit) else lambda: limit,
+            lambda: self._link is not None and self._link.is_up(),
+            nudge,
+        )
 
     def _retain(self, topic: str, payload: bytes) -> None:
         with self._lock:

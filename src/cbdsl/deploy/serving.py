@@ -23,6 +23,7 @@ from cbdsl.deploy.meter import NOW_AND_THEN, Counts, Meter
 from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.samples import pack_shared
 from cbdsl.deploy.server import MakeLink, NetworkSwarm, ServerConfig
+from cbdsl.deploy.turnstile import Turnstile
 from cbdsl.deploy.wire import Announcement
 from cbdsl.engines.architecture import ArchitectureError
 from cbdsl.errors import UserError
@@ -35,6 +36,8 @@ from cbdsl.runs.play import conclude, rounds
 from cbdsl.runs.records import RoundRecord
 from cbdsl.runs.result import Result
 from cbdsl.runs.stage import Stage
+from cbdsl.spec import Options, Spec
+from cbdsl.spec_groups import DataSpec, DefenceSpec, SelectionSpec, ServerSpec, VerificationSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,8 +61,8 @@ class OpenRun:
 def open_run(stage: Stage, out: Path) -> OpenRun:
     """A new folder, or the folder of this very run."""
     if not (out / "spec.toml").exists():
-        return OpenRun(RunFolder.create(out, stage.spec), None, [])
-    folder, spec = RunFolder.open(out)
+        return OpenRun(RunFolder.create(out, stage.spec, private=True), None, [])
+    folder, spec = RunFolder.open(out, private=True)
     try:
         if spec != stage.spec:
             raise UserError(f"{out} holds another run. Give another --out, or serve {out / 'spec.toml'} to go on.")
@@ -85,21 +88,31 @@ def serve(
     out = opened.folder.path
     try:
         roster = Roster(out / "roster.json", stage.spec.workers, config.names)
-        meter, events = Meter(out / "wire.json"), Events(out / "events.jsonl")
+        meter, events = (
+            Meter(out / "wire.json"),
+            Events(out / "events.jsonl", lambda name: roster.number(name) is not None),
+        )
         first = state = opened.checkpoint.state if opened.checkpoint else stage.first_state()
         events.note("started", round=state.round)
-        if stage.spec.defence.aggregator == "mean":
-            stage = replace(stage, server=replace(stage.server, combine=averaging(_Sizes(roster))))
+        if stage.spec.defence.aggregator == "mean" and not stage.split.workers:  # who deals knows the numbers itself
+            stage = replace(stage, server=replace(stage.server, combine=averaging(_Sizes(roster), stated=True)))
         shared = _shared(stage)
         announcement = announce(stage, _run_of(out, config.swarm), shared)
         starts = list(stage.initial) if len(stage.initial) > 1 else []
         codecs = stage.server.policy.codecs
         journal = Journal(out / "journal.bin")
-        network = NetworkSwarm(config, announcement, shared, roster, journal, events, codecs=codecs, starts=starts)
+        network = NetworkSwarm(
+            config, announcement, shared, roster, journal, events, codecs=codecs, starts=starts, played=state.round
+        )
+        if stage.server.method.vectors == 1:
+            network.recall(state.version, state.references)
         message = stage.server.method.broadcast(state.global_best, state.memory)
         network.set_model(message, state.version, state.updates, keyframe_of(state))
         try:
-            network.start(make_link or (lambda handle, greet: MqttLink(config.address, handle, greet, meter)))
+            gate = Turnstile(config.swarm, config.names, 4 * announcement.size * announcement.vectors, events)
+            network.start(
+                make_link or (lambda handle, greet: MqttLink(config.address, handle, greet, meter, turnstile=gate))
+            )
             if on_ready is not None:
                 on_ready(network)
             if state.round < stage.spec.rounds:
@@ -117,7 +130,7 @@ def serve(
             network.close()
             meter.save()
         (out / "journal.bin").unlink(missing_ok=True)
-        events.note("finished", round=state.round, refused=dict(events.refusals))
+        events.note("finished", round=state.round, refused=dict(events.refusals), offences=events.offences()[:1000])
         result = conclude(stage, opened.folder, opened.records, state)
         return Served(result, meter.counts(), dict(events.refusals))
     finally:
@@ -146,7 +159,7 @@ def announce(stage: Stage, run: bytes, shared: bytes) -> Announcement:
                 architecture = json.dumps(described.to_dict())
     return Announcement(
         run=run,
-        spec=replace(spec, plugins=(), init="").to_toml(),
+        spec=for_workers(spec).to_toml(),
         architecture=architecture,
         size=stage.engine.size,
         vectors=stage.server.method.vectors,
@@ -156,6 +169,23 @@ def announce(stage: Stage, run: bytes, shared: bytes) -> Announcement:
         shared_scoring=len(parts.shared_scoring) if spec.shares_scoring else 0,
         shared_digest=wire.digest_of(shared) if shared else bytes(wire.DIGEST_BYTES),
         shared_size=len(shared),
+    )
+
+
+def for_workers(spec: Spec) -> Spec:
+    """What workers need of a spec, and no more: not where the server's data is, and not how it defends itself."""
+    needed = (spec.method, spec.codec.up, spec.codec.down, spec.attack.name)
+    return replace(
+        spec,
+        preset="",
+        init="",
+        plugins=(),
+        data=DataSpec(),
+        verification=VerificationSpec(),
+        defence=DefenceSpec(commitment=spec.defence.commitment),
+        selection=SelectionSpec(),
+        server=ServerSpec(),
+        options=Options({name: spec.options.of(name) for name in needed}),
     )
 
 

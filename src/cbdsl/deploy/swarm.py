@@ -1,7 +1,8 @@
 """`cbdsl swarm`: a whole deployment on one machine: a broker, the server, and a process for every worker.
 
 Each worker gets the samples that the simulator would give it, as a file of its own, and nothing else. Whatever was
-started is ended again, also after Ctrl-C.
+started is ended again, also after Ctrl-C. Other users of this machine can reach the broker, so it lets in whoever knows
+a password that is made for each run.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import secrets
 import subprocess
 import sys
 import time
@@ -16,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cbdsl.deploy.broker import STOP_SECONDS, Broker, Kind, end, running_broker
+from cbdsl.deploy.broker import PASSWORD_VARIABLE, STOP_SECONDS, USERNAME, Broker, Kind, end, running_broker
 from cbdsl.deploy.deadlines import Deadlines
 from cbdsl.deploy.link import Address
 from cbdsl.deploy.meter import Counts, merge
@@ -66,9 +68,9 @@ def run_swarm(
     """Start everything, play the run, stop everything."""
     names = worker_names(stage.spec.workers)
     crew_folder, plugins = out / "workers", stage.spec.plugins
-    opened = open_run(stage, out)
-    with running_broker(out / "broker", kind) as broker, contextlib.ExitStack() as stack:
-        address = Address(broker.host, broker.port)
+    opened, password = open_run(stage, out), secrets.token_urlsafe(24)
+    with running_broker(out / "broker", kind, password=password) as broker, contextlib.ExitStack() as stack:
+        address = Address(broker.host, broker.port, username=USERNAME, password=password)
         hand_out(stage, crew_folder, names)
         processes = [
             stack.enter_context(
@@ -101,15 +103,16 @@ def worker_process(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A worker in a process of its own, on one thread; ended with this process, however that ends."""
     command = [
-        sys.executable, "-m", "cbdsl", "work", "--id", name, "--swarm", swarm, "--broker", str(address),
+        sys.executable, "-m", "cbdsl", "work", "--id", name, "--swarm", swarm, "--broker", address.url,
         "--data", str(folder / "samples.npz"), "--state", str(folder), "--threads", "1", "--parent", str(os.getpid()),
     ]  # fmt: skip
     if attack:
         command += ["--attack", attack]
     command += [word for name in plugins for word in ("--plugin", name)]
+    environment = {**os.environ, PASSWORD_VARIABLE: address.password}
     with (folder / "worker.log").open("ab") as log:
         process = subprocess.Popen(  # a session of its own: Ctrl-C is for us, and we end the workers
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment
         )
     try:
         yield process

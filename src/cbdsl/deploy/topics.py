@@ -81,6 +81,12 @@ def from_all(swarm: str) -> str:
     return f"{root(swarm)}/from/+/#"
 
 
+def may_be_retained(topic: str) -> bool:
+    """Whether the broker may keep the last message of a topic: of all that workers say, `status` alone."""
+    words = topic.split("/")
+    return len(words) < 5 or words[2] != "from" or words[4] == "status"
+
+
 @dataclass(frozen=True)
 class Origin:
     """What a topic says of a message from a worker."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from cbdsl.arrays import Floats
 
-VERSION = 3
+VERSION = 4
 MAX_MESSAGE = 100 * 1024  # managed brokers refuse more
 CHUNK = MAX_MESSAGE - 256  # bytes of data in a piece; the rest is for the fields around it
 MAX_WHOLE = 2**30  # bytes of the largest thing sent in pieces
@@ -50,7 +50,9 @@ class Hello:
     samples: int  # how many samples it holds: FedAvg weights models with it
     round: int  # the last round it carried out in `run`; 0 if none
     run: bytes  # the run it has state of; zeros if none
-    version: str
+    model_version: int  # of the w^g that it had in that round
+    model_digest: bytes  # of its numbers
+    release: str
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,9 @@ class Welcome:
     run: bytes
     worker: int
     start_digest: bytes  # of the model it starts from, where workers start apart; zeros where they start together
+    forget: (
+        int  # a state of this round is of a history that the server does not know: start anew; 0: keep what is there
+    )
 
 
 @dataclass(frozen=True)
@@ -105,10 +110,14 @@ class ClaimMessage:
 
 @dataclass(frozen=True)
 class Invitation:
-    """The server asks one worker for its model."""
+    """The server asks one worker for its model, and repeats the claim that it heard.
+
+    Whoever does not know that claim has lost its state since, or has a double: it stays silent, and nobody is banned.
+    """
 
     run: bytes
     round: int
+    claim: bytes  # as `said`; empty where nobody claims a score
 
 
 @dataclass(frozen=True)
@@ -162,7 +171,7 @@ def _rounded(value: float) -> float:
 _RUN, _DIGEST, _SESSION, _ROUND = _bytes(RUN_BYTES), _bytes(DIGEST_BYTES), _bytes(SESSION_BYTES), _whole(0, MAX_ROUND)
 _SCHEMA: dict[type[Any], tuple[int, tuple[_Check, ...]]] = {
     Status: (1, (_truth, _SESSION)),
-    Hello: (2, (_SESSION, _whole(0, 2**31 - 1), _ROUND, _RUN, _text(64))),
+    Hello: (2, (_SESSION, _whole(0, 2**31 - 1), _ROUND, _RUN, _ROUND, _DIGEST, _text(64))),
     Announcement: (
         3,
         (
@@ -170,7 +179,7 @@ _SCHEMA: dict[type[Any], tuple[int, tuple[_Check, ...]]] = {
             _whole(1, 2**31 - 1), _whole(0, 2**31 - 1), _whole(0, 2**31 - 1), _DIGEST, _whole(0, MAX_WHOLE),
         ),
     ),
-    Welcome: (4, (_RUN, _whole(0, MAX_WORKERS - 1), _DIGEST)),
+    Welcome: (4, (_RUN, _whole(0, MAX_WORKERS - 1), _DIGEST, _ROUND)),
     OrderMessage: (
         5,
         (
@@ -179,7 +188,7 @@ _SCHEMA: dict[type[Any], tuple[int, tuple[_Check, ...]]] = {
         ),
     ),
     ClaimMessage: (6, (_RUN, _ROUND, _single, _bytes(0, DIGEST_BYTES))),
-    Invitation: (7, (_RUN, _ROUND)),
+    Invitation: (7, (_RUN, _ROUND, _bytes(0, 4 + DIGEST_BYTES))),
     Piece: (8, (_RUN, _ROUND, _DIGEST, _whole(1, MAX_WHOLE), _whole(0, MAX_WHOLE // CHUNK), _bytes(1, CHUNK))),
 }  # fmt: skip
 
@@ -230,6 +239,11 @@ def _check_outline(payload: bytes, items: int) -> None:
         position += 1 + width + (length if major in {2, 3} else 0)
     if position != len(payload):
         raise WireError("not a well-formed message")
+
+
+def said(score: float, commitment: bytes) -> bytes:
+    """A claim as an invitation repeats it: the score's four bytes, and the commitment."""
+    return struct.pack("<f", score) + commitment
 
 
 def digest_of(content: bytes | bytearray) -> bytes:

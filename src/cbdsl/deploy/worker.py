@@ -8,26 +8,33 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from cbdsl import __version__
 from cbdsl.arrays import Floats, Samples
 from cbdsl.deploy import topics, wire
+from cbdsl.deploy.budget import Budget
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.held import Held
 from cbdsl.deploy.link import Link, Will
-from cbdsl.deploy.mail import Mail
+from cbdsl.deploy.mail import Letter, Mail
 from cbdsl.deploy.memory import Keeper, Memory
 from cbdsl.deploy.meter import NOW_AND_THEN, Meter
 from cbdsl.deploy.particle import Assignment, Particle
-from cbdsl.deploy.wire import ClaimMessage, Hello, OrderMessage, Status
+from cbdsl.deploy.wire import ClaimMessage, Hello, Invitation, OrderMessage, Status, Welcome
+from cbdsl.text import one_line
 
 _log = logging.getLogger("cbdsl.deploy")
 
+_Result = TypeVar("_Result")
 _NOTHING = bytes(wire.DIGEST_BYTES)
 _WAIT_SECONDS = 1.0  # how often a worker without mail looks whether it is to stop
+_HELLO_SECONDS = (5.0, 60.0)  # a worker that is not welcomed says hello again, at first and at last after so long
 
 MakeLink = Callable[[Callable[[str, bytes], None], Callable[[], None], Will, Meter], Link]
 """Connects: given what to call with a message, what to call after every connection, and the last will."""
@@ -43,19 +50,27 @@ class Worker:
         own: Samples,
         folder: Path,
         make_link: MakeLink,
-        threads: int = 1,
+        budget: Budget | None = None,
         attack: str = "",
     ) -> None:
-        """folder: where it keeps its state. attack: for tests, what to do instead of the truth."""
-        self._swarm, self._name, self._own, self._threads, self._attack = swarm, name, own, threads, attack
+        """folder: where it keeps its state. budget: what it gives to a run; if none, one thread and any memory.
+
+        attack: for tests, what to do instead of the truth.
+        """
+        self._budget = budget or Budget(own)
+        self._swarm, self._name, self._own, self._attack = swarm, name, own, attack
         self._keeper = Keeper(folder)
         self._meter = Meter(self._keeper.ledger)
-        self._mail = Mail(swarm, name, Events())
+        self._mail = Mail(swarm, name, Events(), self._budget.understand)
         self._session = os.urandom(wire.SESSION_BYTES)
         self._particle: Particle | None = None
         self._memory: Memory | None = None
         self._held = Held()
-        self._run = b""
+        self._run = self._given_up = b""
+        self._speaking = threading.Lock()
+        self._judged: Welcome | None = None
+        self._hello_pause = _HELLO_SECONDS[0]
+        self._hello_at = 0.0  # when the next one is due
         self._stopped = self._stays = self._fetching = False
         status = topics.from_worker(swarm, name, "status")
         will = Will(status, wire.encode(Status(False, self._session)))
@@ -85,7 +100,7 @@ class Worker:
         assignment = self._mail.assignment
         assert assignment is not None
         if assignment.shared_size:
-            content = self._keeper.load_shared(assignment.shared_digest)
+            content = self._keeper.load_shared(assignment.shared_digest, assignment.shared_size)
             if content is None:
                 self._link.subscribe(topics.shared(self._swarm, "+"))
             else:
@@ -108,9 +123,18 @@ class Worker:
             self._introduce()
 
     def _introduce(self) -> None:
-        run, round_number = self._keeper.last() or (bytes(wire.RUN_BYTES), 0)
-        hello = Hello(self._session, len(self._own), round_number, run, __version__)
-        self._say("hello", wire.encode(hello))
+        with self._speaking:  # both threads say it; the last word must be true
+            last = self._keeper.last()
+            words = (last.round, last.run, last.version, last.model_digest, __version__)
+            self._say("hello", wire.encode(Hello(self._session, len(self._own), *words)))
+        self._hello_at = time.monotonic() + self._hello_pause
+
+    def _introduce_again(self) -> None:
+        """A worker that is not welcomed, or whose start has not come, says hello again."""
+        waits = self._mail.assignment is not None and self._run != self._mail.assignment.run
+        if waits and time.monotonic() >= self._hello_at:
+            self._hello_pause = min(2 * self._hello_pause, _HELLO_SECONDS[1])
+            self._introduce()
 
     # --- the worker's side
 
@@ -121,13 +145,27 @@ class Worker:
         try:
             while not self._stopped:
                 with self._mail.changed:
-                    step = self._next()
+                    step = self._attempt(self._next)
                     if step is None:
                         self._mail.changed.wait(_WAIT_SECONDS)
                 if step is not None:
-                    step()
+                    self._attempt(step)
+                else:
+                    self._introduce_again()
         finally:
             self.leave()
+
+    def _attempt(self, step: Callable[[], _Result]) -> _Result | None:
+        """Do something for the server; a run that cannot be played here is left, and the next one waited for."""
+        assignment = self._mail.assignment
+        try:
+            return step()
+        except (ValueError, RuntimeError, ArithmeticError, MemoryError) as error:
+            self._particle, self._memory, self._held = None, None, Held()
+            self._given_up = assignment.run if assignment is not None else b""
+            why = "there is no memory for it" if isinstance(error, MemoryError) else one_line(str(error)).rstrip(".")
+            _log.warning("worker %s cannot play this run: %s. Waiting for another one", self._name, why)
+            return None
 
     def stop(self) -> None:
         """End `run` at the next occasion; may be called from a signal."""
@@ -144,9 +182,9 @@ class Worker:
         mail, order, invitation = self._mail, self._mail.order, self._mail.invitation
         if mail.assignment is None:
             return None
-        if order is not None and order.fresh and order.message.task == "finish":
-            order.fresh = False
-            return self._finish
+        urgent = self._next_news(order)
+        if urgent is not None:
+            return urgent
         if self._particle is None or self._run != mail.assignment.run:
             return self._next_preparation(mail.assignment)
         if order is not None and order.fresh and self._can_play(order.message):
@@ -155,20 +193,40 @@ class Worker:
         played = 0 if self._memory is None else self._memory.round
         if invitation is not None and invitation.fresh and invitation.message.round <= played:
             invitation.fresh = False
-            return partial(self._upload, invitation.message.round)
+            return partial(self._upload, invitation.message)
+        return None
+
+    def _next_news(self, order: Letter[OrderMessage] | None) -> Callable[[], None] | None:
+        """What changes everything: the run is over, or the server does not know the history of the state here."""
+        welcome, before = self._mail.welcome, self._judged
+        self._judged = welcome
+        if welcome is not None and welcome is not before and 0 < welcome.forget == self._keeper.last().round:
+            return self._start_anew
+        if order is not None and order.fresh and order.message.task == "finish":
+            order.fresh = False
+            return self._finish
         return None
 
     def _next_preparation(self, assignment: Assignment) -> Callable[[], None] | None:
         """Build what the run needs, once its number, the shared samples and the start are here."""
         mail, welcome = self._mail, self._mail.welcome
-        if welcome is None or mail.shared.digest != assignment.shared_digest:
+        if welcome is None or mail.shared.digest != assignment.shared_digest or assignment.run == self._given_up:
             return None
         start = b""
         if welcome.start_digest == mail.start.digest != _NOTHING:
             start = mail.start.content
-        elif welcome.start_digest != _NOTHING and (self._keeper.last() or (b"", 0))[0] != assignment.run:
+        elif welcome.start_digest != _NOTHING and self._keeper.last().run != assignment.run:
+            return None
+        if not self._budget.may_begin():
             return None
         return partial(self._prepare, assignment, welcome.worker, mail.shared.content, start)
+
+    def _is_of_another_history(self, order_message: OrderMessage) -> bool:
+        """Whether the round of an order was carried out before, with another global model."""
+        memory = self._memory
+        if memory is None or memory.round != order_message.round:
+            return False
+        return memory.model_digest != order_message.model_digest
 
     def _can_play(self, order_message: OrderMessage) -> bool:
         done = self._memory is not None and order_message.round <= self._memory.round
@@ -184,22 +242,30 @@ class Worker:
 
     def _prepare(self, assignment: Assignment, number: int, shared: bytes, start: bytes) -> None:
         """Build what the run needs, and take up the state that is here."""
-        if shared and self._keeper.load_shared(assignment.shared_digest) is None:
+        if shared and self._keeper.load_shared(assignment.shared_digest, assignment.shared_size) is None:
             self._keeper.save_shared(shared)
             self._link.unsubscribe(topics.shared(self._swarm, "+"))
-        particle = Particle(assignment, number, self._own, shared, self._threads, self._attack)
+        self._particle = self._memory = None  # before there is another one: two would take twice the memory
+        particle = Particle(assignment, number, self._own, shared, self._budget.threads, self._attack)
         codec = assignment.codecs.up
         pack = codec.longest(assignment.size) if codec.relative else 0
         self._memory = self._keeper.load(assignment.run, number, assignment.size, pack)
         if self._memory is not None:
             particle.restore(self._memory)
-        elif start:
+        elif self._keeper.last().run == assignment.run:  # damaged: the server may still count on it
+            self._keeper.forget()
+            self._introduce()
+        if self._memory is None and start:
             particle.start(wire.weights_from_bytes(start))
         self._particle, self._run = particle, assignment.run
+        self._hello_pause = _HELLO_SECONDS[0]
         _log.info("worker %s is number %d, %s samples", self._name, number, f"{len(self._own):,}")
 
     def _play(self, order_message: OrderMessage, received: Floats) -> None:
         """Carry an order out, or answer again if that was done before."""
+        if self._is_of_another_history(order_message):
+            self._start_anew()
+            return
         assert self._particle is not None
         if not wire.has_bit(order_message.participants, self._particle.number):
             return
@@ -216,13 +282,31 @@ class Worker:
             claim_message = ClaimMessage(self._run, self._memory.round, claim.score, claim.commitment)
             self._say("claim", wire.encode(claim_message))
 
-    def _upload(self, round_number: int) -> None:
-        if self._memory is not None and round_number == self._memory.round:
+    def _start_anew(self) -> None:
+        """The server does not know the history that the state here is of: do without it, as a new worker would."""
+        _log.warning("worker %s: the server is back in time; starting again from the global model", self._name)
+        with self._speaking:
+            self._keeper.forget()
+        self._particle, self._memory, self._run = None, None, b""
+        self._mail.forget()
+        self._link.subscribe(topics.spec(self._swarm))  # what is retained comes again
+
+    def _upload(self, invitation: Invitation) -> None:
+        """Send the model behind a claim, if this worker knows the claim: state may be lost, and a worker copied."""
+        if self._memory is None or invitation.round != self._memory.round:
+            return
+        claim = self._memory.claim
+        if invitation.claim == (b"" if claim is None else wire.said(claim.score, claim.commitment)):
             self._send_model()
+        else:
+            _log.warning("worker %s is invited for a claim that it has not made; staying silent", self._name)
 
     def _send_model(self) -> None:
         assert self._particle is not None
         assert self._memory is not None
+        while not self._link.settled(_WAIT_SECONDS):  # or whoever asks again and again would fill this machine's memory
+            if self._stopped:
+                return
         upload = self._particle.upload()
         if upload is not None:
             for piece in wire.pieces(self._run, self._memory.round, upload):

@@ -165,6 +165,23 @@ class Architecture:
         counts = [count for count in self.multiply_adds() if count]
         return 3 * sum(counts) - counts[0]
 
+    def entrance(self) -> int:
+        """Numbers of one sample as the first layer reads it: with a border, where that layer is padded."""
+        return _with_border(self.layers[0], self.shape)
+
+    def room(self) -> int:
+        """Numbers that one sample takes at most in an engine, forwards and backwards, borders among them.
+
+        The network's input is kept in four groups of samples; so are rows, which are there in two orders, with
+        gradients. An image between layers is there once with its gradient, and twice more before it is pooled.
+        """
+        shapes = [self.shape, *self.shapes()]
+        total = 7 * math.prod(shapes[-1])
+        for number, layer in enumerate(self.layers):
+            copies = 7 if len(shapes[number]) == 1 else 2 if number else 5
+            total += copies * _with_border(layer, shapes[number]) + 2 * _rounded_up(shapes[number + 1])
+        return total
+
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings: what `json.dumps` takes and `from_dict` reads back."""
         layers = [
@@ -252,6 +269,8 @@ def _after_convolution(layer: Conv2d, shape: Shape) -> Shape:
     _check_flag(layer.bias)
     if len(shape) != 3 or shape[0] != layer.inputs:
         raise ArchitectureError(f"takes images of {layer.inputs} channels but is given {shape}")
+    if _with_border(layer, shape) > LARGEST:
+        raise ArchitectureError(f"its input with padding {layer.padding} is more than {LARGEST:,} numbers; pad less")
     height = shape[1] + 2 * layer.padding[0] - layer.kernel[0] + 1
     width = shape[2] + 2 * layer.padding[1] - layer.kernel[1] + 1
     if height < 1 or width < 1:
@@ -259,6 +278,18 @@ def _after_convolution(layer: Conv2d, shape: Shape) -> Shape:
             f"its kernel {layer.kernel} is larger than the image {shape[1:]}; use padding or a smaller kernel"
         )
     return (layer.outputs, height, width)
+
+
+def _with_border(layer: Layer, shape: Shape) -> int:
+    """Numbers of a sample as a layer reads it; rows of a convolution's input are a little longer than they look."""
+    if not isinstance(layer, Conv2d):
+        return math.prod(shape)
+    height, width = (shape[1 + i] + 2 * layer.padding[i] for i in (0, 1))
+    return shape[0] * height * (width + 3)
+
+
+def _rounded_up(shape: Shape) -> int:
+    return math.prod((*shape[:-1], shape[-1] + 3))
 
 
 def _after_pool(layer: MaxPool2d | AvgPool2d, shape: Shape) -> Shape:

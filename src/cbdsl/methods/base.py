@@ -90,7 +90,7 @@ def play_part(method: Method, work: Work, rows: Particles, received: Floats) -> 
         return after
     if method.conversation == "average":
         return work.packed(after, method.upload(after), received)
-    new = (after.personal_best != rows.personal_best).any(1)
+    new = ((after.personal_best != rows.personal_best) & ~np.isnan(rows.personal_best)).any(1)  # NaN differs from NaN
     if (after.versions[new] != work.version).any():
         raise UserError(
             f"The method {type(method).__qualname__} scores models that are not sent as they are. To be used with a "

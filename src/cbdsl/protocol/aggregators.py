@@ -1,7 +1,8 @@
 """How FedAvg can combine models when some of them lie: rows (k, D) -> (D,).
 
 Every rule is a pure function of the rows, of f, the number of attackers the server reckons with, and, for those that
-use one, of what a trusted server knows. Rows that are not finite are taken away before any rule but the mean sees them.
+use one, of what a trusted server knows. Rows that are not finite are taken away before any rule but the mean sees them;
+in a run the server has refused them already.
 
 Workers that send nothing leave fewer rows, but f stays: a server cannot tell an attacker that hides from an honest
 worker that is late. A rule that wants more rows than there are goes as far as it can: a trimmed mean keeps the middle

@@ -21,26 +21,46 @@ from cbdsl.protocol.messages import Order, RoundLog, Swarm, Upload, Verdict, Wor
 from cbdsl.protocol.releases import STALE, StaleError, adopted, bytes_of, opened, packed
 from cbdsl.protocol.rounds import start_traffic
 from cbdsl.protocol.state import ServerState
+from cbdsl.protocol.verification import flaw
 
 Combination = Callable[[ServerState, Sequence[WorkerId], Sequence[Floats]], Floats]
 """Takes the state, who sent a model, and the models, each (V D,); gives their combination, (V D,)."""
 
 
+MOST_MEDIANS = 3.0
+"""A number of samples that a worker states itself counts up to so many times the median of all that were stated."""
+_TAME = 1e12  # a finite step can be made from uploads below this
+
+
 def weighted_mean(models: Floats, shares: Doubles) -> Floats:
-    """sum_i n_i w_i / sum_i n_i over rows of models (k, D) and shares (k,); (D,)."""
+    """sum_i n_i w_i / sum_i n_i over rows of models (k, D) and shares (k,); (D,). If all are 0, all count alike."""
+    if not shares.any():
+        shares = np.ones_like(shares)
     total = np.zeros(models.shape[1])
     for model, share in zip(models, shares / shares.sum(), strict=True):  # row by row: no (k, D) copy in double
         total += share * model
     return total.astype(np.float32)
 
 
-def averaging(sizes: Mapping[WorkerId, int]) -> Combination:
-    """FedAvg's own: models weighted by the number of samples behind them; with equal numbers that is Eq. (2)."""
+def averaging(sizes: Mapping[WorkerId, int], stated: bool = False) -> Combination:
+    """FedAvg's own: models weighted by the number of samples behind them; with equal numbers that is Eq. (2).
+
+    stated: the numbers are the workers' own word, so that none of them counts for more than the others' allow.
+    """
 
     def combine(state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats]) -> Floats:  # noqa: ARG001
-        return weighted_mean(np.stack(models), np.array([sizes[worker] for worker in workers], dtype=np.float64))
+        shares = np.array([sizes[worker] for worker in workers], dtype=np.float64)
+        return weighted_mean(np.stack(models), np.minimum(shares, believable(shares)) if stated else shares)
 
     return combine
+
+
+def believable(stated: Doubles) -> float:
+    """The most that a stated number counts, by the lower median: liars in the minority cannot raise it above the truth.
+
+    Where most state 0, everybody counts alike.
+    """
+    return MOST_MEDIANS * float(np.sort(stated)[(len(stated) - 1) // 2])
 
 
 def play_average_round(
@@ -54,7 +74,8 @@ def play_average_round(
 ) -> tuple[ServerState, RoundLog]:
     """Everybody who takes part trains and uploads, and the method's server makes a step of what they sent.
 
-    Nothing is verified: a model of another shape cannot be averaged and is left out, anything else is believed.
+    Nothing is verified: what is no model (another shape, numbers that are not finite) cannot be averaged and is left
+    out, anything else is believed. Nobody is banned: honest training can fail, too.
     """
     codecs = codecs or Codecs()
     swarm.report(order)
@@ -67,16 +88,17 @@ def play_average_round(
     if models:
         combined = combine(state, list(models), list(models.values()))
         model, memory = method.step(state.global_best, state.memory, combined, len(models) / workers)
-        made = packed(_checked(model, combined, state, method), state, codecs)
-        after = adopted(replace(after, memory=memory), made, codecs)
+        made = _checked(model, combined, state, method)
+        if np.isfinite(made).all() and np.isfinite(memory).all():  # else uploads too wild to take a step on: stay
+            after = adopted(replace(after, memory=memory), packed(made, state, codecs), codecs)
     traffic = (*start_traffic(order), ledger.uploads(len(received), sum(map(bytes_of, received.values()))))
     return after, RoundLog(order.round, {}, {}, verdicts, traffic)
 
 
 def _checked(model: Floats, combined: Floats, state: ServerState, method: Method) -> Floats:
-    """What a method's step made, as a model is sent; an error if it is none."""
+    """What a method's step made, as a model is sent; an error if it is none, and no upload is to blame."""
     made = np.asarray(model)
-    lost = np.isfinite(combined).all() and not np.isfinite(made).all()
+    lost = np.abs(combined).max(initial=0.0) < _TAME and not np.isfinite(made).all()
     if made.shape != state.global_best.shape or lost:
         what = "numbers that are not finite" if lost else f"shape {made.shape}"
         raise UserError(
@@ -98,6 +120,7 @@ def _judge(
         return Verdict(worker, "refuted", reason=f"no model: {error}", payload=payload), None
     except StaleError:
         return Verdict(worker, "declined", reason=STALE, payload=payload), None
-    if model.shape != (size,):
-        return Verdict(worker, "refuted", reason="wrong shape", payload=payload), None
+    fault = flaw(model, size)
+    if fault:
+        return Verdict(worker, "refuted", reason=fault, payload=payload), None
     return Verdict(worker, "accepted", payload=payload), model

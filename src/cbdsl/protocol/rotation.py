@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from cbdsl import register
-from cbdsl.arrays import Bools, Doubles, Floats
+from cbdsl.arrays import Bools, Doubles
 from cbdsl.protocol.aggregators import trimmed
 from cbdsl.protocol.messages import WorkerId
 from cbdsl.protocol.selection import (
@@ -16,6 +17,7 @@ from cbdsl.protocol.selection import (
     EQUAL,
     FAR,
     HARMFUL,
+    LEFT_OUT,
     OPPOSED,
     Believed,
     Candidate,
@@ -28,9 +30,10 @@ from cbdsl.protocol.selection import (
 _IDLE = 0.1  # of the usual length: nobody has worked for so short a step
 _SAME = 0.25  # of the usual length: nobody has worked for so small a difference
 _JUMP = 2.0  # the usual length changes by this factor at most from round to round
+_LONGEST = 12.0  # of the server's own steps: the usual length is no longer; honest steps had up to 11
 _HARM = 0.01  # leaving an upload out lowers the private loss by this share: it does harm
 _NOISE = 0.05  # a step whose cosine with the others is smaller is noise; or 3 / sqrt(D), if that is less
-_MANY = 30.0  # of the server's own steps: honest ones had up to 11
+_MANY = 30.0  # of the server's own steps: a model that is farther away than this, and than w^g is from 0, is far
 _TOGETHER = 0.2  # a quarter of the steps have this cosine with the others or more: there is a common direction
 _FEW = 4  # fewer steps than this have no common direction
 _AGAINST = -0.05  # a step with this cosine to the server's own goes against it
@@ -69,9 +72,15 @@ class Rotation(Selection):
     def objection(self, upload: Believed, believed: Sequence[Believed], view: View) -> str:
         """What the guard doubts, what goes against the server's own step, and what is far from w^g."""
         del believed
-        agreement = view.verifier.agreement
-        opposed = agreement is not None and agreement(view.state.global_best, upload.model, view.round) < _AGAINST
-        return doubt(upload, view) or (OPPOSED if opposed else FAR if is_far(upload.model, view) else "")
+        found = doubt(upload, view)
+        if found or view.verifier.own_step is None:
+            return found
+        current = view.state.global_best.astype(np.float64)
+        step, own = upload.model - current, view.verifier.own_step(view.state.global_best, view.round)
+        if cosine(step, own) < _AGAINST:
+            return OPPOSED
+        length, far = np.linalg.norm(step), _MANY * np.linalg.norm(own)
+        return FAR if own.any() and length > far and length > np.linalg.norm(current) else ""
 
     def combine(self, believed: Sequence[Believed], view: View) -> Combined:
         """The new w^g; the server remembers the momentum and, last, the usual length."""
@@ -79,16 +88,19 @@ class Rotation(Selection):
         memory = view.state.memory.astype(np.float64)
         steps = np.stack([one.model for one in believed]) - current
         lengths = np.linalg.norm(steps, axis=1)
+        own = view.verifier.own_step
+        most = _LONGEST * float(np.linalg.norm(own(view.state.global_best, view.round))) if own else 0.0
         noise = is_noise(steps)
-        usual, long = usual_lengths(lengths if noise.all() else lengths[~noise], memory[-1] if len(memory) else 0.0)
+        last = float(memory[-1]) if len(memory) else 0.0
+        usual, long = usual_lengths(lengths if noise.all() else lengths[~noise], last, most)
         directions = steps / np.maximum(lengths, 1e-30)[:, None]
         before = self.momentum * memory[:-1] if len(memory) else np.zeros_like(current)
 
         def momentum(used: Sequence[int], length: float) -> Doubles:
             chosen = directions[used]
-            return before + length * (trimmed(chosen, self.trim) if self.trim else chosen.mean(0))
+            return before + length * trimmed(chosen, self.trim) if used else before
 
-        def private(used: Sequence[int], length: float) -> float:
+        def private(used: Sequence[int], length: float = usual) -> float:
             return loss((current + momentum(used, length)).astype(np.float32), view.round) if loss else np.inf
 
         working = [place for place in range(len(steps)) if not noise[place] and lengths[place] >= _IDLE * usual]
@@ -96,8 +108,8 @@ class Rotation(Selection):
         reasons = dict.fromkeys(range(len(believed)), COPIED) | dict.fromkeys(working, EQUAL)
         loss = view.verifier.loss
         if loss is not None and used:
-            reasons |= dict.fromkeys(used, HARMFUL)
-            used = harmless(used, lambda some: private(some, usual), least=max(1, self.k // 4))
+            used, others = chosen(used, private, least=max(1, self.k // 4))
+            reasons |= others
         declined = {believed[place].worker: reason for place, reason in reasons.items() if place not in used}
         if not used:
             return Combined(declined=declined)
@@ -109,16 +121,9 @@ class Rotation(Selection):
         return Combined(made.model, float(score), declined, remembered, made)
 
 
-def is_far(model: Floats, view: View) -> bool:
-    """Whether an upload's step is longer than w^g itself, and than many of the server's own steps on D_tr.
-
-    So is a model with other weights for the same function, permuted or rescaled. Half of a round's uploads may be
-    attackers', by chance, so the others' lengths do not tell.
-    """
-    stretch, current = view.verifier.stretch, view.state.global_best
-    if stretch is None or stretch(current, model, view.round) <= _MANY:
-        return False
-    return bool(np.linalg.norm(model - current.astype(np.float64)) > np.linalg.norm(current.astype(np.float64)))
+def cosine(step: Doubles, other: Doubles) -> float:
+    """Of the angle between two steps; 0 where either stays where it is."""
+    return float(step @ other) / max(math.sqrt((step @ step) * (other @ other)), 1e-300)
 
 
 def is_noise(steps: Doubles) -> Bools:
@@ -137,13 +142,15 @@ def is_noise(steps: Doubles) -> Bools:
     return np.asarray(np.abs(cosines) < min(_NOISE, 3 / np.sqrt(steps.shape[1])))
 
 
-def usual_lengths(lengths: Doubles, last: float) -> Doubles:
-    """The median and the upper quartile, (2,), within a factor of the last length that was used.
+def usual_lengths(lengths: Doubles, last: float, most: float = 0.0) -> Doubles:
+    """The median and the upper quartile, (2,), within a factor of the last length that was used; most: 0 is no limit.
 
-    Half of a round's uploads may be attackers', by chance: short steps among them shrink the median.
+    Half of a round's uploads may be attackers', by chance: short steps among them shrink the median, long ones stretch
+    it.
     """
     found = np.quantile(lengths, (0.5, 0.75))
-    return np.clip(found, last / _JUMP, last * _JUMP) if last > 0 else found
+    found = np.clip(found, last / _JUMP, last * _JUMP) if last > 0 else found
+    return np.minimum(found, most) if most > 0 else found
 
 
 def distinct(steps: Doubles, working: Sequence[int], near: float) -> list[int]:
@@ -155,22 +162,54 @@ def distinct(steps: Doubles, working: Sequence[int], near: float) -> list[int]:
     return kept
 
 
-def harmless(everyone: Sequence[int], loss: Callable[[Sequence[int]], float], least: int) -> list[int]:
-    """Those that do no harm: as long as a loss falls by a share when one is left out, the worst one is.
+def chosen(
+    everyone: Sequence[int], loss: Callable[[Sequence[int]], float], least: int
+) -> tuple[list[int], dict[int, str]]:
+    """Who makes the new w^g, and why others do not. loss: of a group, nobody is one too; at least so many stay.
+
+    Those that do no harm; or some of them, where these get less than half as far together as they would alone.
+    """
+    stay, found = harmless(everyone, loss, least)
+    reasons = {one: HARMFUL for one in everyone if one not in stay}
+    better, best = joined(stay, loss)
+    start = loss([])
+    if best < (1 - _HARM) * found and start - found < (start - best) / 2:
+        return better, reasons | {one: LEFT_OUT for one in stay if one not in better}
+    return stay, reasons
+
+
+def harmless(everyone: Sequence[int], loss: Callable[[Sequence[int]], float], least: int) -> tuple[list[int], float]:
+    """Those that do no harm, and their loss: as long as it falls by a share when one is left out, the worst one is.
 
     loss: of a group; NaN is the worst of all. At least so many stay.
     """
-
-    def found(some: Sequence[int]) -> float:
-        value = loss(some)
-        return np.inf if np.isnan(value) else value
-
-    left, now = list(everyone), found(everyone)
+    left, now = list(everyone), known(loss(everyone))
     while len(left) > least:
-        without = {one: found([other for other in left if other != one]) for one in left}
+        without = {one: known(loss([other for other in left if other != one])) for one in left}
         worst = min(without, key=without.__getitem__)
         if now <= without[worst] / (1 - _HARM):
             break
         left.remove(worst)
         now = without[worst]
-    return left
+    return left, now
+
+
+def joined(everyone: Sequence[int], loss: Callable[[Sequence[int]], float]) -> tuple[list[int], float]:
+    """A group that grows from nobody, and its loss: the best next one joins as long as the loss falls.
+
+    Attackers who hold each other in balance cannot be left out one by one; but neither can they join one by one.
+    """
+    group, now = list[int](), np.inf
+    while len(group) < len(everyone):
+        with_one = {one: known(loss([*group, one])) for one in everyone if one not in group}
+        best = min(with_one, key=with_one.__getitem__)
+        if not with_one[best] < now:
+            break
+        group.append(best)
+        now = with_one[best]
+    return group, now
+
+
+def known(loss: float) -> float:
+    """A loss; infinite where it is not a number."""
+    return np.inf if np.isnan(loss) else loss

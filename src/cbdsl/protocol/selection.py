@@ -28,6 +28,7 @@ HARMFUL = "the new global model is better without it on the private hold-out"
 FAR = "its weights are far from everything that training makes of the global model"
 OPPOSED = "it undoes what the shared training set teaches"
 EQUAL = "another upload of the round says the same"
+LEFT_OUT = "the others of the round do far better together on the private hold-out"
 CAUSES = frozenset(
     {COPIED, FAR, HARMFUL, OPPOSED, MEMORISED, UNTRAINABLE}
 )  # whoever is declined for one of these has to wait

@@ -44,8 +44,7 @@ class Verifier:
     copies: Callable[[Floats, Sequence[Floats], Floats, int], bool] | None = None  # w^g, other uploads, upload, round
     doubt: Callable[[Floats, Floats, int], str] | None = None  # w^g, upload, round: why it looks bad, without a proof
     loss: Callable[[Floats, int], float] | None = None  # on the part of the private hold-out for a round
-    agreement: Callable[[Floats, Floats, int], float] | None = None  # w^g, upload, round: cosine with the server's step
-    stretch: Callable[[Floats, Floats, int], float] | None = None  # w^g, upload, round: its step in the server's steps
+    own_step: OwnStep | None = None  # w^g, round: the server's own step, if it has a guard and D_tr
 
 
 def objection(claimed: float) -> str:
@@ -137,11 +136,8 @@ def guarded(
     def loss(weights: Floats, round_number: int) -> float:
         return float(holdout.private(weights, round_number).mean())
 
-    if train is None:
-        return replace(inner, worsens=worsens, doubt=doubt, loss=loss)
-    step = own_step(train)
-    agreement, stretch = agreeing(step), stretching(step)
-    return replace(inner, worsens=worsens, doubt=doubt, loss=loss, agreement=agreement, stretch=stretch)
+    step = None if train is None else own_step(train)
+    return replace(inner, worsens=worsens, doubt=doubt, loss=loss, own_step=step)
 
 
 _SLACK = 0.1  # a loss near nought may more than double
@@ -164,33 +160,6 @@ def copying(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, Sequenc
         return bool(near or abs(upload @ own) < length / 10)
 
     return copies
-
-
-def agreeing(step: OwnStep) -> Callable[[Floats, Floats, int], float]:
-    """The cosine between an upload's step from w^g and the server's own; 0 where either stays where it is.
-
-    Honest workers train on D_tr too, so they do not go against it; whoever has trained on something else than it seems
-    does, even where the private loss shows nothing.
-    """
-
-    def agreement(current: Floats, proposed: Floats, round_number: int) -> float:
-        own, upload = step(current, round_number), (proposed - current).astype(np.float64)
-        return float(own @ upload) / max(math.sqrt((own @ own) * (upload @ upload)), 1e-300)
-
-    return agreement
-
-
-def stretching(step: OwnStep) -> Callable[[Floats, Floats, int], float]:
-    """How many times as long as the server's own an upload's step from w^g is; 0 where the server stays where it is.
-
-    A model with other weights for the same function is far from w^g, whatever it scores.
-    """
-
-    def stretch(current: Floats, proposed: Floats, round_number: int) -> float:
-        own, upload = step(current, round_number), (proposed - current).astype(np.float64)
-        return math.sqrt((upload @ upload) / (own @ own)) if own.any() else 0.0
-
-    return stretch
 
 
 def own_step(train: Callable[[Floats, int], Floats]) -> OwnStep:

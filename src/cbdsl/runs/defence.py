@@ -83,7 +83,7 @@ def verifier_of(
     plain = measuring(scorer(engine, samples, split.shared_scoring), engine.size, spec.verification.tolerance)
     train = None
     if spec.shares_training and method.gradients and len(split.shared_training):
-        train = trainer(spec, engine, samples, split.shared_training)
+        train = trainer(spec, engine, samples, split.shared_training, secret)
         plain = replace(plain, copies=copying(train))
     if not spec.defence.guard:
         return plain
@@ -131,12 +131,18 @@ def combination_of(
     return combine
 
 
-def trainer(spec: Spec, engine: Engine, samples: Samples, indices: Indices) -> Callable[[Floats, int], Floats]:
-    """What the server makes of a model in a round, when it trains it as workers do, on samples of its own."""
+def trainer(
+    spec: Spec, engine: Engine, samples: Samples, indices: Indices, secret: int = 0
+) -> Callable[[Floats, int], Floats]:
+    """What the server makes of a model in a round, when it trains it as workers do, on samples of its own.
+
+    secret: decides the order of samples, if it is not 0, so that nobody knows the server's step to the digit.
+    """
+    seed = secret or spec.seed
 
     def train(weights: Floats, round_number: int) -> Floats:
-        rows = batches_of(indices, spec.local, stream(spec.seed, "root", round_number))
-        seeds = np.array([seed_of(spec.seed, "root", round_number, worker=1)], dtype=np.uint64)
+        rows = batches_of(indices, spec.local, stream(seed, "root", round_number))
+        seeds = np.array([seed_of(seed, "root", round_number, worker=1)], dtype=np.uint64)
         sgd = Sgd(rate_at(spec, round_number), spec.local.momentum, spec.local.weight_decay)
         return np.asarray(engine.train(weights[None], samples, rows[None], sgd, seeds)[0])
 

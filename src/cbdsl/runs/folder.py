@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -22,7 +21,17 @@ from cbdsl import plugins
 from cbdsl import spec as specs
 from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
-from cbdsl.files import replace_atomically, write_atomically, write_json
+from cbdsl.files import (
+    load_arrays,
+    private_file,
+    private_folder,
+    read_json,
+    read_text,
+    replace_atomically,
+    write_atomically,
+    write_json,
+)
+from cbdsl.plain import from_plain
 from cbdsl.protocol.state import BackOff, ServerState
 from cbdsl.runs.records import RoundRecord, Summary
 from cbdsl.spec import Spec
@@ -53,23 +62,27 @@ class Checkpoint:
 class RunFolder:
     """The folder of one run, open for one process at a time."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, private: bool = False) -> None:
+        """private: what is written is for the owner alone, whatever the umask: uploads, checkpoints, secrets."""
+        self.path, self._private = path, private
         self._lock: IO[str] | None = None
 
     @staticmethod
-    def create(path: Path, spec: Spec) -> RunFolder:
-        """Start a folder; it must not exist or be empty."""
+    def create(path: Path, spec: Spec, private: bool = False) -> RunFolder:
+        """Start a folder; it must not exist or be empty. private: see `RunFolder`; a new folder is the owner's, too."""
         try:
             if path.exists() and not (path.is_dir() and all(file.name.startswith(".") for file in path.iterdir())):
                 raise UserError(
                     f"{path} exists and is not an empty folder; nothing was overwritten. "
                     f"Give another --out, or continue that run with: cbdsl resume {path}"
                 )
-            path.mkdir(parents=True, exist_ok=True)
-            folder = RunFolder(path)
+            if private:
+                private_folder(path)
+            else:
+                path.mkdir(parents=True, exist_ok=True)
+            folder = RunFolder(path, private)
             folder._acquire()
-            write_atomically(path / "spec.toml", spec.to_toml().encode())
+            write_atomically(path / "spec.toml", spec.to_toml().encode(), private)
             write_atomically(path / "README.txt", _README.encode())
             for name in spec.plugins:
                 _keep_plugin(path / "plugins", name)
@@ -78,13 +91,13 @@ class RunFolder:
         return folder
 
     @staticmethod
-    def open(path: Path) -> tuple[RunFolder, Spec]:
-        """Open the folder of an earlier run."""
+    def open(path: Path, private: bool = False) -> tuple[RunFolder, Spec]:
+        """Open the folder of an earlier run. private: see `RunFolder`."""
         if not (path / "spec.toml").is_file():
             raise UserError(
                 f"{path} is not the folder of a run: it has no spec.toml. Start one with: cbdsl run --out {path}"
             )
-        folder = RunFolder(path)
+        folder = RunFolder(path, private)
         spec = specs.read(path / "spec.toml")
         try:
             folder._acquire()
@@ -113,20 +126,25 @@ class RunFolder:
 
     def append(self, line: RoundRecord) -> None:
         """Add a round to rounds.jsonl."""
-        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line.to_json(), allow_nan=False) + "\n")
+        path = self.path / "rounds.jsonl"
+        with private_file(path, "ab") if self._private else path.open("ab") as file:
+            file.write(json.dumps(line.to_json(), allow_nan=False).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
     def records(self, count: int) -> list[RoundRecord]:
         """The first `count` rounds of rounds.jsonl."""
         path = self.path / "rounds.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        records: list[RoundRecord] = []
         try:
-            records = [RoundRecord.from_json(json.loads(line)) for line in lines[:count]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} is damaged: {error!r}. Nothing was changed.") from error
-        if [line.round for line in records] != list(range(1, count + 1)):
+            lines = path.read_bytes().splitlines() if path.exists() else []
+            records.extend(RoundRecord.from_json(read_json(line.decode("utf-8"))) for line in lines[:count])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{path} is damaged in line {len(records) + 1} ({error}). Nothing was changed. Restore it, or remove "
+                "it and checkpoint.npz to play the run again from its first round."
+            ) from error
+        if len(records) < count or any(line.round != number for number, line in enumerate(records, 1)):
             raise UserError(
                 f"{path} does not hold the {count} rounds that the checkpoint was made after. Nothing was changed. "
                 "Remove checkpoint.npz to play the run again from its first round."
@@ -136,7 +154,7 @@ class RunFolder:
     def rewind(self, records: Sequence[RoundRecord]) -> None:
         """Keep only these rounds in rounds.jsonl: later ones are played again."""
         text = "".join(json.dumps(line.to_json(), allow_nan=False) + "\n" for line in records)
-        write_atomically(self.path / "rounds.jsonl", text.encode())
+        write_atomically(self.path / "rounds.jsonl", text.encode(), self._private)
 
     def save_checkpoint(self, checkpoint: Checkpoint, key: str) -> None:
         """Write the checkpoint whole, or leave the old one."""
@@ -158,7 +176,7 @@ class RunFolder:
         arrays["meta"] = np.array(json.dumps(meta))
         if checkpoint.particles is not None:
             arrays |= vars(checkpoint.particles)
-        replace_atomically(self.path / "checkpoint.npz", lambda file: np.savez(file, **arrays))
+        replace_atomically(self.path / "checkpoint.npz", lambda file: np.savez(file, **arrays), self._private)
 
     def load_checkpoint(self, key: str) -> Checkpoint | None:
         """Read the checkpoint; none if the run was stopped before its first one."""
@@ -166,9 +184,8 @@ class RunFolder:
         if not path.exists():
             return None
         try:
-            with np.load(path, allow_pickle=False) as stored:
-                arrays = {name: stored[name] for name in stored.files}
-            meta = json.loads(str(arrays.pop("meta")))
+            arrays = load_arrays(path)
+            meta = read_json(str(arrays.pop("meta")))
             state = ServerState(
                 round=int(meta["round"]),
                 global_best=arrays.pop("global_best"),
@@ -183,7 +200,8 @@ class RunFolder:
                 updates=_cut(arrays.pop("updates").tobytes(), meta["updates"]),
             )
             particles = Particles(**arrays) if arrays else None
-        except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+            _check_sizes(state, particles)
+        except (OSError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{path} is damaged ({error}). Nothing was changed. "
                 "Remove that file to play the run again from its first round."
@@ -205,8 +223,8 @@ class RunFolder:
     def finish(self, summary: Summary, tensors: dict[str, Floats]) -> None:
         """Write the model and the summary."""
         metadata = {"format": "pt", "cbdsl_spec_key": summary.spec_key}
-        write_atomically(self.path / "model.safetensors", safetensors_bytes(tensors, metadata))
-        write_json(self.path / "summary.json", asdict(summary))
+        write_atomically(self.path / "model.safetensors", safetensors_bytes(tensors, metadata), self._private)
+        write_json(self.path / "summary.json", asdict(summary), self._private)
 
     def _acquire(self) -> None:
         lock = (self.path / ".lock").open("w")
@@ -216,6 +234,15 @@ class RunFolder:
             lock.close()
             raise UserError(f"Another process is working in {self.path}. Wait for it, or give another --out.") from None
         self._lock = lock
+
+
+def _check_sizes(state: ServerState, particles: Particles | None) -> None:
+    """ValueError unless all models are rows of one length."""
+    size = state.global_best.shape
+    rows = [] if particles is None else [*particles.positions[:1], *particles.velocities[:1]]
+    models = [state.global_best, *state.references, *rows]
+    if len(size) != 1 or any(model.shape != size or model.dtype != np.float32 for model in models):
+        raise ValueError("models of different sizes")
 
 
 def _cut(joined: bytes, lengths: Sequence[int]) -> tuple[bytes, ...]:
@@ -250,10 +277,14 @@ def _compare_plugin(path: Path, name: str) -> None:
 def read_result(path: Path) -> tuple[Spec, Summary, list[RoundRecord]]:
     """What a finished run recorded."""
     try:
-        summary = Summary(**json.loads((path / "summary.json").read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        summary = from_plain(Summary, read_json(read_text(path / "summary.json")))
+    except FileNotFoundError as error:
         raise UserError(
             f"{path} is not the folder of a finished run: {error}. Finish it: cbdsl resume {path}"
+        ) from error
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(
+            f"{path / 'summary.json'} is damaged ({error}). Write it again from the rest: cbdsl resume {path}"
         ) from error
     return specs.read(path / "spec.toml"), summary, RunFolder(path).records(summary.rounds)
 

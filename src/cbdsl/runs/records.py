@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, get_args
 
 from cbdsl import __version__
 from cbdsl.engines.base import Engine
 from cbdsl.methods.base import Method
-from cbdsl.protocol.ledger import NUMBER_BYTES, Traffic, by_kind, payload
+from cbdsl.plain import from_plain
+from cbdsl.protocol.ledger import NUMBER_BYTES, Kind, Traffic, by_kind, payload
 from cbdsl.protocol.messages import RoundLog
 from cbdsl.protocol.state import ServerState
 from cbdsl.spec import Spec
@@ -45,8 +46,11 @@ class RoundRecord:
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> RoundRecord:
-        """The inverse of `to_json`; fails with KeyError if a field is missing."""
-        return RoundRecord(**{field.name: values[field.name] for field in fields(RoundRecord)})
+        """The inverse of `to_json`; KeyError if a field is missing, TypeError if one is of another type."""
+        record = from_plain(RoundRecord, values)
+        if any(kind not in get_args(Kind) or len(counts) != 2 for kind, counts in record.traffic.items()):
+            raise TypeError("traffic must be pairs of messages and bytes, by kind.")
+        return record
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,7 @@ def summarise(
         uploads=sum(line.uploads for line in records),
         uplink_bytes=sum(line.uplink_bytes for line in records),
         downlink_bytes=sum(line.downlink_bytes for line in records),
-        model_uplink_bytes=traffic["upload"].payload,
+        model_uplink_bytes=traffic.get("upload", Traffic("upload", 0, 0)).payload,
         wasted_uplink_bytes=sum(line.wasted_bytes for line in records),
         fedavg_model_uplink_bytes=len(records) * spec.participants * model_bytes,
         banned=last.banned,

@@ -25,6 +25,7 @@ from cbdsl.engines.base import Engine
 from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.native import default_threads
 from cbdsl.errors import UserError
+from cbdsl.machine import demand_memory
 from cbdsl.models.network import Network, network_of, read_tensors
 from cbdsl.protocol.messages import Swarm, WorkerId, commitment_of
 from cbdsl.protocol.server import Server
@@ -34,7 +35,7 @@ from cbdsl.rng import seed_of, stream
 from cbdsl.runs.defence import Parts, server_of
 from cbdsl.runs.records import Finale
 from cbdsl.spec import Spec, init_file
-from cbdsl.swarms.memory import MemorySwarm
+from cbdsl.swarms.memory import MemorySwarm, workers_at_once
 from cbdsl.workers.batches import padded
 from cbdsl.workers.local import Holdings, Lesson, LocalWorkers
 
@@ -96,6 +97,7 @@ class Stage:
         choice = choose_engine(spec.engine, network.subject, dataset.shape, threads or default_threads())
         engine = choice.engine
         server = server_of(spec, engine, dataset.train, parts, given.parts, secret)
+        _demand_room(spec, parts, engine.size, deal and given.make_swarm is None)
         return Stage(
             spec, dataset, parts, network, engine, _initial(spec, network, given.init), server, attack,
             byzantine_workers(spec), choice.note, spec.key(), given.make_swarm,
@@ -211,6 +213,25 @@ def byzantine_workers(spec: Spec) -> tuple[WorkerId, ...]:
 def honest_workers(stage: Stage) -> Indices:
     """Everybody else."""
     return np.setdiff1d(np.arange(stage.spec.workers, dtype=np.int32), np.asarray(stage.byzantine, np.int32))
+
+
+def _demand_room(spec: Spec, parts: Split, size: int, in_memory: bool) -> None:
+    """Refuse a run whose arrays do not fit, before they are made."""
+    starts = spec.workers if spec.swarm.start == "apart" else 1
+    needed = 4 * starts * size
+    if in_memory:
+        longest = max(map(len, parts.workers)) + len(parts.shared_training)
+        batch = spec.local.batch_size
+        per_epoch = -(-longest // batch) * batch
+        epochs = -(-spec.local.steps * batch // per_epoch) if spec.local.steps else spec.local.epochs
+        at_once = min(spec.participants, workers_at_once(size))
+        needed += 4 * (3 * spec.workers * size + 2 * at_once * epochs * per_epoch)
+    demand_memory(
+        needed,
+        f"{spec.workers:,} workers with a model of {size:,} numbers, local.epochs={spec.local.epochs:,}, local.steps="
+        f"{spec.local.steps:,} and local.batch_size={spec.local.batch_size:,} take",
+        "Set some of them lower.",
+    )
 
 
 def _attack(spec: Spec) -> Attack:

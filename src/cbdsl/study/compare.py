@@ -103,7 +103,16 @@ class Comparison:
 
 def compare(folders: Sequence[Path]) -> Comparison:
     """Read the folders of finished runs and group them."""
-    return group_results([_finished(folder) for folder in folders])
+    found, damaged = [], []
+    for folder in folders:
+        try:
+            found.append(_finished(folder))
+        except UserError as error:
+            damaged.append(str(error))
+    if damaged:
+        more = f" And {len(damaged) - 10:,} more." if len(damaged) > 10 else ""
+        raise UserError(" ".join(damaged[:10]) + more)
+    return group_results(found)
 
 
 def group_results(results: Sequence[Finished], axes: Sequence[str] | None = None) -> Comparison:

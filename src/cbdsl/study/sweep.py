@@ -10,6 +10,7 @@ import csv
 import io
 import itertools
 import json
+import math
 import multiprocessing
 import os
 import signal
@@ -23,7 +24,7 @@ from typing import Any
 
 from cbdsl.callbacks import Callback
 from cbdsl.engines.native import default_threads
-from cbdsl.errors import UserError
+from cbdsl.errors import UserError, shown
 from cbdsl.files import write_atomically
 from cbdsl.runs import play
 from cbdsl.runs.defence import method_of
@@ -38,6 +39,7 @@ from cbdsl.study.processes import deaf_children
 OnProgress = Callable[[int, int, float], None]  # rounds played here or earlier, rounds in all, share of the work done
 
 _PATIENCE = 0.2  # seconds between looks at the processes
+_MOST_POINTS = 100_000  # runs of one grid
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,13 +58,13 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
     values = text.partition("=")[2].strip()
     first, dots, last = values.partition("..")
     span: list[Any]
-    if dots and first.strip().isdigit() and last.strip().isdigit():
-        span = list(range(int(first), int(last) + 1))
+    if dots and _is_number(first) and _is_number(last):
+        span = list(range(int(first), min(int(last) + 1, int(first) + _MOST_POINTS + 1)))
     else:
         whole = parse_setting(f"{key}=[{values}]")[1]  # numbers, pairs and quoted words, as TOML
         span = whole if isinstance(whole, list) else list(words(values))
     if not span:
-        raise UserError(f"'{text}' names no values. Write --over seed=0..4 or --over swarm.inertia=0.5,0.9.")
+        raise UserError(f"{shown(text)} names no values. Write --over seed=0..4 or --over swarm.inertia=0.5,0.9.")
     return key, span
 
 
@@ -71,8 +73,14 @@ def grid(start: Spec, axes: Sequence[tuple[str, Sequence[Any]]]) -> list[Spec]:
     keys = [key for key, _ in axes]
     if len(set(keys)) != len(keys):
         raise UserError(f"A setting can be swept once; given {', '.join(keys)}.")
+    if math.prod(len(values) for _, values in axes) > _MOST_POINTS:
+        raise UserError(f"A grid of more than {_MOST_POINTS:,} runs is too large. Sweep over fewer values.")
     points = itertools.product(*(values for _, values in axes))
     return [start.with_settings(dict(zip(keys, point, strict=True))) for point in points]
+
+
+def _is_number(text: str) -> bool:
+    return text.strip().isdecimal() and len(text) < 100
 
 
 @dataclass(frozen=True)
@@ -146,6 +154,7 @@ def perform(tasks: Sequence[Task], out: Path, jobs: int | None = None, on_progre
     if not missing:
         return
     count, threads = sharing(len(missing), jobs)
+    failed: list[str] = []
     context = multiprocessing.get_context("spawn")  # a fork would inherit threads that are not there
     news: multiprocessing.queues.Queue[float] = context.Queue()
     with ProcessPoolExecutor(count, context, _start_process, (news, threads, os.getpid())) as pool:
@@ -154,8 +163,7 @@ def perform(tasks: Sequence[Task], out: Path, jobs: int | None = None, on_progre
                 pending = {pool.submit(_do, task, task.folder(out)) for task in missing}
             while pending:
                 done, pending = wait(pending, _PATIENCE, FIRST_EXCEPTION)
-                for future in done:
-                    future.result()
+                failed += [words for future in done if (words := future.result())]
                 rounds = list(_drain(news))
                 played, worked = played + len(rounds), worked + sum(rounds)
                 if on_progress is not None and pending:
@@ -164,6 +172,11 @@ def perform(tasks: Sequence[Task], out: Path, jobs: int | None = None, on_progre
             for process in list((pool._processes or {}).values()):
                 process.terminate()
             raise
+    if failed:
+        raise UserError(
+            f"{len(failed)} of {len(missing)} could not be done: {' '.join(failed[:10])} The others are in {out}: mend "
+            "this or leave it out, and start again; what is finished is not done twice."
+        )
     if on_progress is not None:
         on_progress(total, total, 1.0)
 
@@ -202,8 +215,8 @@ def _start_process(news: Any, threads: int, parent: int) -> None:  # noqa: ANN40
     _news, _threads, _parent = news, threads, parent
 
 
-def _do(task: Task, folder: Path) -> None:
-    """Do one task, in a process of its own."""
+def _do(task: Task, folder: Path) -> str:
+    """Do one task, in a process of its own; what a user has to mend about it, if anything: the others go on."""
 
     def report(_: object) -> None:
         if os.getppid() != _parent:  # whoever asked is gone: stop, so that a new sweep finds the folder free
@@ -214,7 +227,11 @@ def _do(task: Task, folder: Path) -> None:
         raise UserError("A plugin was edited while the sweep was running. Start it again: finished runs are kept.")
     module, _, function = task.kind.performer.partition(":")
     perform_task: Performer = getattr(import_module(module), function)
-    perform_task(task.spec, folder, _threads, report)
+    try:
+        perform_task(task.spec, folder, _threads, report)
+    except UserError as error:
+        return f"{folder}: {error}"
+    return ""
 
 
 Performer = Callable[[Spec, Path, int, Callable[[object], None]], None]

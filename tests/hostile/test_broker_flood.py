@@ -1,0 +1,219 @@
+"""A member that sends as fast as it can on topics that it may use: the others play on, and it is not listened to."""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from deployment import memory_of, pictures, tiny_spec, wait_until
+from test_broker_limits import member
+from test_broker_scale import light_workers
+
+from cbdsl.deploy import topics, wire
+from cbdsl.deploy.broker import Broker, find_mosquitto, running_broker
+from cbdsl.deploy.events import Events
+from cbdsl.deploy.provision import provision
+from cbdsl.deploy.turnstile import Turnstile
+from cbdsl.deploy.wire import ClaimMessage
+
+from light_workers import publish  # isort: skip
+
+pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed")
+SWARM = "lab"
+NAMES = [f"worker-{number}" for number in range(8)]
+FLOODER = NAMES[3]
+
+
+class Flood:
+    """One member's messages, in bundles, as fast as the broker takes them or at a rate, until told to stop."""
+
+    def __init__(self, connection: ssl.SSLSocket, what: str, qos: int, rate: float = 0.0) -> None:
+        self.sent, self._stop, self._connection = 0, threading.Event(), connection
+        claim = wire.encode(ClaimMessage(bytes(wire.RUN_BYTES), 1, 1.0, b""))
+        one = publish(topics.from_worker(SWARM, FLOODER, what), claim, 1, qos=qos)
+        self._bundle, self._pause = one * 200, 200 / rate if rate else 0.0
+        self._threads = [threading.Thread(target=target, daemon=True) for target in (self._send, self._drain)]
+        for thread in self._threads:
+            thread.start()
+
+    def _send(self) -> None:
+        with suppress(OSError):
+            next_at = time.monotonic()
+            while not self._stop.is_set():
+                self._connection.sendall(self._bundle)
+                self.sent += 200
+                next_at += self._pause
+                time.sleep(max(0.0, next_at - time.monotonic()))
+
+    def _drain(self) -> None:
+        with suppress(OSError):
+            while self._connection.recv(65536):
+                pass
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._threads[0].join(30)
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)  # wakes the other one, which must not read who comes next
+        self._threads[1].join(30)
+        self._connection.close()
+
+
+class Played:
+    """A run under way: its events, its counts, and what its processes take."""
+
+    def __init__(self, folder: Path, broker: Broker, server: subprocess.Popen[bytes]) -> None:
+        self.out, self.broker, self.server = folder / "run", broker, server
+
+    def rounds(self) -> int:
+        path = self.out / "rounds.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def events(self, kind: str) -> list[dict[str, object]]:
+        lines = (json.loads(line) for line in (self.out / "events.jsonl").read_text().splitlines())
+        return [line for line in lines if line["event"] == kind]
+
+    def rate(self, seconds: float) -> float:
+        """Rounds a second over so many seconds."""
+        before, started = self.rounds(), time.monotonic()
+        time.sleep(seconds)
+        return (self.rounds() - before) / (time.monotonic() - started)
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Iterator[Callable[[int], Played]]:
+    """Light workers and a real server over a provisioned broker."""
+    with ExitStack() as stack:
+
+        def start(rounds: int) -> Played:
+            keys = tmp_path / "keys"
+            provision(keys, NAMES, SWARM, ["localhost"])
+            spec = tiny_spec(pictures(tmp_path / "data"), workers=len(NAMES), rounds=rounds)
+            (tmp_path / "spec.toml").write_text(spec.to_toml())
+            broker = stack.enter_context(running_broker(tmp_path / "broker", config=keys / "broker" / "mosquitto.conf"))
+            honest = [name for name in NAMES if name != FLOODER]
+            stack.enter_context(light_workers(broker.port, honest, keys, tmp_path / "crowd.log", SWARM))
+            return Played(tmp_path, broker, stack.enter_context(_serving(tmp_path, broker)))
+
+        yield start
+
+
+@contextmanager
+def _serving(folder: Path, broker: Broker) -> Iterator[subprocess.Popen[bytes]]:
+    home = folder / "keys" / "server"
+    command = [
+        sys.executable, "-m", "cbdsl", "serve", str(folder / "spec.toml"), "--swarm", SWARM,
+        "--broker", f"mqtts://localhost:{broker.server_port}", "--roster", str(home / "roster.txt"),
+        "--ca", str(home / "ca.crt"), "--cert", str(home / "server.crt"), "--key", str(home / "server.key"),
+        "--out", str(folder / "run"), "--threads", "1", "--join-seconds", "5",
+    ]  # fmt: skip
+    with (folder / "server.log").open("wb") as said:
+        process = subprocess.Popen(command, stdout=said, stderr=said)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize(
+    ("what", "qos"),
+    [
+        ("claim", 0),
+        pytest.param("claim", 1, marks=pytest.mark.hostile),
+        pytest.param("hello", 1, marks=pytest.mark.hostile),
+        pytest.param("upload/0", 1, marks=pytest.mark.hostile),
+    ],
+)
+def test_who_floods_is_not_listened_to_and_rounds_go_on(
+    tmp_path: Path, play: Callable[[int], Played], what: str, qos: int
+) -> None:
+    run = play(1_000_000)
+    wait_until(lambda: run.rounds() >= 5)
+    clean = memory_of(run.server.pid)
+    flood = Flood(member(tmp_path / "keys", FLOODER, run.broker.port), what, qos)
+    wait_until(lambda: bool(run.events("flood")) and flood.sent >= 100_000)
+    before = run.rounds()
+    wait_until(lambda: run.rounds() >= before + 20)
+    flood.stop()
+    assert {event["worker"] for event in run.events("flood")} == {FLOODER}
+    run.server.terminate()
+    run.server.wait(60)
+    counted = json.loads((run.out / "wire.json").read_text())["received"]
+    heard = counted.get(what.partition("/")[0], [0])[0] - (run.rounds() * 7 if what == "claim" else 0)
+    assert heard < flood.sent / 2, "the server hears most of a flood"
+    assert memory_of(run.broker.pid) < 64 * 1024
+    assert clean < 400 * 1024
+
+
+def test_a_flooder_is_heard_again_when_it_stops(tmp_path: Path, play: Callable[[int], Played]) -> None:
+    run = play(1_000_000)
+    wait_until(lambda: run.rounds() >= 5)
+    flood = Flood(member(tmp_path / "keys", FLOODER, run.broker.port), "claim", 0)
+    wait_until(lambda: bool(run.events("flood")))
+    flood.stop()
+    with light_workers(run.broker.port, [FLOODER], tmp_path / "keys", tmp_path / "back.log", SWARM):
+        wait_until(lambda: run.events("closed")[-1]["answered"] == len(NAMES))
+
+
+def test_pauses_double_and_are_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("cbdsl.deploy.turnstile.time.monotonic", lambda: now[0])
+    gate, topic = Turnstile(SWARM, ["a", "b"], 4, Events()), topics.from_worker(SWARM, "a", "claim")
+    everybody = topics.from_all(SWARM)
+
+    def flood() -> float:
+        for _ in range(10_000):
+            taken, pause = gate.takes(topic)
+            if pause:
+                assert not taken
+                return pause
+        return 0.0
+
+    pauses = []
+    for _ in range(12):
+        pauses.append(flood())
+        assert gate.takes(topic) == (False, 0.0)
+        assert gate.takes(topics.from_worker(SWARM, "b", "claim")) == (True, 0.0)
+        assert list(gate.patterns([everybody])) == [topics.from_worker(SWARM, "b", "#")]
+        now[0] += pauses[-1] + 1
+        assert list(gate.patterns([everybody])) == [everybody]
+        assert gate.takes(topic)[0]
+    assert pauses == [2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600, 600]
+    now[0] += 6001
+    assert flood() == 2
+
+
+def test_where_anybody_may_come_a_flood_is_dropped_and_nobody_elses_subscription_given_up() -> None:
+    gate = Turnstile(SWARM, [], 4, Events())
+    for _ in range(1000):
+        gate.takes(topics.from_worker(SWARM, "a", "claim"))
+    assert not gate.takes(topics.from_worker(SWARM, "a", "claim"))[0]
+    assert list(gate.patterns([topics.from_all(SWARM)])) == [topics.from_all(SWARM)]
+
+
+@pytest.mark.hostile
+def test_what_a_flood_costs(tmp_path: Path, play: Callable[[int], Played]) -> None:
+    run = play(1_000_000)
+    wait_until(lambda: run.rounds() >= 50)
+    clean = run.rate(10)
+    found = {"clean": clean}
+    for what, qos, rate in (("claim", 0, 20_000), ("claim", 1, 20_000), ("claim", 0, 0)):
+        flood = Flood(member(tmp_path / "keys", FLOODER, run.broker.port), what, qos, rate)
+        time.sleep(2)
+        began = flood.sent
+        rounds = run.rate(15)
+        found[f"{what} at quality {qos}, {(flood.sent - began) // 15} a second"] = rounds
+        flood.stop()
+    print(json.dumps({key: round(value, 1) for key, value in found.items()}))
+    print("broker MB", memory_of(run.broker.pid) // 1024, "server MB", memory_of(run.server.pid) // 1024)
+    assert all(found.values()), "a flood stops the rounds"
