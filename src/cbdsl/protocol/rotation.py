@@ -27,13 +27,14 @@ from cbdsl.protocol.selection import (
     doubt,
 )
 
-_IDLE = 0.1  # of the usual length: nobody has worked for so short a step
+_IDLE = 0.1  # of the usual length: nobody has worked for so short a step; nor for half of the server's own
 _SAME = 0.25  # of the usual length: nobody has worked for so small a difference
 _JUMP = 2.0  # the usual length changes by this factor at most from round to round
-_LONGEST = 12.0  # of the server's own steps: the usual length is no longer; honest steps had up to 11
+_FIRST = 12.0  # of the server's own steps: the usual length of the first round is no longer; honest ones had up to 11
 _HARM = 0.01  # leaving an upload out lowers the private loss by this share: it does harm
 _NOISE = 0.05  # a step whose cosine with the others is smaller is noise; or 3 / sqrt(D), if that is less
 _MANY = 30.0  # of the server's own steps: a model that is farther away than this, and than w^g is from 0, is far
+_BETTER = 0.1  # a group whose private loss is lower by this share gets farther than all together
 _TOGETHER = 0.2  # a quarter of the steps have this cosine with the others or more: there is a common direction
 _FEW = 4  # fewer steps than this have no common direction
 _AGAINST = -0.05  # a step with this cosine to the server's own goes against it
@@ -88,11 +89,12 @@ class Rotation(Selection):
         memory = view.state.memory.astype(np.float64)
         steps = np.stack([one.model for one in believed]) - current
         lengths = np.linalg.norm(steps, axis=1)
-        own = view.verifier.own_step
-        most = _LONGEST * float(np.linalg.norm(own(view.state.global_best, view.round))) if own else 0.0
         noise = is_noise(steps)
         last = float(memory[-1]) if len(memory) else 0.0
-        usual, long = usual_lengths(lengths if noise.all() else lengths[~noise], last, most)
+        own_step = view.verifier.own_step
+        own = float(np.linalg.norm(own_step(view.state.global_best, view.round))) if own_step else np.inf
+        usual, long = usual_lengths(lengths if noise.all() else lengths[~noise], last, _FIRST * own)
+        idle = min(_IDLE * usual, own / 2)
         directions = steps / np.maximum(lengths, 1e-30)[:, None]
         before = self.momentum * memory[:-1] if len(memory) else np.zeros_like(current)
 
@@ -103,7 +105,7 @@ class Rotation(Selection):
         def private(used: Sequence[int], length: float = usual) -> float:
             return loss((current + momentum(used, length)).astype(np.float32), view.round) if loss else np.inf
 
-        working = [place for place in range(len(steps)) if not noise[place] and lengths[place] >= _IDLE * usual]
+        working = [place for place in range(len(steps)) if not noise[place] and lengths[place] >= idle]
         used = distinct(directions, working, _SAME)
         reasons = dict.fromkeys(range(len(believed)), COPIED) | dict.fromkeys(working, EQUAL)
         loss = view.verifier.loss
@@ -142,15 +144,14 @@ def is_noise(steps: Doubles) -> Bools:
     return np.asarray(np.abs(cosines) < min(_NOISE, 3 / np.sqrt(steps.shape[1])))
 
 
-def usual_lengths(lengths: Doubles, last: float, most: float = 0.0) -> Doubles:
-    """The median and the upper quartile, (2,), within a factor of the last length that was used; most: 0 is no limit.
+def usual_lengths(lengths: Doubles, last: float, most: float = np.inf) -> Doubles:
+    """The median and the upper quartile, (2,), within a factor of the last length that was used. most: in the first round.
 
     Half of a round's uploads may be attackers', by chance: short steps among them shrink the median, long ones stretch
     it.
     """
     found = np.quantile(lengths, (0.5, 0.75))
-    found = np.clip(found, last / _JUMP, last * _JUMP) if last > 0 else found
-    return np.minimum(found, most) if most > 0 else found
+    return np.clip(found, last / _JUMP, last * _JUMP) if last > 0 else np.minimum(found, most)
 
 
 def distinct(steps: Doubles, working: Sequence[int], near: float) -> list[int]:
@@ -173,7 +174,7 @@ def chosen(
     reasons = {one: HARMFUL for one in everyone if one not in stay}
     better, best = joined(stay, loss)
     start = loss([])
-    if best < (1 - _HARM) * found and start - found < (start - best) / 2:
+    if best < (1 - _BETTER) * found and start - found < (start - best) / 2:
         return better, reasons | {one: LEFT_OUT for one in stay if one not in better}
     return stay, reasons
 
