@@ -82,7 +82,7 @@ def expanded(word: str, folder: Path) -> list[str]:
 
 @pytest.mark.parametrize("words", RUN, ids=" ".join)
 def test_every_command_shown_runs(words: tuple[str, ...], tmp_path: Path) -> None:
-    if words[0] == "provision" and {"--add", "--revoke", "--renew"} & set(words):
+    if words[0] == "provision" and {"--add", "--revoke", "--renew", "--largest-model"} & set(words):
         assert cbdsl("provision", "keys", "--workers", "3", cwd=tmp_path).returncode == 0
     if words[0] == "compare":
         made = [*MADE_SMALL["sweep"], "--over", "seed=0,1", "--out", "sweep"]
