@@ -81,10 +81,9 @@ def verifier_of(
     if not (method.conversation == "swarm" and method.verifies and spec.shares_scoring):
         return trusting(engine.size)
     plain = measuring(scorer(engine, samples, split.shared_scoring), engine.size, spec.verification.tolerance)
-    train = None
-    if spec.shares_training and method.gradients and len(split.shared_training):
-        train = trainer(spec, engine, samples, split.shared_training, secret)
-        plain = replace(plain, copies=copying(train))
+    trains = spec.shares_training and method.gradients and len(split.shared_training)
+    if trains:
+        plain = replace(plain, copies=copying(trainer(spec, engine, samples, split.shared_training)))
     if not spec.defence.guard:
         return plain
 
@@ -94,6 +93,7 @@ def verifier_of(
         return batch_losses(engine, weights, samples, drawn[: -(-len(drawn) // 2)])
 
     holdout = HoldOut(lambda weights: batch_losses(engine, weights, samples, split.shared_scoring), private)
+    train = trainer(spec, engine, samples, split.shared_training, secret) if trains else None
     return guarded(plain, holdout, spec.defence.false_alarm, train)
 
 
