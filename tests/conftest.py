@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -10,6 +11,10 @@ from hypothesis import settings
 from cbdsl.data.sources import Dataset, load
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "deploy")]  # helpers of more than one folder
+
+# A shell's background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples every time, so that a change is judged by what it changed. `make explore` draws fresh ones.
 settings.register_profile("same", derandomize=True, deadline=None)

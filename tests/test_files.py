@@ -15,9 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbdsl import files, machine
+from cbdsl import archives, files, machine
+from cbdsl.archives import load_arrays
 from cbdsl.errors import UserError
-from cbdsl.files import load_arrays, private_file, private_folder, read_json, read_text, write_atomically
+from cbdsl.files import private_file, private_folder, read_json, read_text, write_atomically
 
 
 @pytest.fixture
@@ -75,7 +76,7 @@ def test_an_archive_that_unpacks_to_more_than_the_memory_is_refused(
     bomb = tmp_path / "bomb.npz"
     bomb.write_bytes(packed(features=np.zeros((1000, 1000), np.float32)))
     assert bomb.stat().st_size < 10_000
-    monkeypatch.setattr(files, "free_memory", lambda: 1_000_000)
+    monkeypatch.setattr(archives, "free_memory", lambda: 1_000_000)
     with pytest.raises(ValueError, match=r"more than the 1\.0 MB of memory"):
         load_arrays(bomb)
 

@@ -16,6 +16,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "arrays",
         "errors",
         "files",
+        "archives",
         "machine",
         "plain",
         "plugins",

@@ -177,11 +177,13 @@ def test_a_server_that_announces_run_after_run_is_not_followed_at_once() -> None
 
 def test_what_is_asked_what_is_allowed_and_what_to_do_are_said() -> None:
     budget = small_budget()
-    with pytest.raises(WireError, match=r"needs about 100\.\d GB here, 100\.0 GB of it for batches; .*--memory"):
+    with pytest.raises(WireError, match=r"needs about \d+\.\d MB here, 100\.0 MB of it for batches; .*--memory"):
+        budget.understand(announced(spec="[local]\nbatch_size = 10_000_000"))
+    with pytest.raises(WireError, match="batch_size must be at most"):
         budget.understand(announced(spec="[local]\nbatch_size = 10_000_000_000"))
     hasty = Budget(OWN, longest_round=1.0)
     with pytest.raises(WireError, match=r"rounds take about \d+:\d\d here; the longest allowed is 0:01.*--longest"):
-        hasty.understand(announced(spec="[local]\nepochs = 200_000\nbatch_size = 1"))
+        hasty.understand(announced(spec="[local]\nepochs = 100_000\nbatch_size = 1"))
 
 
 def test_more_threads_and_more_of_everything_need_more() -> None:

@@ -17,7 +17,7 @@ def loaded() -> set[str]:
 def test_a_device_loads_workers_engines_deploy_and_foundations_alone() -> None:
     rooms = {name.split(".")[1] for name in loaded() if name.startswith("cbdsl.")}
     foundations = {
-        "arrays", "errors", "files", "machine", "plugins", "register", "rng", "spec", "spec_groups", "text",
+        "archives", "arrays", "errors", "files", "machine", "plugins", "register", "rng", "spec", "spec_groups", "text",
     }  # fmt: skip
     assert rooms == {"codecs", "data", "deploy", "engines", "methods", "protocol", "workers"} | foundations
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 
 from cbdsl.arrays import Samples
 from cbdsl.codecs.travel import longest_update
@@ -52,8 +53,11 @@ def wide(hidden: int) -> Architecture:
 
 def spec_text(**settings: object) -> str:
     """A small run's spec; keywords use __ for a dot."""
-    base: dict[str, Any] = {"workers": 4, "rounds": 1000, "shared": "none", "model": "softmax"}
-    return Spec().with_settings(base | {key.replace("__", "."): value for key, value in settings.items()}).to_toml()
+    tree = Spec().to_tree() | {"workers": 4, "rounds": 1000, "shared": "none", "model": "softmax"}
+    for key, value in settings.items():  # unchecked: a hostile server sends what it likes
+        group, _, name = key.partition("__")
+        tree[group] = {**tree[group], name: value} if name else value
+    return tomli_w.dumps(tree)
 
 
 def announcement(described: Architecture | None = None, **changes: Any) -> Announcement:  # noqa: ANN401

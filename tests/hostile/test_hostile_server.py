@@ -96,8 +96,8 @@ def test_what_asks_for_too_much_is_refused_in_a_line_and_nothing_is_made(
             asked, lines = make(), worker.log.count("\n")
             server.announce(asked)
             wait_until(lambda before=lines: worker.log.count("\n") > before)  # type: ignore[misc]
-            assert "300.0 MB are allowed" in worker.log.splitlines()[-1], name
-            assert "--memory" in worker.log.splitlines()[-1], name
+            said = worker.log.splitlines()[-1]
+            assert ("300.0 MB are allowed" in said and "--memory" in said) or "must be at most" in said, name
             server.welcome(asked.run)
             server.send(asked.run, "model", bytes(100_000), 1)
         assert worker.peak() < MEMORY / 3
@@ -140,8 +140,8 @@ MUCH: dict[str, Callable[[], tuple[Announcement, bytes, Samples]]] = {
     "activations": lambda: (announcement(wide(150_000)), b"", own_samples()),
     "pictures": pictures,
     "shared samples": lambda: shared(shared="train"),
-    "epochs": lambda: (announcement(spec=spec_text(local__epochs=200_000, local__batch_size=40)), b"", own_samples()),
-    "a large batch": lambda: (announcement(spec=spec_text(local__batch_size=20_000_000)), b"", own_samples()),
+    "epochs": lambda: (announcement(spec=spec_text(local__epochs=100_000, local__batch_size=40)), b"", own_samples()),
+    "a large batch": lambda: (announcement(spec=spec_text(local__batch_size=10_000_000)), b"", own_samples()),
 }
 
 
@@ -210,7 +210,7 @@ def test_too_little_memory_to_begin_with_is_said_at_once(address: Address, tmp_p
 def test_a_worker_stops_when_it_is_told_to_in_the_middle_of_an_endless_order(
     address: Address, server: HostileServer, tmp_path: Path
 ) -> None:
-    endless = announcement(wide(20_000), spec=spec_text(local__epochs=200_000, local__batch_size=40))
+    endless = announcement(wide(20_000), spec=spec_text(local__epochs=100_000, local__batch_size=40))
     with victim(tmp_path, address, "--longest-round", "1e9") as worker:
         wait_until(lambda: bool(server.hellos()))
         play(server, endless)
@@ -224,7 +224,7 @@ def test_a_worker_stops_when_it_is_told_to_in_the_middle_of_an_endless_order(
 def test_rounds_that_take_too_long_are_refused(address: Address, server: HostileServer, tmp_path: Path) -> None:
     with victim(tmp_path, address, "--longest-round", "60") as worker:
         wait_until(lambda: bool(server.hellos()))
-        server.announce(announcement(wide(20_000), spec=spec_text(local__epochs=200_000, local__batch_size=40)))
+        server.announce(announcement(wide(20_000), spec=spec_text(local__epochs=100_000, local__batch_size=40)))
         wait_until(lambda: "the longest allowed is 1:00" in worker.log)
         assert_it_still_works(server, worker)
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cbdsl.archives import load_arrays
 from cbdsl.errors import UserError
-from cbdsl.files import load_arrays
 from cbdsl.presets import preset
 from cbdsl.runs.folder import RunFolder, read_result
 from cbdsl.runs.play import resume, run

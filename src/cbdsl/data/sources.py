@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cbdsl import register
+from cbdsl.archives import load_arrays
 from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.errors import UserError
-from cbdsl.files import load_arrays
 from cbdsl.machine import demand_memory
 from cbdsl.register import CUSTOM
 

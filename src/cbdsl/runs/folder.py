@@ -19,10 +19,10 @@ from safetensors.numpy import save as safetensors_bytes
 
 from cbdsl import plugins
 from cbdsl import spec as specs
+from cbdsl.archives import load_arrays
 from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
 from cbdsl.files import (
-    load_arrays,
     private_file,
     private_folder,
     read_json,
