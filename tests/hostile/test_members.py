@@ -97,7 +97,7 @@ class Turns(Late):
 
 
 NOT_YET = pytest.mark.xfail(
-    reason="Who stalls in every tenth round has sat out its back-off of 2, 4 and 8 rounds when its turn comes, and each "
+    reason="Who stalls in every tenth round has sat out its back-off of 2, 4 and 8 rounds by its turn, and each "
     "stall costs the whole upload deadline: 27 rounds of 100, and a median of eight times the clean one.",
 )
 HOSTILE = (Late, Staller, Flooder, Liar, Restless)
