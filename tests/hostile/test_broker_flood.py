@@ -89,22 +89,22 @@ class Played:
         return (self.rounds() - before) / (time.monotonic() - started)
 
 
+def begin(stack: ExitStack, folder: Path, rounds: int, present: list[str]) -> Played:
+    """Light workers and a real server over a provisioned broker; who is not `present` has a certificate too."""
+    keys = folder / "keys"
+    provision(keys, NAMES, SWARM, ["localhost"])
+    spec = tiny_spec(pictures(folder / "data"), workers=len(NAMES), rounds=rounds)
+    (folder / "spec.toml").write_text(spec.to_toml())
+    broker = stack.enter_context(running_broker(folder / "broker", config=keys / "broker" / "mosquitto.conf"))
+    stack.enter_context(light_workers(broker.port, present, keys, folder / "crowd.log", SWARM))
+    return Played(folder, broker, stack.enter_context(_serving(folder, broker)))
+
+
 @pytest.fixture
 def play(tmp_path: Path) -> Iterator[Callable[[int], Played]]:
-    """Light workers and a real server over a provisioned broker."""
+    """A run that the flooder is not part of yet."""
     with ExitStack() as stack:
-
-        def start(rounds: int) -> Played:
-            keys = tmp_path / "keys"
-            provision(keys, NAMES, SWARM, ["localhost"])
-            spec = tiny_spec(pictures(tmp_path / "data"), workers=len(NAMES), rounds=rounds)
-            (tmp_path / "spec.toml").write_text(spec.to_toml())
-            broker = stack.enter_context(running_broker(tmp_path / "broker", config=keys / "broker" / "mosquitto.conf"))
-            honest = [name for name in NAMES if name != FLOODER]
-            stack.enter_context(light_workers(broker.port, honest, keys, tmp_path / "crowd.log", SWARM))
-            return Played(tmp_path, broker, stack.enter_context(_serving(tmp_path, broker)))
-
-        yield start
+        yield lambda rounds: begin(stack, tmp_path, rounds, [name for name in NAMES if name != FLOODER])
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from cbdsl.deploy import wire
 from cbdsl.deploy.wire import OrderMessage
 
 WORKERS = 20
+LEAGUE = 5  # members that take turns
 BEST = float.fromhex("0x1p-20")  # a score that is always invited
 
 
@@ -79,6 +80,26 @@ class Restless(LightWorker):
         self._transport.close()
 
 
+class Turns(Late):
+    """One of five in league: in every round another one is late or, when its turn comes again, is the best and stalls.
+
+    So each keeps its place among those who are waited for, as far as four rounds in five of good conduct will do it.
+    """
+
+    def answer(self, order: OrderMessage, score: float) -> None:
+        times, whose = divmod(order.round, LEAGUE)
+        if whose != self._number % LEAGUE:
+            LightWorker.answer(self, order, score)
+        elif times % 2:
+            super().answer(order, score)
+        else:
+            LightWorker.answer(self, order, BEST)
+
+
+NOT_YET = pytest.mark.xfail(
+    reason="Who stalls in every tenth round has sat out its back-off of 2, 4 and 8 rounds by its turn, and each "
+    "stall costs the whole upload deadline: 27 rounds of 100, and a median of eight times the clean one.",
+)
 HOSTILE = (Late, Staller, Flooder, Liar, Restless)
 
 
@@ -145,13 +166,17 @@ def longest(flags: list[bool]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "hostile"),
-    [(30, 5), pytest.param(100, 1, marks=pytest.mark.hostile), pytest.param(100, 5, marks=pytest.mark.hostile)],
+    ("rounds", "kinds"),
+    [
+        pytest.param(30, HOSTILE, id="30-all"),
+        pytest.param(100, HOSTILE[:1], id="100-late", marks=pytest.mark.hostile),
+        pytest.param(100, HOSTILE, id="100-all", marks=pytest.mark.hostile),
+        pytest.param(100, (Turns,) * LEAGUE, id="100-turns", marks=[pytest.mark.hostile, NOT_YET]),
+    ],
 )
-def test_hostile_members_hold_nobody_up(rounds: int, hostile: int, tmp_path: Path) -> None:
+def test_hostile_members_hold_nobody_up(rounds: int, kinds: tuple[type[LightWorker], ...], tmp_path: Path) -> None:
     clean = played(tmp_path / "clean", rounds, ())
-    kinds = HOSTILE[:hostile]
-    held = played(tmp_path / "held", rounds, kinds)
+    held, hostile = played(tmp_path / "held", rounds, kinds), len(kinds)
     usual = statistics.median(clean.seconds)
     print(f"median {usual:.3f} s clean, {statistics.median(held.seconds):.3f} s with {hostile}")
     print(f"{sum(clean.seconds):.0f} s in all clean, {sum(held.seconds):.0f} s with them")
