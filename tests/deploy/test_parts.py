@@ -245,3 +245,24 @@ def test_a_roster_for_more_than_a_network_holds_or_with_impossible_numbers_is_an
         (tmp_path / "roster.json").write_text(f'{{"names": ["a"], "closed": true, "samples": {{"a": {samples}}}}}')
         with pytest.raises(UserError, match="damaged"):
             Roster(tmp_path / "roster.json", 1)
+
+
+def test_a_roster_is_written_by_two_threads_at_once(tmp_path: Path) -> None:
+    """The link's thread enrols while the main thread begins a round."""
+    roster, errors = Roster(tmp_path / "roster.json", 200), []
+
+    def enrol() -> None:
+        for number in range(200):
+            roster.enrol([f"w{number}"])
+            roster.note_samples(f"w{number}", number)
+
+    thread = threading.Thread(target=enrol)
+    thread.start()
+    while thread.is_alive():
+        try:
+            roster.save()
+        except OSError as error:
+            errors.append(error)
+    roster.save()
+    assert errors == []
+    assert Roster(tmp_path / "roster.json", 200).names == tuple(f"w{number}" for number in range(200))
