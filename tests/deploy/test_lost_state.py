@@ -12,11 +12,11 @@ from bus import Bus
 from test_worker import PACE, Crew, crew, play, prepared
 
 import cbdsl
-from cbdsl.deploy import wire
+from cbdsl.deploy import topics, wire
 from cbdsl.deploy.link import Address
 from cbdsl.deploy.server import ServerConfig
 from cbdsl.deploy.serving import open_run, serve
-from cbdsl.deploy.wire import Invitation
+from cbdsl.deploy.wire import Announcement, Hello, Invitation
 from helpers import small_spec
 
 CODECS = pytest.mark.parametrize("codec", ["none", "q4"])
@@ -131,6 +131,51 @@ def test_a_server_set_back_to_a_backup_goes_on_with_workers_that_are_ahead(
         served = serve(stage, open_run(stage, run), config, on_round=late, make_link=bus.link)
     assert served.result.summary.banned == []
     assert [line.traffic["score"][0] for line in served.result.rounds][-2:] == [6, 6]
+
+
+@CODECS
+@pytest.mark.parametrize("method", ["cb-dsl", "fedavg"])
+def test_a_server_set_back_is_heard_by_workers_that_took_no_part_in_the_rounds_that_are_lost(
+    method: str, codec: str, tmp_path: Path
+) -> None:
+    """Their states are of the common history; the orders and models that they last heard of are not."""
+    settings = {"method": method, "codec__up": codec, "codec__down": codec}
+    stage, bus = prepared(small_spec(rounds=9, participation=2, **settings)), Bus()
+    run, backup = tmp_path / "run", tmp_path / "backup"
+    with crew(bus, stage, tmp_path) as workers:
+        with pytest.raises(KeyboardInterrupt):
+            play(bus, stage, tmp_path, workers.names, on_round=stopped_after(3))
+        shutil.copytree(run, backup)
+        with pytest.raises(KeyboardInterrupt):
+            play(bus, stage, tmp_path, workers.names, on_round=stopped_after(7))
+        shutil.rmtree(run)
+        shutil.copytree(backup, run)
+        config = ServerConfig("s", Address("127.0.0.1", 1), replace(PACE, join_seconds=2.0), workers.names)
+        served = serve(stage, open_run(stage, run), config, make_link=bus.link)
+    kind = "score" if method == "cb-dsl" else "upload"
+    assert served.result.summary.banned == []
+    assert [line.traffic[kind][0] for line in served.result.rounds] == [2] * 9
+
+
+def test_whoever_played_on_before_it_heard_that_its_state_is_astray_is_believed_again(tmp_path: Path) -> None:
+    stage, bus = prepared(small_spec(rounds=4)), Bus()
+
+    with crew(bus, stage, tmp_path) as workers:
+
+        def astray(line: cbdsl.RoundRecord) -> None:
+            if line.round == 2:  # as if it had come back with a state of another history, and the next order with it
+                worker = workers.workers[1]
+                assert worker._memory is not None
+                version = worker._memory.version
+                hello = Hello(worker._session, 7, 1, served_run(bus), version, b"another-history!", "test")
+                bus.publish(topics.from_worker("s", "w1", "hello"), wire.encode(hello))
+
+        served = play(bus, stage, tmp_path, workers.names, on_round=astray)
+    assert [line.traffic["score"][0] for line in served.result.rounds] == [6] * 4
+
+
+def served_run(bus: Bus) -> bytes:
+    return wire.decode(bus.retained[topics.spec("s")], Announcement).run
 
 
 def test_a_server_without_its_checkpoint_plays_the_run_again_from_its_first_round(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from cbdsl.deploy import topics, wire
 from cbdsl.deploy.deadlines import Deadlines
 from cbdsl.deploy.patience import Standing, everybodys_limit, upload_limit
 from cbdsl.deploy.server import NetworkSwarm
-from cbdsl.deploy.wire import Hello, OrderMessage, Welcome
+from cbdsl.deploy.wire import Hello, OrderMessage, Status, Welcome
 from cbdsl.errors import UserError
 
 __all__ = ["bus", "make"]  # fixtures
@@ -271,3 +271,81 @@ def test_whoever_says_hello_without_its_state_may_claim_again(bus: Bus, make: Ca
     started = time.monotonic()
     assert network.upload([1]) == {}  # silence at once
     assert time.monotonic() - started < 15
+
+
+EVERYBODY = (*NAMES, "dot", "eve")
+
+
+def seconds_of_rounds(network: NetworkSwarm, rounds: int) -> list[float]:
+    seconds = []
+    for number in range(1, rounds + 1):
+        started = time.monotonic()
+        network.report(order(number, participants=(0, 1, 2, 3, 4)))
+        seconds.append(time.monotonic() - started)
+    return seconds
+
+
+class Fickle(Scripted):
+    """Claims and withdraws its claim again and again, and ends without one."""
+
+    def claim(self, round_number: int, score: float | None = None) -> None:
+        for _ in range(22):
+            Scripted.claim(self, round_number, score)
+            self.say("hello", hello_of(self.name))
+
+
+def test_an_answer_that_is_given_and_withdrawn_many_times_makes_up_for_no_lapse(
+    bus: Bus, make: Callable[..., NetworkSwarm]
+) -> None:
+    network = make(Deadlines(round_seconds=5, join_seconds=5, least_seconds=0.3), EVERYBODY, 5)
+    for name in EVERYBODY[:4]:
+        Dawdler(bus, name).seconds = 0.05
+    Fickle(bus, "eve")
+    network.gather()
+    seconds = seconds_of_rounds(network, 15)
+    assert sum(one > 0.4 for one in seconds) <= 5  # 1, 4, 9 and two for a busy machine
+
+
+class Vanishing(Scripted):
+    """Is there when a round begins, and gone before its deadline."""
+
+    def claim(self, round_number: int, score: float | None = None) -> None:
+        Scripted.claim(self, max(0, round_number - 1), score)  # it is heard, but not in time
+        self.say("status", wire.encode(Status(True, self.session)))
+        threading.Timer(0.4, lambda: self.say("status", wire.encode(Status(False, self.session)))).start()
+
+
+def test_whoever_vanishes_before_each_deadline_costs_few_rounds(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
+    network = make(Deadlines(round_seconds=5, join_seconds=5, least_seconds=0.5, grace_seconds=0.1), EVERYBODY, 5)
+    for name in EVERYBODY[:4]:
+        Dawdler(bus, name).seconds = 0.05
+    Vanishing(bus, "eve")
+    network.gather()
+    seconds = seconds_of_rounds(network, 15)
+    assert sum(one > 0.35 for one in seconds) <= 5  # 1, 4, 9 and two for a busy machine
+
+
+class SlowSender(Scripted):
+    """Sends its model when `seconds` have passed, from another thread."""
+
+    seconds = 0.0
+
+    def send(self, round_number: int) -> None:
+        threading.Timer(self.seconds, lambda: Scripted.send(self, round_number)).start()
+
+
+def test_whoever_sends_its_model_last_is_not_passed_over_for_ever(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
+    network = make(Deadlines(round_seconds=5, join_seconds=5, least_seconds=2), EVERYBODY, 5)
+    for name in EVERYBODY[:4]:
+        SlowSender(bus, name).seconds = 0.1
+    slower = SlowSender(bus, "eve", stalls=True)
+    network.gather()
+    everybody, sent = (0, 1, 2, 3, 4), []
+    for number in range(1, 10):
+        network.report(order(number, "average", everybody))
+        sent.append(len(network.upload(everybody)))
+        time.sleep(0.2)
+        slower.script.clear()
+        slower.seconds = 0.25  # later than all others, each time
+    assert sent[0] == 4
+    assert sent[-3:] == [5, 5, 5]

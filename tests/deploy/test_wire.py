@@ -39,7 +39,7 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Message]] = {
         st.integers(1, 8), st.text(max_size=50),
         st.integers(1, 1000), st.integers(0, 10**6), st.integers(0, 10**6), digests, st.integers(0, wire.MAX_WHOLE),
     ),
-    Welcome: st.builds(Welcome, runs, st.integers(0, wire.MAX_WORKERS - 1), digests, rounds),
+    Welcome: st.builds(Welcome, runs, st.integers(0, wire.MAX_WORKERS - 1), digests, rounds, rounds),
     OrderMessage: st.builds(
         OrderMessage, runs, rounds, st.sampled_from(["swarm", "average", "finish"]), st.binary(max_size=50), doubles,
         doubles, rounds, digests,

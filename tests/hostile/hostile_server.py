@@ -100,7 +100,7 @@ class HostileServer:
         self._link.publish(topics.spec(SWARM), wire.encode(what), retain=True)
 
     def welcome(self, run: bytes, number: int = 0, start: bytes = NOTHING) -> None:
-        self._tell("welcome", wire.encode(Welcome(run, number, start, 0)))
+        self._tell("welcome", wire.encode(Welcome(run, number, start, 0, 2**31 - 1)))
 
     def invite(self, run: bytes, round_number: int) -> None:
         """At QoS 0: then the broker waits for no acknowledgement, however many there are."""

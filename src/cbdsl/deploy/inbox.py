@@ -183,6 +183,7 @@ class Inbox:
 
     def _piece(self, worker: WorkerId, number: int, payload: bytes) -> None:
         open_round = self.open_round
+        self._presence(self._roster.name(worker)).standing.heard()
         if worker not in open_round.invited:
             raise WireError("not requested")
         if worker in open_round.models or worker in open_round.spoilt:
@@ -209,9 +210,8 @@ class Inbox:
                 self._in_time(worker)
 
     def _in_time(self, worker: WorkerId) -> None:
-        """Note that a worker has answered the round."""
+        """Note that a worker has answered the round. It counts when the round closes: a claim may be withdrawn."""
         self.open_round.times[worker] = time.monotonic() - self.open_round.started
-        self._presence(self._roster.name(worker)).standing.answered()
 
     def _check_time(self, run: bytes, round_number: int) -> None:
         if run != self._run:
@@ -342,10 +342,16 @@ class Inbox:
             open_round, seconds = self.open_round, time.monotonic() - self.open_round.started
             free = everybodys_limit(list(open_round.times.values()), self.awaited(answers)[0], self._deadlines)
             for worker in open_round.participants:
-                standing = self._presence(self._roster.name(worker)).standing
+                presence = self._presence(self._roster.name(worker))
+                standing = presence.standing
                 if worker in answers:
+                    standing.answered()
                     standing.account(max(0.0, open_round.times.get(worker, 0.0) - free), seconds)
-                elif not in_time and self.is_waited_for(worker):
+                elif (
+                    standing.is_waited_for(open_round.round)
+                    and (presence.online or presence.since + self._deadlines.grace_seconds > open_round.started)
+                    and not (in_time and self.is_there(worker))  # at the quorum nobody was late
+                ):  # to vanish while others wait is to let the round close, too
                     standing.lapsed(open_round.round)
                     standing.account(max(0.0, seconds - free), seconds)
 

@@ -285,16 +285,16 @@ class MqttLink:
 
     def _listen(self) -> None:
         """Have the broker send what is to be heard now, no less and no more."""
-        with self._lock:
+        with self._lock:  # until the broker is told: of two threads, one would take away what the other asked for
             if not self._client.is_connected():
                 return
             before, wanted = self._heard, list(self._patterns)
             after = self._heard = dict.fromkeys(wanted) if self._turnstile is None else self._turnstile.patterns(wanted)
-        new, old = [one for one in after if one not in before], [one for one in before if one not in after]
-        for start in range(0, len(new), _AT_ONCE):
-            self._client.subscribe([(pattern, 1) for pattern in new[start : start + _AT_ONCE]])
-        for start in range(0, len(old), _AT_ONCE):  # last, so that nothing is missed
-            self._client.unsubscribe(old[start : start + _AT_ONCE])
+            new, old = [one for one in after if one not in before], [one for one in before if one not in after]
+            for start in range(0, len(new), _AT_ONCE):
+                self._client.subscribe([(pattern, 1) for pattern in new[start : start + _AT_ONCE]])
+            for start in range(0, len(old), _AT_ONCE):  # last, so that nothing is missed
+                self._client.unsubscribe(old[start : start + _AT_ONCE])
 
     def _guarded(self, call: Callable[[], None]) -> None:
         """An error in a callback would end the client's thread: log it and live."""

@@ -83,6 +83,7 @@ class Mail:
     def _forget(self) -> None:
         self.assignment: Assignment | None = None
         self.welcome: Welcome | None = None
+        self.ahead = False  # what is here is of rounds that the server, back in time, has not begun
         self.order: Letter[OrderMessage] | None = None
         self.invitation: Letter[Invitation] | None = None
         self.model, self.shared, self.start = Parcel(0), Parcel(0), Parcel(0)
@@ -141,14 +142,13 @@ class Mail:
         welcome = wire.decode(payload, Welcome)
         self._check_run(welcome.run)
         self.welcome = welcome
+        self.ahead = self.order is not None and self.order.message.round > welcome.newest
 
     def _ordered(self, payload: bytes) -> str:
         order_message = wire.decode(payload, OrderMessage)
         self._check_run(order_message.run)
         if self.order is not None and order_message.round < self.order.message.round:
-            return (
-                "hello"  # sent again late, after a connection was lost; or the server is back in time, and will say so
-            )
+            return "hello"  # sent late, after a connection was lost; or the server is back in time, and will say so
         again = self.order is not None and order_message == self.order.message
         self.order = Letter(order_message)
         return "again" if again else ""

@@ -42,7 +42,7 @@ class Standing:
         self._overdue = False
 
     def answered(self) -> None:
-        """An answer came before the round closed."""
+        """A round has closed with its answer."""
         self._overdue = False
         self._in_time += 1
         if self._in_time >= _MAKES_UP and self._back_off.times:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,7 +25,7 @@ class Roster:
         self._closed = bool(names)
         self._names: list[str] = []
         self._samples: dict[str, int] = {}
-        self._noted = False
+        self._noted, self._writing = False, threading.Lock()  # the link's thread enrols, the main thread saves
         if path.exists():
             self._read()
             if names and list(names) != self._names:
@@ -94,5 +95,6 @@ class Roster:
             raise UserError(f"{self._path} is damaged ({error}). Restore it: it says which worker is which.") from error
 
     def _write(self) -> None:
-        stored = {"names": self._names, "closed": self._closed, "samples": dict(self._samples)}
-        write_json(self._path, stored, private=True)
+        with self._writing:
+            stored = {"names": list(self._names), "closed": self._closed, "samples": dict(self._samples)}
+            write_json(self._path, stored, private=True)

@@ -299,7 +299,8 @@ class NetworkSwarm:
             return
         start = self._starts[number] if number < len(self._starts) else b""
         forget = hello.round if hello is not None and self._is_astray(hello) else 0
-        welcome = Welcome(self._run, number, wire.digest_of(start) if start else _NOTHING, forget)
+        digest = wire.digest_of(start) if start else _NOTHING
+        welcome = Welcome(self._run, number, digest, forget, self._newest())
         self._send(topics.to_worker(self._swarm, name, "welcome"), wire.encode(welcome))
         now = time.monotonic()
         if start and (hello is None or hello.run != self._run) and now >= self._started.get(name, 0) + _START_SECONDS:
@@ -317,9 +318,13 @@ class NetworkSwarm:
         """
         if hello.run != self._run:
             return False
-        ahead = hello.round > max(self._played + 1, self.inbox.open_round.round)
+        ahead = hello.round > self._newest()
         other = self._digests.get(hello.model_version, hello.model_digest) != hello.model_digest
         return ahead or other or hello.model_version > self._version
+
+    def _newest(self) -> int:
+        """The last round of which a worker can have an order, or a state."""
+        return max(self._played + 1, self.inbox.open_round.round)
 
     def _invite(self, worker: WorkerId) -> None:
         claim = self._claims.get(worker)

@@ -79,9 +79,8 @@ class Welcome:
     run: bytes
     worker: int
     start_digest: bytes  # of the model it starts from, where workers start apart; zeros where they start together
-    forget: (
-        int  # a state of this round is of a history that the server does not know: start anew; 0: keep what is there
-    )
+    forget: int  # a state of this round is of a history the server does not know: start anew; 0: keep what is there
+    newest: int  # the last round that has begun, or is next: an order of a later one is of a history that is no more
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ _SCHEMA: dict[type[Any], tuple[int, tuple[_Check, ...]]] = {
             _whole(1, 2**31 - 1), _whole(0, 2**31 - 1), _whole(0, 2**31 - 1), _DIGEST, _whole(0, MAX_WHOLE),
         ),
     ),
-    Welcome: (4, (_RUN, _whole(0, MAX_WORKERS - 1), _DIGEST, _ROUND)),
+    Welcome: (4, (_RUN, _whole(0, MAX_WORKERS - 1), _DIGEST, _ROUND, _ROUND)),
     OrderMessage: (
         5,
         (

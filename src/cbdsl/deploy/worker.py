@@ -105,7 +105,7 @@ class Worker:
                 self._link.subscribe(topics.shared(self._swarm, "+"))
             else:
                 self._mail.shared.fill(assignment.shared_digest, content)
-        self._held = Held(assignment)
+        self._held, self._fetching = Held(assignment), False
         self._link.subscribe(topics.update(self._swarm, "+") if self._held.relative else topics.model(self._swarm, "+"))
         self._link.subscribe(topics.order(self._swarm))
 
@@ -200,8 +200,11 @@ class Worker:
         """What changes everything: the run is over, or the server does not know the history of the state here."""
         welcome, before = self._mail.welcome, self._judged
         self._judged = welcome
-        if welcome is not None and welcome is not before and 0 < welcome.forget == self._keeper.last().round:
-            return self._start_anew
+        if welcome is not None and welcome is not before and welcome.forget:
+            # It may have played on since it said hello: the server must hear of that, or it refuses what rests on it.
+            return self._start_anew if welcome.forget == self._keeper.last().round else self._introduce
+        if self._mail.ahead:
+            return self._fetch_again
         if order is not None and order.fresh and order.message.task == "finish":
             order.fresh = False
             return self._finish
@@ -288,6 +291,10 @@ class Worker:
         with self._speaking:
             self._keeper.forget()
         self._particle, self._memory, self._run = None, None, b""
+        self._fetch_again()
+
+    def _fetch_again(self) -> None:
+        """The server is back in time: its orders and models look older than those that are here."""
         self._mail.forget()
         self._link.subscribe(topics.spec(self._swarm))  # what is retained comes again
 
