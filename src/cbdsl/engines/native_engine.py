@@ -26,7 +26,6 @@ from cbdsl.engines.architecture import (
     Sigmoid,
     Tanh,
     from_module,
-    layers_of,
 )
 from cbdsl.engines.arguments import (
     check_indices,
@@ -65,16 +64,10 @@ LAYER_FIELDS = 8
 """Numbers that describe one layer to the library: a code and up to seven sizes."""
 
 
-def supports(module: nn.Module, shape: tuple[int, ...] | None = None) -> str | None:
-    """None if the engine can run this torch module; otherwise a sentence that names what it cannot.
-
-    Without the `shape` of a sample only the kinds of layers are checked, not whether their sizes fit.
-    """
+def supports(module: nn.Module, shape: tuple[int, ...]) -> str | None:
+    """None if the engine can run this torch module on samples of `shape`; otherwise a sentence that says why not."""
     try:
-        if shape is None:
-            layers_of(module)
-        else:
-            from_module(module, shape)
+        from_module(module, shape)
     except ArchitectureError as error:
         return f"the native engine cannot run this model: {error}"
     return None
