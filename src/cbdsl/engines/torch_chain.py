@@ -24,6 +24,9 @@ class _Size(Enum):
     BATCH = "the number of samples"
 
 
+_BATCH = _Size.BATCH
+
+
 def _max_pool(
     kernel_size: Any,  # noqa: ANN401
     stride: Any = None,  # noqa: ANN401
@@ -57,6 +60,7 @@ FUNCTIONS: dict[object, Callable[..., nn.Module]] = {
 
 RESHAPES: tuple[object, ...] = ("view", "reshape", torch.reshape)
 ARITHMETIC: tuple[object, ...] = (operator.getitem, operator.mul, operator.floordiv, operator.add, operator.sub)
+COMPARISONS: tuple[object, ...] = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 
 HINTS = {
     "linear": "use nn.Linear",
@@ -71,10 +75,10 @@ class Chain:
 
     def __init__(self, module: nn.Module, shape: Shape) -> None:
         self.layers: list[Layer] = []
-        self.parameters: list[tuple[str, nn.Parameter]] = []
+        self.parameters: list[tuple[str, nn.Parameter]] = []  # in the order of their use, with their layers
+        self.sizes: dict[fx.Node, Any] = {}  # what was computed of shapes alone
         self._module = module
         self._shapes: dict[fx.Node, Shape] = {}  # of tensors
-        self._sizes: dict[fx.Node, Any] = {}  # and of what is known without them
         self._shape = shape  # of the sample here
         self._last: fx.Node | None = None  # the operation that made it
 
@@ -131,9 +135,16 @@ class Chain:
             return
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
         make = FUNCTIONS.get(node.target)
+        if node.target in COMPARISONS:
+            raise ArchitectureError(
+                f"{line}: what is compared there is the values of a tensor or the number of samples; a sequence of "
+                "layers takes no decisions"
+            )
         if make is None and node.target not in RESHAPES:
             hint = f"; {HINTS[name]}" if name in HINTS else ""
-            raise ArchitectureError(f"{line}: {name} is not one of {KNOWN}, as layers or functions{hint}")
+            raise ArchitectureError(
+                f"{line}: {name} is not one of {KNOWN}, one after the other, as layers or functions{hint}"
+            )
         given = self._rest(node, line)
         if make is None:
             self._reshape(node, given, line)
@@ -157,11 +168,9 @@ class Chain:
     def _value(self, given: Any, line: str) -> Any:  # noqa: ANN401
         """An argument that is no tensor, sizes filled in."""
         if isinstance(given, fx.Node):
-            if given not in self._sizes:
-                raise ArchitectureError(
-                    f"{line}: it takes a second tensor; only layers one after the other are native"
-                )
-            return self._sizes[given]
+            if given not in self.sizes:
+                raise ArchitectureError(f"{line}: it takes a second tensor; only layers one after the other are native")
+            return self.sizes[given]
         if isinstance(given, list | tuple):
             return tuple(self._value(each, line) for each in given)
         return given
@@ -170,19 +179,22 @@ class Chain:
         """Work out what is asked of a tensor's shape, if that is what is asked."""
         first, *rest = node.args or (None,)
         if isinstance(first, fx.Node) and first in self._shapes:
-            shape = (_Size.BATCH, *self._shapes[first])
-            asked = (node.target, *rest)
+            shape = (_BATCH, *self._shapes[first])
+            asked = (node.target, *rest, *node.kwargs.values())
             if asked in [("size",), (getattr, "shape")]:
-                self._sizes[node] = shape
-            elif asked in [("size", place) for place in range(-len(shape), len(shape))]:
-                self._sizes[node] = shape[rest[0]]
+                self.sizes[node] = shape
+            elif asked[0] == "size" and isinstance(place := asked[1], int) and -len(shape) <= place < len(shape):
+                self.sizes[node] = shape[place]
             elif asked in [("dim",), (getattr, "ndim")]:
-                self._sizes[node] = len(shape)
-            return node in self._sizes
-        if node.target not in ARITHMETIC or not callable(node.target):
+                self.sizes[node] = len(shape)
+            return node in self.sizes
+        if node.target not in ARITHMETIC + COMPARISONS or not callable(node.target):
             return False
         try:
-            self._sizes[node] = node.target(*(self._value(each, "") for each in node.args))
+            values = [self._value(each, "") for each in node.args]
+            if node.target in COMPARISONS and any(_BATCH in _listed(each) for each in values):
+                return False
+            self.sizes[node] = node.target(*values)
         except (ArchitectureError, TypeError, IndexError, ZeroDivisionError):
             return False
         return True
@@ -193,11 +205,12 @@ class Chain:
         numbers = math.prod(self._shape)
         batch, *rest = sizes or (None,)
         known = [size for size in rest if size != -1]
-        if len(known) == len(rest) - 1 and batch is _Size.BATCH and all(isinstance(size, int) for size in known):
+        if len(known) == len(rest) - 1 and batch is _BATCH and all(isinstance(size, int) for size in known):
             rest = [numbers // max(math.prod(known), 1) if size == -1 else size for size in rest]
-        if batch not in {_Size.BATCH, -1} or node.kwargs or tuple(rest) not in {(numbers,), self._shape}:
+        if batch not in {_BATCH, -1} or node.kwargs or tuple(rest) not in {(numbers,), self._shape}:
+            shown = ", ".join("N" if size is _BATCH else str(size) for size in sizes)
             raise ArchitectureError(
-                f"{line}: it makes {tuple(rest)} of samples of shape {self._shape}; only all {numbers:,} numbers of a "
+                f"{line}: it makes ({shown}) of N samples of shape {self._shape}; only all {numbers:,} numbers of a "
                 "sample in a row are known: x.flatten(1)"
             )
         if tuple(rest) != self._shape:
@@ -211,6 +224,10 @@ class Chain:
             raise ArchitectureError(f"its forward gives {count}, not one row of logits")
         if output is not self._last:
             raise ArchitectureError(f"{line}: what is returned is not what was computed last; leave out what is unused")
+
+
+def _listed(value: Any) -> tuple[Any, ...]:  # noqa: ANN401
+    return value if isinstance(value, tuple) else (value,)
 
 
 def same_order(used: list[tuple[str, nn.Parameter]], module: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""A torch module of any class as plain data: its forward is followed by torch.fx, and must be one layer after the other.
+"""A torch module of any class as plain data: torch.fx follows its forward, which must be one layer after the other.
 
 Works on copies and never changes a module. Tracing sees the operations on tensors and nothing else: not under which
 context they ran, not what Python did between them. So what was read is held against the module at the end, on random
@@ -12,7 +12,8 @@ import linecache
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -50,10 +51,8 @@ def _read(module: nn.Module, shape: Shape) -> Architecture:
     for name, part in module.named_modules():
         if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks:
             raise ArchitectureError(f"{f'layer {name}' if name else 'the module'} carries hooks")
-    tracer = _Tracer()
     chain = Chain(module, shape)
-    for node in _traced(tracer, module).nodes:
-        chain.follow(node, tracer.lines.get(node, "the module"))
+    _trace(chain, module)
     same_order(chain.parameters, module)
     return Architecture(shape, tuple(chain.layers))
 
@@ -69,25 +68,19 @@ class _Whole(nn.Module):
         return self.module(samples)
 
 
-def _traced(tracer: _Tracer, module: nn.Module) -> fx.Graph:
-    """Every operation of a module's forward, in order."""
+def _trace(chain: Chain, module: nn.Module) -> None:
+    """Let a chain follow every operation of a module's forward."""
     with _TRACING, torch.random.fork_rng(devices=[]):
         before = _generators()
         try:
-            graph = tracer.trace(_Whole(module))
+            _Tracer(chain).trace(_Whole(module))
         except ArchitectureError:
             raise
         except Exception as error:
-            line = _line_of_error(error)
-            if isinstance(error, fx.proxy.TraceError):
-                raise ArchitectureError(
-                    f"{line}: what is done there depends on the values or sizes of a tensor; a sequence of layers "
-                    "takes no decisions"
-                ) from error
-            raise ArchitectureError(f"{line}: torch.fx cannot follow it ({_first_line(error)})") from error
+            reason = "write x.size(0) for len(x)" if "'len'" in str(error) else _first_line(error)
+            raise ArchitectureError(f"{_line_of_error(error)}: torch.fx cannot follow it ({reason})") from error
         if _generators() != before:
             raise ArchitectureError("its forward draws random numbers")
-    return graph
 
 
 def _generators() -> tuple[object, ...]:
@@ -96,11 +89,11 @@ def _generators() -> tuple[object, ...]:
 
 
 class _Tracer(fx.Tracer):
-    """torch.fx, and the line of the user's own code behind every operation."""
+    """torch.fx, with a chain that follows it and knows the sizes."""
 
-    def __init__(self) -> None:
+    def __init__(self, chain: Chain) -> None:
         super().__init__()
-        self.lines: dict[fx.Node, str] = {}
+        self._chain = chain
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Layers of torch, and whatever is derived from one that is known: it may compute anything."""
@@ -115,13 +108,18 @@ class _Tracer(fx.Tracer):
         return super().call_module(m, forward, args, kwargs)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:  # noqa: ANN401
-        """Remember where it was asked for."""
+        """Follow it, by the line of the user's own code where it was asked for."""
         node = super().create_node(*args, **kwargs)
         frame = sys._getframe(1)
         while frame.f_back is not None and not _is_users(frame.f_code):
             frame = frame.f_back
-        self.lines[node] = _line(frame.f_code, frame.f_lineno)
+        self._chain.follow(node, _line(frame.f_code, frame.f_lineno))
         return node
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """A decision that depends on the shape of a sample alone is the same for all of them."""
+        known = self._chain.sizes.get(obj.node)
+        return super().to_bool(obj) if known is None else bool(known)
 
 
 def _is_users(code: CodeType) -> bool:
@@ -149,7 +147,7 @@ def _first_line(error: Exception) -> str:
 
 def _compare(module: nn.Module, architecture: Architecture) -> None:
     """Refuse a description that does not compute what the module does."""
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(0)
         again = module_of(architecture)
         with torch.no_grad():
@@ -164,6 +162,17 @@ def _compare(module: nn.Module, architecture: Architecture) -> None:
                     "its forward does more than torch.fx can see, such as a part without gradients or a choice of its "
                     "own; write it as layers alone"
                 )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Three samples are not worth waking threads for."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _outcome(module: nn.Module, features: Tensor, towards: Tensor) -> list[Tensor]:
