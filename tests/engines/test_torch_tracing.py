@@ -267,7 +267,7 @@ REFUSED = [
         r"line \d+ of test_torch_tracing.py \(return module.last\(x \+ .*: add is not one of",
     ),
     (made(lambda net, x: (logits(net, x), x)), "gives 2 outputs"),
-    (made(lambda *_: {"a": logits(net, x)}), "gives 1 outputs"),
+    (made(lambda net, x: {"a": logits(net, x)}), "gives 1 outputs"),
     (made(by_value), r"line \d+ of test_torch_tracing.py .*x.relu\(\) > 0.*takes no decisions"),
     (made(by_number_of_samples), r"x.shape\[0\] == 1.*number of samples"),
     (made(logits, tied), r"layer last \(Linear\) shares its weights with layer hidden \(Linear\)"),
