@@ -136,8 +136,8 @@ def test_a_chain_is_the_same_network_in_every_style_and_the_native_engine_trains
     found, expected = (engine.train(weights, samples, batches, Sgd(0.005, momentum)) for engine in (native, torchs))
     assert distance(found, expected) < 1e-5
     indices = np.arange(60, dtype=np.int32)
-    found, expected = (engine.losses(weights, samples, indices) for engine in (native, torchs))
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    losses = [engine.losses(weights, samples, indices) for engine in (native, torchs)]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-5)
 
 
 def base() -> nn.Module:
@@ -329,20 +329,16 @@ def test_reading_a_module_changes_neither_it_nor_the_generators() -> None:
 
 def test_modules_of_other_threads_run_while_one_is_read() -> None:
     other, x, stop = made(logits), torch.randn(2, *IMAGE), threading.Event()
-    expected, wrong = other(x), []
+    expected, wrong = other(x), list[object]()
 
     def use() -> None:
-        while not stop.is_set():
-            if not torch.equal(other(x), expected):
-                wrong.append(1)
-
-    def used() -> None:
         try:
-            use()
+            while not stop.is_set():
+                wrong.extend([] if torch.equal(other(x), expected) else ["another output"])
         except Exception as error:
             wrong.append(error)
 
-    thread = threading.Thread(target=used)
+    thread = threading.Thread(target=use)
     thread.start()
     for _ in range(5):
         from_module(made(logits), IMAGE)
