@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from bus import Bus
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -298,6 +299,39 @@ def test_a_model_that_needs_torch_is_told_plainly(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "cbdsl.engines.torch_engine", None)
     with pytest.raises(UserError, match="needs torch here"):
         Particle(understand(announcement), 0, own, b"", 1)
+
+
+class Wrapper(nn.Module):
+    """A class of one's own, as a server's user writes it; a worker has never seen it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.last = nn.Linear(8, 6), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.tanh(self.hidden(x)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_worker_builds_a_class_of_the_servers_user_from_its_description(
+    native: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = replace(small_spec(), model="custom")
+    stage = Stage.prepare(resolve(spec), Given(model=Wrapper, data=blobs()), 1)
+    if not native:
+        monkeypatch.setattr("cbdsl.engines.native.available", lambda: "the native engine was not built")
+    bus = Bus()
+    with crew(bus, stage, tmp_path) as workers:
+        served = play(bus, stage, tmp_path, workers.names)
+    simulated = cbdsl.run(spec, model=perceptron, data=blobs(), threads=1)
+    assert np.allclose(served.result.weights, simulated.weights, atol=1e-5)
+    assert served.result.summary.banned == []
+
+
+def test_a_network_may_have_more_outputs_than_the_data_has_classes() -> None:
+    spec = resolve(replace(small_spec(), model="custom"))
+    stage = Stage.prepare(spec, Given(model=lambda: nn.Sequential(nn.Linear(8, 5)), data=blobs()), 1)
+    assert understand(announce(stage, b"run-0001", b"")).classes == 3
 
 
 def test_a_model_that_torch_alone_can_run_runs(tmp_path: Path) -> None:

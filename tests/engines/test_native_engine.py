@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.engines import native
@@ -29,7 +28,7 @@ from cbdsl.engines.architecture import (
     from_module,
 )
 from cbdsl.engines.base import Sgd
-from cbdsl.engines.native_engine import NativeEngine, available, info, peak_multiply_adds, supports
+from cbdsl.engines.native_engine import NativeEngine, available, info, peak_multiply_adds
 from networks import (
     SMALL,
     architectures,
@@ -352,13 +351,6 @@ def test_wrong_input_to_training_is_an_error_with_a_reason(batches: Indices, sgd
 def test_a_wrong_number_of_threads_is_an_error(threads: int) -> None:
     with pytest.raises(ValueError, match="threads is"):
         NativeEngine(SMALL, threads)
-
-
-def test_supports_says_yes_or_names_the_layer() -> None:
-    assert supports(module_of(SMALL)) is None
-    assert supports(module_of(SMALL), SMALL.shape) is None
-    assert "BatchNorm2d" in str(supports(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))))
-    assert "takes 27 inputs" in str(supports(module_of(SMALL), (1, 10, 10)))
 
 
 def test_a_module_and_its_description_are_one_network() -> None:

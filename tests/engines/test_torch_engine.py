@@ -137,6 +137,28 @@ def test_dropout_draws_from_the_seeds_given_and_not_when_scoring() -> None:
     np.testing.assert_array_equal(engine.losses(weights, IMAGES, every), engine.losses(weights, IMAGES, every))
 
 
+class FunctionalDropout(nn.Module):
+    """Draws random numbers, and none of its layers shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(256, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        dropped = nn.functional.dropout(x.flatten(1), 0.5, training=self.training)
+        return self.last(dropped)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_function_that_draws_does_so_from_the_seeds_as_a_layer_does(threads: int) -> None:
+    weights, chosen, seeds = np.zeros((4, 1028), np.float32), batches(4), np.arange(4, dtype=np.uint64)
+    layers = TorchEngine(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(256, 4)))
+    engine = TorchEngine(FunctionalDropout(), threads)
+    for _ in range(2):
+        expected = layers.train(weights, IMAGES, chosen, Sgd(0.1), seeds)
+        np.testing.assert_array_equal(engine.train(weights, IMAGES, chosen, Sgd(0.1), seeds), expected)
+
+
 @pytest.mark.parametrize("seeds", [np.array([1, 2], dtype=np.uint64), None])
 @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.RReLU()])
 def test_the_callers_random_numbers_do_not_change(seeds: Seeds | None, layer: nn.Module) -> None:

@@ -87,7 +87,7 @@ def understand(announcement: Announcement) -> Assignment:
     fits = architecture is None or (
         architecture.shape == tuple(shape)
         and architecture.size == announcement.size
-        and architecture.classes == announcement.classes
+        and architecture.classes >= announcement.classes
     )
     if not fits:
         raise WireError("an announcement whose network does not fit its sizes")
@@ -105,11 +105,14 @@ def make_engine(assignment: Assignment, threads: int) -> Engine:
         return NativeEngine(assignment.architecture, threads)
     try:
         from cbdsl.engines.torch_engine import TorchEngine  # noqa: PLC0415 - a device may not have torch
+        from cbdsl.engines.torch_modules import module_of  # noqa: PLC0415
         from cbdsl.models.network import network_of  # noqa: PLC0415
     except ImportError as error:
         raise UserError(
             f"This run needs torch here, because {obstacle}; and torch is not installed ({error})."
         ) from error
+    if assignment.architecture is not None:
+        return TorchEngine(module_of(assignment.architecture), threads)
     if assignment.spec.model not in register.model:
         raise UserError(
             f"This run's model '{assignment.spec.model}' was given to the server in Python and {obstacle}; a worker "

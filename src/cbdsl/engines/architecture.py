@@ -1,7 +1,7 @@
 """A sequential network as plain data: its layers, their sizes, the shape of one sample. It holds no weights.
 
 A device describes its network with these few dataclasses, as code or as JSON, and never needs torch;
-only `from_module` and `layers_of` import it. Whatever an `Architecture` accepts, the native
+only `from_module` imports it. Whatever an `Architecture` accepts, the native
 engine can run: every size is checked when it is made.
 """
 
@@ -128,7 +128,7 @@ class Architecture:
         shape = self.shape
         for number, layer in enumerate(self.layers):
             try:
-                shape = _after(layer, shape)
+                shape = after(layer, shape)
             except ArchitectureError as error:
                 name = NAMES.get(type(layer), type(layer).__name__)
                 raise ArchitectureError(f"layer {number} ({name}): {error}") from None
@@ -234,7 +234,7 @@ def _check_sizes(name: str, value: object, least: int = 1) -> None:
         raise ArchitectureError(f"{name} is {value!r}; give whole numbers of at least {least}")
 
 
-def _after(layer: Layer, shape: Shape) -> Shape:
+def after(layer: Layer, shape: Shape) -> Shape:
     """Shape of a sample behind one layer, or an error that says what would fit."""
     match layer:
         case Conv2d():
@@ -318,12 +318,10 @@ def _parameters(layer: Layer) -> int:
 
 
 def from_module(module: nn.Module, shape: Shape) -> Architecture:
-    """Describe a torch module (an nn.Sequential, nested or not) for samples of `shape`."""
-    return Architecture(tuple(shape), tuple(layers_of(module)))
+    """Describe a torch module that is one layer after the other, however it is written, for samples of `shape`.
 
+    Flat weights of the description are those of the module. An ArchitectureError names the layer or line that has none.
+    """
+    from cbdsl.engines.torch_tracing import read_module  # noqa: PLC0415  # a device without torch never comes here
 
-def layers_of(module: nn.Module) -> list[Layer]:
-    """Every layer of a torch module; an ArchitectureError names the first one that has no description."""
-    from cbdsl.engines import torch_layers  # noqa: PLC0415  # a device without torch never comes here
-
-    return torch_layers.layers_of(module)
+    return read_module(module, tuple(shape))

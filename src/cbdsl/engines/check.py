@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from cbdsl.engines.torch_layers import group_norm_instead
 from cbdsl.errors import UserError
 from cbdsl.models.modules import parameter_count
 
@@ -45,7 +46,8 @@ def check_layers(module: nn.Module) -> None:
         if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.training
     ]
     if names := [buffer for name, layer in norms for buffer, _ in layer.named_buffers(name)]:
-        raise _stateful(names)
+        lines = [group_norm_instead(layer) for _, layer in norms if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        raise _stateful(names, f" Here: replace {lines[0]}." if lines else "")
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:
@@ -66,12 +68,13 @@ def _same(one: Tensor | None, other: Tensor | None) -> bool:
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _stateful(names: list[str]) -> UserError:
+def _stateful(names: list[str], line: str = "") -> UserError:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return UserError(
         f"The model keeps state beside its parameters ({', '.join(names[:3])}{more}), which workers do not exchange: "
         "it changes while the model runs. Use layers without running statistics: GroupNorm or LayerNorm instead of "
-        "BatchNorm, or track_running_stats=False. Tables that never change are fine; fill them when the model is built."
+        f"BatchNorm, or track_running_stats=False.{line} Tables that never change are fine; fill them when the model "
+        "is built."
     )
 
 

@@ -34,26 +34,25 @@ def choose_engine(name: str, network: Architecture | nn.Module, shape: tuple[int
         raise unknown("engine", name, ENGINES)
     if name == "torch":
         return Choice(_torch_engine(network, threads, "the torch engine was asked for"))
-    obstacle = native_engine.available() or _obstacle(network, shape)
+    obstacle = native_engine.available()
     if obstacle is None:
-        architecture = network if isinstance(network, Architecture) else from_module(network, shape)
-        return Choice(NativeEngine(architecture, threads))
+        try:
+            return Choice(NativeEngine(_described(network, shape), threads))
+        except ArchitectureError as error:
+            obstacle = f"the native engine cannot run this model: {error}"
     if name == "native":
         raise UserError(f"The native engine was asked for, but {obstacle}. Use --engine auto or --engine torch.")
     return Choice(_torch_engine(network, threads, obstacle), f"torch engine: {obstacle}")
 
 
-def _obstacle(network: Architecture | nn.Module, shape: tuple[int, ...]) -> str | None:
-    """Why the native engine cannot run a network on samples of this shape; None if it can."""
+def _described(network: Architecture | nn.Module, shape: tuple[int, ...]) -> Architecture:
+    """A network as data, for samples of this shape; an ArchitectureError says what stands against it."""
     if not isinstance(network, Architecture):
-        return native_engine.supports(network, shape)
-    if network.shape == shape:
-        return None
-    try:
-        Architecture(shape, network.layers)
-    except ArchitectureError as error:
-        return f"the native engine cannot run this model: {error}"
-    return f"the native engine cannot run this model: it takes samples of shape {network.shape}, not {shape}"
+        return from_module(network, shape)
+    if network.shape != shape:
+        Architecture(shape, network.layers)  # it may say more
+        raise ArchitectureError(f"it takes samples of shape {network.shape}, not {shape}")
+    return network
 
 
 def _torch_engine(network: Architecture | nn.Module, threads: int, why: str) -> Engine:

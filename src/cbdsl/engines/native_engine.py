@@ -7,7 +7,7 @@ crash. `cbdsl.engines.native` finds the library; ctypes releases the GIL while i
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
 from cbdsl.engines.architecture import (
     Architecture,
-    ArchitectureError,
     AvgPool2d,
     Conv2d,
     Flatten,
@@ -25,8 +24,6 @@ from cbdsl.engines.architecture import (
     Relu,
     Sigmoid,
     Tanh,
-    from_module,
-    layers_of,
 )
 from cbdsl.engines.arguments import (
     check_indices,
@@ -47,9 +44,6 @@ from cbdsl.engines.native import (
     peak_multiply_adds,
 )
 
-if TYPE_CHECKING:
-    from torch import nn
-
 __all__ = [
     "NativeEngine",
     "NativeEngineError",
@@ -58,26 +52,10 @@ __all__ = [
     "default_threads",
     "info",
     "peak_multiply_adds",
-    "supports",
 ]
 
 LAYER_FIELDS = 8
 """Numbers that describe one layer to the library: a code and up to seven sizes."""
-
-
-def supports(module: nn.Module, shape: tuple[int, ...] | None = None) -> str | None:
-    """None if the engine can run this torch module; otherwise a sentence that names what it cannot.
-
-    Without the `shape` of a sample only the kinds of layers are checked, not whether their sizes fit.
-    """
-    try:
-        if shape is None:
-            layers_of(module)
-        else:
-            from_module(module, shape)
-    except ArchitectureError as error:
-        return f"the native engine cannot run this model: {error}"
-    return None
 
 
 class NativeEngine:

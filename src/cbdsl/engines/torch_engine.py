@@ -89,7 +89,12 @@ class TorchEngine:
             result[worker] = model.flat.numpy()
 
         with torch.random.fork_rng(devices=[]):
+            before = torch.get_rng_state()
             self._for_each(len(weights), train_worker, serial=self._random)
+            if not self._random and not torch.equal(torch.get_rng_state(), before):
+                self._random = True  # a function draws, which no layer shows: once more, from the seeds
+                torch.set_rng_state(before)
+                self._for_each(len(weights), train_worker, serial=True)
         return result
 
     def losses(self, weights: Floats, samples: Samples, indices: Indices, ceilings: Doubles | None = None) -> Doubles:

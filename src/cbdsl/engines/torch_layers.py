@@ -1,8 +1,9 @@
-"""The layers of a torch module as plain data. Reads sizes only, never weights, and never changes a module."""
+"""One torch layer as plain data. Reads sizes only, never weights, and never changes a layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable
 
 from torch import nn
 
@@ -21,47 +22,30 @@ from cbdsl.engines.architecture import (
 )
 
 
-def layers_of(module: nn.Module) -> list[Layer]:
-    """Every layer of a torch module; an ArchitectureError names the first one that has no description."""
-    seen: set[int] = set()
-    layers = []
-    for name, part in _leaves(module, ""):
-        for parameter in part.parameters(recurse=False):
-            if id(parameter) in seen:
-                raise ArchitectureError(f"{name} shares its weights with a layer before it")
-            if not parameter.requires_grad:
-                raise ArchitectureError(f"{name} has frozen weights")
-            seen.add(id(parameter))
-        layer = _describe(name, part)
-        if layer is not None:
-            layers.append(layer)
-    return layers
-
-
-def _leaves(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
-    if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks:
-        raise ArchitectureError(f"{name or 'the module'} carries hooks")
-    if type(module) is nn.Sequential:
-        for key, part in module._modules.items():
-            if part is not None:
-                yield from _leaves(part, f"{name}.{key}" if name else f"layer {key}")
-    else:
-        yield name or "the module", module
-
-
 def _pair(value: int | tuple[int, ...]) -> Pair:
     return (value, value) if isinstance(value, int) else (value[0], value[-1])
 
 
-def _describe(name: str, part: nn.Module) -> Layer | None:
-    """One torch layer as plain data; None for one that does nothing."""
+def describe(label: str, part: nn.Module) -> Layer | None:
+    """One torch layer as plain data; None for one that does nothing. label: what an error calls it."""
     # The exact class: a subclass may compute anything.
-    describe = DESCRIBE.get(type(part))
-    label = f"{name} ({type(part).__name__})"
-    if describe is None:
-        known = ", ".join(kind.__name__ for kind in DESCRIBE)
-        raise ArchitectureError(f"{label} is not one of {known}")
-    return describe(label, part)
+    found = DESCRIBE.get(type(part))
+    if found is None:
+        raise ArchitectureError(f"{label} is not one of {KNOWN}{_advice(part)}")
+    return found(label, part)
+
+
+def _advice(part: nn.Module) -> str:
+    if isinstance(part, nn.modules.batchnorm._BatchNorm):
+        return f": it mixes the samples of a batch. Replace {group_norm_instead(part)}"
+    return ""
+
+
+def group_norm_instead(part: nn.modules.batchnorm._NormBase) -> str:
+    """What to write in place of a normalisation over the samples of a batch: '... by ...'."""
+    channels = part.num_features
+    affine = "" if part.affine else ", affine=False"
+    return f"nn.{type(part).__name__}({channels}) by nn.GroupNorm({math.gcd(channels, 8)}, {channels}{affine})"
 
 
 def _describe_flatten(label: str, part: nn.Flatten) -> Flatten:
@@ -120,3 +104,5 @@ DESCRIBE: dict[type[nn.Module], Callable[..., Layer | None]] = {
     nn.Identity: lambda *_: None,
     nn.Dropout: _describe_dropout,
 }
+
+KNOWN = ", ".join(kind.__name__ for kind in DESCRIBE)
