@@ -35,7 +35,8 @@ def sha256(path: Path) -> str:
 
 def read_parts(path: Path, parts: Sequence[Part]) -> dict[str, bytes]:
     """The contents of these parts of a package, by the last word of their paths."""
-    wanted, found = {part.path: part for part in parts}, {}
+    wanted = {part.path: part for part in parts}
+    found: dict[str, bytes] = {}
     try:
         with path.open("rb") as file, tarfile.open(fileobj=_tar(file), mode="r|*") as archive:
             for count, member in enumerate(archive):

@@ -60,7 +60,7 @@ def fingerprint(arrays: Mapping[str, NDArray[Any]]) -> str:
     digest = hashlib.sha256()
     for name in sorted(arrays):
         digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}\n".encode())
-        digest.update(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8))
+        digest.update(np.ascontiguousarray(arrays[name]).data)
     return digest.hexdigest()
 
 

@@ -12,7 +12,7 @@ from cbdsl.data.sources import Dataset
 
 @register.dataset("hapt")
 def hapt() -> Dataset:
-    """Activities of 30 people, fetched: 10,017 sensor windows (6 x 128); clients are people, nine others are the test."""
+    """Activities of people, fetched: 10,017 sensor windows (6 x 128); 21 people are clients, nine others the test."""
     return _read("hapt", str(cache.folder()))
 
 
