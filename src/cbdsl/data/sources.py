@@ -141,7 +141,8 @@ def dataset_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 def dataset_of(path: Path, arrays: Mapping[str, NDArray[Any]]) -> Dataset:
     """The data set of these arrays; path: where they are from."""
-    needed = sum(4 * arrays[name].size for name in _ARRAYS if arrays[name].dtype != np.float32)
+    copied = [name for name in _ARRAYS if arrays[name].dtype != np.float32 or _SCALES[0] in arrays]
+    needed = sum(4 * arrays[name].size for name in copied)
     demand_memory(needed, f"The samples in {path} take", "Give fewer.")
     try:
         train, test = (

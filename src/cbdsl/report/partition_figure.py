@@ -9,14 +9,15 @@ from matplotlib.ticker import MaxNLocator
 
 from cbdsl.arrays import Indices
 from cbdsl.data.partition import Split
+from cbdsl.machine import demand_memory
 from cbdsl.report.style import INK, PALE, SHADES, new_figure
 
 _BLUE = SHADES["cb-dsl-g"][0]
-_MOST_CLASSES = 1000  # rows of a picture that anybody can look at
 
 
 def class_counts(parts: Split, labels: Indices, classes: int) -> Indices:
     """Samples of each class with each worker, (classes, workers)."""
+    demand_memory(8 * classes * len(parts.workers), "Counting classes and workers takes", "Ask for fewer workers.")
     columns = [np.bincount(labels[rows], minlength=classes) for rows in parts.workers]
     return np.stack(columns, axis=1).astype(np.int32)
 
@@ -24,9 +25,9 @@ def class_counts(parts: Split, labels: Indices, classes: int) -> Indices:
 def save_partition(path: Path, counts: Indices, title: str) -> None:
     """Draw workers against classes, and above it how many samples each worker holds. counts: (classes, workers)."""
     classes, workers = counts.shape
-    figure = new_figure(8, 2.4 + min(3.2, 0.28 * min(classes, _MOST_CLASSES)))
+    figure = new_figure(8, 2.4 + min(3.2, 0.28 * classes))
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2.4))
-    above.bar(np.arange(workers), counts.sum(axis=0), width=0.8, color=_BLUE)
+    above.stairs(counts.sum(axis=0), np.arange(workers + 1) - 0.5, fill=True, color=_BLUE)
     above.set_ylabel("samples")
     above.set_title(title, loc="left", fontsize=10, color=INK)
     above.spines[["top", "right"]].set_visible(False)
