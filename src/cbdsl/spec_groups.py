@@ -17,9 +17,7 @@ class DataSpec:
 
     source: str = "mnist"  # a data set's name (see `cbdsl list data`), a folder of IDX files, or an .npz file
     partition: str = "iid"  # who holds which sample: iid, shards, dirichlet, similarity, quantity, feature, by-client
-    samples_per_worker: int = (
-        300  # samples that each worker holds, K_i; for iid, dirichlet, similarity, feature and, on average, quantity
-    )
+    samples_per_worker: int = 300  # samples that each worker holds, K_i, not for shards and by-client
     shard_size: int = 300  # samples in a shard
     shards_per_worker: int = 2  # shards that each worker holds
     dirichlet_alpha: float = 0.5  # for dirichlet: the smaller, the fewer classes each worker knows

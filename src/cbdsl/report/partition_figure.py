@@ -38,4 +38,4 @@ def save_partition(path: Path, counts: Indices, title: str) -> None:
     below.yaxis.set_major_locator(MaxNLocator(integer=True))
     bar = figure.colorbar(shown, ax=below, label="samples of the class")
     bar.outline.set_edgecolor(PALE)
-    figure.savefig(path, dpi=160, metadata={"Software": None})
+    figure.savefig(path, dpi=160)
