@@ -14,6 +14,9 @@ from torch import nn
 import cbdsl
 from cbdsl import register, testing
 from cbdsl.arrays import Samples
+from cbdsl.data import cache
+from cbdsl.data.catalogue import ENTRIES
+from cbdsl.data.partition import FeatureSkew
 from cbdsl.data.sources import Dataset
 from cbdsl.engines.architecture import Architecture, Linear
 from helpers import blobs, perceptron
@@ -64,6 +67,8 @@ def test_models_of_a_user() -> None:
 
 @pytest.mark.parametrize("name", register.dataset.names())
 def test_data_sets_of_the_package(name: str) -> None:
+    if name in ENTRIES and not cache.place(name).is_file():
+        pytest.skip(f"fetch it first: cbdsl data fetch {name}")
     testing.check_dataset(name)
 
 
@@ -88,6 +93,55 @@ def test_data_sets_of_the_package(name: str) -> None:
 def test_partitions_that_break_a_law(deal: Any, words: str) -> None:  # noqa: ANN401
     with pytest.raises(AssertionError, match=words):
         testing.check_partition(deal)
+
+
+class Fixed(FeatureSkew):
+    """Keeps the laws, with no noise at all."""
+
+    def altered(self, features: Any, worker: int, workers: int, rng: Rng) -> Any:  # noqa: ANN401, ARG002
+        return features + 1
+
+
+class Drifting(Fixed):
+    def altered(self, features: Any, worker: int, workers: int, rng: Rng) -> Any:  # noqa: ANN401, ARG002
+        return features + np.random.default_rng().random(dtype=np.float32)
+
+
+class InPlace(Fixed):
+    def altered(self, features: Any, worker: int, workers: int, rng: Rng) -> Any:  # noqa: ANN401, ARG002
+        features += 1
+        return features
+
+
+class Shorter(Fixed):
+    def altered(self, features: Any, worker: int, workers: int, rng: Rng) -> Any:  # noqa: ANN401, ARG002
+        return features[1:]
+
+
+class Endless(Fixed):
+    def altered(self, features: Any, worker: int, workers: int, rng: Rng) -> Any:  # noqa: ANN401, ARG002
+        return features * np.float32(np.inf)
+
+
+class DealtTwice(Fixed):
+    def __call__(self, pool: Any, spec: Any, workers: int, rng: Rng) -> list[Any]:  # noqa: ANN401, ARG002
+        return [pool.indices[:5]] * workers
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        (Drifting, "alters samples in the same way"),
+        (InPlace, "changed the features in place"),
+        (Shorter, "finite numbers of the same shape"),
+        (Endless, "finite numbers of the same shape"),
+        (DealtTwice, "deals each of them once"),
+    ],
+)
+def test_partitions_that_alter_samples_and_break_a_law(kind: type[FeatureSkew], words: str) -> None:
+    testing.check_partition(Fixed())
+    with pytest.raises(AssertionError, match=words):
+        testing.check_partition(kind())
 
 
 class Normalised(nn.Module):

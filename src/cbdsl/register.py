@@ -128,7 +128,7 @@ method = Register("method", tuple(f"cbdsl.methods.{name}" for name in (
 )))  # fmt: skip
 partition = Register("partition", ("cbdsl.data.partition",))
 model = Register("model", ("cbdsl.models.zoo",))
-dataset = Register("data set", ("cbdsl.data.sources",))
+dataset = Register("data set", ("cbdsl.data.sources", "cbdsl.data.fetched"))
 
 codec = Register("codec", ("cbdsl.codecs.uniform", "cbdsl.codecs.sparse", "cbdsl.codecs.adaptive"))
 

@@ -14,6 +14,7 @@ import numpy as np
 Purpose = Literal[
     "shared-set",  # which samples become D_G and the hold-out
     "partition",  # which samples each worker holds
+    "features",  # how a worker's samples differ from everybody else's
     "initial-weights",  # the model(s) the swarm starts from
     "participation",  # who takes part in a round
     "batches",  # the order of a worker's samples in a round

@@ -15,9 +15,9 @@ Shared = Literal["default", "none", "score", "train", "both"]
 class DataSpec:
     """Which data, and who holds it (Sec. VI.A)."""
 
-    source: str = "mnist"  # a data set's name ("mnist" is embedded), a folder of IDX files, or an .npz file
-    partition: str = "iid"  # who holds which sample: iid, shards, dirichlet, similarity, by-client
-    samples_per_worker: int = 300  # samples that each worker holds, K_i; for iid, dirichlet and similarity
+    source: str = "mnist"  # a data set's name (see `cbdsl list data`), a folder of IDX files, or an .npz file
+    partition: str = "iid"  # who holds which sample: iid, shards, dirichlet, similarity, quantity, feature, by-client
+    samples_per_worker: int = 300  # samples that each worker holds, K_i, not for shards and by-client
     shard_size: int = 300  # samples in a shard
     shards_per_worker: int = 2  # shards that each worker holds
     dirichlet_alpha: float = 0.5  # for dirichlet: the smaller, the fewer classes each worker knows

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbdsl.data.partition import Split, split
+from cbdsl import register
+from cbdsl.arrays import Samples
+from cbdsl.data.partition import FeatureSkew, Split, as_seen, split
 from cbdsl.data.sources import Dataset
 from cbdsl.errors import UserError
 from cbdsl.presets import preset
@@ -103,3 +106,91 @@ def test_too_many_shards_are_an_error_with_the_numbers(mnist: Dataset) -> None:
 def test_a_shared_set_larger_than_the_data_is_an_error_with_the_numbers() -> None:
     with pytest.raises(UserError, match=r"need 3,070 samples, but the training set has 3,000"):
         split(LABELS, replace(SMALL, shared_training=2900), 1, 0)
+
+
+def quantity(workers: int, seed: int, **options: float) -> Split:
+    deal = register.partition.make("quantity", options)
+    return split(LABELS, replace(SMALL, partition="quantity"), workers, seed, partition=deal)
+
+
+@given(seed=st.integers(0, 1000), workers=st.integers(1, 40), beta=st.sampled_from([1e-3, 0.1, 1.0, 100.0]))
+@settings(max_examples=40)
+def test_quantities_differ_and_all_samples_asked_for_are_dealt_once(seed: int, workers: int, beta: float) -> None:
+    parts = quantity(workers, seed, beta=beta, least=7)
+    together = np.concatenate(parts.workers)
+    assert len(np.unique(together)) == len(together) == 40 * workers
+    assert min(map(len, parts.workers)) >= 7
+
+
+def test_a_small_beta_gives_much_to_few_and_a_large_one_the_same_to_all() -> None:
+    few, even = (sorted(map(len, quantity(20, 0, beta=beta, least=1).workers)) for beta in (0.05, 1000.0))
+    assert few[-1] > 300
+    assert few[10] < 10
+    assert 30 < even[0] <= even[-1] < 50
+    assert classes_held(quantity(20, 0, beta=1000.0)) > 9
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"beta": 0.0}, "options.quantity.beta must be a positive number"),
+        ({"beta": float("nan")}, "options.quantity.beta must be a positive number"),
+        ({"least": 0}, "options.quantity.least must be at least 1"),
+        ({"least": 41}, "options.quantity.least is 41, above data.samples_per_worker, 40"),
+    ],
+)
+def test_quantities_out_of_range_are_errors(options: dict[str, float], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        quantity(3, 0, **options)
+
+
+SEEN = Samples(np.zeros((3000, 2, 50), np.float32), LABELS)
+
+
+def test_each_worker_sees_its_own_samples_with_an_offset_and_noise_of_its_own() -> None:
+    skew = FeatureSkew(noise=0.4, shift=2.0)
+    parts = split(LABELS, SMALL, 4, 1, partition=skew)
+    plain = split(LABELS, replace(SMALL, partition="iid"), 4, 1)
+    np.testing.assert_array_equal(np.concatenate(parts.workers), np.concatenate(plain.workers))
+    seen = as_seen(SEEN, parts, skew, 1).features
+    np.testing.assert_array_equal(SEEN.features, 0)  # what others hold is left alone
+    shared = np.setdiff1d(np.arange(3000), np.concatenate(parts.workers))
+    np.testing.assert_array_equal(seen[shared], 0)
+    offsets = np.stack([seen[rows].mean(axis=(0, 2)) for rows in parts.workers])  # (4, 2)
+    assert len(np.unique(np.round(offsets, 2))) == 8
+    for worker, rows in enumerate(parts.workers):
+        assert float((seen[rows] - offsets[worker][:, None]).std()) == pytest.approx(0.1 * (worker + 1), rel=0.1)
+
+
+def test_what_a_worker_sees_is_named_by_the_seed_and_the_worker() -> None:
+    skew = FeatureSkew()
+    parts = split(LABELS, SMALL, 4, 1, partition=skew)
+    first, again, other = (as_seen(SEEN, parts, skew, seed).features for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+    none = FeatureSkew(noise=0.0, shift=0.0)
+    np.testing.assert_array_equal(as_seen(SEEN, parts, none, 1).features, SEEN.features)
+    assert as_seen(SEEN, parts, register.partition.make("iid", {}), 1) is SEEN
+
+
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
+def test_a_skew_out_of_range_is_an_error(value: float) -> None:
+    with pytest.raises(UserError, match=r"options.feature.noise must be between 0 and 1000"):
+        FeatureSkew(noise=value)
+
+
+def test_a_skew_that_breaks_samples_or_deals_them_twice_is_an_error() -> None:
+    class Twice(FeatureSkew):
+        def __call__(self, pool: Any, spec: Any, workers: int, rng: Any) -> list[Any]:  # noqa: ANN401, ARG002
+            return [pool.indices[:5]] * workers
+
+    class Broken(FeatureSkew):
+        def altered(self, features: Any, worker: int, workers: int, rng: Any) -> Any:  # noqa: ANN401, ARG002
+            return features[:-1]
+
+    for skew, words in (
+        (Twice(), "deals some of them to several workers"),
+        (Broken(), "makes .* of worker 0's features"),
+    ):
+        with pytest.raises(UserError, match=words):
+            as_seen(SEEN, split(LABELS, SMALL, 4, 1, partition=skew), skew, 1)

@@ -185,7 +185,7 @@ def test_a_missing_or_ambiguous_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "emnist-train-images-idx3-ubyte").write_bytes(b"")
     with pytest.raises(UserError, match=r"found: emnist-train-images-idx3-ubyte, train-images"):
         load(str(tmp_path))
-    with pytest.raises(UserError, match=r"neither a data set by name .mnist. nor a folder"):
+    with pytest.raises(UserError, match=r"neither a data set by name .mnist, hapt, .* nor a folder"):
         load(str(tmp_path / "nothing"))
 
 

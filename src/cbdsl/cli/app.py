@@ -11,6 +11,7 @@ from cbdsl import __version__
 from cbdsl.cli.arena import arena
 from cbdsl.cli.bench import bench
 from cbdsl.cli.compare import compare
+from cbdsl.cli.data import data
 from cbdsl.cli.deployment import serve, swarm, work
 from cbdsl.cli.doctor import doctor
 from cbdsl.cli.listing import list_parts, presets
@@ -55,3 +56,4 @@ _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
 for _title, _commands in _GROUPS.items():
     for _name, _command in _commands.items():
         app.command(_name, rich_help_panel=_title)(_command)
+app.add_typer(data, name="data", rich_help_panel="Look up")

@@ -1,23 +1,25 @@
 """Who holds which samples: pure functions from labels to disjoint lists of indices.
 
 D_G = D_tr + D_sc and the server's private hold-out are drawn first and do not depend on the method, so that at one
-seed every method sees the same data. Nothing here looks at features or at the test set.
+seed every method sees the same data. Nothing here looks at features or at the test set; a partition that also
+changes what its workers see (`Altering`) changes their own training samples alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbdsl import register
-from cbdsl.arrays import Indices
+from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.errors import UserError
+from cbdsl.machine import demand_memory
 from cbdsl.rng import stream
-from cbdsl.spec_groups import DataSpec
+from cbdsl.spec_groups import DataSpec, at_least, positive, within
 
 Labels = NDArray[np.int32]
 
@@ -52,6 +54,15 @@ class Partition(Protocol):
         ...
 
 
+@runtime_checkable
+class Altering(Partition, Protocol):
+    """A partition that also says how the samples of a worker look; no two workers hold the same one."""
+
+    def altered(self, features: Floats, worker: int, workers: int, rng: np.random.Generator) -> Floats:
+        """A worker's features (n, ...) as it sees them, in the same shape; the same for the same generator."""
+        ...
+
+
 def split(
     labels: Labels,
     spec: DataSpec,
@@ -81,14 +92,14 @@ def split(
     training, scoring, holdout, rest = np.split(order, np.cumsum(sizes))
     owned = rest if len(free) == len(labels) else np.concatenate([rest, np.flatnonzero(np.asarray(clients) >= 0)])
     pool = Pool(np.sort(owned).astype(np.int32), labels, clients)
-    deal = partition or register.partition.get(spec.partition)
+    deal = partition or register.partition.make(spec.partition, {})
     rows = deal(pool, spec, workers, stream(seed, "partition")) if workers else []
     _check_dealt(rows, pool, workers, deal)
     return Split(training, scoring, holdout, tuple(np.asarray(row).astype(np.int32) for row in rows))
 
 
 def _check_dealt(rows: Sequence[Indices], pool: Pool, workers: int, deal: Partition) -> None:
-    name = getattr(getattr(deal, "func", deal), "__qualname__", repr(deal))
+    name = _name_of(deal)
     if len(rows) != workers:
         raise UserError(f"The partition {name} deals to {len(rows)} workers; there are {workers}.")
     for worker, row in enumerate(rows):
@@ -99,6 +110,34 @@ def _check_dealt(rows: Sequence[Indices], pool: Pool, workers: int, deal: Partit
             )
         if not len(row):
             raise UserError(f"The partition {name} leaves worker {worker} without samples. Ask for fewer workers.")
+
+
+def as_seen(samples: Samples, parts: Split, partition: Partition, seed: int) -> Samples:
+    """The training set as its holders see it: the same, unless the partition alters what a worker holds."""
+    if not isinstance(partition, Altering) or not parts.workers:
+        return samples
+    name, held = _name_of(partition), np.concatenate(parts.workers)
+    if len(np.unique(held)) < len(held):
+        raise UserError(
+            f"The partition {name} alters samples, and deals some of them to several workers. Deal each once."
+        )
+    demand_memory(samples.features.nbytes, "The training set, altered for each worker, takes", "Use a smaller one.")
+    features = samples.features.copy()
+    for worker, rows in enumerate(parts.workers):
+        before = features[rows]
+        own = partition.altered(before, worker, len(parts.workers), stream(seed, "features", worker=worker))
+        if own.shape != before.shape or not np.isfinite(own).all():
+            raise UserError(
+                f"The partition {name} makes {own.shape} of worker {worker}'s features {before.shape}, or numbers that "
+                "are not finite. Try it with cbdsl.testing.check_partition."
+            )
+        features[rows] = own
+    return Samples(features, samples.labels)
+
+
+def _name_of(deal: Partition) -> str:
+    named = getattr(deal, "func", deal)
+    return getattr(named, "__qualname__", None) or type(named).__qualname__
 
 
 @register.partition("iid")
@@ -164,6 +203,56 @@ def similarity(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generato
     rest = used[workers * alike :]
     ordered = rest[np.argsort(pool.labels[rest], kind="stable")].reshape(workers, count - alike)
     return [np.concatenate(pair) for pair in zip(mixed, rng.permutation(ordered), strict=True)]
+
+
+@register.partition("quantity")
+def quantity(
+    pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator, *, beta: float = 0.5, least: int = 10
+) -> list[Indices]:
+    """Alike in kind, unlike in number: K_i samples on average, shares drawn from Dirichlet(beta) (Li et al. 2022).
+
+    The smaller beta, the more a few workers hold. least: samples that everybody has; the rest is shared out.
+    """
+    positive("options.quantity.beta", beta)
+    at_least(1, "options.quantity.least", least)
+    count = spec.samples_per_worker
+    _demand(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each on average")
+    if least > count:
+        raise UserError(f"options.quantity.least is {least}, above data.samples_per_worker, {count}. Set it lower.")
+    shares = np.cumsum(rng.dirichlet(np.full(workers, beta)))
+    extra = np.rint(shares / shares[-1] * (workers * (count - least))).astype(int)
+    ends = extra + least * np.arange(1, workers + 1)
+    return np.split(rng.permutation(pool.indices)[: workers * count], ends[:-1])
+
+
+@register.partition("feature")
+@dataclass(frozen=True)
+class FeatureSkew:
+    """Alike in labels, unlike in looks: i.i.d. samples, to which each worker adds an offset and noise of its own.
+
+    As with sensors that are mounted differently and age differently. The offset is one number for each channel (a
+    sample's first axis), drawn with deviation `shift`; the noise of worker i of U is Gaussian with deviation
+    noise * (i + 1) / U (Li et al. 2022 let it grow in the same way). Features have deviation 1 in the data sets here.
+    D_G, the hold-out and the test set stay as they are.
+    """
+
+    noise: float = 0.5
+    shift: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("noise", "shift"):
+            within(0.0, 1000.0, f"options.feature.{name}", getattr(self, name))
+
+    def __call__(self, pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
+        """K_i distinct samples each, drawn at random."""
+        return iid(pool, spec, workers, rng)
+
+    def altered(self, features: Floats, worker: int, workers: int, rng: np.random.Generator) -> Floats:
+        """The samples with the worker's offset and noise."""
+        channels = (features.shape[1], *(1 for _ in features.shape[2:]))
+        offset = self.shift * rng.standard_normal(channels, np.float32)
+        noise = self.noise * (worker + 1) / workers * rng.standard_normal(features.shape, np.float32)
+        return np.asarray(features + offset + noise, np.float32)
 
 
 @register.partition("by-client")

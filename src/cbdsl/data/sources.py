@@ -118,20 +118,70 @@ def load(source: str, options: Mapping[str, Any] | None = None) -> Dataset:
 
 
 _ARRAYS = ("train_features", "train_labels", "test_features", "test_labels")
+_SCALES = ("feature_mean", "feature_deviation")
 
 
 def read_arrays(path: Path) -> Dataset:
-    """Read an .npz file: features (N, ...) of numbers, used as they are, and integer labels from 0."""
+    """Read an .npz file: features (N, ...) of numbers, and integer labels from 0.
+
+    Features are used as they are, or brought to mean 0 and deviation 1 by the numbers the file has for them.
+    """
+    return dataset_of(path, dataset_arrays(path))
+
+
+def dataset_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of a data set's .npz file, as they are stored."""
     wanted = f"an .npz file with the arrays {', '.join(_ARRAYS)}: numbers (N, ...) and whole numbers (N,)"
-    arrays = stored_arrays(path, _ARRAYS, "data", wanted, ("train_clients",))
-    for name in _ARRAYS:
+    arrays = stored_arrays(path, _ARRAYS, "data", wanted, ("train_clients", *_SCALES))
+    for name in arrays:
         if arrays[name].dtype.kind not in "fiub":
             raise UserError(f"{name} in {path} holds {arrays[name].dtype}; give numbers.")
+    return arrays
+
+
+def dataset_of(path: Path, arrays: Mapping[str, NDArray[Any]]) -> Dataset:
+    """The data set of these arrays; path: where they are from."""
+    copied = [name for name in _ARRAYS if arrays[name].dtype != np.float32 or _SCALES[0] in arrays]
+    needed = sum(4 * arrays[name].size for name in copied)
+    demand_memory(needed, f"The samples in {path} take", "Give fewer.")
     try:
-        train, test = ((arrays[f"{part}_features"], arrays[f"{part}_labels"]) for part in ("train", "test"))
+        train, test = (
+            (scaled(arrays[f"{part}_features"], *map(arrays.get, _SCALES)), arrays[f"{part}_labels"])
+            for part in ("train", "test")
+        )
         return Dataset.from_arrays(*train, *test, name=str(path), clients=arrays.get("train_clients"))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
+
+
+def scaled(
+    features: NDArray[Any], mean: NDArray[Any] | None = None, deviation: NDArray[Any] | None = None
+) -> NDArray[Any]:
+    """Features (N, C, ...) less their channel's mean, in deviations, as float32; as they are if neither is given.
+
+    mean, deviation: (C,). Bytes are shades: 255 counts as 1.
+    """
+    if mean is None and deviation is None:
+        return features
+    channels = features.shape[1:2]
+    for name, values in zip(_SCALES, (mean, deviation), strict=True):
+        if values is None or values.shape != channels or not np.isfinite(values).all():
+            found = "nothing" if values is None else f"{values.dtype} {values.shape}"
+            raise UserError(f"{name} must hold a finite number for each channel, {channels}; given {found}.")
+    assert mean is not None
+    assert deviation is not None
+    if not (deviation > 0).all():
+        raise UserError(f"feature_deviation must be above 0; given {deviation.tolist()}.")
+    result = np.empty(features.shape, np.float32)
+    at_once = max(1, _AT_ONCE // max(1, features[:1].size))
+    for channel, (middle, spread) in enumerate(zip(mean, deviation, strict=True)):
+        shades = np.asarray((_SHADES - middle) / max(spread, 1e-6), np.float32)
+        for start in range(0, len(features), at_once):
+            part = slice(start, start + at_once), channel
+            with np.errstate(over="ignore"):  # what is too large for a float32 is infinite, and refused later
+                values = np.asarray(features[part])
+                result[part] = shades[values] if values.dtype == np.uint8 else (values - np.float64(middle)) / spread
+    return result
 
 
 @register.dataset(EMBEDDED)

@@ -19,13 +19,13 @@ from cbdsl.runs.defence import method_of, selection_of
 from cbdsl.spec import Spec
 
 _PARTITION_KEYS = {
-    "data.samples_per_worker": ("iid", "dirichlet", "similarity"),
+    "data.samples_per_worker": ("iid", "dirichlet", "similarity", "quantity", "feature"),
     "data.shard_size": ("shards",),
     "data.shards_per_worker": ("shards",),
     "data.dirichlet_alpha": ("dirichlet",),
     "data.similarity": ("similarity",),
 }
-_BUILT_IN_PARTITIONS = ("iid", "shards", "dirichlet", "similarity", "by-client")
+_BUILT_IN_PARTITIONS = ("iid", "shards", "dirichlet", "similarity", "quantity", "feature", "by-client")
 
 
 def resolve(spec: Spec, given_method: Method | None = None) -> Spec:

@@ -19,7 +19,7 @@ from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.byzantine.adversary import Adversary, PublicData
 from cbdsl.byzantine.attack import Attack, make_attack
 from cbdsl.data import Dataset, Split, load, split
-from cbdsl.data.partition import Partition
+from cbdsl.data.partition import Partition, as_seen
 from cbdsl.engines.architecture import Architecture, ArchitectureError
 from cbdsl.engines.base import Engine
 from cbdsl.engines.choose import choose_engine
@@ -93,6 +93,7 @@ class Stage:
         parts = split(
             dataset.train.labels, spec.data, spec.workers if deal else 0, spec.seed, dataset.clients, partition, secret
         )
+        dataset = replace(dataset, train=as_seen(dataset.train, parts, partition, spec.seed))
         network = network_of(spec, dataset.shape, dataset.classes, given.model)
         choice = choose_engine(spec.engine, network.subject, dataset.shape, threads or default_threads())
         engine = choice.engine

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from cbdsl import register
-from cbdsl.arrays import Samples
-from cbdsl.data.partition import Partition, Pool
+from cbdsl.arrays import Indices, Samples
+from cbdsl.data.partition import Altering, Partition, Pool
 from cbdsl.data.sources import Dataset
 from cbdsl.engines.architecture import Architecture
 from cbdsl.engines.base import Sgd
@@ -18,7 +18,7 @@ from cbdsl.engines.choose import choose_engine
 from cbdsl.models.network import Network, network_of
 from cbdsl.spec import Spec
 from cbdsl.spec_groups import DataSpec
-from cbdsl.testing.common import Laws, made, same, small_data
+from cbdsl.testing.common import Laws, is_floats, made, same, small_data
 
 
 def check_partition(partition: Partition | str) -> None:
@@ -56,6 +56,31 @@ def check_partition(partition: Partition | str) -> None:
         laws.demand(
             equal, "the same generator deals the same samples", f"With {workers} workers it does not. Draw from rng."
         )
+        if isinstance(deal, Altering):
+            _check_altered(deal, data, first, laws)
+
+
+def _check_altered(deal: Altering, data: Dataset, rows: list[Indices], laws: Laws) -> None:
+    held = np.concatenate(rows)
+    laws.demand(
+        len(np.unique(held)) == len(held),
+        "who alters samples deals each of them once",
+        f"With {len(rows)} workers some are dealt twice.",
+    )
+    for worker, row in enumerate(rows):
+        given = data.train.features[row]
+        found = []
+        for _ in range(2):
+            features = given.copy()
+            with laws.working(f"for worker {worker} of {len(rows)}"):
+                found.append(np.asarray(deal.altered(features, worker, len(rows), np.random.default_rng(worker))))
+            laws.untouched({"the features": given}, {"the features": features})
+        laws.demand(
+            found[0].shape == given.shape and is_floats(found[0]) and np.isfinite(found[0]).all(),
+            "altered features are finite numbers of the same shape",
+            f"Of {given.shape} it makes {found[0].dtype} {found[0].shape}.",
+        )
+        laws.demand(same(*found), "the same generator alters samples in the same way", "It does not. Draw from rng.")
 
 
 def check_model(model: Callable[..., Any] | str, shape: tuple[int, ...] = (1, 28, 28), classes: int = 10) -> None:
