@@ -186,7 +186,6 @@ def test_a_reckoning_that_fails_is_caught_by_the_system_and_leaves_the_state_alo
         state = (tmp_path / "state" / "state.npz").read_bytes()
         for absurd in (
             announcement(spec=spec_text(local__epochs=100_000, local__batch_size=10_000_000)),
-            announcement(spec=spec_text(local__batch_size=10_000_000)),
             announcement(wide(3_000_000)),
         ):
             server.announce(absurd)

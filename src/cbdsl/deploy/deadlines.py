@@ -1,4 +1,4 @@
-"""How long a server waits, and for whom. The numbers of a run do not depend on it, as long as everybody is waited for."""
+"""How long a server waits, and for whom. The numbers of a run do not depend on it if everybody is waited for."""
 
 from __future__ import annotations
 
