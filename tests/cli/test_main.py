@@ -70,7 +70,7 @@ def test_resume_of_a_finished_run_prints_its_summary(tmp_path: Path) -> None:
         (["run", "--threads", "0"], "threads must be at least 1; given 0."),
         (["run", "--byzantine", "51"], "51 Byzantine workers of 50"),
         (["run", "--preset", "paper-noniid", "--workers", "1000"], "need 2,000 shards"),
-        (["run", "--data", "nowhere"], "neither a data set by name (mnist) nor a folder"),
+        (["run", "--data", "nowhere"], "neither a data set by name (mnist, hapt, "),
         (["run", "--data", "broken"], "truncated or damaged"),
         (["run", "--spec", "nowhere.toml"], "nowhere.toml cannot be read"),
         (["run", "--preset", "paper-iid", "--spec", "x.toml"], "--preset and --spec are given"),

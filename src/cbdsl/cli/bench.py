@@ -35,8 +35,10 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
     extras.demand("torch", "the native engine is measured against it")
     from rich.console import Console  # noqa: PLC0415
 
-    from cbdsl.study.bench import measure, table  # noqa: PLC0415
+    interrupts.INTERRUPTS.hold()
+    from cbdsl.study.bench import measure, table  # noqa: PLC0415 - it loads torch
 
+    interrupts.INTERRUPTS.release()
     try:
         with Console(stderr=True).status("starting") as status:
             rows = measure(

@@ -31,7 +31,7 @@ class Interrupts:
     """What Ctrl-C does in this process: the first one stops the command in good order, a second one at once."""
 
     def __init__(self) -> None:
-        self.happened = False
+        self.happened = self._holding = self._waiting = False
         self._main_thread = 0
         self._advice: Callable[[], str] = lambda: f"Start again with: {command_line()}"
 
@@ -67,8 +67,21 @@ class Interrupts:
             sys.stderr.flush()
             os._exit(EXIT_CODE)
 
+    def hold(self) -> None:
+        """Let an interrupt wait: one that meets a library of C++ while it is loaded ends the process without a word."""
+        self._holding = True
+
+    def release(self) -> None:
+        """Let it come, if there was one."""
+        self._holding = False
+        if self._waiting:
+            self._hear(signal.SIGINT, None)
+
     def _hear(self, number: int, frame: FrameType | None) -> None:
         del number, frame
+        if self._holding and not self._waiting:
+            self._waiting = True
+            return
         if self.happened:  # pressed again: do not wait for anything
             if sys.stderr.isatty():
                 sys.stderr.write(_SHOW_CURSOR)
