@@ -17,6 +17,7 @@ from cbdsl.deploy.link import Address
 from cbdsl.deploy.server import ServerConfig
 from cbdsl.deploy.serving import open_run, serve
 from cbdsl.deploy.wire import Announcement, Hello, Invitation
+from cbdsl.protocol.messages import Claim
 from helpers import small_spec
 
 CODECS = pytest.mark.parametrize("codec", ["none", "q4"])
@@ -81,7 +82,7 @@ def test_a_worker_stays_silent_if_it_is_invited_for_a_claim_that_it_has_not_made
             if topic.endswith("/invitation") and not foreign:
                 invitation = wire.decode(payload, Invitation)
                 foreign.append(payload)
-                payload = wire.encode(Invitation(invitation.run, invitation.round, wire.said(0.125, b"")))
+                payload = wire.encode(Invitation(invitation.run, invitation.round, wire.said(Claim(0.125))))
             deliver(topic, payload, retain)
 
         bus.publish = publish  # type: ignore[method-assign]
@@ -101,6 +102,18 @@ def stopped_after(round_number: int) -> Callable[[cbdsl.RoundRecord], None]:
     return stop
 
 
+def set_back(workers: Crew, run: Path) -> None:
+    """Play seven rounds, and restore the server's folder from a backup made after three."""
+    backup = run.with_name("backup")
+    for rounds in (3, 7):
+        with pytest.raises(KeyboardInterrupt):
+            play(workers.bus, workers.stage, run.parent, workers.names, on_round=stopped_after(rounds))
+        if rounds == 3:
+            shutil.copytree(run, backup)
+    shutil.rmtree(run)
+    shutil.copytree(backup, run)
+
+
 @CODECS
 @pytest.mark.parametrize("again", [False, True])
 def test_a_server_set_back_to_a_backup_goes_on_with_workers_that_are_ahead(
@@ -108,15 +121,9 @@ def test_a_server_set_back_to_a_backup_goes_on_with_workers_that_are_ahead(
 ) -> None:
     """again: the workers were stopped and started in between, too; one of them comes late."""
     stage, bus = prepared(small_spec(rounds=9, codec__up=codec, codec__down=codec, defence__commitment=True)), Bus()
-    run, backup = tmp_path / "run", tmp_path / "backup"
+    run = tmp_path / "run"
     with crew(bus, stage, tmp_path) as workers:
-        with pytest.raises(KeyboardInterrupt):
-            play(bus, stage, tmp_path, workers.names, on_round=stopped_after(3))
-        shutil.copytree(run, backup)
-        with pytest.raises(KeyboardInterrupt):
-            play(bus, stage, tmp_path, workers.names, on_round=stopped_after(7))
-        shutil.rmtree(run)
-        shutil.copytree(backup, run)
+        set_back(workers, run)
         if again:
             for number in range(6):
                 workers.stop(number)
@@ -141,15 +148,9 @@ def test_a_server_set_back_is_heard_by_workers_that_took_no_part_in_the_rounds_t
     """Their states are of the common history; the orders and models that they last heard of are not."""
     settings = {"method": method, "codec__up": codec, "codec__down": codec}
     stage, bus = prepared(small_spec(rounds=9, participation=2, **settings)), Bus()
-    run, backup = tmp_path / "run", tmp_path / "backup"
+    run = tmp_path / "run"
     with crew(bus, stage, tmp_path) as workers:
-        with pytest.raises(KeyboardInterrupt):
-            play(bus, stage, tmp_path, workers.names, on_round=stopped_after(3))
-        shutil.copytree(run, backup)
-        with pytest.raises(KeyboardInterrupt):
-            play(bus, stage, tmp_path, workers.names, on_round=stopped_after(7))
-        shutil.rmtree(run)
-        shutil.copytree(backup, run)
+        set_back(workers, run)
         config = ServerConfig("s", Address("127.0.0.1", 1), replace(PACE, join_seconds=2.0), workers.names)
         served = serve(stage, open_run(stage, run), config, make_link=bus.link)
     kind = "score" if method == "cb-dsl" else "upload"

@@ -29,6 +29,7 @@ from cbdsl.deploy.particle import understand
 from cbdsl.deploy.samples import pack_shared, write_samples
 from cbdsl.deploy.wire import Announcement, ClaimMessage, Hello, Invitation, OrderMessage, Piece, Welcome
 from cbdsl.engines.architecture import Architecture, Layer, Linear
+from cbdsl.protocol.messages import Claim
 from cbdsl.spec import Spec
 
 SWARM, NAME = "s", "victim"
@@ -105,7 +106,7 @@ class HostileServer:
     def invite(self, run: bytes, round_number: int) -> None:
         """At QoS 0: then the broker waits for no acknowledgement, however many there are."""
         claim = next((one for one in self.claims(run) if one.round == round_number), None)
-        said = b"" if claim is None else wire.said(claim.score, claim.commitment)
+        said = wire.said(None if claim is None else Claim(claim.score, claim.commitment))
         payload = wire.encode(Invitation(run, round_number, said))
         self._link._client.publish(topics.to_worker(SWARM, NAME, "invitation"), payload, qos=0)
 

@@ -327,9 +327,7 @@ class NetworkSwarm:
         return max(self._played + 1, self.inbox.open_round.round)
 
     def _invite(self, worker: WorkerId) -> None:
-        claim = self._claims.get(worker)
-        said = b"" if claim is None else wire.said(claim.score, claim.commitment)
-        invitation = Invitation(self._run, self.inbox.open_round.round, said)
+        invitation = Invitation(self._run, self.inbox.open_round.round, wire.said(self._claims.get(worker)))
         topic = topics.to_worker(self._swarm, self._roster.name(worker), "invitation")
         self._send(topic, wire.encode(invitation))
 

@@ -18,6 +18,7 @@ import cbor2
 import numpy as np
 
 from cbdsl.arrays import Floats
+from cbdsl.protocol.messages import Claim
 
 VERSION = 4
 MAX_MESSAGE = 100 * 1024  # managed brokers refuse more
@@ -240,9 +241,9 @@ def _check_outline(payload: bytes, items: int) -> None:
         raise WireError("not a well-formed message")
 
 
-def said(score: float, commitment: bytes) -> bytes:
-    """A claim as an invitation repeats it: the score's four bytes, and the commitment."""
-    return struct.pack("<f", score) + commitment
+def said(claim: Claim | None) -> bytes:
+    """A claim as an invitation repeats it: the score's four bytes, and the commitment; empty where there is none."""
+    return b"" if claim is None else struct.pack("<f", claim.score) + claim.commitment
 
 
 def digest_of(content: bytes | bytearray) -> bytes:

@@ -302,8 +302,7 @@ class Worker:
         """Send the model behind a claim, if this worker knows the claim: state may be lost, and a worker copied."""
         if self._memory is None or invitation.round != self._memory.round:
             return
-        claim = self._memory.claim
-        if invitation.claim == (b"" if claim is None else wire.said(claim.score, claim.commitment)):
+        if invitation.claim == wire.said(self._memory.claim):
             self._send_model()
         else:
             _log.warning("worker %s is invited for a claim that it has not made; staying silent", self._name)
