@@ -18,7 +18,27 @@ from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Samples
 from cbdsl.byzantine.attack import Attack, Situation, Truthful, as_floats
 from cbdsl.byzantine.on_protocol import stamped
-from cbdsl.engines.architecture import Architecture, AvgPool2d, Conv2d, Flatten, Layer, Linear, MaxPool2d, Relu
+from cbdsl.engines.architecture import (
+    Architecture,
+    AvgPool1d,
+    AvgPool2d,
+    Conv1d,
+    Conv2d,
+    Dropout,
+    Flatten,
+    Gelu,
+    Hardswish,
+    Layer,
+    LeakyRelu,
+    Linear,
+    MaxPool1d,
+    MaxPool2d,
+    Relu,
+    Relu6,
+    Sigmoid,
+    Silu,
+    Tanh,
+)
 
 
 @dataclass(frozen=True)
@@ -99,22 +119,44 @@ class Joint:
     scales: bool  # whether a factor in front of what lies between is a factor behind it, and a ReLU is among it
 
 
+_PROPORTIONAL = (Relu, LeakyRelu, MaxPool2d, MaxPool1d, AvgPool2d, AvgPool1d, Flatten, Dropout)
+_BY_UNIT = (*_PROPORTIONAL, Relu6, Tanh, Sigmoid, Silu, Hardswish, Gelu)
+
+
 def joints(network: Architecture | None) -> Iterator[Joint]:
-    """All pairs of neighbouring layers with weights, first to last; none if the network is unknown."""
-    last: Place | None = None
-    between: list[Layer] = []
-    start = 0
-    for layer in () if network is None else network.layers:
-        if not isinstance(layer, (Conv2d, Linear)):
-            between.append(layer)
-            continue
-        kernel = layer.kernel if isinstance(layer, Conv2d) else (1, 1)
-        middle = start + layer.outputs * layer.inputs * kernel[0] * kernel[1]
-        place = Place(slice(start, middle), slice(middle, middle + layer.outputs * layer.bias), layer.outputs)
-        if last is not None:
-            plain = all(isinstance(one, (Relu, MaxPool2d, AvgPool2d, Flatten)) for one in between)
-            yield Joint(last, place, plain and any(isinstance(one, Relu) for one in between))
-        last, between, start = place, [], place.bias.stop
+    """All pairs of layers with weights of which only the second reads the first, through layers that keep units apart.
+
+    First to last; none if the network is unknown.
+    """
+    if network is None:
+        return
+    places = _places(network)
+    for number, place in places.items():
+        between: list[Layer] = []
+        reader = _only_reader(network, number)
+        while reader is not None and isinstance(network.layers[reader], _BY_UNIT):
+            between.append(network.layers[reader])
+            reader = _only_reader(network, reader)
+        if reader in places:
+            scales = all(isinstance(one, _PROPORTIONAL) for one in between)
+            yield Joint(place, places[reader], scales and any(isinstance(one, Relu) for one in between))
+
+
+def _places(network: Architecture) -> dict[int, Place]:
+    """Where the layers lie that mix all of their inputs."""
+    places, start = {}, 0
+    for number, layer in enumerate(network.layers):
+        end = start + layer.size
+        if isinstance(layer, Linear) or (isinstance(layer, Conv2d | Conv1d) and layer.groups == 1):
+            middle = end - layer.outputs * layer.bias
+            places[number] = Place(slice(start, middle), slice(middle, end), layer.outputs)
+        start = end
+    return places
+
+
+def _only_reader(network: Architecture, number: int) -> int | None:
+    readers = [reader for reader, read in enumerate(network.reads) if number in read]
+    return readers[0] if len(readers) == 1 else None
 
 
 @register.attack("crammer")

@@ -1,119 +1,86 @@
-"""A sequential network as plain data: its layers, their sizes, the shape of one sample. It holds no weights.
+"""A network as plain data: a graph of layers, and the shape of one sample. It holds no weights and no code.
 
-A device describes its network with these few dataclasses, as code or as JSON, and never needs torch;
-only `from_module` imports it. Whatever an `Architecture` accepts, the native
-engine can run: every size is checked when it is made.
+A device describes its network with these few dataclasses, as code or as JSON, and never needs torch; only
+`from_module` imports it. Whatever an `Architecture` accepts, the native engine can run: every size is checked when it
+is made. The layers themselves are in `layers`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from cbdsl.engines.layers import (
+    LAYERS,
+    NAMES,
+    Add,
+    AvgPool1d,
+    AvgPool2d,
+    Concat,
+    Conv1d,
+    Conv2d,
+    Dropout,
+    Flatten,
+    Gelu,
+    GroupNorm,
+    Hardswish,
+    Layer,
+    LayerNorm,
+    LeakyRelu,
+    Linear,
+    MaxPool1d,
+    MaxPool2d,
+    Relu,
+    Relu6,
+    Scale,
+    Sigmoid,
+    Silu,
+    Tanh,
+)
+from cbdsl.engines.sizes import LARGEST, ArchitectureError, Shape, bordered, is_size
 
 if TYPE_CHECKING:
     from torch import nn
 
-Pair: TypeAlias = tuple[int, int]
-Shape: TypeAlias = tuple[int, ...]
+__all__ = [
+    "LARGEST", "LAYERS", "NAMES", "SAMPLES", "Add", "Architecture", "ArchitectureError", "AvgPool1d", "AvgPool2d",
+    "Concat", "Conv1d", "Conv2d", "Draft", "Dropout", "Flatten", "Gelu", "GroupNorm", "Hardswish", "Layer", "LayerNorm",
+    "LeakyRelu", "Linear", "MaxPool1d", "MaxPool2d", "Relu", "Relu6", "Scale", "Shape", "Sigmoid", "Silu",
+    "Tanh", "from_module",
+]  # fmt: skip
 
-LARGEST = 2**31 - 1
-"""Sizes are 32-bit whole numbers for the kernels."""
-
-
-@dataclass(frozen=True)
-class Conv2d:
-    """A convolution of stride 1; weights (outputs, inputs, *kernel), then (outputs,) if it has a bias."""
-
-    inputs: int
-    outputs: int
-    kernel: Pair
-    padding: Pair = (0, 0)
-    bias: bool = True
-
-
-@dataclass(frozen=True)
-class Relu:
-    """max(0, x)."""
-
-
-@dataclass(frozen=True)
-class Tanh:
-    """The hyperbolic tangent."""
-
-
-@dataclass(frozen=True)
-class Sigmoid:
-    """1 / (1 + e^-x)."""
-
-
-@dataclass(frozen=True)
-class MaxPool2d:
-    """The largest value of every window; what is left over at the right and bottom is dropped."""
-
-    kernel: Pair
-    stride: Pair
-
-
-@dataclass(frozen=True)
-class AvgPool2d:
-    """The mean of every window; what is left over at the right and bottom is dropped."""
-
-    kernel: Pair
-    stride: Pair
-
-
-@dataclass(frozen=True)
-class Flatten:
-    """Channels, rows and columns become one axis, in this order."""
-
-
-@dataclass(frozen=True)
-class Linear:
-    """A dense layer; weights (outputs, inputs), then (outputs,) if it has a bias."""
-
-    inputs: int
-    outputs: int
-    bias: bool = True
-
-
-Layer: TypeAlias = Conv2d | Relu | Tanh | Sigmoid | MaxPool2d | AvgPool2d | Flatten | Linear
-
-LAYERS: dict[str, type[Layer]] = {
-    "conv2d": Conv2d,
-    "relu": Relu,
-    "tanh": Tanh,
-    "sigmoid": Sigmoid,
-    "max_pool2d": MaxPool2d,
-    "avg_pool2d": AvgPool2d,
-    "flatten": Flatten,
-    "linear": Linear,
-}
-NAMES = {kind: name for name, kind in LAYERS.items()}
-
-
-class ArchitectureError(ValueError):
-    """A network that cannot be described, or whose layers do not fit together."""
+SAMPLES = -1
+"""What stands for the samples where a layer says which layers it reads."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The layers of a classifier, from one sample of `shape` to its logits."""
+    """The layers of a classifier, from one sample of `shape` to its logits, which are what the last layer makes.
+
+    reads: for every layer the numbers of the layers whose results it takes, SAMPLES for the network's own input; all
+    come before it. Left out, every layer reads the one before it.
+    """
 
     shape: Shape
     layers: tuple[Layer, ...]
+    reads: tuple[tuple[int, ...], ...] = ()
 
-    FORMAT: ClassVar[int] = 1
+    FORMAT: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
         """Check every size once, so that no kernel ever meets a layer that does not fit."""
-        if not self.shape or len(self.shape) not in {1, 3} or not all(_is_size(size) for size in self.shape):
+        if not 1 <= len(self.shape) <= 3 or not all(is_size(size) for size in self.shape):
             raise ArchitectureError(
-                f"shape of a sample is {self.shape!r}; give (features,) or (channels, height, width), all at least 1"
+                f"shape of a sample is {self.shape!r}; give (features,), (channels, length) or (channels, height, "
+                "width), all at least 1"
             )
         if not self.layers:
             raise ArchitectureError("the network has no layers; give at least one Linear or Conv2d")
+        if not self.reads:
+            object.__setattr__(self, "reads", _in_a_row(len(self.layers)))
+        self._check_reads()
         shapes = self.shapes()
         if len(shapes[-1]) != 1:
             raise ArchitectureError(
@@ -122,18 +89,47 @@ class Architecture:
         if self.size == 0:
             raise ArchitectureError("the network has no parameters, so nothing can be trained; add a Linear or Conv2d")
 
+    def _check_reads(self) -> None:
+        if len(self.reads) != len(self.layers):
+            raise ArchitectureError(f"{len(self.layers)} layers read {len(self.reads)} times; give one entry a layer")
+        for number, read in enumerate(self.reads):
+            for other in read:
+                if not is_size(other, SAMPLES) or other >= number:
+                    raise ArchitectureError(
+                        f"{self.label(number)} reads layer {other!r:.40}; it may read those before it, or {SAMPLES}, "
+                        "the samples: a network runs in one direction"
+                    )
+        unread = set(range(SAMPLES, len(self.layers) - 1)) - {other for read in self.reads for other in read}
+        if unread:
+            first = min(unread)
+            what = "what the samples hold" if first == SAMPLES else f"what {self.label(first)} makes"
+            raise ArchitectureError(f"{what} is never used; leave it out")
+
+    def label(self, number: int) -> str:
+        """A layer as errors call it."""
+        kind = type(self.layers[number])
+        return f"layer {number} ({NAMES.get(kind, kind.__name__)})"
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every layer reads the one before it."""
+        return self.reads == _in_a_row(len(self.layers))
+
     def shapes(self) -> list[Shape]:
         """Shape of a sample after every layer."""
         shapes: list[Shape] = []
-        shape = self.shape
-        for number, layer in enumerate(self.layers):
+        for number, (layer, read) in enumerate(zip(self.layers, self.reads, strict=True)):
+            given = [self.shape if other == SAMPLES else shapes[other] for other in read]
             try:
-                shape = after(layer, shape)
+                if type(layer) not in NAMES:
+                    raise ArchitectureError(f"is no layer; known are {', '.join(LAYERS)}")
+                shape = layer.after(*given)
             except ArchitectureError as error:
-                name = NAMES.get(type(layer), type(layer).__name__)
-                raise ArchitectureError(f"layer {number} ({name}): {error}") from None
+                raise ArchitectureError(f"{self.label(number)}: {error}") from None
             if math.prod(shape) > LARGEST:
-                raise ArchitectureError(f"layer {number}: {shape} is more than {LARGEST:,} numbers; use smaller layers")
+                raise ArchitectureError(
+                    f"{self.label(number)}: {shape} is more than {LARGEST:,} numbers; use smaller layers"
+                )
             shapes.append(shape)
         return shapes
 
@@ -145,49 +141,71 @@ class Architecture:
     @property
     def size(self) -> int:
         """D, the number of parameters."""
-        return sum(_parameters(layer) for layer in self.layers)
+        return sum(layer.size for layer in self.layers)
+
+    def tensors(self) -> dict[str, Shape]:
+        """Names and shapes of all parameters in the order of flat weights: '0.weight' are the weights of layer 0."""
+        return {
+            f"{number}.{name}": shape
+            for number, layer in enumerate(self.layers)
+            for name, shape in layer.tensors().items()
+        }
 
     def multiply_adds(self) -> list[int]:
-        """Multiply-adds of one sample through every layer; layers without weights count as none."""
-        counts = []
-        for layer, shape in zip(self.layers, self.shapes(), strict=True):
-            match layer:
-                case Conv2d(inputs=inputs, kernel=kernel):
-                    counts.append(math.prod(shape) * inputs * kernel[0] * kernel[1])
-                case Linear(inputs=inputs, outputs=outputs):
-                    counts.append(inputs * outputs)
-                case _:
-                    counts.append(0)
-        return counts
+        """Multiply-adds of one sample through every layer; layers without a matrix of weights count as none."""
+        return [layer.multiply_adds(shape) for layer, shape in zip(self.layers, self.shapes(), strict=True)]
 
     def training_multiply_adds(self) -> int:
-        """Multiply-adds of one sample forwards and backwards; the first layer's input needs no gradient."""
-        counts = [count for count in self.multiply_adds() if count]
-        return 3 * sum(counts) - counts[0]
+        """Multiply-adds of one sample forwards and backwards; before the first weights no gradient is needed."""
+        learned = {SAMPLES: False}  # whether there are weights up to here
+        total = 0
+        for number, count in enumerate(self.multiply_adds()):
+            before = any(learned[other] for other in self.reads[number])
+            learned[number] = before or self.layers[number].size > 0
+            total += (3 if before else 2) * count
+        return total
 
     def entrance(self) -> int:
-        """Numbers of one sample as the first layer reads it: with a border, where that layer is padded."""
-        return _with_border(self.layers[0], self.shape)
+        """Numbers of one sample as the first layers read it: with a border, where they are padded."""
+        return _room(self.shape, self._border(SAMPLES))
 
     def room(self) -> int:
         """Numbers that one sample takes at most in an engine, forwards and backwards, borders among them.
 
-        The network's input is kept in four groups of samples; so are rows, which are there in two orders, with
-        gradients. An image between layers is there once with its gradient, and twice more before it is pooled.
+        Rows, the samples and what is flattened are kept in four groups of samples, rows in two orders, all with
+        gradients. An image between layers is there once with its gradient; a convolution has its own gradient before
+        activation and pooling, and what it keeps for the way back.
         """
-        shapes = [self.shape, *self.shapes()]
-        total = 7 * math.prod(shapes[-1])
-        for number, layer in enumerate(self.layers):
-            copies = 7 if len(shapes[number]) == 1 else 2 if number else 5
-            total += copies * _with_border(layer, shapes[number]) + 2 * _rounded_up(shapes[number + 1])
+        total = 5 * self.entrance()
+        given = [self.shape, *self.shapes()]
+        for number, shape in enumerate(given[1:]):
+            copies = 9 if len(shape) == 1 or self._is_flattened(number) else 2
+            total += copies * _room(shape, self._border(number)) + 3 * _room(shape, ())
+            # A pooling that a convolution does itself leaves its input here.
+            total += 3 * sum(_room(given[other + 1], ()) for other in self.reads[number]) + 4
         return total
+
+    def _border(self, number: int) -> Shape:
+        """The widest padding among the convolutions that read a layer."""
+        paddings = [
+            layer.padding
+            for layer, read in zip(self.layers, self.reads, strict=True)
+            if isinstance(layer, Conv1d | Conv2d) and number in read
+        ]
+        return tuple(max(sides) for sides in zip(*paddings, strict=True))
+
+    def _is_flattened(self, number: int) -> bool:
+        return any(
+            isinstance(layer, Flatten) and number in read for layer, read in zip(self.layers, self.reads, strict=True)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings: what `json.dumps` takes and `from_dict` reads back."""
-        layers = [
-            {"kind": NAMES[type(layer)]} | {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(layer).items()}
-            for layer in self.layers
-        ]
+        layers = []
+        for number, layer in enumerate(self.layers):
+            sizes = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(layer).items()}
+            wired = {} if self.reads[number] == (number - 1,) else {"reads": list(self.reads[number])}
+            layers.append({"kind": NAMES[type(layer)]} | sizes | wired)
         return {"format": self.FORMAT, "shape": list(self.shape), "layers": layers}
 
     @classmethod
@@ -199,126 +217,75 @@ class Architecture:
             raise ArchitectureError(f"format is {data['format']!r}; this version reads format {cls.FORMAT}")
         if not _is_list(data["shape"]) or not _is_list(data["layers"]):
             raise ArchitectureError("shape and layers must be lists")
-        layers = tuple(_layer_from_dict(number, entry) for number, entry in enumerate(data["layers"]))
-        return cls(tuple(data["shape"]), layers)
+        pairs = [_layer_from_dict(number, entry) for number, entry in enumerate(data["layers"])]
+        return cls(tuple(data["shape"]), tuple(layer for layer, _ in pairs), tuple(read for _, read in pairs))
+
+
+class Draft:
+    """An architecture in the making: layer after layer, each on the results of those it names."""
+
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self._layers: list[Layer] = []
+        self._reads: list[tuple[int, ...]] = []
+        self._shapes: dict[int, Shape] = {SAMPLES: shape}
+
+    def add(self, layer: Layer, *reads: int) -> int:
+        """One layer more, on what was made last unless told otherwise; the number of its result."""
+        number = len(self._layers)
+        self._reads.append(reads or (number - 1,))
+        self._layers.append(layer)
+        self._shapes[number] = layer.after(*(self._shapes[other] for other in self._reads[-1]))
+        return number
+
+    def shape_of(self, number: int) -> Shape:
+        """Shape of one result, or of the samples."""
+        return self._shapes[number]
+
+    @property
+    def last(self) -> int:
+        """Number of what was made last."""
+        return len(self._layers) - 1
+
+    def architecture(self) -> Architecture:
+        """All of it, checked."""
+        return Architecture(self.shape, tuple(self._layers), tuple(self._reads))
+
+
+def _in_a_row(count: int) -> tuple[tuple[int, ...], ...]:
+    return tuple((number - 1,) for number in range(count))
+
+
+def _room(shape: Shape, padding: Shape) -> int:
+    return bordered(shape, padding or (0,) * (len(shape) - 1)) if len(shape) > 1 else shape[0] + 16
 
 
 def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
 
 
-def _layer_from_dict(number: int, entry: object) -> Layer:
-    if not isinstance(entry, Mapping) or entry.get("kind") not in LAYERS:
-        raise ArchitectureError(f"layer {number} is {entry!r}; its kind must be one of {', '.join(LAYERS)}")
+def _layer_from_dict(number: int, entry: object) -> tuple[Layer, tuple[int, ...]]:
+    """One layer, and what it reads."""
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("kind"), str) or entry["kind"] not in LAYERS:
+        raise ArchitectureError(f"layer {number} is {entry!r:.200}; its kind must be one of {', '.join(LAYERS)}")
     kind = LAYERS[entry["kind"]]
-    make: Callable[..., Layer] = kind
     known = {field.name for field in fields(kind)}
     given = {key: tuple(value) if _is_list(value) else value for key, value in entry.items() if key != "kind"}
+    reads = given.pop("reads", (number - 1,))
+    if not isinstance(reads, tuple):
+        raise ArchitectureError(f"layer {number} ({entry['kind']}): reads is {reads!r:.80}; give a list of layers")
     if unknown := set(given) - known:
         raise ArchitectureError(
-            f"layer {number} ({entry['kind']}): unknown {sorted(unknown)}; known are {sorted(known)}"
+            f"layer {number} ({entry['kind']}): unknown {sorted(unknown)}; known are {sorted(known)} and reads"
         )
     try:
-        return make(**given)
+        return kind(**given), reads
     except TypeError as error:
         raise ArchitectureError(f"layer {number} ({entry['kind']}): {error}") from None
 
 
-def _is_size(value: object, least: int = 1) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST
-
-
-def _check_sizes(name: str, value: object, least: int = 1) -> None:
-    sizes = value if isinstance(value, tuple) else (value,)
-    if not all(_is_size(size, least) for size in sizes) or (isinstance(value, tuple) and len(value) != 2):
-        raise ArchitectureError(f"{name} is {value!r}; give whole numbers of at least {least}")
-
-
-def after(layer: Layer, shape: Shape) -> Shape:
-    """Shape of a sample behind one layer, or an error that says what would fit."""
-    match layer:
-        case Conv2d():
-            return _after_convolution(layer, shape)
-        case MaxPool2d() | AvgPool2d():
-            return _after_pool(layer, shape)
-        case Flatten():
-            return (math.prod(shape),)
-        case Linear(inputs=inputs, outputs=outputs, bias=bias):
-            _check_sizes("inputs", inputs)
-            _check_sizes("outputs", outputs)
-            _check_flag(bias)
-            if shape != (inputs,):
-                hint = "; put a Flatten before it" if len(shape) == 3 else ""
-                raise ArchitectureError(f"takes {inputs} inputs but is given {shape}{hint}")
-            return (outputs,)
-        case Relu() | Tanh() | Sigmoid():
-            return shape
-    raise ArchitectureError(f"is a {type(layer).__name__}; known layers are {', '.join(LAYERS)}")
-
-
-def _check_flag(bias: object) -> None:
-    if not isinstance(bias, bool):
-        raise ArchitectureError(f"bias is {bias!r}; give true or false")
-
-
-def _after_convolution(layer: Conv2d, shape: Shape) -> Shape:
-    _check_sizes("inputs", layer.inputs)
-    _check_sizes("outputs", layer.outputs)
-    _check_pair("kernel", layer.kernel, 1)
-    _check_pair("padding", layer.padding, 0)
-    _check_flag(layer.bias)
-    if len(shape) != 3 or shape[0] != layer.inputs:
-        raise ArchitectureError(f"takes images of {layer.inputs} channels but is given {shape}")
-    if _with_border(layer, shape) > LARGEST:
-        raise ArchitectureError(f"its input with padding {layer.padding} is more than {LARGEST:,} numbers; pad less")
-    height = shape[1] + 2 * layer.padding[0] - layer.kernel[0] + 1
-    width = shape[2] + 2 * layer.padding[1] - layer.kernel[1] + 1
-    if height < 1 or width < 1:
-        raise ArchitectureError(
-            f"its kernel {layer.kernel} is larger than the image {shape[1:]}; use padding or a smaller kernel"
-        )
-    return (layer.outputs, height, width)
-
-
-def _with_border(layer: Layer, shape: Shape) -> int:
-    """Numbers of a sample as a layer reads it; rows of a convolution's input are a little longer than they look."""
-    if not isinstance(layer, Conv2d):
-        return math.prod(shape)
-    height, width = (shape[1 + i] + 2 * layer.padding[i] for i in (0, 1))
-    return shape[0] * height * (width + 3)
-
-
-def _rounded_up(shape: Shape) -> int:
-    return math.prod((*shape[:-1], shape[-1] + 3))
-
-
-def _after_pool(layer: MaxPool2d | AvgPool2d, shape: Shape) -> Shape:
-    _check_pair("kernel", layer.kernel, 1)
-    _check_pair("stride", layer.stride, 1)
-    if len(shape) != 3 or layer.kernel[0] > shape[1] or layer.kernel[1] > shape[2]:
-        raise ArchitectureError(f"its window {layer.kernel} does not fit into {shape}; pool images at least that large")
-    height, width = ((shape[1 + i] - layer.kernel[i]) // layer.stride[i] + 1 for i in (0, 1))
-    return (shape[0], height, width)
-
-
-def _check_pair(name: str, value: object, least: int) -> None:
-    if not isinstance(value, tuple):
-        raise ArchitectureError(f"{name} is {value!r}; give a pair of whole numbers")
-    _check_sizes(name, value, least)
-
-
-def _parameters(layer: Layer) -> int:
-    match layer:
-        case Conv2d(inputs=inputs, outputs=outputs, kernel=kernel, bias=bias):
-            return outputs * inputs * kernel[0] * kernel[1] + outputs * bias
-        case Linear(inputs=inputs, outputs=outputs, bias=bias):
-            return outputs * inputs + outputs * bias
-        case _:
-            return 0
-
-
 def from_module(module: nn.Module, shape: Shape) -> Architecture:
-    """Describe a torch module that is one layer after the other, however it is written, for samples of `shape`.
+    """Describe a torch module, however it is written, for samples of `shape`.
 
     Flat weights of the description are those of the module. An ArchitectureError names the layer or line that has none.
     """

@@ -1,7 +1,7 @@
 """The weights that a network starts from: those that torch would give it, drawn without torch.
 
-torch fills a Conv2d or Linear with uniform numbers from its Mersenne Twister, one draw a number, first the weights and
-then the bias: the order of flat weights. So all numbers of a network are one run of draws.
+torch fills convolutions and dense layers with uniform numbers from its Mersenne Twister, one draw a number, first the
+weights and then the bias: the order of flat weights. So they are one run of draws. Norms begin with ones and zeros.
 
 The bits are the same on every machine, which torch does not promise of its own. It computes x (b - a) + a in float32
 from a 24-bit x; where the processor multiplies and adds in one step (with AVX2 or AVX-512) the result is rounded once,
@@ -17,7 +17,7 @@ import math
 import numpy as np
 
 from cbdsl.arrays import Doubles, Floats
-from cbdsl.engines.architecture import Architecture, Conv2d, Layer, Linear
+from cbdsl.engines.architecture import Architecture, Layer
 
 _BITS = 24  # of every draw of 32: as many as a float32 has
 _HALF = 2 ** (_BITS - 1)
@@ -27,25 +27,26 @@ _SLOPE = math.sqrt(5.0)  # torch's `a` of kaiming_uniform_ for dense layers and 
 def initial_weights(architecture: Architecture, seed: int) -> Floats:
     """Flat weights of a network as torch initialises them after `torch.manual_seed(seed)`, bit for bit, (D,)."""
     # RandomState, because its numbers never change with numpy's version. Of the seed, torch uses 32 bits as well.
-    words = np.random.RandomState(seed & 0xFFFFFFFF).bytes(4 * architecture.size)
-    draws = np.frombuffer(words, "<u4") & np.uint32(2**_BITS - 1)  # (D,), whole numbers below 2^24
-    centred: Doubles = draws.astype(np.float64) - _HALF  # (D,), from -2^23 to 2^23 - 1
-    offset = 0
-    for count, bound in (part for layer in architecture.layers for part in _parameters(layer)):
-        centred[offset : offset + count] *= float(np.float32(bound)) / _HALF  # exact
-        offset += count
-    return centred.astype(np.float32)
+    drawn = sum(layer.size for layer in architecture.layers if layer.drawn_inputs())
+    words = np.random.RandomState(seed & 0xFFFFFFFF).bytes(4 * drawn)
+    draws = np.frombuffer(words, "<u4") & np.uint32(2**_BITS - 1)  # whole numbers below 2^24
+    centred: Doubles = draws.astype(np.float64) - _HALF  # from -2^23 to 2^23 - 1
+    parts, used = [np.empty(0)], 0
+    for layer in architecture.layers:
+        for name, shape in layer.tensors().items():
+            count = math.prod(shape)
+            if not layer.drawn_inputs():  # a factor and an offset that change nothing
+                parts.append(np.full(count, name == "weight", np.float64))
+                continue
+            parts.append(centred[used : used + count] * (float(np.float32(_bound(layer, name))) / _HALF))  # exact
+            used += count
+    return np.concatenate(parts).astype(np.float32)
 
 
-def _parameters(layer: Layer) -> list[tuple[int, float]]:
-    """How many weights and how many biases a layer has, each with its bound; in the order of torch's arithmetic."""
-    match layer:
-        case Conv2d():
-            inputs = layer.inputs * layer.kernel[0] * layer.kernel[1]
-        case Linear():
-            inputs = layer.inputs
-        case _:
-            return []
+def _bound(layer: Layer, name: str) -> float:
+    """How large a weight or a bias is at most; in the order of torch's arithmetic."""
+    inputs = layer.drawn_inputs()
+    if name == "bias":
+        return 1 / math.sqrt(inputs)
     gain = math.sqrt(2.0 / (1 + _SLOPE**2))
-    weights = (layer.outputs * inputs, math.sqrt(3.0) * (gain / math.sqrt(inputs)))
-    return [weights, (layer.outputs, 1 / math.sqrt(inputs))] if layer.bias else [weights]
+    return math.sqrt(3.0) * (gain / math.sqrt(inputs))

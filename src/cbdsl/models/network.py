@@ -15,7 +15,7 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.arrays import Floats
-from cbdsl.engines.architecture import Architecture, Conv2d, Linear, from_module
+from cbdsl.engines.architecture import Architecture, from_module
 from cbdsl.errors import UserError, unknown
 from cbdsl.models.initial import initial_weights
 from cbdsl.register import CUSTOM
@@ -86,16 +86,7 @@ class Network:
             module = self.subject
             yield from ((name, tuple(each.shape)) for name, each in module.named_parameters())  # type: ignore[union-attr]
             return
-        for number, layer in enumerate(self.described.layers):
-            match layer:
-                case Conv2d(inputs=inputs, outputs=outputs, kernel=kernel, bias=bias):
-                    yield f"{number}.weight", (outputs, inputs, *kernel)
-                case Linear(inputs=inputs, outputs=outputs, bias=bias):
-                    yield f"{number}.weight", (outputs, inputs)
-                case _:
-                    continue
-            if bias:
-                yield f"{number}.bias", (outputs,)
+        yield from self.described.tensors().items()
 
     def tensors(self, weights: Floats) -> dict[str, Floats]:
         """Flat weights (D,) as named tensors, and the constants of a user's module beside them."""

@@ -10,27 +10,33 @@ import math
 
 from cbdsl import register
 from cbdsl.engines.architecture import (
+    Add,
     Architecture,
     ArchitectureError,
+    AvgPool1d,
+    AvgPool2d,
+    Conv1d,
     Conv2d,
+    Draft,
     Flatten,
+    GroupNorm,
     Layer,
     Linear,
+    MaxPool1d,
     MaxPool2d,
     Relu,
     Shape,
 )
 from cbdsl.errors import UserError
 
+_GROUPS = 8  # of GroupNorm, where channels allow
+_POOL2 = MaxPool2d((2, 2), (2, 2))
+
 
 @register.model("cnn")
 def cnn(shape: Shape, classes: int) -> Architecture:
     """Table I of the paper: two convolutions, three dense layers; 44,426 parameters on MNIST."""
-    if len(shape) != 3 or min(shape[1:]) < 16:
-        raise UserError(
-            f"The model 'cnn' needs images of shape (channels, height, width) with at least 16 x 16 pixels; "
-            f"the data has shape {shape}. Choose --model mlp or --model softmax, or give a module of your own."
-        )
+    _need_images("cnn", shape, 16)
     channels, height, width = shape
     pooled = [((side - 4) // 2 - 4) // 2 for side in (height, width)]
     return _network(
@@ -38,10 +44,10 @@ def cnn(shape: Shape, classes: int) -> Architecture:
         shape,
         Conv2d(channels, 6, (5, 5)),
         Relu(),
-        MaxPool2d((2, 2), (2, 2)),
+        _POOL2,
         Conv2d(6, 16, (5, 5)),
         Relu(),
-        MaxPool2d((2, 2), (2, 2)),
+        _POOL2,
         Flatten(),
         Linear(16 * pooled[0] * pooled[1], 120),
         Relu(),
@@ -63,12 +69,118 @@ def softmax(shape: Shape, classes: int) -> Architecture:
     return _network("softmax", shape, Flatten(), Linear(math.prod(shape), classes))
 
 
-def _network(name: str, shape: Shape, *layers: Layer) -> Architecture:
-    """Describe a network; samples that are neither rows nor images, such as (channels, length), count as rows.
+@register.model("har-cnn")
+def har_cnn(shape: Shape, classes: int) -> Architecture:
+    """Windows of sensors: three 1-D convolutions of 64 channels, after Ronao and Cho (2016); for (channels, length)."""
+    if len(shape) != 2 or shape[1] < 16:
+        raise UserError(
+            "The model 'har-cnn' needs windows of shape (channels, length) of at least 16 readings; the data has shape "
+            f"{shape}. Choose --model cnn for images, --model mlp for anything else, or give a module of your own."
+        )
+    channels, length = shape
+    pool = MaxPool1d((2,), (2,))
+    return _network(
+        "har-cnn",
+        shape,
+        Conv1d(channels, 64, (5,), padding=(2,)),
+        Relu(),
+        pool,
+        Conv1d(64, 64, (5,), padding=(2,)),
+        Relu(),
+        pool,
+        Conv1d(64, 64, (5,), padding=(2,)),
+        Relu(),
+        AvgPool1d((length // 4,), (length // 4,)),
+        Flatten(),
+        Linear(64, classes),
+    )
 
-    Those networks flatten them first, so the weights are the same; `choose_engine` sees to it that they get an engine.
-    """
+
+@register.model("ds-cnn")
+def ds_cnn(shape: Shape, classes: int) -> Architecture:
+    """Depthwise separable, the keyword-spotting network of MLPerf Tiny (Zhang et al. 2017), with GroupNorm."""
+    _need_images("ds-cnn", shape, 8)
+    net = Draft(shape)
+    _convolve(net, Conv2d(shape[0], 64, (10, 4), (5, 2), False, (2, 2)))
+    for _ in range(4):
+        _separable(net, 64, 64, 1)
+    return _classified(net, classes)
+
+
+@register.model("resnet8")
+def resnet8(shape: Shape, classes: int) -> Architecture:
+    """Three residual blocks of 16, 32 and 64 channels, the CIFAR-10 network of MLPerf Tiny, with GroupNorm."""
+    _need_images("resnet8", shape, 8)
+    net = Draft(shape)
+    last = _convolve(net, Conv2d(shape[0], 16, (3, 3), (1, 1), False))
+    before = 16
+    for channels, stride in ((16, 1), (32, 2), (64, 2)):
+        _convolve(net, Conv2d(before, channels, (3, 3), (1, 1), False, (stride, stride)), last)
+        net.add(Conv2d(channels, channels, (3, 3), (1, 1), False))
+        branch = net.add(GroupNorm(_GROUPS, channels))
+        if stride != 1:
+            last = net.add(Conv2d(before, channels, (1, 1), (0, 0), False, (stride, stride)), last)
+        net.add(Add(), branch, last)
+        last, before = net.add(Relu()), channels
+    return _classified(net, classes)
+
+
+@register.model("mobilenet-025")
+def mobilenet(shape: Shape, classes: int) -> Architecture:
+    """MobileNet (Howard et al. 2017) at a quarter of its width, as in MLPerf Tiny, with GroupNorm."""
+    _need_images("mobilenet-025", shape, 32)
+    net = Draft(shape)
+    _convolve(net, Conv2d(shape[0], 8, (3, 3), (1, 1), False, (2, 2)))
+    before = 8
+    for channels, stride in (
+        (16, 1),
+        (32, 2),
+        (32, 1),
+        (64, 2),
+        (64, 1),
+        (128, 2),
+        *[(128, 1)] * 5,
+        (256, 2),
+        (256, 1),
+    ):
+        _separable(net, before, channels, stride)
+        before = channels
+    return _classified(net, classes)
+
+
+def _convolve(net: Draft, layer: Conv2d, *reads: int) -> int:
+    """A convolution, its norm, a ReLU."""
+    net.add(layer, *reads)
+    net.add(GroupNorm(math.gcd(_GROUPS, layer.outputs), layer.outputs))
+    return net.add(Relu())
+
+
+def _separable(net: Draft, inputs: int, outputs: int, stride: int) -> None:
+    """Every channel by itself, then all channels at every place."""
+    _convolve(net, Conv2d(inputs, inputs, (3, 3), (1, 1), False, (stride, stride), groups=inputs))
+    _convolve(net, Conv2d(inputs, outputs, (1, 1), (0, 0), False))
+
+
+def _classified(net: Draft, classes: int) -> Architecture:
+    """The mean of every channel, and a dense layer."""
+    channels, height, width = net.shape_of(net.last)
+    net.add(AvgPool2d((height, width), (height, width)))
+    net.add(Flatten())
+    net.add(Linear(channels, classes))
+    return net.architecture()
+
+
+def _need_images(name: str, shape: Shape, side: int) -> None:
+    if len(shape) != 3 or min(shape[1:]) < side:
+        raise UserError(
+            f"The model '{name}' needs images of shape (channels, height, width) with at least {side} x {side} pixels; "
+            f"the data has shape {shape}. Choose --model mlp or --model softmax, or give a module of your own."
+        )
+
+
+def _network(name: str, shape: Shape, *layers: Layer) -> Architecture:
+    """One layer after the other; samples with more axes than images have count as rows, which is how they are read."""
     try:
-        return Architecture(shape if len(shape) in {1, 3} else (math.prod(shape),), layers)
+        return Architecture(shape if len(shape) <= 3 else (math.prod(shape),), layers)
     except ArchitectureError as error:
         raise UserError(f"The model '{name}' cannot be built for data of shape {shape}: {error}.") from error
