@@ -6,6 +6,7 @@ crash. `cbdsl.engines.native` finds the library; ctypes releases the GIL while i
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -14,15 +15,30 @@ from numpy.typing import NDArray
 
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
 from cbdsl.engines.architecture import (
+    Add,
     Architecture,
+    AvgPool1d,
     AvgPool2d,
+    Concat,
+    Conv1d,
     Conv2d,
+    Dropout,
     Flatten,
+    Gelu,
+    GroupNorm,
+    Hardswish,
     Layer,
+    LayerNorm,
+    LeakyRelu,
     Linear,
+    MaxPool1d,
     MaxPool2d,
     Relu,
+    Relu6,
+    Scale,
+    Shape,
     Sigmoid,
+    Silu,
     Tanh,
 )
 from cbdsl.engines.arguments import (
@@ -54,8 +70,8 @@ __all__ = [
     "peak_multiply_adds",
 ]
 
-LAYER_FIELDS = 8
-"""Numbers that describe one layer to the library: a code and up to seven sizes."""
+LAYER_FIELDS = 12
+"""Numbers that describe one layer to the library: a code, how many tensors it reads, and up to ten sizes."""
 
 
 class NativeEngine:
@@ -71,15 +87,38 @@ class NativeEngine:
         self.threads = min(threads or default_threads(), 256)
         self._classes = architecture.classes
         self._library = library()[1]
-        table = np.array([_codes(layer) for layer in architecture.layers], np.int32)  # (layers, LAYER_FIELDS)
-        shape = np.array(architecture.shape if len(architecture.shape) == 3 else (*architecture.shape, 1, 1), np.int32)
-        self._handle = self._library.cbdsl_create(_pointer(table), len(table), _pointer(shape))
+        self._handle = self._create()
         if not self._handle:
             raise NativeEngineError("the native library refused this architecture; please report it with the model")
         weakref.finalize(self, self._library.cbdsl_destroy, self._handle)
         self.size = int(self._library.cbdsl_parameters(self._handle))
         if self.size != architecture.size:
             raise NativeEngineError("the native library is out of date with this package; install the package again")
+
+    def _create(self) -> int | None:
+        """The network as the library takes it: layers, who reads whom, numbers that are not whole, a sample's shape."""
+        network = self.architecture
+        given = [network.shape if read[0] < 0 else network.shapes()[read[0]] for read in network.reads]
+        rows = []
+        for layer, read in zip(network.layers, network.reads, strict=True):
+            code, *sizes = _codes(layer, given[len(rows)])
+            rows.append((code, len(read), *sizes, *[0] * (LAYER_FIELDS - 2 - len(sizes))))
+        table = np.array(rows, np.int32)  # (layers, LAYER_FIELDS)
+        reads = np.array([other for read in network.reads for other in read], np.int32)
+        numbers = [
+            value for layer, shape in zip(network.layers, given, strict=True) for value in _numbers(layer, shape)
+        ]
+        constants = np.array(numbers, np.float32)
+        shape = np.array((*_image(network.shape), len(network.shape)), np.int32)
+        handle: int | None = self._library.cbdsl_create(
+            _pointer(table), len(table), _pointer(reads), _pointer(constants), _pointer(shape)
+        )
+        return handle
+
+    @property
+    def workspace(self) -> int:
+        """Bytes that a thread takes while it works."""
+        return int(self._library.cbdsl_workspace(self._handle))
 
     def train(
         self,
@@ -90,8 +129,7 @@ class NativeEngine:
         seeds: Seeds | None = None,
         corrections: Floats | None = None,
     ) -> Floats:
-        """Take every model through its own batches; see `Engine.train`. No layer here draws random numbers."""
-        del seeds
+        """Take every model through its own batches; see `Engine.train`. Without seeds all are zero."""
         stack = self._stack(weights)
         trained = np.empty_like(stack)  # (U, D)
         features, labels = self._samples(samples)
@@ -104,10 +142,15 @@ class NativeEngine:
                 raise ValueError(f"{name} is {getattr(sgd, name)}; give a finite number")
         if corrections is not None:
             corrections = corrections_for(corrections, stack.shape)
+        if seeds is not None:
+            seeds = np.ascontiguousarray(seeds, np.uint64)
+            if seeds.shape != stack.shape[:1]:
+                raise ValueError(f"seeds have shape {seeds.shape}; give one number for each of {len(stack)} workers")
         self._call(
             self._library.cbdsl_train, len(stack), _pointer(stack), _pointer(features), _pointer(labels),
             _pointer(batches), batches.shape[1], batches.shape[2], sgd.learning_rate, sgd.momentum, sgd.weight_decay,
-            sgd.proximal, None if corrections is None else _pointer(corrections), _pointer(trained), self.threads,
+            sgd.proximal, None if seeds is None else _pointer(seeds),
+            None if corrections is None else _pointer(corrections), _pointer(trained), self.threads,
         )  # fmt: skip
         return trained
 
@@ -204,23 +247,65 @@ def _pointer(array: NDArray[Any]) -> int:
     return int(array.ctypes.data)
 
 
-def _codes(layer: Layer) -> tuple[int, ...]:
-    """One layer as the library reads it; see LayerCode in plan.hpp."""
+_ACTIVATIONS: dict[type[Layer], int] = {Relu: 2, Tanh: 3, Sigmoid: 4, Relu6: 9, LeakyRelu: 10, Silu: 11, Hardswish: 12}
+
+
+def _image(shape: Shape) -> Shape:
+    """Shape of rows or series as that of images: (channels, height, width)."""
+    return shape if len(shape) == 3 else (shape[0], 1, *shape[1:]) if len(shape) == 2 else (*shape, 1, 1)
+
+
+def _pair(sizes: Shape, along: int) -> Shape:
+    """Sizes of a kernel over one axis as those over two; along: what it is over the axis that is not there."""
+    return sizes if len(sizes) == 2 else (along, sizes[0])
+
+
+def _codes(layer: Layer, given: Shape) -> tuple[int, ...]:
+    """One layer as the library reads it; see LayerCode in plan.hpp. given: the shape of what it reads first."""
+    if type(layer) in _ACTIVATIONS:
+        return (_ACTIVATIONS[type(layer)],)
     match layer:
-        case Conv2d():
-            codes: tuple[int, ...] = (1, layer.inputs, layer.outputs, *layer.kernel, *layer.padding, layer.bias)
-        case Relu():
-            codes = (2,)
-        case Tanh():
-            codes = (3,)
-        case Sigmoid():
-            codes = (4,)
-        case MaxPool2d():
-            codes = (5, *layer.kernel, *layer.stride)
-        case AvgPool2d():
-            codes = (6, *layer.kernel, *layer.stride)
+        case Conv2d() | Conv1d():
+            kernel, padding, stride = _pair(layer.kernel, 1), _pair(layer.padding, 0), _pair(layer.stride, 1)
+            codes: tuple[int, ...] = (
+                1, layer.inputs, layer.outputs, *kernel, *padding, layer.bias, *stride, layer.groups,
+            )  # fmt: skip
+        case MaxPool2d() | MaxPool1d() | AvgPool2d() | AvgPool1d():
+            code = 5 if isinstance(layer, MaxPool2d | MaxPool1d) else 6
+            codes = (code, *_pair(layer.kernel, 1), *_pair(layer.stride, 1), *_pair(layer.padding, 0))
         case Flatten():
             codes = (7,)
         case Linear():
             codes = (8, layer.inputs, layer.outputs, layer.bias)
-    return codes + (0,) * (LAYER_FIELDS - len(codes))
+        case Gelu():
+            codes = (14 if layer.approximate else 13,)
+        case GroupNorm():
+            codes = (15, layer.groups, layer.affine, layer.affine)
+        case LayerNorm():
+            codes = (16, math.prod(layer.shape), layer.affine, layer.bias)
+        case Dropout():
+            codes = (17,)
+        case Scale():
+            codes = (18, given[0])
+        case Add():
+            codes = (19,)
+        case Concat():
+            codes = (20,)
+        case _:
+            raise TypeError(f"{type(layer).__name__} is no layer")
+    return codes
+
+
+def _numbers(layer: Layer, given: Shape) -> tuple[float, ...]:
+    """What a layer is described by that is not whole."""
+    match layer:
+        case LeakyRelu():
+            return (layer.slope,)
+        case GroupNorm() | LayerNorm():
+            return (layer.epsilon,)
+        case Dropout():
+            return (layer.chance,)
+        case Scale():
+            each = [values * given[0] if len(values) == 1 else values for values in (layer.factors, layer.offsets)]
+            return (*each[0], *each[1])
+    return ()

@@ -148,6 +148,23 @@ def mobilenet(shape: Shape, classes: int) -> Architecture:
     return _classified(net, classes)
 
 
+USUAL: dict[str, tuple[Shape, int]] = {
+    "har-cnn": ((6, 128), 6),  # windows of a telephone's sensors, as in `hapt`
+    "ds-cnn": ((1, 49, 10), 12),  # a second of speech
+    "resnet8": ((3, 32, 32), 10),  # CIFAR-10
+    "mobilenet-025": ((3, 96, 96), 2),  # visual wake words
+}
+"""Samples and classes that a network was made for, where these are not MNIST's."""
+
+
+def usual(name: str) -> Architecture:
+    """A network of the zoo for the samples it was made for."""
+    made = register.model.get(name)(*USUAL.get(name, ((1, 28, 28), 10)))
+    if not isinstance(made, Architecture):
+        raise UserError(f"The model '{name}' is a torch module; only networks that are described are measured.")
+    return made
+
+
 def _convolve(net: Draft, layer: Conv2d, *reads: int) -> int:
     """A convolution, its norm, a ReLU."""
     net.add(layer, *reads)

@@ -20,8 +20,9 @@ from cbdsl.arrays import Samples
 from cbdsl.engines.architecture import Architecture
 from cbdsl.engines.base import Sgd
 from cbdsl.engines.native_engine import NativeEngine, available, default_threads, peak_multiply_adds
+from cbdsl.models.zoo import usual
 from cbdsl.study import bench_torch
-from cbdsl.study.bench_torch import CLASSES, SHAPE, Task
+from cbdsl.study.bench_torch import Task
 from cbdsl.swarms.memory import workers_at_once
 
 Progress: TypeAlias = Callable[[int, int, str], None]
@@ -101,10 +102,11 @@ def measure(  # noqa: PLR0913  # what a command line offers
 def make_task(name: str, kind: str, workers: int, batch: int, threads: int) -> Task:
     """Random models, samples and batches for one measurement; the same for every contender."""
     generator = np.random.default_rng(0)
+    network = usual(name)
     count = max(batch, 500)
     samples = Samples(
-        generator.standard_normal((count, *SHAPE), dtype=np.float32),
-        generator.integers(0, CLASSES, count).astype(np.int32),
+        generator.standard_normal((count, *network.shape), dtype=np.float32),
+        generator.integers(0, network.classes, count).astype(np.int32),
     )
     steps = 10 if kind == "train" else 1  # the same for every number of workers, so that times per worker compare
     indices = generator.integers(0, count, (workers, steps, batch)).astype(np.int32)
@@ -114,7 +116,7 @@ def make_task(name: str, kind: str, workers: int, batch: int, threads: int) -> T
 def _contenders(task: Task, stack: ExitStack, *, with_processes: bool) -> Iterable[tuple[str, Callable[[], float]]]:
     """Every engine that can do the task, warmed up: a name and a function that returns the seconds it took."""
     if available() is None:
-        yield "native", _native(task, register.model.get(task.model)(SHAPE, CLASSES))
+        yield "native", _native(task, usual(task.model))
     loop = stack.enter_context(bench_torch.TorchLoop(task))
     yield LOOP, loop.run
     if with_processes and task.kind == "train" and task.threads > 1:
@@ -147,7 +149,7 @@ def _native(task: Task, architecture: Architecture) -> Callable[[], float]:
 
 
 def _rows(task: Task, best: dict[str, float], peak: float) -> list[Row]:
-    architecture = register.model.get(task.model)(SHAPE, CLASSES)
+    architecture = usual(task.model)
     one = architecture.training_multiply_adds() if task.kind == "train" else sum(architecture.multiply_adds())
     work = one * task.workers * task.batch
     return [

@@ -21,12 +21,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from cbdsl import register
 from cbdsl.arrays import Indices, Samples
 from cbdsl.engines.torch_modules import module_of
+from cbdsl.models.zoo import usual
 from cbdsl.study.processes import deaf_children
 
-SHAPE, CLASSES = (1, 28, 28), 10
 LIMIT = 100
 RATE = 0.005
 SCORE_CHUNK = 500
@@ -90,7 +89,7 @@ class _Contender:
         self._before.use()
 
     def build(self) -> nn.Module:
-        return module_of(register.model.get(self.task.model)(SHAPE, CLASSES))
+        return module_of(usual(self.task.model))
 
 
 class TorchLoop(_Contender):

@@ -95,10 +95,11 @@ def _load(path: Path) -> tuple[Path, Any]:
         ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_double,
     )  # fmt: skip
     signatures: dict[str, tuple[Any, list[Any]]] = {
-        "cbdsl_create": (pointer, [pointer, whole, pointer]),
+        "cbdsl_create": (pointer, [pointer, whole, pointer, pointer, pointer]),
         "cbdsl_destroy": (None, [pointer]),
         "cbdsl_parameters": (large, [pointer]),
-        "cbdsl_train": (whole, [pointer, large, *[pointer] * 4, *[large] * 2, *[real] * 4, *[pointer] * 2, whole]),
+        "cbdsl_workspace": (large, [pointer]),
+        "cbdsl_train": (whole, [pointer, large, *[pointer] * 4, *[large] * 2, *[real] * 4, *[pointer] * 3, whole]),
         "cbdsl_gradients": (whole, [pointer, large, *[pointer] * 4, large, whole, pointer, whole]),
         "cbdsl_score": (whole, [pointer, large, *[pointer] * 4, large, whole, pointer, pointer, pointer, whole]),
         "cbdsl_sample_losses": (whole, [pointer, *[pointer] * 4, large, pointer, whole]),

@@ -1,92 +1,138 @@
-// Activations and poolings that stand alone, and the slope of an activation seen from its result.
+// Activations: the curves, their slopes, and whole tensors bent by them.
 #pragma once
 
 #include "plan.hpp"
 
 namespace cbdsl {
 
-// Kept out of line: the curves are long, and a kernel's registers are better spent on accumulators.
-__attribute__((noinline)) inline void bend(Activation activation, lanes *value) {
-    *value = activation == Activation::tanh ? hyperbolic_tangent(*value) : logistic(*value);
+// The share of the normal distribution below v; at most 1.5e-7 off (Abramowitz and Stegun, 7.1.26).
+inline lanes normal_share(lanes v) {
+    const lanes size = (v < 0.0f ? -v : v) * 0.70710678f;
+    const lanes t = 1.0f / (1.0f + 0.3275911f * size);
+    lanes p = splat(1.061405429f);
+    p = p * t - 1.453152027f;
+    p = p * t + 1.421413741f;
+    p = p * t - 0.284496736f;
+    p = p * t + 0.254829592f;
+    const lanes tail = 0.5f * p * t * exponential(-size * size);
+    return v < 0.0f ? tail : 1.0f - tail;
 }
 
-CBDSL_INLINE lanes activate(Activation activation, lanes value) {
-    if (activation == Activation::none) return value;
-    if (activation == Activation::relu) return relu(value);
-    bend(activation, &value);
+constexpr float GELU_FACTOR = 0.79788456f, GELU_CUBE = 0.044715f;  // sqrt(2 / pi)
+
+inline lanes gelu_tangent(lanes v) { return hyperbolic_tangent(GELU_FACTOR * (v + GELU_CUBE * v * v * v)); }
+
+CBDSL_INLINE lanes hard_share(lanes v) {
+    const lanes raised = relu(v + 3.0f);
+    return (raised > 6.0f ? splat(6.0f) : raised) * (1.0f / 6.0f);
+}
+
+// Kept out of line: the curves are long, and a kernel's registers are better spent on accumulators.
+__attribute__((noinline)) inline void bend(Curve curve, lanes *value) {
+    const lanes v = *value;
+    switch (curve.kind) {
+        case Activation::relu6: *value = v > 6.0f ? splat(6.0f) : relu(v); break;
+        case Activation::leaky_relu: *value = v < 0.0f ? curve.slope * v : v; break;
+        case Activation::tanh: *value = hyperbolic_tangent(v); break;
+        case Activation::sigmoid: *value = logistic(v); break;
+        case Activation::silu: *value = v * logistic(v); break;
+        case Activation::hardswish: *value = v * hard_share(v); break;
+        case Activation::gelu: *value = v * normal_share(v); break;
+        case Activation::gelu_by_tanh: *value = 0.5f * v * (1.0f + gelu_tangent(v)); break;
+        default: break;
+    }
+}
+
+CBDSL_INLINE lanes activate(Curve curve, lanes value) {
+    if (curve.kind == Activation::none) return value;
+    if (curve.kind == Activation::relu) return relu(value);
+    bend(curve, &value);
     return value;
 }
 
 // gradient * derivative, where the derivative is a function of the result.
-CBDSL_INLINE lanes slope(Activation activation, lanes result, lanes gradient) {
-    switch (activation) {
+CBDSL_INLINE lanes slope(Curve curve, lanes result, lanes gradient) {
+    switch (curve.kind) {
         case Activation::relu: return result <= lanes{} ? lanes{} : gradient;
+        case Activation::relu6: return (result <= lanes{}) | (result >= 6.0f) ? lanes{} : gradient;
+        case Activation::leaky_relu: return result < lanes{} ? curve.slope * gradient : gradient;
         case Activation::tanh: return gradient * (1.0f - result * result);
         case Activation::sigmoid: return gradient * (1.0f - result) * result;
         default: return gradient;
     }
 }
 
-inline void activate_all(const Stage &stage, const lanes *input, lanes *output) {
-    size_t i = 0;
-    for (int channel = 0; channel < stage.channels; channel++)
-        for (int y = 0; y < stage.height; y++)
-            for (int x = 0; x < stage.width; x++)
-                output[stage.output.at(channel, y) + x] = activate(stage.activation, input[i++]);
-}
-
-inline void activate_all_gradient(const Stage &stage, const lanes *output, const lanes *output_gradient, lanes *gradient) {
-    size_t i = 0;
-    for (int channel = 0; channel < stage.channels; channel++)
-        for (int y = 0; y < stage.height; y++) {
-            const lanes *value = output + stage.output.at(channel, y);
-            const lanes *from = output_gradient + stage.output_gradient.at(channel, y);
-            for (int x = 0; x < stage.width; x++) gradient[i++] = slope(stage.activation, value[x], from[x]);
+// The same for the curves whose derivative is a function of what they are given.
+inline lanes slope_of_input(Curve curve, lanes v, lanes gradient) {
+    switch (curve.kind) {
+        case Activation::silu: {
+            const lanes share = logistic(v);
+            return gradient * share * (1.0f + v * (1.0f - share));
         }
+        case Activation::hardswish: {
+            const lanes inside = v > 3.0f ? splat(1.0f) : v * (1.0f / 3.0f) + 0.5f;
+            return gradient * (v < -3.0f ? lanes{} : inside);
+        }
+        case Activation::gelu: return gradient * (normal_share(v) + v * 0.39894228f * exponential(-0.5f * v * v));
+        default: {
+            const lanes tangent = gelu_tangent(v);
+            const lanes inner = GELU_FACTOR * (1.0f + 3.0f * GELU_CUBE * v * v);
+            return gradient * 0.5f * (1.0f + tangent + v * (1.0f - tangent * tangent) * inner);
+        }
+    }
 }
 
-// Pooling of any window and stride. For the maximum, `chosen` keeps the place of the winner in its plane.
-inline void pool(const Stage &stage, const lanes *input, lanes *output, whole *chosen) {
-    const float share = 1.0f / float(stage.kernel_height * stage.kernel_width);
-    for (int channel = 0; channel < stage.channels; channel++)
-        for (int y = 0; y < stage.height; y++)
-            for (int x = 0; x < stage.width; x++) {
-                const size_t corner = y * stage.stride_height * stage.input.row + x * stage.stride_width;
-                const lanes *in = input + channel * stage.input.plane;
-                lanes best = in[corner], total{};
-                whole which = whole{} + int(corner);
-                for (int ky = 0; ky < stage.kernel_height; ky++)
-                    for (int kx = 0; kx < stage.kernel_width; kx++) {
-                        const size_t at = corner + ky * stage.input.row + kx;
-                        const lanes value = in[at];
-                        total += value;
-                        // As torch chooses: the first of equals, and a NaN wins.
-                        const whole better = (value > best) | (value != value);
-                        best = better ? value : best;
-                        which = better ? whole{} + int(at) : which;
-                    }
-                output[stage.output.at(channel, y) + x] = stage.pool_is_max ? best : total * share;
-                if (stage.pool_is_max) chosen[(size_t(channel) * stage.height + y) * stage.width + x] = which;
-            }
+CBDSL_INLINE lanes slope_at(Curve curve, lanes given, lanes result, lanes gradient) {
+    return curve.kind <= Activation::sigmoid ? slope(curve, result, gradient) : slope_of_input(curve, given, gradient);
 }
 
-inline void pool_gradient(const Stage &stage, const lanes *output_gradient, const whole *chosen, lanes *gradient) {
-    const float share = 1.0f / float(stage.kernel_height * stage.kernel_width);
-    for (size_t i = 0; i < stage.input_gradient.size; i++) gradient[i] = lanes{};
+// Writes a gradient, or adds it to what another reader of the tensor has left there.
+CBDSL_INLINE void put(lanes &to, lanes gradient, bool adds) { to = adds ? to + gradient : gradient; }
+
+// A sum in four parts, for additions that do not wait for each other.
+template <class Value> CBDSL_INLINE lanes sum_row(int count, const Value &value) {
+    lanes parts[4]{};
+    int x = 0;
+    for (; x + 4 <= count; x += 4)
+#pragma GCC unroll 4
+        for (int q = 0; q < 4; q++) parts[q] += value(x + q);
+    for (; x < count; x++) parts[0] += value(x);
+    return (parts[0] + parts[1]) + (parts[2] + parts[3]);
+}
+
+// Calls body(channel, y) for every row of a stage's result.
+template <class Body> CBDSL_INLINE void each_row(const Stage &stage, const Body &body) {
     for (int channel = 0; channel < stage.channels; channel++)
-        for (int y = 0; y < stage.height; y++)
-            for (int x = 0; x < stage.width; x++) {
-                const lanes from = output_gradient[stage.output_gradient.at(channel, y) + x];
-                const size_t corner = y * stage.stride_height * stage.input.row + x * stage.stride_width;
-                lanes *to = gradient + channel * stage.input_gradient.plane;
-                whole which{};
-                if (stage.pool_is_max) which = chosen[(size_t(channel) * stage.height + y) * stage.width + x];
-                for (int ky = 0; ky < stage.kernel_height; ky++)
-                    for (int kx = 0; kx < stage.kernel_width; kx++) {
-                        const size_t at = corner + ky * stage.input.row + kx;
-                        to[at] += stage.pool_is_max ? (which == int(at) ? from : lanes{}) : from * share;
-                    }
-            }
+        for (int y = 0; y < stage.height; y++) body(channel, y);
+}
+
+// input, output and the gradients point at the first number inside their borders, here and below.
+inline void activate_all(const Stage &stage, const lanes *input, lanes *output) {
+    each_row(stage, [&](int channel, int y) {
+        const lanes *from = input + stage.input.at(channel, y);
+        lanes *to = output + stage.output.at(channel, y);
+        for (int x = 0; x < stage.width; x++) to[x] = activate(stage.curve, from[x]);
+    });
+}
+
+inline void activate_all_gradient(const Stage &stage, const lanes *input, const lanes *output, const lanes *output_gradient,
+                                  lanes *gradient, bool adds) {
+    each_row(stage, [&](int channel, int y) {
+        const lanes *given = input + stage.input.at(channel, y), *value = output + stage.output.at(channel, y);
+        const lanes *from = output_gradient + stage.output_gradient.at(channel, y);
+        lanes *to = gradient + stage.input_gradient.at(channel, y);
+        for (int x = 0; x < stage.width; x++) put(to[x], slope_at(stage.curve, given[x], value[x], from[x]), adds);
+    });
+}
+
+// Where a stage bends its own result: the gradient before that, in place.
+inline void unbend(const Stage &stage, const lanes *output, lanes *output_gradient) {
+    if (stage.curve.kind == Activation::none) return;
+    each_row(stage, [&](int channel, int y) {
+        const lanes *value = output + stage.output.at(channel, y);
+        lanes *to = output_gradient + stage.output_gradient.at(channel, y);
+        for (int x = 0; x < stage.width; x++) to[x] = slope(stage.curve, value[x], to[x]);
+    });
 }
 
 }  // namespace cbdsl

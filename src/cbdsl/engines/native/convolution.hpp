@@ -18,7 +18,7 @@ constexpr int FORWARD_CHANNELS = MANY_REGISTERS ? 6 : 2;
 template <int OUTPUTS>
 CBDSL_INLINE void multiply(lanes (&accumulator)[OUTPUTS][4], const lanes *const (&from)[4], const Stage &stage,
                            const float *weights) {
-    const int channels = stage.input.channels, height = stage.kernel_height, width = stage.kernel_width;
+    const int channels = stage.group_inputs, height = stage.kernel_height, width = stage.kernel_width;
     const size_t stride = size_t(channels) * height * width;
     for (int channel = 0; channel < channels; channel++)
         for (int y = 0; y < height; y++) {
@@ -76,7 +76,7 @@ template <int OUTPUTS, bool TRAINING, Fused FUSED>
 void convolve_pooled(const Stage &stage, const float *kernel, const float *bias, int first, const lanes *corner, lanes *output,
                      lanes *kept) {
     const size_t row = stage.input.row, positions = size_t(stage.height) * stage.width;
-    const Activation activation = stage.activation;
+    const Curve curve = stage.curve;
     for (int y = 0; y < stage.height; y++)
         for (int x = 0; x < stage.width; x++) {
             const lanes *top = corner + 2 * y * row + 2 * x, *const from[4] = {top, top + 1, top + row, top + row + 1};
@@ -86,13 +86,13 @@ void convolve_pooled(const Stage &stage, const float *kernel, const float *bias,
                 whole *chosen = (whole *)kept + first * positions + y * stage.width + x;
 #pragma GCC unroll 8
                 for (int o = 0; o < OUTPUTS; o++)
-                    out[o * stage.output.plane] = activate(activation, largest<TRAINING>(tile.at[o], chosen + o * positions));
+                    out[o * stage.output.plane] = activate(curve, largest<TRAINING>(tile.at[o], chosen + o * positions));
             } else {
                 lanes *full = kept + stage.full.at(first, 2 * y) + 2 * x;
 #pragma GCC unroll 8
                 for (int o = 0; o < OUTPUTS; o++, full += stage.full.plane) {
 #pragma GCC unroll 4
-                    for (int q = 0; q < 4; q++) tile.at[o][q] = activate(activation, tile.at[o][q]);
+                    for (int q = 0; q < 4; q++) tile.at[o][q] = activate(curve, tile.at[o][q]);
                     if (TRAINING) {
                         full[0] = tile.at[o][0], full[1] = tile.at[o][1];
                         full[stage.full.row] = tile.at[o][2], full[stage.full.row + 1] = tile.at[o][3];
@@ -113,24 +113,31 @@ void convolve_plain(const Stage &stage, const float *kernel, const float *bias, 
         size_t to[4];
         for (int q = 0; q < 4; q++) {
             const int at = std::min(p + q, positions - 1), y = at / stage.width, x = at % stage.width;
-            from[q] = corner + y * stage.input.row + x;
+            from[q] = corner + y * stage.stride_height * stage.input.row + x * stage.stride_width;
             to[q] = stage.output.at(first, y) + x;
         }
         Tile<OUTPUTS> tile(stage, kernel, bias, from);
 #pragma GCC unroll 8
         for (int o = 0; o < OUTPUTS; o++)
 #pragma GCC unroll 4
-            for (int q = 0; q < 4; q++) output[o * stage.output.plane + to[q]] = activate(stage.activation, tile.at[o][q]);
+            for (int q = 0; q < 4; q++) output[o * stage.output.plane + to[q]] = activate(stage.curve, tile.at[o][q]);
     }
 }
 
-// corner is the start of the input with its border, output the first element inside its own border.
+// Calls body(size, first, group) for blocks of output channels; no block has channels of two groups.
+template <int LARGEST, class Body> CBDSL_INLINE void in_grouped_blocks(const Stage &stage, int channels, const Body &body) {
+    for (int group = 0; group < stage.groups; group++)
+        in_blocks<LARGEST>(channels, [&](auto size, int first) { body(size, group * channels + first, group); });
+}
+
+// corner is where the padded input begins, output the first element inside its own border.
 // `kept` is what the way back needs of a fused pooling.
 template <bool TRAINING>
-void convolve(const Stage &stage, const float *weights, const lanes *corner, lanes *output, lanes *kept) {
-    const size_t taps = size_t(stage.input.channels) * stage.kernel_height * stage.kernel_width;
-    in_blocks<FORWARD_CHANNELS>(stage.channels, [&](auto size, int first) {
+void convolve(const Stage &stage, const float *weights, const lanes *input, lanes *output, lanes *kept) {
+    const size_t taps = size_t(stage.group_inputs) * stage.kernel_height * stage.kernel_width;
+    in_grouped_blocks<FORWARD_CHANNELS>(stage, stage.group_outputs, [&](auto size, int first, int group) {
         constexpr int OUTPUTS = decltype(size)::value;
+        const lanes *corner = input + size_t(group) * stage.group_inputs * stage.input.plane;
         const float *kernel = weights + stage.weight + first * taps;
         float bias[OUTPUTS] = {};
         if (stage.bias != NOWHERE) std::copy_n(weights + stage.bias + first, OUTPUTS, bias);
@@ -156,7 +163,7 @@ inline void convolve_unfuse(const Stage &stage, const lanes *output, const lanes
             if (stage.fused == Fused::none) {
                 lanes *to = full + stage.full.at(channel, y);
                 for (int x = 0; x < stage.width; x++) {
-                    to[x] = slope(stage.activation, value[x], gradient[x]);
+                    to[x] = slope(stage.curve, value[x], gradient[x]);
                     total += to[x];
                 }
                 continue;
@@ -165,7 +172,7 @@ inline void convolve_unfuse(const Stage &stage, const lanes *output, const lanes
             if (stage.fused == Fused::max2) {
                 const whole *which = chosen + (size_t(channel) * stage.height + y) * stage.width;
                 for (int x = 0; x < stage.width; x++) {
-                    const lanes one = slope(stage.activation, value[x], gradient[x]);
+                    const lanes one = slope(stage.curve, value[x], gradient[x]);
                     above[2 * x] = which[x] == 0 ? one : lanes{};
                     above[2 * x + 1] = which[x] == 1 ? one : lanes{};
                     below[2 * x] = which[x] == 2 ? one : lanes{};
@@ -176,8 +183,8 @@ inline void convolve_unfuse(const Stage &stage, const lanes *output, const lanes
                 const lanes *value_above = kept + stage.full.at(channel, 2 * y), *value_below = value_above + stage.full.row;
                 for (int x = 0; x < 2 * stage.width; x++) {
                     const lanes share = 0.25f * gradient[x / 2];
-                    above[x] = slope(stage.activation, value_above[x], share);
-                    below[x] = slope(stage.activation, value_below[x], share);
+                    above[x] = slope(stage.curve, value_above[x], share);
+                    below[x] = slope(stage.curve, value_below[x], share);
                     total += above[x] + below[x];
                 }
             }
@@ -200,17 +207,18 @@ template <class Body> CBDSL_INLINE void in_slices(int width, const Body &body) {
 // Kernel gradient of some output channels and one slice of columns: sums over positions in the lanes first.
 template <int OUTPUTS, int COLUMNS>
 void kernel_gradient_block(const Stage &stage, int first, int column, const lanes *corner, const lanes *full, const Sink &sink) {
-    const int kernel_height = stage.kernel_height, kernel_width = stage.kernel_width, channels = stage.input.channels;
+    const int kernel_height = stage.kernel_height, kernel_width = stage.kernel_width, channels = stage.group_inputs;
+    const int stride_height = stage.stride_height, stride_width = stage.stride_width;
     for (int channel = 0; channel < channels; channel++)
         for (int kernel_y = 0; kernel_y < kernel_height; kernel_y++) {
             lanes accumulator[OUTPUTS][COLUMNS]{};
             for (int y = 0; y < stage.full_height; y++) {
-                const lanes *in = corner + stage.input.at(channel, y + kernel_y) + column;
+                const lanes *in = corner + stage.input.at(channel, y * stride_height + kernel_y) + column;
                 const lanes *gradient = full + stage.full.at(first, y);
-                for (int x = 0; x < stage.full_width; x++) {
+                for (int x = 0; x < stage.full_width; x++, in += stride_width) {
                     lanes value[COLUMNS];
 #pragma GCC unroll 8
-                    for (int k = 0; k < COLUMNS; k++) value[k] = in[x + k];
+                    for (int k = 0; k < COLUMNS; k++) value[k] = in[k];
 #pragma GCC unroll 8
                     for (int o = 0; o < OUTPUTS; o++) {
                         const lanes g = gradient[o * stage.full.plane + x];
@@ -233,34 +241,37 @@ void kernel_gradient_block(const Stage &stage, int first, int column, const lane
         }
 }
 
-inline void convolve_kernel_gradient(const Stage &stage, const lanes *corner, const lanes *full, const Sink &sink) {
+inline void convolve_kernel_gradient(const Stage &stage, const lanes *input, const lanes *full, const Sink &sink) {
     in_slices(stage.kernel_width, [&](auto columns, int column) {
         constexpr int COLUMNS = decltype(columns)::value;
         constexpr int OUTPUTS = std::min(MANY_REGISTERS ? 20 / COLUMNS : 10 / COLUMNS, 8);
-        in_blocks<OUTPUTS>(stage.channels, [&](auto size, int first) {
+        in_grouped_blocks<OUTPUTS>(stage, stage.group_outputs, [&](auto size, int first, int group) {
+            const lanes *corner = input + size_t(group) * stage.group_inputs * stage.input.plane;
             kernel_gradient_block<decltype(size)::value, COLUMNS>(stage, first, column, corner, full, sink);
         });
     });
 }
 
-// Input gradient of some input channels and one slice of columns. A tile of four output positions
-// reaches COLUMNS + 3 neighbouring input positions, which stay in registers over all output channels.
-template <int INPUTS, int COLUMNS>
-void input_gradient_block(const Stage &stage, const float *weights, int first, int column, const lanes *full, lanes *gradient) {
-    constexpr int TILE = MANY_REGISTERS ? 4 : 2, REACH = TILE + COLUMNS - 1;
-    const int kernel_height = stage.kernel_height, kernel_width = stage.kernel_width, channels = stage.input.channels;
-    const int above = int(stage.input_gradient.origin / stage.input_gradient.row);
+// Input gradient of some input channels and one slice of columns. A tile of neighbouring output positions reaches
+// COLUMNS - 1 input positions more than it has, which stay in registers over all output channels. With a stride a tile
+// is one output position.
+template <int INPUTS, int COLUMNS, int TILE>
+void input_gradient_block(const Stage &stage, const float *weights, int first, int group, int column, const lanes *full,
+                          lanes *gradient) {
+    constexpr int REACH = TILE + COLUMNS - 1;
+    const int kernel_height = stage.kernel_height, kernel_width = stage.kernel_width, channels = stage.group_inputs;
     const size_t channel_stride = size_t(kernel_height) * kernel_width;
-    for (int y = above; y < above + stage.input.height; y++) {
-        // Kernel rows that meet this input row inside the output.
-        const int from = std::max(0, y - stage.full_height + 1), until = std::min(kernel_height, y + 1);
+    const int first_output = group * stage.group_outputs, stride = stage.stride_height;
+    const float *kernels = weights + stage.weight + (size_t(first_output) * channels + (first - group * channels)) * channel_stride + column;
+    for (int y = stage.above; y < stage.above + stage.input.height; y++) {
+        // Kernel rows that meet this input row inside the output: those above it by a whole number of strides.
+        const int from = std::max(y % stride, y - (stage.full_height - 1) * stride), until = std::min(kernel_height, y + 1);
         for (int x = 0; x < stage.full_width; x += TILE) {
             lanes accumulator[INPUTS][REACH]{};
-            for (int output = 0; output < stage.channels; output++)
-                for (int kernel_y = from; kernel_y < until; kernel_y++) {
-                    const lanes *in = full + stage.full.at(output, y - kernel_y) + x;
-                    const float *kernel = weights + stage.weight + (size_t(output) * channels + first) * channel_stride +
-                                          size_t(kernel_y) * kernel_width + column;
+            for (int output = 0; output < stage.group_outputs; output++)
+                for (int kernel_y = from; kernel_y < until; kernel_y += stride) {
+                    const lanes *in = full + stage.full.at(first_output + output, (y - kernel_y) / stride) + x;
+                    const float *kernel = kernels + size_t(output) * channels * channel_stride + size_t(kernel_y) * kernel_width;
                     lanes value[TILE];
 #pragma GCC unroll 4
                     for (int t = 0; t < TILE; t++) value[t] = in[t];
@@ -275,7 +286,7 @@ void input_gradient_block(const Stage &stage, const float *weights, int first, i
                 }
 #pragma GCC unroll 8
             for (int i = 0; i < INPUTS; i++) {
-                lanes *to = gradient + stage.input_gradient.at(first + i, y) + column + x;
+                lanes *to = gradient + stage.input_gradient.at(first + i, y) + column + x * stage.stride_width;
 #pragma GCC unroll 8
                 for (int r = 0; r < REACH; r++) to[r] += accumulator[i][r];
             }
@@ -283,16 +294,20 @@ void input_gradient_block(const Stage &stage, const float *weights, int first, i
     }
 }
 
-// gradient points at the corner of its buffer, border included.
-inline void convolve_input_gradient(const Stage &stage, const float *weights, const lanes *full, lanes *gradient) {
-    std::fill_n(gradient, stage.input_gradient.size, lanes{});
+template <int TILE> void input_gradient_in_tiles(const Stage &stage, const float *weights, const lanes *full, lanes *gradient) {
     in_slices(stage.kernel_width, [&](auto columns, int column) {
         constexpr int COLUMNS = decltype(columns)::value;
         constexpr int INPUTS = MANY_REGISTERS ? 24 / (COLUMNS + 3) : std::max(1, 12 / (COLUMNS + 1));
-        in_blocks<INPUTS>(stage.input.channels, [&](auto size, int first) {
-            input_gradient_block<decltype(size)::value, COLUMNS>(stage, weights, first, column, full, gradient);
+        in_grouped_blocks<INPUTS>(stage, stage.group_inputs, [&](auto size, int first, int group) {
+            input_gradient_block<decltype(size)::value, COLUMNS, TILE>(stage, weights, first, group, column, full, gradient);
         });
     });
+}
+
+// gradient points at the corner of the padded input.
+inline void convolve_input_gradient(const Stage &stage, const float *weights, const lanes *full, lanes *gradient) {
+    if (stage.stride_width == 1) input_gradient_in_tiles<MANY_REGISTERS ? 4 : 2>(stage, weights, full, gradient);
+    else input_gradient_in_tiles<1>(stage, weights, full, gradient);
 }
 
 }  // namespace cbdsl

@@ -196,16 +196,23 @@ inline void rows_weight_gradient(const Stage &stage, const float *gradient, size
 }
 
 // Activation of whole rows. The room between the end of a row and its stride is computed too and never read.
-inline void rows_activate(const Stage &stage, const float *input, float *output, int samples, size_t stride) {
-    if (stage.activation == Activation::none) return;  // then input and output are one
+inline void rows_activate(Curve curve, const float *input, float *output, int samples, size_t stride) {
+    if (curve.kind == Activation::none) return;  // then input and output are one
     for (size_t i = 0; i < samples * stride; i += LANES)
-        *(lanes *)(output + i) = activate(stage.activation, *(const lanes *)(input + i));
+        *(lanes *)(output + i) = activate(curve, *(const lanes *)(input + i));
 }
 
-inline void rows_slope(const Stage &stage, const float *output, const float *gradient, float *out, int samples, size_t stride) {
-    if (stage.activation == Activation::none) return;
-    for (size_t i = 0; i < samples * stride; i += LANES)
-        *(lanes *)(out + i) = slope(stage.activation, *(const lanes *)(output + i), *(const lanes *)(gradient + i));
+inline void rows_slope(Curve curve, const float *input, const float *output, const float *gradient, float *out, int samples,
+                       size_t stride) {
+    if (curve.kind == Activation::none) return;
+    for (size_t i = 0; i < samples * stride; i += LANES) {
+        const lanes result = *(const lanes *)(output + i), from = *(const lanes *)(gradient + i);
+        *(lanes *)(out + i) = slope_at(curve, *(const lanes *)(input + i), result, from);
+    }
+}
+
+inline void rows_add(const float *from, float *to, int samples, size_t stride) {
+    for (size_t i = 0; i < samples * stride; i += LANES) *(lanes *)(to + i) += *(const lanes *)(from + i);
 }
 
 }  // namespace cbdsl

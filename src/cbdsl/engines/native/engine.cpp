@@ -72,14 +72,20 @@ int real_count(const int32_t *indices, size_t room) {
 
 // The gradient of the mean loss over `count` samples: the first lane group meets `keep`, the others add.
 void batch_gradient(Network &network, Workspace &space, const float *weights, const Data &data, const int32_t *indices,
-                    int count, Sink sink) {
+                    int count, Draw draw, Sink sink) {
     const Plan &plan = network.plan;
-    for (int start = 0; start < count; start += LANES) {
-        const Group group = collect(data.features, data.labels, data.width, indices + start, std::min(LANES, count - start),
+    const int together = plan.wide ? 1 : LANES;
+    WidePass wide(plan, space, draw);
+    const Sink whole_batch = sink;
+    if (plan.wide) wide.begin(weights);
+    for (int start = 0; start < count; start += together) {
+        const Group group = collect(data.features, data.labels, data.width, indices + start, std::min(together, count - start),
                                     network.zeros.data());
-        Pass(plan, space, weights, group).run(1.0f / float(count), sink);
+        draw.first = start;
+        Pass(plan, space, weights, group, draw).run(1.0f / float(count), sink);
         sink.keep = 1.0f;
     }
+    if (plan.wide) wide.end(whole_batch);
 }
 
 struct Sgd {
@@ -99,7 +105,7 @@ void add_bend(const Sgd &sgd, const Bend &bend, const float *weights, float *vel
 }
 
 void train_worker(Network &network, Workspace &space, float *weights, const Data &data, const int32_t *batches, size_t steps,
-                  size_t room, const Sgd &sgd, const Bend &bend) {
+                  size_t room, const Sgd &sgd, const Bend &bend, uint64_t seed) {
     const size_t parameters = network.plan.parameters;
     float *velocity = space.gradient;
     const bool straight = sgd.proximal == 0.0f && !bend.correction;
@@ -108,12 +114,13 @@ void train_worker(Network &network, Workspace &space, float *weights, const Data
         const int32_t *indices = batches + step * room;
         const int count = real_count(indices, room);
         if (count == 0) continue;
-        if (straight && count <= LANES && sgd.momentum == 0.0f && sgd.decay == 0.0f) {
-            batch_gradient(network, space, weights, data, indices, count, Sink{weights, 1.0f, -sgd.rate});
+        const Draw draw{network.plan.draws, mixed(seed + mixed(step)), 0};
+        if (straight && !network.plan.wide && count <= LANES && sgd.momentum == 0.0f && sgd.decay == 0.0f) {
+            batch_gradient(network, space, weights, data, indices, count, draw, Sink{weights, 1.0f, -sgd.rate});
             continue;
         }
         if (!cleared) std::fill_n(velocity, parameters, 0.0f), cleared = true;
-        batch_gradient(network, space, weights, data, indices, count, Sink{velocity, sgd.momentum, 1.0f});
+        batch_gradient(network, space, weights, data, indices, count, draw, Sink{velocity, sgd.momentum, 1.0f});
         if (!straight) add_bend(sgd, bend, weights, velocity, parameters);
         for (size_t i = 0; i < parameters; i++) {
             velocity[i] += sgd.decay * weights[i];
@@ -126,23 +133,23 @@ void train_worker(Network &network, Workspace &space, float *weights, const Data
 void score_chunk(const Network &network, Workspace &space, const float *weights, const Group *groups, int count,
                  const lanes *input, double *losses, uint8_t *correct) {
     const Plan &plan = network.plan;
-    const Stage &last = plan.stages.back();
+    const Tensor &logits = plan.logits();
     forward(plan, space, weights, input, count);
     for (int g = 0; g < count; g++)
-        judge(plan, space.at(last.output_at) + g * last.output_step, groups[g], losses + g * LANES, correct + g * LANES);
+        judge(plan, space.at(logits.value_at) + g * logits.step, groups[g], losses + g * LANES, correct + g * LANES);
 }
 
 // Losses and answers of up to CHUNK samples that nobody else scores: they are brought into lanes here.
 void score_collected(const Network &network, Workspace &space, const float *weights, const Data &data,
                      const int32_t *indices, size_t count, double *losses, uint8_t *correct) {
     const Plan &plan = network.plan;
-    lanes *input = space.at(plan.stages[0].input_at);
+    lanes *input = space.at(plan.tensors[0].value_at);
     Group groups[GROUPS];
     int used = 0;
     for (size_t at = 0; at < count; at += LANES, used++) {
         groups[used] = collect(data.features, data.labels, data.width, indices + at,
                                int(std::min<size_t>(LANES, count - at)), network.zeros.data());
-        load(plan.input, groups[used], input + used * plan.input.size);
+        load(plan.input(), groups[used], input + used * plan.input().size);
     }
     score_chunk(network, space, weights, groups, used, input, losses, correct);
 }
@@ -171,11 +178,12 @@ struct Prepared {
 
 }  // namespace
 
-CBDSL_EXPORT void *cbdsl_create(const int32_t *layers, int32_t count, const int32_t *shape) {
+CBDSL_EXPORT void *cbdsl_create(const int32_t *layers, int32_t count, const int32_t *reads, const float *constants,
+                                const int32_t *shape) {
     try {
         auto network = std::make_unique<Network>();
-        if (!make_plan(layers, count, shape, network->plan)) return nullptr;
-        network->zeros.assign(network->plan.input.count(), 0.0f);
+        if (!make_plan(layers, count, reads, constants, shape, network->plan)) return nullptr;
+        network->zeros.assign(network->plan.input().count(), 0.0f);
         return network.release();
     } catch (const std::exception &) {
         return nullptr;
@@ -188,21 +196,27 @@ CBDSL_EXPORT int64_t cbdsl_parameters(const void *handle) {
     return int64_t(static_cast<const Network *>(handle)->plan.parameters);
 }
 
-// weights: (U, D). batches: (U, steps, room). corrections: (U, D) or null. trained: (U, D), written whole; every
-// worker's row is copied by the thread that trains it, when it is about to be used anyway.
+// Bytes that a thread takes while it works.
+CBDSL_EXPORT int64_t cbdsl_workspace(const void *handle) {
+    const Plan &plan = static_cast<const Network *>(handle)->plan;
+    return int64_t(plan.workspace * sizeof(lanes) + plan.parameters * sizeof(float));
+}
+
+// weights: (U, D). batches: (U, steps, room). seeds: (U,) or null. corrections: (U, D) or null. trained: (U, D), written
+// whole; every worker's row is copied by the thread that trains it, when it is about to be used anyway.
 CBDSL_EXPORT int cbdsl_train(void *handle, int64_t workers, const float *weights, const float *features,
                              const int32_t *labels, const int32_t *batches, int64_t steps, int64_t room, float rate,
-                             float momentum, float decay, float proximal, const float *corrections, float *trained,
-                             int32_t threads) {
+                             float momentum, float decay, float proximal, const uint64_t *seeds, const float *corrections,
+                             float *trained, int32_t threads) {
     Network &network = *static_cast<Network *>(handle);
-    const Data data{features, labels, network.plan.input.count()};
+    const Data data{features, labels, network.plan.input().count()};
     const bool done = for_each_item(size_t(workers), threads, [&](int, size_t worker) {
         Borrowed space(network);
         const size_t size = network.plan.parameters;
         const Bend bend{weights + worker * size, corrections ? corrections + worker * size : nullptr};
         float *own = std::copy_n(bend.start, size, trained + worker * size) - size;
         train_worker(network, *space, own, data, batches + worker * size_t(steps * room), size_t(steps), size_t(room),
-                     Sgd{rate, momentum, decay, proximal}, bend);
+                     Sgd{rate, momentum, decay, proximal}, bend, seeds ? seeds[worker] : 0);
     });
     return done ? OK : OUT_OF_MEMORY;
 }
@@ -212,13 +226,13 @@ CBDSL_EXPORT int cbdsl_gradients(void *handle, int64_t workers, const float *wei
                                  const int32_t *labels, const int32_t *indices, int64_t samples, int32_t per_worker,
                                  float *gradients, int32_t threads) {
     Network &network = *static_cast<Network *>(handle);
-    const Data data{features, labels, network.plan.input.count()};
+    const Data data{features, labels, network.plan.input().count()};
     const bool done = for_each_item(size_t(workers), threads, [&](int, size_t worker) {
         Borrowed space(network);
         const int32_t *own = indices + (per_worker ? worker * size_t(samples) : 0);
         const size_t at = worker * network.plan.parameters;
         const int count = real_count(own, size_t(samples));
-        if (count) batch_gradient(network, *space, weights + at, data, own, count, Sink{gradients + at, 1.0f, 1.0f});
+        if (count) batch_gradient(network, *space, weights + at, data, own, count, Draw{}, Sink{gradients + at, 1.0f, 1.0f});
         else std::fill_n(gradients + at, network.plan.parameters, std::numeric_limits<float>::quiet_NaN());
     });
     return done ? OK : OUT_OF_MEMORY;
@@ -256,20 +270,20 @@ bool score_shared(Network &network, size_t workers, const float *weights, const 
     const size_t parts = workers < 4 * size_t(threads) ? BLOCK / CHUNK : 1, part = BLOCK / parts;
     Prepared prepared;
     prepared.groups.resize(block_groups);
-    prepared.inputs.reset(static_cast<lanes *>(std::aligned_alloc(64, (block_groups * plan.input.size * sizeof(lanes) + 63) / 64 * 64)));
+    prepared.inputs.reset(static_cast<lanes *>(std::aligned_alloc(64, (block_groups * plan.input().size * sizeof(lanes) + 63) / 64 * 64)));
     if (!prepared.inputs) return false;
     lanes *inputs = prepared.inputs.get();
-    std::memset(static_cast<void *>(inputs), 0, block_groups * plan.input.size * sizeof(lanes));
+    std::memset(static_cast<void *>(inputs), 0, block_groups * plan.input().size * sizeof(lanes));
     std::vector<Tally> tallies(workers);
     std::vector<double> part_losses(parts > 1 ? workers * BLOCK : 0);
     std::vector<uint8_t> part_correct(part_losses.size());
     for (size_t start = 0; start < samples; start += BLOCK) {
         const size_t count = std::min(BLOCK, samples - start), groups = (count + LANES - 1) / LANES;
-        bool done = for_each_item(groups, count * plan.input.size < 65536 ? 1 : threads, [&](int, size_t g) {
+        bool done = for_each_item(groups, count * plan.input().size < 65536 ? 1 : threads, [&](int, size_t g) {
             const size_t at = g * LANES;
             prepared.groups[g] = collect(data.features, data.labels, data.width, indices + start + at,
                                          int(std::min<size_t>(LANES, count - at)), network.zeros.data());
-            load(plan.input, prepared.groups[g], inputs + g * plan.input.size);
+            load(plan.input(), prepared.groups[g], inputs + g * plan.input().size);
         });
         done = done && for_each_item(workers * parts, threads, [&](int, size_t item) {
             const size_t worker = item / parts;
@@ -284,7 +298,7 @@ bool score_shared(Network &network, size_t workers, const float *weights, const 
                 double *chunk_losses = parts > 1 ? &part_losses[worker * BLOCK + at] : own_losses;
                 uint8_t *chunk_correct = parts > 1 ? &part_correct[worker * BLOCK + at] : own_correct;
                 score_chunk(network, *space, weights + worker * plan.parameters, &prepared.groups[first],
-                            int((size + LANES - 1) / LANES), inputs + first * plan.input.size, chunk_losses, chunk_correct);
+                            int((size + LANES - 1) / LANES), inputs + first * plan.input().size, chunk_losses, chunk_correct);
                 if (parts == 1)
                     tally.add(chunk_losses, chunk_correct, size, double(samples), ceilings ? ceilings + worker : nullptr);
             }
@@ -309,7 +323,7 @@ CBDSL_EXPORT int cbdsl_score(void *handle, int64_t workers, const float *weights
                              const int32_t *labels, const int32_t *indices, int64_t samples, int32_t per_worker,
                              const double *ceilings, double *losses, double *accuracies, int32_t threads) {
     Network &network = *static_cast<Network *>(handle);
-    const Data data{features, labels, network.plan.input.count()};
+    const Data data{features, labels, network.plan.input().count()};
     try {
         const auto score = per_worker ? score_own : score_shared;
         return score(network, size_t(workers), weights, data, indices, size_t(samples), ceilings, losses, accuracies,
@@ -323,7 +337,7 @@ CBDSL_EXPORT int cbdsl_score(void *handle, int64_t workers, const float *weights
 CBDSL_EXPORT int cbdsl_sample_losses(void *handle, const float *weights, const float *features, const int32_t *labels,
                                      const int32_t *indices, int64_t samples, double *losses, int32_t threads) {
     Network &network = *static_cast<Network *>(handle);
-    const Data data{features, labels, network.plan.input.count()};
+    const Data data{features, labels, network.plan.input().count()};
     const size_t all = size_t(samples);
     const bool done = for_each_item((all + CHUNK - 1) / CHUNK, threads, [&](int, size_t item) {
         Borrowed space(network);

@@ -2,49 +2,16 @@
 #pragma once
 
 #include <cmath>
-#include <cstdlib>
-#include <new>
-
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/asan_interface.h>
-#endif
 
 #include "convolution.hpp"
 #include "dense.hpp"
 #include "dense_rows.hpp"
+#include "joining.hpp"
+#include "norm.hpp"
+#include "pooling.hpp"
+#include "wide_pass.hpp"
 
 namespace cbdsl {
-
-// All memory a thread needs while it works on one model after another. Borders stay zero for ever.
-class Workspace {
-  public:
-    explicit Workspace(const Plan &plan) {
-        const size_t bytes = (plan.workspace * sizeof(lanes) + 63) / 64 * 64;
-        vectors_ = static_cast<lanes *>(std::aligned_alloc(64, bytes));
-        gradient = static_cast<float *>(std::calloc(plan.parameters, sizeof(float)));
-        if (!vectors_ || !gradient) {
-            release();
-            throw std::bad_alloc();
-        }
-        std::memset(static_cast<void *>(vectors_), 0, bytes);
-#if defined(__SANITIZE_ADDRESS__)
-        for (const size_t gap : plan.gaps) __asan_poison_memory_region(vectors_ + gap, sizeof(lanes));
-#endif
-    }
-    ~Workspace() { release(); }
-    Workspace(const Workspace &) = delete;
-    Workspace &operator=(const Workspace &) = delete;
-
-    lanes *at(size_t offset) { return vectors_ + offset; }
-    float *gradient;  // (D,): the gradient of a batch, or its momentum
-
-  private:
-    void release() {
-        std::free(vectors_);
-        std::free(gradient);
-    }
-    lanes *vectors_;
-};
 
 // Up to LANES samples: where their features begin, and their labels. Lanes beyond `count` read zeros.
 struct Group {
@@ -76,31 +43,121 @@ inline void load(const Map &map, const Group &group, lanes *target) {
                           target + map.origin + map.at(channel, y));
 }
 
-// One stage before the first dense one, on one lane group.
+// The tensors of one lane group: in the workspace, but for the samples, which may lie elsewhere.
+struct View {
+    const Plan &plan;
+    Workspace &space;
+    const lanes *samples;
+    int group;
+
+    const lanes *corner(int tensor) const {
+        const Tensor &of = plan.tensors[tensor];
+        return tensor ? space.at(of.value_at) + group * of.step : samples + group * of.value.size;
+    }
+    const lanes *read(int tensor) const { return corner(tensor) + plan.tensors[tensor].value.origin; }
+    lanes *made(const Stage &stage) const {
+        const Tensor &of = plan.tensors[stage.makes];
+        return space.at(of.value_at) + group * of.step + of.value.origin;
+    }
+    lanes *gradient_corner(int tensor) const { return space.at(plan.tensors[tensor].gradient_at); }
+    lanes *gradient(int tensor) const { return gradient_corner(tensor) + plan.tensors[tensor].gradient.origin; }
+};
+
+// One stage forwards, on one lane group, in lanes.
 template <bool TRAINING>
-void forward_image_stage(const Stage &stage, Workspace &space, const float *weights, const lanes *input, int group) {
-    lanes *output = space.at(stage.output_at) + stage.output.origin + group * stage.output_step;
-    lanes *kept = space.at(stage.chosen_at);
-    if (stage.kind == StageKind::convolution) convolve<TRAINING>(stage, weights, input, output, kept);
-    else if (stage.kind == StageKind::pool) pool(stage, input, output, (whole *)kept);
-    else activate_all(stage, input, output);
+void forward_stage(const Stage &stage, const View &view, const float *weights, const Draw &draw) {
+    const lanes *input = view.read(stage.reads[0]);
+    lanes *output = view.made(stage), *kept = view.space.at(stage.kept_at);
+    switch (stage.kind) {
+        case StageKind::convolution:
+            convolve<TRAINING>(stage, weights, view.corner(stage.reads[0]) + stage.corner, output, kept);
+            break;
+        case StageKind::dense: dense(stage, weights, input, 0, output, 0, 1); break;
+        case StageKind::pool: pool(stage, input, output, (whole *)kept); break;
+        case StageKind::activation: activate_all(stage, input, output); break;
+        case StageKind::norm: normalise(stage, weights, input, output, kept); break;
+        case StageKind::scale: scale(stage, view.plan.constants.data() + stage.constants, input, output); break;
+        case StageKind::dropout: drop(stage, draw, input, output, kept); break;
+        case StageKind::flatten: copy(stage.input, input, plain(stage.input.channels, stage.input.height, stage.input.width), output, false); break;
+        case StageKind::add:
+            for (size_t k = 0; k < stage.reads.size(); k++)
+                add_one(stage, stage.map(view.plan.tensors[stage.reads[k]].value), view.read(stage.reads[k]), output, k == 0,
+                        k + 1 == stage.reads.size());
+            break;
+        case StageKind::concat:
+            for (const int read : stage.reads) {
+                const Map map = stage.map(view.plan.tensors[read].value);
+                copy(map, view.read(read), stage.output, output, false);
+                output += map.channels * stage.output.plane;
+            }
+            break;
+    }
 }
 
-// Logits of a few lane groups. input: lane groups one after the other, each plan.input.size vectors.
-inline void forward(const Plan &plan, Workspace &space, const float *weights, const lanes *input, int groups) {
-    for (int group = 0; group < groups; group++)
-        for (size_t i = 0; i < plan.first_dense; i++) {
-            const Stage &stage = plan.stages[i];
-            forward_image_stage<false>(stage, space, weights, i ? space.at(stage.input_at) : input + group * plan.input.size, group);
+// One stage backwards, on one lane group, in lanes. Within a stage the input gradient comes first, because the sink may
+// be the weights themselves.
+inline void backward_stage(const Stage &stage, const View &view, const float *weights, const Draw &draw, const Sink &sink) {
+    const int read = stage.reads[0];
+    const bool wanted = view.plan.tensors[read].learned, adds = stage.adds[0];
+    const lanes *input = view.read(read), *output = view.made(stage);
+    lanes *output_gradient = view.gradient(stage.makes), *kept = view.space.at(stage.kept_at);
+    lanes *gradient = wanted ? view.gradient(read) : nullptr;
+    const float *constants = view.plan.constants.data() + stage.constants;
+    switch (stage.kind) {
+        case StageKind::convolution: {
+            lanes *full = view.space.at(stage.full_at);
+            convolve_unfuse(stage, output, output_gradient, kept, full, sink);
+            if (wanted && !adds) std::fill_n(view.gradient_corner(read), stage.input_gradient.size, lanes{});
+            if (wanted) convolve_input_gradient(stage, weights, full, view.gradient_corner(read) + stage.gradient_corner);
+            convolve_kernel_gradient(stage, view.corner(read) + stage.corner, full, sink);
+            return;
         }
-    for (size_t i = plan.first_dense; i < plan.stages.size(); i++) {
+        case StageKind::norm:
+            unbend(stage, output, output_gradient);
+            normalise_gradient(stage, weights, input, output_gradient, kept, gradient, adds, sink);
+            return;
+        case StageKind::add:
+        case StageKind::concat: {
+            unbend(stage, output, output_gradient);
+            for (size_t k = 0; k < stage.reads.size(); k++) {
+                const Tensor &of = view.plan.tensors[stage.reads[k]];
+                const Map map = stage.map(of.gradient);
+                Map part = stage.output_gradient;
+                part.channels = map.channels;
+                if (of.learned) copy(part, output_gradient, map, view.gradient(stage.reads[k]), stage.adds[k]);
+                if (stage.kind == StageKind::concat) output_gradient += map.channels * stage.output_gradient.plane;
+            }
+            return;
+        }
+        default: break;
+    }
+    if (!wanted) return;
+    switch (stage.kind) {
+        case StageKind::pool: pool_gradient(stage, output_gradient, (const whole *)kept, gradient, adds); break;
+        case StageKind::activation: activate_all_gradient(stage, input, output, output_gradient, gradient, adds); break;
+        case StageKind::scale: scale_gradient(stage, constants, output_gradient, gradient, adds); break;
+        case StageKind::dropout: drop_gradient(stage, draw, output_gradient, kept, gradient, adds); break;
+        case StageKind::flatten:
+            copy(plain(stage.input.channels, stage.input.height, stage.input.width), output_gradient, stage.input_gradient, gradient, adds);
+            break;
+        default: break;
+    }
+}
+
+// Logits of a few lane groups. samples: lane groups one after the other, each plan.input().size vectors.
+inline void forward(const Plan &plan, Workspace &space, const float *weights, const lanes *samples, int groups) {
+    for (int group = 0; group < groups; group++)
+        for (size_t i = 0; i < plan.images; i++)
+            forward_stage<false>(plan.stages[i], View{plan, space, samples, group}, weights, Draw{});
+    for (size_t i = plan.images; i < plan.stages.size(); i++) {
         const Stage &stage = plan.stages[i];
-        const lanes *from = i ? space.at(stage.input_at) : input;
-        lanes *to = space.at(stage.output_at);
-        if (stage.kind == StageKind::dense) dense(stage, weights, from, to, groups);
-        else
-            for (int group = 0; group < groups; group++)
-                activate_all(stage, from + group * stage.input_step, to + group * stage.output_step);
+        const View first{plan, space, samples, 0};
+        if (stage.kind == StageKind::dense) {
+            const Tensor &from = plan.tensors[stage.reads[0]], &to = plan.tensors[stage.makes];
+            dense(stage, weights, first.read(stage.reads[0]), stage.reads[0] ? from.step : from.value.size, first.made(stage), to.step, groups);
+            continue;
+        }
+        for (int group = 0; group < groups; group++) forward_stage<false>(stage, View{plan, space, samples, group}, weights, Draw{});
     }
 }
 
@@ -142,112 +199,114 @@ inline void logit_gradient(const Plan &plan, const lanes *logits, const Group &g
     }
 }
 
-// Training takes one lane group through the network and back. Images stay in lanes; from the first dense stage
-// on every sample is a row (see dense_rows.hpp).
+// Training takes one lane group through the network and back, or one sample if the plan is wide. Images stay in lanes;
+// dense layers, and activations between them, take every sample as a row (see dense_rows.hpp).
 class Pass {
   public:
-    Pass(const Plan &plan, Workspace &space, const float *weights, const Group &group)
-        : plan_(plan), space_(space), weights_(weights), group_(group) {}
+    Pass(const Plan &plan, Workspace &space, const float *weights, const Group &group, const Draw &draw)
+        : plan_(plan), space_(space), weights_(weights), group_(group), draw_(draw),
+          view_{plan, space, space.at(plan.tensors[0].value_at), 0}, wide_(plan, space, draw) {}
 
     // Gradient of scale * (sum of losses) with respect to every parameter, into the sink.
     void run(float scale, const Sink &sink) {
-        const Stage &last = plan_.stages.back();
-        const bool rows = plan_.first_dense < plan_.stages.size();
-        forward_images();
-        forward_rows();
-        lanes *logits = space_.at(last.output_at), *gradient = space_.at(last.output_gradient_at);
-        if (rows) gather(last.output_rows_at, last.output_stride, last.output.size, logits);
-        logit_gradient(plan_, logits, group_, scale, gradient);
-        if (rows) lanes_to_rows(gradient, last.output.size, group_.count, floats(last.output_gradient_rows_at), last.output_stride);
-        backward_rows(sink);
-        backward_images(sink);
+        if (plan_.wide) wide_.load(group_.rows[0]);
+        else if (plan_.tensors[0].read_in_lanes) load(plan_.input(), group_, space_.at(plan_.tensors[0].value_at));
+        for (const Stage &stage : plan_.stages) {
+            if (stage.in_rows) forward_rows(stage);
+            else if (plan_.wide && !stage.flat) wide_.forward(stage, weights_);
+            else forward_stage<true>(stage, view_, weights_, draw_);
+            if (!plan_.wide || stage.flat || stage.kind == StageKind::flatten) hand_on(plan_.tensors[stage.makes]);
+        }
+        const int last = plan_.stages.back().makes;
+        logit_gradient(plan_, view_.read(last), group_, scale, view_.gradient(last));
+        for (size_t i = plan_.stages.size(); i-- > 0;) {
+            const Stage &stage = plan_.stages[i];
+            if (!plan_.tensors[stage.makes].learned) continue;  // no parameter from here on
+            if (!plan_.wide || stage.flat || stage.kind == StageKind::flatten) collect_gradient(plan_.tensors[stage.makes]);
+            if (stage.in_rows) backward_rows(stage, sink);
+            else if (plan_.wide && !stage.flat) wide_.backward(stage, sink);
+            else backward_stage(stage, view_, weights_, draw_, sink);
+        }
     }
 
   private:
     float *floats(size_t at) { return reinterpret_cast<float *>(space_.at(at)); }
 
     // Rows of real samples -> lanes; zeros where there is no sample.
-    void gather(size_t rows_at, size_t stride, size_t count, lanes *target) {
+    void gather(size_t rows_at, const Tensor &tensor, lanes *target) {
         const float *rows[LANES];
-        for (int s = 0; s < LANES; s++) rows[s] = s < group_.count ? floats(rows_at) + s * stride : floats(plan_.zeros_at);
-        rows_to_lanes(rows, 0, count, target);
+        for (int s = 0; s < LANES; s++) rows[s] = s < group_.count ? floats(rows_at) + s * tensor.stride : floats(plan_.zeros_at);
+        rows_to_lanes(rows, 0, tensor.value.count(), target);
     }
 
-    // The first layer finds its inputs as rows already: they are the samples.
-    void input_rows(size_t i, const float *(&rows)[LANES]) {
-        const Stage &stage = plan_.stages[i];
-        for (int s = 0; s < LANES; s++) rows[s] = i ? floats(stage.input_rows_at) + s * stage.input_stride : group_.rows[s];
+    // What was made in one order is brought into the other, if somebody reads it there.
+    void hand_on(const Tensor &made) {
+        if (made.made_in_rows && made.read_in_lanes) gather(made.rows_at, made, space_.at(made.value_at));
+        else if (!made.made_in_rows && made.read_in_rows)
+            lanes_to_rows(space_.at(made.value_at), made.value.count(), group_.count, floats(made.rows_at), made.stride);
     }
 
-    void forward_images() {
-        if (plan_.first_dense == 0) return;
-        load(plan_.input, group_, space_.at(plan_.stages[0].input_at));
-        for (size_t i = 0; i < plan_.first_dense; i++)
-            forward_image_stage<true>(plan_.stages[i], space_, weights_, space_.at(plan_.stages[i].input_at), 0);
-    }
-
-    void forward_rows() {
-        for (size_t i = plan_.first_dense; i < plan_.stages.size(); i++) {
-            const Stage &stage = plan_.stages[i];
-            float *output = floats(stage.output_rows_at);
-            if (i == plan_.first_dense && i > 0)
-                lanes_to_rows(space_.at(stage.input_at), stage.input.size, group_.count, floats(stage.input_rows_at), stage.input_stride);
-            if (stage.kind == StageKind::dense) {
-                const float *rows[LANES];
-                input_rows(i, rows);
-                rows_forward(stage, weights_, rows, group_.count, output, stage.output_stride);
-                rows_activate(stage, output, output, group_.count, stage.output_stride);
-            } else {
-                rows_activate(stage, floats(stage.input_rows_at), output, group_.count, stage.output_stride);
-            }
+    // The way back: gradients that readers left in the other order come to the one in which the tensor was made.
+    void collect_gradient(const Tensor &made) {
+        const size_t count = made.value.count();
+        if (made.made_in_rows && made.read_in_lanes) {
+            const bool adds = made.read_in_rows;
+            float *rows = floats(adds ? plan_.mixed_at : made.gradient_rows_at);
+            lanes_to_rows(space_.at(made.gradient_at), count, group_.count, rows, made.stride);
+            if (adds) rows_add(rows, floats(made.gradient_rows_at), group_.count, made.stride);
+        } else if (!made.made_in_rows && made.read_in_rows) {
+            const bool adds = made.read_in_lanes;
+            lanes *to = space_.at(made.gradient_at), *from = adds ? space_.at(plan_.mixed_at) : to;
+            gather(made.gradient_rows_at, made, from);
+            if (adds)
+                for (size_t i = 0; i < count; i++) to[i] += from[i];
         }
     }
 
-    // Within a stage the input gradient comes first, because the sink may be the weights themselves.
-    void backward_rows(const Sink &sink) {
-        for (size_t i = plan_.stages.size(); i-- > plan_.first_dense;) {
-            const Stage &stage = plan_.stages[i];
-            float *gradient = floats(stage.output_gradient_rows_at), *output = floats(stage.output_rows_at);
-            float *input_gradient = floats(stage.input_gradient_rows_at);
-            if (stage.kind == StageKind::activation) {
-                rows_slope(stage, output, gradient, input_gradient, group_.count, stage.output_stride);
-                continue;
-            }
-            rows_slope(stage, output, gradient, gradient, group_.count, stage.output_stride);
-            if (stage.wants_input_gradient)
-                rows_input_gradient(stage, weights_, gradient, stage.output_stride, group_.count, input_gradient, stage.input_stride);
+    // The samples themselves are rows already.
+    void input_rows(const Stage &stage, const float *(&rows)[LANES]) {
+        const Tensor &from = plan_.tensors[stage.reads[0]];
+        for (int s = 0; s < LANES; s++) rows[s] = stage.reads[0] ? floats(from.rows_at) + s * from.stride : group_.rows[s];
+    }
+
+    void forward_rows(const Stage &stage) {
+        const Tensor &to = plan_.tensors[stage.makes];
+        float *output = floats(to.rows_at);
+        if (stage.kind == StageKind::activation) {
+            rows_activate(stage.curve, floats(plan_.tensors[stage.reads[0]].rows_at), output, group_.count, to.stride);
+            return;
+        }
+        const float *rows[LANES];
+        input_rows(stage, rows);
+        rows_forward(stage, weights_, rows, group_.count, output, to.stride);
+        rows_activate(stage.curve, output, output, group_.count, to.stride);
+    }
+
+    void backward_rows(const Stage &stage, const Sink &sink) {
+        const Tensor &from = plan_.tensors[stage.reads[0]], &made = plan_.tensors[stage.makes];
+        float *gradient = floats(made.gradient_rows_at), *output = floats(made.rows_at);
+        const bool adds = stage.adds[0];
+        float *input_gradient = floats(adds ? plan_.mixed_at : from.gradient_rows_at);
+        if (stage.kind == StageKind::activation) {
+            rows_slope(stage.curve, floats(from.rows_at), output, gradient, input_gradient, group_.count, made.stride);
+        } else {
+            rows_slope(stage.curve, output, output, gradient, gradient, group_.count, made.stride);
+            if (from.learned)
+                rows_input_gradient(stage, weights_, gradient, made.stride, group_.count, input_gradient, from.stride);
             const float *rows[LANES];
-            input_rows(i, rows);
-            rows_weight_gradient(stage, gradient, stage.output_stride, rows, group_.count, sink);
-            if (i == plan_.first_dense && stage.wants_input_gradient)
-                gather(stage.input_gradient_rows_at, stage.input_stride, stage.input.size, space_.at(stage.input_gradient_at));
+            input_rows(stage, rows);
+            rows_weight_gradient(stage, gradient, made.stride, rows, group_.count, sink);
         }
-    }
-
-    void backward_images(const Sink &sink) {
-        for (size_t i = plan_.first_dense; i-- > 0;) {
-            const Stage &stage = plan_.stages[i];
-            if (!stage.wants_input_gradient && stage.weight == NOWHERE) return;  // no parameter from here on
-            const lanes *output = space_.at(stage.output_at) + stage.output.origin;
-            const lanes *output_gradient = space_.at(stage.output_gradient_at) + stage.output_gradient.origin;
-            lanes *input_gradient = space_.at(stage.input_gradient_at), *kept = space_.at(stage.chosen_at);
-            if (stage.kind == StageKind::convolution) {
-                lanes *full = space_.at(stage.full_at);
-                convolve_unfuse(stage, output, output_gradient, kept, full, sink);
-                if (stage.wants_input_gradient) convolve_input_gradient(stage, weights_, full, input_gradient);
-                convolve_kernel_gradient(stage, space_.at(stage.input_at), full, sink);
-            } else if (stage.kind == StageKind::pool) {
-                pool_gradient(stage, output_gradient, (const whole *)kept, input_gradient);
-            } else {
-                activate_all_gradient(stage, output, output_gradient, input_gradient);
-            }
-        }
+        if (adds && from.learned) rows_add(input_gradient, floats(from.gradient_rows_at), group_.count, from.stride);
     }
 
     const Plan &plan_;
     Workspace &space_;
     const float *weights_;
     const Group &group_;
+    const Draw draw_;
+    const View view_;
+    WidePass wide_;
 };
 
 }  // namespace cbdsl

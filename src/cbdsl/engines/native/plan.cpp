@@ -9,13 +9,6 @@ namespace {
 // In the gradient of a convolution's output, rows are rounded up to this many positions; see convolution.hpp.
 constexpr int POSITIONS = 4;
 
-Map plain(int channels, int height, int width) {
-    Map map;
-    map.channels = channels, map.height = height, map.width = width;
-    map.row = width, map.plane = size_t(width) * height, map.size = map.plane * channels;
-    return map;
-}
-
 Map padded(int channels, int height, int width, int above, int left, size_t row) {
     Map map = plain(channels, height, width);
     map.row = row;
@@ -25,45 +18,104 @@ Map padded(int channels, int height, int width, int above, int left, size_t row)
     return map;
 }
 
-size_t rounded_to_lanes(size_t count) { return (count + LANES - 1) / LANES * LANES; }
-
 Activation activation_of(int32_t code) {
     switch (code) {
         case CODE_RELU: return Activation::relu;
+        case CODE_RELU6: return Activation::relu6;
+        case CODE_LEAKY_RELU: return Activation::leaky_relu;
         case CODE_TANH: return Activation::tanh;
         case CODE_SIGMOID: return Activation::sigmoid;
+        case CODE_SILU: return Activation::silu;
+        case CODE_HARDSWISH: return Activation::hardswish;
+        case CODE_GELU: return Activation::gelu;
+        case CODE_GELU_BY_TANH: return Activation::gelu_by_tanh;
         default: return Activation::none;
     }
 }
 
 bool is_pool(int32_t code) { return code == CODE_MAX_POOL || code == CODE_AVERAGE_POOL; }
 
-// Walks the layers and keeps the shape between them.
+// A layer as it was given, and what is known of its result.
+struct Layer {
+    const int32_t *sizes = nullptr;  // code, count of reads, numbers
+    const float *constants = nullptr;
+    std::vector<int> reads, readers;  // layers; -1: the samples
+    int channels = 0, height = 0, width = 0;
+    bool flat = false;
+    bool done = false;  // a stage before it does its work, too
+    int tensor = -1;    // of its result
+
+    int code() const { return sizes[0]; }
+    int operator[](int field) const { return sizes[1 + field]; }  // numbers are counted from 1
+};
+
+// Walks the layers and makes stages of them.
 class Reader {
   public:
-    Reader(const int32_t *layers, int count, const int32_t shape[3], Plan &plan)
-        : layers_(layers), count_(count), channels_(shape[0]), height_(shape[1]), width_(shape[2]), plan_(plan) {}
+    Reader(const int32_t *layers, int count, const int32_t *reads, const float *constants, const int32_t shape[4], Plan &plan)
+        : layers_(size_t(count) + 1), plan_(plan) {
+        Layer &samples = layers_[0];
+        samples.channels = shape[0], samples.height = shape[1], samples.width = shape[2], samples.flat = shape[3] == 1;
+        samples.done = true;
+        for (int i = 0; i < count; i++) {
+            Layer &layer = layers_[i + 1];
+            layer.sizes = layers + i * LAYER_FIELDS;
+            for (int r = 0; r < layer.sizes[1]; r++) layer.reads.push_back(*reads++ + 1);
+            layer.constants = constants;
+            constants += constants_of(layer);
+        }
+    }
 
     bool read() {
-        if (channels_ < 1 || height_ < 1 || width_ < 1) return false;
-        for (next_ = 0; next_ < count_;) {
-            const int32_t *layer = layers_ + next_++ * LAYER_FIELDS;
-            bool known = true;
-            if (layer[0] == CODE_CONVOLUTION) known = convolution(layer);
-            else if (layer[0] == CODE_LINEAR) known = dense(layer);
-            else if (is_pool(layer[0])) known = pool(layer);
-            else if (layer[0] == CODE_FLATTEN) channels_ *= height_ * width_, height_ = width_ = 1, flat_ = true;
-            else if (activation_of(layer[0]) != Activation::none) standalone(layer);
-            else known = false;
-            if (!known) return false;
-        }
+        const Layer &samples = layers_[0];
+        if (samples.channels < 1 || samples.height < 1 || samples.width < 1) return false;
+        for (int i = 1; i < int(layers_.size()); i++)
+            for (const int other : layers_[i].reads) {
+                if (other < 0 || other >= i) return false;
+                layers_[other].readers.push_back(i);
+            }
+        make_tensor(0);
+        for (int i = 1; i < int(layers_.size()); i++)
+            if (layers_[i].reads.empty() || !make(i)) return false;
+        const Layer &last = layers_.back();
         plan_.parameters = parameters_;
-        plan_.classes = channels_ * height_ * width_;
-        return !plan_.stages.empty() && parameters_ > 0;
+        plan_.classes = last.channels * last.height * last.width;
+        std::stable_partition(plan_.stages.begin(), plan_.stages.end(), [](const Stage &stage) { return !stage.flat; });
+        for (plan_.images = 0; plan_.images < plan_.stages.size() && !plan_.stages[plan_.images].flat;) plan_.images++;
+        return !plan_.stages.empty() && parameters_ > 0 && plan_.stages.back().makes == last.tensor;
     }
 
   private:
-    int32_t peek(int ahead = 0) const { return next_ + ahead < count_ ? layers_[(next_ + ahead) * LAYER_FIELDS] : 0; }
+    static int constants_of(const Layer &layer) {
+        switch (layer.sizes[0]) {
+            case CODE_LEAKY_RELU: case CODE_GROUP_NORM: case CODE_LAYER_NORM: case CODE_DROPOUT: return 1;
+            case CODE_SCALE: return 2 * layer[1];
+            default: return 0;
+        }
+    }
+
+    const Layer &input(const Layer &layer) const { return layers_[layer.reads[0]]; }
+
+    bool make(int i) {
+        Layer &layer = layers_[i];
+        const Layer &from = input(layer);
+        if (!layer.done) {
+            layer.channels = from.channels, layer.height = from.height, layer.width = from.width, layer.flat = from.flat;
+            if (layer.code() == CODE_CONVOLUTION) return convolution(i);
+            if (layer.code() == CODE_LINEAR) return dense(i);
+            if (is_pool(layer.code())) return pool(i);
+            if (layer.code() == CODE_FLATTEN) return flatten(i);
+            if (layer.code() == CODE_GROUP_NORM || layer.code() == CODE_LAYER_NORM) return norm(i);
+            if (layer.code() == CODE_ADD || layer.code() == CODE_CONCAT) return join(i);
+            if (layer.code() == CODE_SCALE || layer.code() == CODE_DROPOUT) return constant(i);
+            if (activation_of(layer.code()) == Activation::none) return false;
+            Stage stage;
+            stage.kind = StageKind::activation;
+            stage.curve = curve_of(layer);
+            finish(stage, i, i);
+        }
+        return true;
+    }
 
     size_t take(size_t count) {
         const size_t at = parameters_;
@@ -71,94 +123,316 @@ class Reader {
         return at;
     }
 
-    Activation take_activation() {
-        const Activation found = activation_of(peek());
-        if (found != Activation::none) next_++;
-        return found;
+    static Curve curve_of(const Layer &layer) {
+        Curve curve;
+        curve.kind = activation_of(layer.code());
+        if (curve.kind == Activation::leaky_relu) curve.slope = layer.constants[0];
+        return curve;
     }
 
-    bool is_pool2(int ahead) const {
-        const int32_t *layer = layers_ + (next_ + ahead) * LAYER_FIELDS;
-        return is_pool(peek(ahead)) && layer[1] == 2 && layer[2] == 2 && layer[3] == 2 && layer[4] == 2;
+    // The layer behind this one, if it is the only one that reads it and reads nothing else; 0 if there is none.
+    int follower(int i) const {
+        const Layer &layer = layers_[i];
+        return layer.readers.size() == 1 && layers_[layer.readers[0]].reads.size() == 1 ? layer.readers[0] : 0;
     }
 
-    void add(Stage stage, int channels, int height, int width) {
-        stage.channels = channels_ = channels, stage.height = height_ = height, stage.width = width_ = width;
+    // Takes over the activation behind layer i, if it can be fused; the number of the layer that then ends the stage.
+    int take_activation(Stage &stage, int i) {
+        const int next = follower(i);
+        if (!next) return i;
+        const Curve curve = curve_of(layers_[next]);
+        if (curve.kind == Activation::none || curve.kind > Activation::sigmoid) return i;
+        stage.curve = curve;
+        return inherit(i, next);
+    }
+
+    // Layer `next` is done by the stage of layer i and makes the same shape.
+    int inherit(int i, int next) {
+        Layer &layer = layers_[next];
+        layer.channels = layers_[i].channels, layer.height = layers_[i].height, layer.width = layers_[i].width;
+        layer.flat = layers_[i].flat, layer.done = true;
+        return next;
+    }
+
+    // Gives the result of layer i a tensor, laid out as those want it who read it.
+    int make_tensor(int i) {
+        Layer &layer = layers_[i];
+        Tensor tensor;
+        int above = 0, left = 0;
+        for (const int reader : layer.readers)
+            if (layers_[reader].code() == CODE_CONVOLUTION)
+                above = std::max(above, layers_[reader][5]), left = std::max(left, layers_[reader][6]);
+        const size_t row = size_t(layer.width) + 2 * left;
+        tensor.value = padded(layer.channels, layer.height, layer.width, above, left, row);
+        // The gradient's rows are as long as every convolution that writes into them reaches.
+        size_t reach = row;
+        for (const int reader : layer.readers)
+            if (layers_[reader].code() == CODE_CONVOLUTION) {
+                const Layer &taker = layers_[reader];
+                const size_t full = size_t((layer.width + 2 * taker[6] - taker[4]) / taker[9] + 1);
+                const size_t rounded = taker[9] == 1 ? (full + POSITIONS - 1) / POSITIONS * POSITIONS : (full - 1) * taker[9] + 1;
+                reach = std::max(reach, size_t(left - taker[6]) + rounded + taker[4] - 1);
+            }
+        tensor.gradient = padded(layer.channels, layer.height, layer.width, above, left, reach);
+        layer.tensor = int(plan_.tensors.size());
+        plan_.tensors.push_back(tensor);
+        return layer.tensor;
+    }
+
+    // Ends a stage that begins with layer i and does the layers up to `last`.
+    void finish(Stage &stage, int i, int last) {
+        const Layer &layer = layers_[last];
+        stage.number = i;
+        stage.flat = input(layers_[i]).flat;
+        stage.channels = layer.channels, stage.height = layer.height, stage.width = layer.width;
+        for (const int other : layers_[i].reads) stage.reads.push_back(layers_[other].tensor);
+        stage.makes = make_tensor(last);
         plan_.stages.push_back(stage);
     }
 
-    bool convolution(const int32_t *layer) {
-        const int outputs = layer[2], kernel_height = layer[3], kernel_width = layer[4], above = layer[5], left = layer[6];
+    bool convolution(int i) {
+        Layer &layer = layers_[i];
+        const Layer &from = input(layer);
         Stage stage;
         stage.kind = StageKind::convolution;
-        stage.kernel_height = kernel_height, stage.kernel_width = kernel_width;
-        stage.full_height = height_ + 2 * above - kernel_height + 1;
-        stage.full_width = width_ + 2 * left - kernel_width + 1;
-        if (flat_ || layer[1] != channels_ || outputs < 1 || kernel_height < 1 || kernel_width < 1 || above < 0 || left < 0) return false;
-        if (stage.full_height < 1 || stage.full_width < 1) return false;
-        stage.input = padded(channels_, height_, width_, above, left, width_ + 2 * left);
+        stage.kernel_height = layer[3], stage.kernel_width = layer[4], stage.above = layer[5], stage.left = layer[6];
+        stage.stride_height = layer[8], stage.stride_width = layer[9], stage.groups = layer[10];
+        if (from.flat || layer[1] != from.channels || layer[2] < 1 || layer[3] < 1 || layer[4] < 1 || layer[5] < 0 || layer[6] < 0 ||
+            layer[8] < 1 || layer[9] < 1 || layer[10] < 1 || layer[1] % layer[10] || layer[2] % layer[10])
+            return false;
+        const int height = from.height + 2 * stage.above - stage.kernel_height, width = from.width + 2 * stage.left - stage.kernel_width;
+        if (height < 0 || width < 0) return false;
+        stage.group_inputs = layer[1] / stage.groups, stage.group_outputs = layer[2] / stage.groups;
+        stage.full_height = height / stage.stride_height + 1, stage.full_width = width / stage.stride_width + 1;
         const int rounded = (stage.full_width + POSITIONS - 1) / POSITIONS * POSITIONS;
-        stage.input_gradient = padded(channels_, height_, width_, above, left, rounded + kernel_width - 1);
-        stage.full = padded(outputs, stage.full_height, stage.full_width, 0, 0, rounded);
-        stage.weight = take(size_t(outputs) * channels_ * kernel_height * kernel_width);
-        if (layer[7]) stage.bias = take(outputs);
-        stage.activation = take_activation();
-        int height = stage.full_height, width = stage.full_width;
-        if (height >= 2 && width >= 2 && is_pool2(0)) {
-            stage.fused = peek() == CODE_MAX_POOL ? Fused::max2 : Fused::average2;
-            next_++;
-            height /= 2, width /= 2;
-            // All activations here are monotone, so pooling by maximum may come before or after them.
-            if (stage.fused == Fused::max2 && stage.activation == Activation::none) stage.activation = take_activation();
+        stage.full = padded(layer[2], stage.full_height, stage.full_width, 0, 0, rounded);
+        stage.weight = take(size_t(layer[2]) * stage.group_inputs * stage.kernel_height * stage.kernel_width);
+        if (layer[7]) stage.bias = take(layer[2]);
+        layer.channels = layer[2], layer.height = stage.full_height, layer.width = stage.full_width;
+        int last = take_activation(stage, i);
+        const int next = follower(last);
+        if (next && fits_pool2(layers_[next]) && stage.stride_height == 1 && stage.stride_width == 1 && layer.height >= 2 && layer.width >= 2) {
+            stage.fused = layers_[next].code() == CODE_MAX_POOL ? Fused::max2 : Fused::average2;
+            last = inherit(last, next);
+            layers_[last].height /= 2, layers_[last].width /= 2;
+            // These activations never fall, so pooling by maximum may come before or after them.
+            if (stage.fused == Fused::max2 && stage.curve.kind == Activation::none) last = take_activation(stage, last);
         }
-        add(stage, outputs, height, width);
+        finish(stage, i, last);
         return true;
     }
 
-    bool dense(const int32_t *layer) {
-        flat_ = true;
-        if (layer[1] != channels_ * height_ * width_ || layer[2] < 1) return false;
+    static bool fits_pool2(const Layer &layer) {
+        return is_pool(layer.code()) && layer[1] == 2 && layer[2] == 2 && layer[3] == 2 && layer[4] == 2 && !layer[5] && !layer[6];
+    }
+
+    bool dense(int i) {
+        Layer &layer = layers_[i];
+        if (layer[1] != layer.channels * layer.height * layer.width || layer[2] < 1) return false;
         Stage stage;
         stage.kind = StageKind::dense;
-        stage.input = stage.input_gradient = plain(layer[1], 1, 1);
         stage.weight = take(size_t(layer[1]) * layer[2]);
         if (layer[3]) stage.bias = take(layer[2]);
-        stage.activation = take_activation();
-        add(stage, layer[2], 1, 1);
+        layer.channels = layer[2], layer.height = layer.width = 1, layer.flat = true;
+        finish(stage, i, take_activation(stage, i));
+        plan_.stages.back().flat = true;
         return true;
     }
 
-    bool pool(const int32_t *layer) {
-        if (flat_ || layer[1] < 1 || layer[2] < 1 || layer[3] < 1 || layer[4] < 1 || layer[1] > height_ || layer[2] > width_) return false;
+    bool pool(int i) {
+        Layer &layer = layers_[i];
+        const int above = layer[5], left = layer[6];
+        if (layer.flat || layer[1] < 1 || layer[2] < 1 || layer[3] < 1 || layer[4] < 1 || above < 0 || left < 0 ||
+            2 * above > layer[1] || 2 * left > layer[2] || layer[1] > layer.height + 2 * above || layer[2] > layer.width + 2 * left)
+            return false;
         Stage stage;
         stage.kind = StageKind::pool;
-        stage.pool_is_max = layer[0] == CODE_MAX_POOL;
+        stage.pool_is_max = layer.code() == CODE_MAX_POOL;
         stage.kernel_height = layer[1], stage.kernel_width = layer[2];
         stage.stride_height = layer[3], stage.stride_width = layer[4];
-        stage.input = stage.input_gradient = plain(channels_, height_, width_);
-        add(stage, channels_, (height_ - layer[1]) / layer[3] + 1, (width_ - layer[2]) / layer[4] + 1);
+        stage.above = above, stage.left = left;
+        layer.height = (layer.height + 2 * above - layer[1]) / layer[3] + 1;
+        layer.width = (layer.width + 2 * left - layer[2]) / layer[4] + 1;
+        finish(stage, i, i);
         return true;
     }
 
-    void standalone(const int32_t *layer) {
+    // Rows of numbers are images without a border, looked at in another way.
+    bool flatten(int i) {
+        Layer &layer = layers_[i];
+        layer.channels *= layer.height * layer.width, layer.height = layer.width = 1, layer.flat = true;
+        const int tensor = input(layer).tensor;
+        if (!plan_.wide && plan_.tensors[tensor].value.dense() && plan_.tensors[tensor].gradient.dense()) {
+            layer.tensor = tensor;
+            return true;
+        }
         Stage stage;
-        stage.kind = StageKind::activation;
-        stage.activation = activation_of(layer[0]);
-        stage.input = stage.input_gradient = plain(channels_, height_, width_);
-        add(stage, channels_, height_, width_);
+        stage.kind = StageKind::flatten;
+        finish(stage, i, i);
+        return true;
     }
 
-    const int32_t *layers_;
-    int count_, channels_, height_, width_;
+    bool norm(int i) {
+        const Layer &layer = layers_[i];
+        const size_t count = size_t(layer.channels) * layer.height * layer.width;
+        Stage stage;
+        stage.kind = StageKind::norm;
+        stage.setting = layer.constants[0];
+        stage.weight_per_place = layer.code() == CODE_LAYER_NORM;
+        if (layer[1] < 1) return false;
+        stage.together = stage.weight_per_place ? size_t(layer[1]) : count / layer[1];
+        if (count % stage.together || stage.together % layer.width) return false;
+        const size_t weights = stage.weight_per_place ? stage.together : size_t(layer.channels);
+        if (layer[2]) stage.weight = take(weights);
+        if (layer[2] && layer[3]) stage.bias = take(weights);
+        finish(stage, i, take_activation(stage, i));
+        return true;
+    }
+
+    bool join(int i) {
+        Layer &layer = layers_[i];
+        Stage stage;
+        stage.kind = layer.code() == CODE_ADD ? StageKind::add : StageKind::concat;
+        int channels = 0;
+        for (const int other : layer.reads) {
+            const Layer &one = layers_[other];
+            if (one.height != layer.height || one.width != layer.width || one.flat != layer.flat) return false;
+            if (stage.kind == StageKind::add && one.channels != layer.channels) return false;
+            channels += one.channels;
+        }
+        if (stage.kind == StageKind::concat) layer.channels = channels;
+        finish(stage, i, stage.kind == StageKind::add ? take_activation(stage, i) : i);
+        return true;
+    }
+
+    bool constant(int i) {
+        const Layer &layer = layers_[i];
+        Stage stage;
+        stage.kind = layer.code() == CODE_SCALE ? StageKind::scale : StageKind::dropout;
+        if (stage.kind == StageKind::dropout) {
+            stage.setting = layer.constants[0];
+            plan_.draws = true;
+        } else {
+            if (layer[1] != layer.channels) return false;
+            stage.constants = plan_.constants.size();
+            plan_.constants.insert(plan_.constants.end(), layer.constants, layer.constants + 2 * layer.channels);
+        }
+        finish(stage, i, i);
+        return true;
+    }
+
+    std::vector<Layer> layers_;  // the samples first
     Plan &plan_;
-    int next_ = 0;
-    bool flat_ = false;
     size_t parameters_ = 0;
 };
 
-// Gives every tensor its place in the workspace. The layout of a tensor is the choice of the stage that reads it.
+// Who reads what in which order, and which gradients are wanted, forwards and backwards.
+void connect(Plan &plan) {
+    for (Stage &stage : plan.stages) {
+        Tensor &made = plan.tensors[stage.makes];
+        const Tensor &first = plan.tensors[stage.reads[0]];
+        stage.in_rows = stage.kind == StageKind::dense || (stage.kind == StageKind::activation && first.made_in_rows);
+        made.made_in_rows = stage.in_rows || (plan.wide && stage.kind == StageKind::flatten);
+        made.learned = stage.weight != NOWHERE;
+        for (const int read : stage.reads) {
+            Tensor &tensor = plan.tensors[read];
+            made.learned = made.learned || tensor.learned;
+            stage.in_rows ? tensor.read_in_rows++ : tensor.read_in_lanes++;
+        }
+        stage.input = stage.map(first.value), stage.input_gradient = stage.map(first.gradient);
+        if (stage.kind == StageKind::convolution) {
+            const auto corner = [&](const Map &map) { return map.origin - stage.above * map.row - stage.left; };
+            stage.corner = corner(stage.input), stage.gradient_corner = corner(stage.input_gradient);
+        }
+        stage.output = made.value, stage.output_gradient = made.gradient;
+    }
+    plan.tensors[plan.stages.back().makes].read_in_lanes++;  // by the loss
+    std::vector<uint8_t> begun_in_lanes(plan.tensors.size()), begun_in_rows(plan.tensors.size());
+    for (size_t i = plan.stages.size(); i-- > 0;) {
+        Stage &stage = plan.stages[i];
+        for (const int read : stage.reads) {
+            uint8_t &begun = (stage.in_rows ? begun_in_rows : begun_in_lanes)[read];
+            stage.adds.push_back(begun);
+            begun = 1;
+        }
+    }
+}
+
+// Numbers in lanes that a stage keeps for the way back.
+size_t kept_by(const Stage &stage) {
+    switch (stage.kind) {
+        case StageKind::convolution:
+            return stage.fused == Fused::none ? 0 : stage.fused == Fused::average2 ? stage.full.size : stage.output.count();
+        case StageKind::pool: return stage.pool_is_max ? stage.output.count() : 0;
+        case StageKind::norm:  // mean and deviation of every group, sums over them, or the gradients of all places
+            return 2 * (stage.output.count() / stage.together) + 2 * (stage.weight_per_place ? stage.together : size_t(stage.channels));
+        case StageKind::dropout: return stage.output.count();
+        default: return 0;
+    }
+}
+
+// Whether most of a network's work keeps most lanes busy where these are channels: a rule, so that the same network
+// always runs alike. Lanes that are samples are idle where a batch has fewer, at 10 samples 6 of 16.
+bool wants_wide(const Plan &plan) {
+    double busy = 0.0, all = 0.0;
+    for (const Stage &stage : plan.stages) {
+        if (stage.flat) continue;
+        if (stage.kind == StageKind::norm && stage.weight_per_place) return false;
+        if (stage.kind != StageKind::convolution) continue;
+        if (stage.groups > 1 && (stage.group_inputs > 1 || stage.group_outputs > 1)) return false;
+        const int inputs = plan.tensors[stage.reads[0]].value.channels;
+        const double work = double(stage.full_height) * stage.full_width * stage.kernel_height * stage.kernel_width * stage.group_inputs * stage.channels;
+        const double share = double(stage.channels) / rounded_to_lanes(stage.channels), back = double(inputs) / rounded_to_lanes(inputs);
+        const bool first = stage.reads[0] == 0;  // the samples need no gradient
+        busy += (first ? 2 : 3) * work, all += 2 * work / share + (first ? 0 : work / back);
+    }
+    return busy > 0.7 * all && all > 0.0;
+}
+
+// Room for one sample with channels in the lanes.
+template <class Reserve> void place_wide(Plan &plan, const std::vector<uint8_t> &is_image, const Reserve &reserve) {
+    const auto room = [&](size_t floats) { return reserve(floats / LANES); };
+    for (size_t t = 0; t < plan.tensors.size(); t++) {
+        Tensor &tensor = plan.tensors[t];
+        if (!is_image[t] || tensor.made_in_rows) continue;
+        const Map &map = tensor.value;
+        const int above = int(map.origin / map.row), left = int(map.origin % map.row);
+        tensor.wide_value = Pixels(map.channels, map.height, map.width, above, left);
+        tensor.wide_gradient = Pixels(map.channels, map.height, map.width);
+    }
+    for (Stage &stage : plan.stages) {
+        if (stage.flat) continue;
+        Tensor &made = plan.tensors[stage.makes];
+        const int depth = int(rounded_to_lanes(stage.channels));
+        if (stage.kind == StageKind::norm) stage.wide_kept_at = room(6 * size_t(depth));
+        if (stage.kind == StageKind::dropout || (stage.kind == StageKind::pool && stage.pool_is_max) || stage.fused == Fused::max2)
+            stage.wide_kept_at = room(Pixels(stage.channels, stage.height, stage.width).size);
+        if (stage.kind != StageKind::convolution) continue;
+        const Tensor &read = plan.tensors[stage.reads[0]];
+        // The way back reads a border of zeros around the gradient, as wide as the kernel.
+        const Pixels bordered(stage.channels, stage.full_height, stage.full_width, stage.kernel_height, stage.kernel_width);
+        if (stage.fused == Fused::none) {
+            made.wide_gradient = bordered;
+        } else {
+            stage.wide_full = Pixels(stage.channels, stage.full_height, stage.full_width), stage.wide_full_gradient = bordered;
+            stage.wide_full_at = room(stage.wide_full.size), stage.wide_full_gradient_at = room(bordered.size);
+        }
+        const size_t taps = size_t(stage.kernel_height) * stage.kernel_width;
+        stage.packed = taps * stage.group_inputs * depth;
+        stage.forward_at = room(stage.packed), stage.packed_at = room(stage.packed), stage.bias_at = room(depth);
+        stage.backward_at = stage.groups > 1 ? stage.forward_at
+                            : room(read.learned ? taps * stage.channels * read.wide_value.depth : 0);
+    }
+    for (size_t t = 0; t < plan.tensors.size(); t++) {
+        Tensor &tensor = plan.tensors[t];
+        if (!is_image[t] || tensor.made_in_rows) continue;
+        tensor.wide_value_at = room(tensor.wide_value.size);
+        tensor.wide_gradient_at = room(tensor.learned ? tensor.wide_gradient.size : 0);
+    }
+}
+
+// Gives every tensor its place in the workspace.
 void place(Plan &plan) {
-    std::vector<Stage> &stages = plan.stages;
     size_t used = 0;
     const auto reserve = [&](size_t vectors) {
         const size_t at = used;
@@ -166,58 +440,50 @@ void place(Plan &plan) {
         if (WATCHED) plan.gaps.push_back(used++);
         return at;
     };
-    plan.first_dense = 0;
-    while (plan.first_dense < stages.size() && stages[plan.first_dense].kind != StageKind::dense) plan.first_dense++;
-    size_t widest = 0;
-    bool parameters_before = false;
-    for (size_t i = 0; i < stages.size(); i++) {
-        Stage &stage = stages[i];
-        // Tensor i is read by stage i. From the first dense stage on, all lane groups are kept side by side.
-        stage.input_step = i >= plan.first_dense || i == 0 ? stage.input.size : 0;
-        stage.input_at = reserve(stage.input.size * (stage.input_step ? GROUPS : 1));
-        stage.wants_input_gradient = parameters_before;
-        stage.input_gradient_at = reserve(parameters_before ? stage.input_gradient.size : 0);
-        parameters_before = parameters_before || stage.weight != NOWHERE;
-        if (i < plan.first_dense) continue;
-        stage.input_stride = rounded_to_lanes(stage.input.size);
-        stage.input_rows_at = reserve(stage.input_stride);
-        stage.input_gradient_rows_at = reserve(stage.input_stride);
-        widest = std::max(widest, stage.input_stride);
-    }
-    for (size_t i = 0; i < stages.size(); i++) {
-        Stage &stage = stages[i];
-        stage.output = stage.output_gradient = plain(stage.channels, stage.height, stage.width);
-        if (i + 1 < stages.size()) {
-            const Stage &reader = stages[i + 1];
-            // Other readers take a tensor without a border, flat or not.
-            if (reader.kind == StageKind::convolution)
-                stage.output = reader.input, stage.output_gradient = reader.input_gradient;
-            stage.output_at = reader.input_at, stage.output_gradient_at = reader.input_gradient_at;
-            stage.output_step = reader.input_step;
-            stage.output_rows_at = reader.input_rows_at, stage.output_gradient_rows_at = reader.input_gradient_rows_at;
-            stage.output_stride = reader.input_stride;
-        } else {
-            stage.output_step = stage.output.size;
-            stage.output_at = reserve(stage.output.size * GROUPS);
-            stage.output_gradient_at = reserve(stage.output.size);
-            stage.output_stride = rounded_to_lanes(stage.output.size);
-            stage.output_rows_at = reserve(stage.output_stride);
-            stage.output_gradient_rows_at = reserve(stage.output_stride);
-            widest = std::max(widest, stage.output_stride);
+    std::vector<uint8_t> side_by_side(plan.tensors.size()), is_image(plan.tensors.size());
+    side_by_side[0] = side_by_side[plan.stages.back().makes] = 1;
+    for (const Stage &stage : plan.stages)
+        if (stage.flat) {
+            for (const int read : stage.reads) side_by_side[read] = 1;
+            side_by_side[stage.makes] = 1;
         }
-        if (stage.kind == StageKind::convolution) stage.full_at = reserve(stage.full.size);
-        if (stage.fused != Fused::none || stage.kind == StageKind::pool)
-            stage.chosen_at = reserve(stage.fused == Fused::average2 ? stage.full.size : stage.output.count());
+    is_image[0] = 1;
+    for (const Stage &stage : plan.stages) is_image[stage.makes] = !stage.flat;
+    size_t widest = 0, mixed = 0;
+    for (size_t t = 0; t < plan.tensors.size(); t++) {
+        Tensor &tensor = plan.tensors[t];
+        tensor.step = side_by_side[t] ? tensor.value.size : 0;
+        tensor.value_at = reserve(tensor.value.size * (side_by_side[t] ? GROUPS : 1));
+        const bool only_wide = plan.wide && !tensor.made_in_rows && is_image[t];
+        tensor.gradient_at = reserve(tensor.learned && !only_wide ? tensor.gradient.size : 0);
+        if (t == 0 || (!tensor.made_in_rows && !tensor.read_in_rows)) continue;  // samples are rows to begin with
+        tensor.stride = rounded_to_lanes(tensor.value.count());
+        tensor.rows_at = reserve(tensor.stride);
+        tensor.gradient_rows_at = reserve(tensor.stride);
+        widest = std::max(widest, tensor.stride);
+        if (tensor.learned && tensor.read_in_lanes + tensor.read_in_rows > 1) mixed = std::max(mixed, tensor.stride);
     }
-    plan.input = stages[0].input;
+    for (Stage &stage : plan.stages) {
+        if (stage.kind == StageKind::convolution && !plan.wide) stage.full_at = reserve(stage.full.size);
+        stage.kept_at = reserve(kept_by(stage));
+    }
+    if (plan.wide) place_wide(plan, is_image, reserve);
     plan.zeros_at = reserve(widest / LANES);
+    plan.mixed_at = reserve(mixed);
     plan.workspace = used;
 }
 
 }  // namespace
 
-bool make_plan(const int32_t *layers, int count, const int32_t shape[3], Plan &plan) {
-    if (!Reader(layers, count, shape, plan).read()) return false;
+bool make_plan(const int32_t *layers, int count, const int32_t *reads, const float *constants, const int32_t shape[4],
+               Plan &plan) {
+    if (!Reader(layers, count, reads, constants, shape, plan).read()) return false;
+    if (wants_wide(plan)) {
+        plan = Plan{};
+        plan.wide = true;
+        Reader(layers, count, reads, constants, shape, plan).read();
+    }
+    connect(plan);
     place(plan);
     return true;
 }

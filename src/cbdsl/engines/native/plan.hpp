@@ -1,4 +1,4 @@
-// From a list of layers to stages: what follows what, where each number lives, what is fused.
+// From a graph of layers to stages: what follows what, where each number lives, what is fused.
 //
 // A plan is made once per network and never changes; threads share it and bring their own workspace.
 #pragma once
@@ -10,8 +10,15 @@
 
 namespace cbdsl {
 
-enum class Activation { none, relu, tanh, sigmoid };
-enum class StageKind { convolution, dense, pool, activation };
+// The slope of the curves up to sigmoid can be seen from their result, and they never fall: they can be fused.
+enum class Activation { none, relu, relu6, leaky_relu, tanh, sigmoid, silu, hardswish, gelu, gelu_by_tanh };
+
+struct Curve {
+    Activation kind = Activation::none;
+    float slope = 0.0f;  // of leaky_relu, below zero
+};
+
+enum class StageKind { convolution, dense, pool, activation, norm, add, concat, scale, dropout, flatten };
 // Pooling that a convolution does itself while its results are still in registers (2x2, stride 2).
 enum class Fused { none, max2, average2 };
 
@@ -27,7 +34,7 @@ constexpr size_t NOWHERE = ~size_t(0);
 constexpr int GROUPS = 4;
 
 // Where the vectors of one tensor lie: index = channel * plane + y * row + x, counted from `origin`.
-// The border around it belongs to the layer that reads it: zeros for a padded convolution.
+// The border around it is there for the convolutions that read it: zeros, as wide as the widest padding.
 struct Map {
     int channels = 0, height = 0, width = 0;
     size_t row = 0, plane = 0, origin = 0, size = 0;
@@ -37,46 +44,106 @@ struct Map {
     bool dense() const { return size == count(); }
 };
 
+inline Map plain(int channels, int height, int width) {
+    Map map;
+    map.channels = channels, map.height = height, map.width = width;
+    map.row = width, map.plane = size_t(width) * height, map.size = map.plane * channels;
+    return map;
+}
+
+inline size_t rounded_to_lanes(size_t count) { return (count + LANES - 1) / LANES * LANES; }
+
+// Where the numbers of one sample lie: index = y * row + x * depth + channel, counted from `origin`.
+struct Pixels {
+    int channels = 0, height = 0, width = 0, depth = 0;
+    size_t row = 0, origin = 0, size = 0;
+
+    Pixels() = default;
+    Pixels(int channels, int height, int width, int above = 0, int left = 0)
+        : channels(channels), height(height), width(width), depth(int(rounded_to_lanes(channels))),
+          row(size_t(width + 2 * left) * depth), origin(above * row + size_t(left) * depth), size(row * (height + 2 * above)) {}
+    size_t at(int y, int x) const { return y * row + size_t(x) * depth; }
+};
+
+// What one layer makes and others read. Images are always in lanes. Rows of numbers are, too, but training keeps
+// what dense layers read and make with the samples as rows, (LANES, stride) floats, in the other order or in both.
+struct Tensor {
+    Map value, gradient;
+    size_t value_at = 0, gradient_at = 0;  // offsets into the workspace, in vectors
+    size_t step = 0;                       // between lane groups; 0 where one buffer serves them one after another
+    bool learned = false;                  // there are weights before it, so its gradient is wanted
+    bool made_in_rows = false;
+    int read_in_lanes = 0, read_in_rows = 0;  // by how many
+    size_t rows_at = 0, gradient_rows_at = 0, stride = 0;
+    Pixels wide_value, wide_gradient;  // of an image in a wide plan
+    size_t wide_value_at = 0, wide_gradient_at = 0;
+};
+
 struct Stage {
     StageKind kind{};
-    Activation activation = Activation::none;
+    Curve curve;
     Fused fused = Fused::none;
+    bool flat = false;     // on rows of numbers: all lane groups are scored together
+    bool in_rows = false;  // training has its samples as rows
     bool pool_is_max = false;
-    int kernel_height = 1, kernel_width = 1, stride_height = 1, stride_width = 1;
-    int channels = 0, height = 0, width = 0;  // of the result
-    int full_height = 0, full_width = 0;      // of a convolution, before its fused pooling
-    size_t weight = NOWHERE, bias = NOWHERE;  // offsets into the flat weights
-    bool wants_input_gradient = false;
-    Map input, output;                    // activations
-    Map input_gradient, output_gradient;  // gradients with respect to them
-    Map full;                             // of a convolution: gradient before activation and pooling
-    // Offsets into the workspace, in vectors.
-    size_t input_at = 0, output_at = 0, input_gradient_at = 0, output_gradient_at = 0;
-    size_t full_at = 0, chosen_at = 0;
-    // From the first dense stage on, training keeps rows of samples: (LANES, stride) floats each.
-    size_t input_rows_at = 0, output_rows_at = 0, input_gradient_rows_at = 0, output_gradient_rows_at = 0;
-    size_t input_stride = 0, output_stride = 0;  // floats
-    // Distance between the lane groups of a tensor; 0 where one buffer serves them one after another.
-    size_t input_step = 0, output_step = 0;
+    int kernel_height = 1, kernel_width = 1, stride_height = 1, stride_width = 1, above = 0, left = 0;
+    int groups = 1, group_inputs = 0, group_outputs = 0;  // of a convolution: channels of one group
+    int channels = 0, height = 0, width = 0;              // of the result
+    int full_height = 0, full_width = 0;                  // of a convolution, before its fused pooling
+    size_t weight = NOWHERE, bias = NOWHERE;              // offsets into the flat weights
+    bool weight_per_place = false;                        // of a norm: not one a channel
+    size_t together = 0;                                  // of a norm: numbers that share a mean
+    float setting = 0.0f;                                 // of a norm: epsilon; of a dropout: the chance
+    size_t constants = 0;                                 // of a scale: where its factors begin, then its offsets
+    int number = 0;                                       // of the layer, for random numbers
+    std::vector<int> reads;                               // tensors
+    std::vector<uint8_t> adds;                            // for each of them: another stage has begun its gradient
+    int makes = 0;                                        // tensor
+    Map input, output, input_gradient, output_gradient;   // of the first tensor it reads, and of its result
+    Map full;                     // of a convolution: gradient before activation and pooling
+    size_t corner = 0;            // where a convolution's own padding begins in its input
+    size_t gradient_corner = 0;   // and in the gradient of its input
+    size_t full_at = 0, kept_at = 0;  // offsets into the workspace: `full`, and what the way back needs
+
+    // In a wide plan: a convolution's weights for the way there and back, its bias and the gradients of its weights; its
+    // result before the pooling that it does itself.
+    size_t forward_at = 0, backward_at = 0, bias_at = 0, packed_at = 0, packed = 0;
+    Pixels wide_full, wide_full_gradient;
+    size_t wide_full_at = 0, wide_full_gradient_at = 0, wide_kept_at = 0;
+
+    // A tensor as this stage looks at it: a row of numbers may have been an image without a border.
+    Map map(const Map &of) const { return flat ? plain(int(of.count()), 1, 1) : of; }
 };
 
 struct Plan {
-    std::vector<Stage> stages;
-    Map input;                    // as the first stage reads it
-    size_t first_dense = 0;       // stages before it run group by group
-    size_t parameters = 0;        // D
+    std::vector<Tensor> tensors;   // the first one holds the samples, the last stage makes the logits
+    std::vector<Stage> stages;     // those on images come first
+    size_t images = 0;             // how many these are; they run group by group
+    std::vector<float> constants;
+    size_t parameters = 0;         // D
     int classes = 0;
-    size_t workspace = 0;         // vectors
-    std::vector<size_t> gaps;     // vectors between buffers that nobody may touch; only where a sanitizer watches
-    size_t zeros_at = 0;          // as many zeros as the widest row of a dense stage
+    size_t workspace = 0;          // vectors
+    std::vector<size_t> gaps;      // vectors between buffers that nobody may touch; only where a sanitizer watches
+    size_t zeros_at = 0;           // as many zeros as the widest row
+    size_t mixed_at = 0;           // room for a gradient that comes in rows and in lanes
+    bool draws = false;            // there is a dropout
+    bool wide = false;             // training has channels in the lanes where there are images; see wide.hpp
+
+    const Map &input() const { return tensors[0].value; }
+    const Tensor &logits() const { return tensors[stages.back().makes]; }
 };
 
 enum LayerCode : int32_t {
-    CODE_CONVOLUTION = 1, CODE_RELU, CODE_TANH, CODE_SIGMOID, CODE_MAX_POOL, CODE_AVERAGE_POOL, CODE_FLATTEN, CODE_LINEAR
+    CODE_CONVOLUTION = 1, CODE_RELU, CODE_TANH, CODE_SIGMOID, CODE_MAX_POOL, CODE_AVERAGE_POOL, CODE_FLATTEN, CODE_LINEAR,
+    CODE_RELU6, CODE_LEAKY_RELU, CODE_SILU, CODE_HARDSWISH, CODE_GELU, CODE_GELU_BY_TANH, CODE_GROUP_NORM, CODE_LAYER_NORM,
+    CODE_DROPOUT, CODE_SCALE, CODE_ADD, CODE_CONCAT
 };
-constexpr int LAYER_FIELDS = 8;  // code, then up to seven numbers
+constexpr int LAYER_FIELDS = 12;  // code, how many tensors it reads, then up to ten numbers
 
-// Returns false if the layers do not fit together; the Python layer has explained why before that.
-bool make_plan(const int32_t *layers, int count, const int32_t shape[3], Plan &plan);
+// layers: (count, LAYER_FIELDS). reads: for each layer, in a row, the numbers of those it reads, -1 for the samples.
+// constants: for each layer, in a row, its numbers that are not whole. shape: channels, height, width, and how many of
+// them are axes of a sample. Returns false if the layers do not fit together; the Python layer has explained why before.
+bool make_plan(const int32_t *layers, int count, const int32_t *reads, const float *constants, const int32_t shape[4],
+               Plan &plan);
 
 }  // namespace cbdsl

@@ -1,0 +1,46 @@
+// The memory that a thread works in.
+#pragma once
+
+#include <cstdlib>
+#include <new>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
+
+#include "plan.hpp"
+
+namespace cbdsl {
+
+// All memory a thread needs while it works on one model after another. Borders stay zero for ever.
+class Workspace {
+  public:
+    explicit Workspace(const Plan &plan) {
+        const size_t bytes = (plan.workspace * sizeof(lanes) + 63) / 64 * 64;
+        vectors_ = static_cast<lanes *>(std::aligned_alloc(64, bytes));
+        gradient = static_cast<float *>(std::calloc(plan.parameters, sizeof(float)));
+        if (!vectors_ || !gradient) {
+            release();
+            throw std::bad_alloc();
+        }
+        std::memset(static_cast<void *>(vectors_), 0, bytes);
+#if defined(__SANITIZE_ADDRESS__)
+        for (const size_t gap : plan.gaps) __asan_poison_memory_region(vectors_ + gap, sizeof(lanes));
+#endif
+    }
+    ~Workspace() { release(); }
+    Workspace(const Workspace &) = delete;
+    Workspace &operator=(const Workspace &) = delete;
+
+    lanes *at(size_t offset) { return vectors_ + offset; }
+    float *gradient;  // (D,): the gradient of a batch, or its momentum
+
+  private:
+    void release() {
+        std::free(vectors_);
+        std::free(gradient);
+    }
+    lanes *vectors_;
+};
+
+}  // namespace cbdsl
