@@ -268,5 +268,6 @@ def _unknown(node: fx.Node) -> str:
         )
     if node.target is getattr:
         name = f".{node.args[1]}"
-    hint = f"; {HINTS[name]}" if name in HINTS else ""
-    return f"{name} is not one of {KNOWN}, as layers or functions, nor a sum or concatenation{hint}"
+    if name in HINTS:
+        return f"{name} is not native: {HINTS[name]}"
+    return f"{name} is not one of {KNOWN}, as layers or functions, nor a sum or concatenation"

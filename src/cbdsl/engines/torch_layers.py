@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -44,34 +45,34 @@ def describe(label: str, part: nn.Module, shape: Shape) -> Layer | None:
     # The exact class: a subclass may compute anything.
     found = DESCRIBE.get(type(part))
     if found is None:
-        raise ArchitectureError(f"{label} is not one of {KNOWN}{_advice(part)}")
+        raise ArchitectureError(f"{label} {_advice(part)}")
     return found(label, part, shape)
 
 
 def _advice(part: nn.Module) -> str:
-    """Why a layer is none, and what would do, where there is something to say."""
+    """Why a layer is none that is known, and what would do."""
     if isinstance(part, nn.modules.batchnorm._BatchNorm):
-        return f": it mixes the samples of a batch. Replace {group_norm_instead(part)}"
+        return f"is not native: it mixes the samples of a batch. Replace {group_norm_instead(part)}"
     for kinds, words in _ADVICE:
         if isinstance(part, kinds):
-            return words
-    return ""
+            return f"is not native: {words}"
+    return f"is not one of {KNOWN}"
 
 
 _ADVICE: tuple[tuple[Any, str], ...] = (
-    (nn.modules.dropout._DropoutNd, ": it drops in another way; use nn.Dropout"),
-    ((nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d), "; leave it out: the loss is taken of logits"),
+    (nn.modules.dropout._DropoutNd, "it drops whole channels, or in another way; use nn.Dropout"),
+    ((nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d), "the loss is taken of logits; leave it out"),
     (
         (nn.RNNBase, nn.RNNCellBase),
-        ": a layer that remembers takes a sample step by step; it runs on torch. Conv1d layers are native",
+        "a layer that remembers takes a sample step by step; it runs on torch. Conv1d layers are native",
     ),
     (
         (nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder,
          nn.TransformerEncoderLayer, nn.TransformerDecoderLayer),
-        ": attention multiplies tensors with each other; it runs on torch",
+        "attention multiplies tensors with each other; it runs on torch",
     ),
-    ((nn.Embedding, nn.EmbeddingBag), ": samples are numbers, not places in a table; it runs on torch"),
-    (nn.modules.lazy.LazyModuleMixin, ": it has no sizes yet; write them out"),
+    ((nn.Embedding, nn.EmbeddingBag), "samples are numbers, not places in a table; it runs on torch"),
+    (nn.modules.lazy.LazyModuleMixin, "it has no sizes yet; write them out"),
 )  # fmt: skip
 
 
@@ -207,4 +208,6 @@ DESCRIBE: dict[type[nn.Module], Callable[..., Layer | None]] = {
     Constants: _describe_constants,
 }
 
-KNOWN = ", ".join(kind.__name__ for kind in DESCRIBE if kind is not Constants)
+_NAMES = ", ".join(kind.__name__ for kind in DESCRIBE if kind is not Constants)
+KNOWN = re.sub(r"(?P<kind>\w+)1d, (?P=kind)2d", r"\g<kind>1d/2d", _NAMES)
+"""All of them, as errors list them."""

@@ -14,6 +14,9 @@ from cbdsl.engines.architecture import Shape
 class _Size(Enum):
     BATCH = "the number of samples"
 
+    def __repr__(self) -> str:
+        return self.value
+
 
 BATCH = _Size.BATCH
 """The one size that nobody knows while a module is read."""
@@ -21,7 +24,7 @@ BATCH = _Size.BATCH
 COMPARISONS: tuple[object, ...] = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
 COMPUTED: tuple[object, ...] = (
     operator.getitem, operator.mul, operator.floordiv, operator.mod, operator.add, operator.sub, operator.neg,
-    operator.iadd, operator.isub, operator.imul, *COMPARISONS,
+    operator.iadd, operator.isub, operator.imul, math.prod, *COMPARISONS,
 )  # fmt: skip
 """What may be done with sizes."""
 
