@@ -79,6 +79,11 @@ def cbdsl(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+def shape_for(model: str) -> tuple[int, ...]:
+    """Samples that one of the package's networks takes."""
+    return {"har-cnn": (6, 128), "mobilenet-025": (3, 32, 32)}.get(model, (1, 28, 28))
+
+
 def module_named(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """One of the package's networks as a torch module."""
     return module_of(register.model.get(name)(shape, classes))

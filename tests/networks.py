@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -10,51 +12,49 @@ from torch import nn
 
 from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.engines.architecture import (
+    SAMPLES,
+    Add,
     Architecture,
+    AvgPool1d,
     AvgPool2d,
+    Concat,
+    Conv1d,
     Conv2d,
+    Draft,
+    Dropout,
     Flatten,
+    Gelu,
+    GroupNorm,
+    Hardswish,
     Layer,
+    LayerNorm,
+    LeakyRelu,
     Linear,
+    MaxPool1d,
     MaxPool2d,
     Relu,
+    Relu6,
+    Scale,
+    Shape,
     Sigmoid,
+    Silu,
     Tanh,
 )
 from cbdsl.engines.base import Engine, Sgd
 from cbdsl.engines.native_engine import NativeEngine, available
 from cbdsl.engines.torch_engine import TorchEngine
+from cbdsl.engines.torch_modules import module_of
+
+__all__ = [
+    "ENGINES", "POOL2", "SMALL", "architectures", "distance", "engine_of", "graphs", "initial", "module_of",
+    "needs_native", "reference", "reference_loss", "reference_training", "samples_for",
+]  # fmt: skip
 
 needs_native = pytest.mark.skipif(available() is not None, reason="NO NATIVE ENGINE: install a C++ compiler")
 ENGINES = [pytest.param("native", marks=needs_native), "torch"]
 
 POOL2 = MaxPool2d((2, 2), (2, 2))
 SMALL = Architecture((1, 8, 8), (Conv2d(1, 3, (3, 3)), Relu(), POOL2, Flatten(), Linear(27, 8), Tanh(), Linear(8, 4)))
-
-
-def module_of(architecture: Architecture) -> nn.Sequential:
-    parts: list[nn.Module] = []
-    for layer in architecture.layers:
-        match layer:
-            case Conv2d():
-                parts.append(
-                    nn.Conv2d(layer.inputs, layer.outputs, layer.kernel, padding=layer.padding, bias=layer.bias)
-                )
-            case Linear():
-                parts.append(nn.Linear(layer.inputs, layer.outputs, layer.bias))
-            case MaxPool2d():
-                parts.append(nn.MaxPool2d(layer.kernel, layer.stride))
-            case AvgPool2d():
-                parts.append(nn.AvgPool2d(layer.kernel, layer.stride))
-            case Flatten():
-                parts.append(nn.Flatten())
-            case Relu():
-                parts.append(nn.ReLU())
-            case Tanh():
-                parts.append(nn.Tanh())
-            case Sigmoid():
-                parts.append(nn.Sigmoid())
-    return nn.Sequential(*parts)
 
 
 def engine_of(name: str, architecture: Architecture, threads: int = 2) -> Engine:
@@ -76,7 +76,7 @@ def samples_for(architecture: Architecture, count: int, seed: int = 0) -> Sample
     return Samples(features, generator.integers(0, architecture.classes, count).astype(np.int32))
 
 
-def reference(architecture: Architecture, weights: Floats) -> nn.Sequential:
+def reference(architecture: Architecture, weights: Floats) -> nn.Module:
     """One model in torch, in double precision: the truth that float32 results are held against."""
     module = module_of(architecture).double()
     nn.utils.vector_to_parameters(torch.from_numpy(weights.astype(np.float64)), module.parameters())
@@ -170,3 +170,106 @@ def architectures(draw: st.DrawFn) -> Architecture:
         inputs = outputs
     layers.append(Linear(inputs, draw(st.integers(2, 11)), draw(st.booleans())))
     return Architecture(first, tuple(layers))
+
+
+ACTIVATIONS: list[Layer] = [
+    Relu(), Relu6(), LeakyRelu(), LeakyRelu(0.2), Tanh(), Sigmoid(), Silu(), Hardswish(), Gelu(),
+    Gelu(approximate=True),
+]  # fmt: skip
+
+
+@st.composite
+def graphs(draw: st.DrawFn, dropout: bool = False, most: int = 8) -> Architecture:
+    """Classifiers of every layer there is on rows, series or images, with branches, sums and concatenations.
+
+    dropout: whether numbers may be dropped. most: layers before the end, which joins all branches.
+    """
+    axes = draw(st.integers(0, 2))
+    net = Draft((draw(st.integers(1, 4 if axes else 12)), *(draw(st.integers(1, 9)) for _ in range(axes))))
+    unread = set[int]()
+    for number in range(draw(st.integers(1, most))):
+        # Mostly one layer after the other; sometimes from further back, which makes a branch.
+        source = number - 1 if draw(st.integers(0, 3)) < 3 else draw(st.integers(SAMPLES, number - 1))
+        reads = (source, *_fitting(draw, net, source, number))
+        layer = _single(draw, net.shape_of(source), dropout) if len(reads) == 1 else _joining(draw, net, reads)
+        unread = (unread | {net.add(layer, *reads)}) - {*reads}
+    rows = [net.add(Flatten(), number) if len(net.shape_of(number)) > 1 else number for number in sorted(unread)]
+    if len(rows) > 1:
+        rows = [net.add(Concat(), *rows)]
+    net.add(Linear(net.shape_of(rows[0])[0], draw(st.integers(2, 6)), draw(st.booleans())), rows[0])
+    return net.architecture()
+
+
+def _fitting(draw: st.DrawFn, net: Draft, source: int, count: int) -> list[int]:
+    """Others that one result can be added to or joined with, if that is wanted."""
+    if draw(st.integers(0, 3)) < 3:
+        return []
+    sides = net.shape_of(source)[1:]
+    fit = [
+        number
+        for number in range(SAMPLES, count)
+        if (len(net.shape_of(number)), net.shape_of(number)[1:]) == (1 + len(sides), sides)
+    ]
+    return draw(st.lists(st.sampled_from(fit), min_size=1, max_size=2))
+
+
+def _joining(draw: st.DrawFn, net: Draft, reads: tuple[int, ...]) -> Layer:
+    same = len({net.shape_of(number) for number in reads}) == 1
+    small = sum(net.shape_of(number)[0] for number in reads) <= 60
+    return Add() if same and (not small or draw(st.booleans())) else Concat()
+
+
+def _single(draw: st.DrawFn, shape: Shape, dropout: bool) -> Layer:  # noqa: PLR0911 - one for every kind
+    """A layer that takes one tensor of this shape."""
+    kinds = ["weights", "weights", "activation", "norm", "scale", *(["dropout"] if dropout else [])]
+    match draw(st.sampled_from(kinds + (["pool", "pool", "flatten"] if len(shape) > 1 else []))):
+        case "weights" if len(shape) == 1:
+            return Linear(shape[0], draw(st.integers(1, 12)), draw(st.booleans()))
+        case "weights":
+            return _convolution(draw, shape)
+        case "norm":
+            return _norm(draw, shape)
+        case "pool":
+            return _pool(draw, shape)
+        case "flatten":
+            return Flatten()
+        case "dropout":
+            return Dropout(draw(st.sampled_from([0.1, 0.5])))
+        case "scale":
+            values = st.floats(-2, 2, width=32)
+            sizes = st.sampled_from([1, shape[0]])
+            return Scale(*(tuple(draw(values) for _ in range(draw(sizes))) for _ in range(2)))
+    return draw(st.sampled_from(ACTIVATIONS))
+
+
+def _divisor(draw: st.DrawFn, number: int) -> int:
+    return draw(st.sampled_from([part for part in range(1, number + 1) if number % part == 0]))
+
+
+def _convolution(draw: st.DrawFn, shape: Shape) -> Layer:
+    padding = tuple(draw(st.integers(0, 2)) for _ in shape[1:])
+    kernel = tuple(draw(st.integers(1, min(side + 2 * pad, 5))) for side, pad in zip(shape[1:], padding, strict=True))
+    groups, stride = _divisor(draw, shape[0]), tuple(draw(st.integers(1, 3)) for _ in kernel)
+    kind = Conv2d if len(kernel) == 2 else Conv1d
+    return kind(shape[0], groups * draw(st.integers(1, 3)), kernel, padding, draw(st.booleans()), stride, groups)
+
+
+def _pool(draw: st.DrawFn, shape: Shape) -> Layer:
+    kinds = [MaxPool2d, AvgPool2d] if len(shape) == 3 else [MaxPool1d, AvgPool1d]
+    if draw(st.integers(0, 3)) == 0:
+        return draw(st.sampled_from(kinds))(shape[1:], shape[1:])
+    kernel = tuple(draw(st.integers(1, min(side, 3))) for side in shape[1:])
+    padding = tuple(draw(st.integers(0, size // 2)) for size in kernel)
+    return draw(st.sampled_from(kinds))(kernel, tuple(draw(st.integers(1, 3)) for _ in kernel), padding)
+
+
+def _norm(draw: st.DrawFn, shape: Shape) -> Layer:
+    """Of enough numbers each: two that are nearly the same would become whatever rounding makes of them."""
+    epsilon, affine = draw(st.sampled_from([1e-5, 1e-3])), draw(st.booleans())
+    groups = _divisor(draw, shape[0])
+    if draw(st.booleans()) and math.prod(shape) // groups >= 4:
+        return GroupNorm(groups, shape[0], affine, epsilon)
+    last = shape[draw(st.integers(0, len(shape) - 1)) :]
+    if math.prod(last) >= 4:
+        return LayerNorm(last, affine, not affine or draw(st.booleans()), epsilon)
+    return Tanh()

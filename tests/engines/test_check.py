@@ -14,7 +14,7 @@ from cbdsl.engines.check import check_model
 from cbdsl.engines.torch_engine import TorchEngine
 from cbdsl.errors import UserError
 from cbdsl.models.modules import to_flat
-from helpers import module_named
+from helpers import module_named, shape_for
 
 SAMPLES = Samples(np.random.default_rng(5).uniform(0, 3, (20, 6)).astype(np.float32), np.arange(20, dtype=np.int32) % 3)
 
@@ -125,7 +125,8 @@ def test_a_module_that_can_be_trained_is_accepted_and_trains(module: nn.Module) 
 
 @pytest.mark.parametrize("name", register.model.names())
 def test_the_models_of_the_package_are_accepted(name: str) -> None:
-    check_model(module_named(name, (1, 28, 28), 10), (1, 28, 28), 10)
+    shape = shape_for(name)
+    check_model(module_named(name, shape, 10), shape, 10)
 
 
 def test_a_constant_table_is_part_of_the_model_on_every_thread() -> None:

@@ -16,6 +16,7 @@ from cbdsl.engines.architecture import Architecture, Linear
 from cbdsl.engines.torch_modules import module_of
 from cbdsl.models import modules
 from cbdsl.models.initial import initial_weights
+from helpers import shape_for
 from networks import architectures
 
 EDGES = (0, 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**63 - 1, 2**64 - 1, -1)
@@ -53,7 +54,7 @@ def test_any_network_starts_as_torch_starts_it(architecture: Architecture, seed:
 @settings(max_examples=20)
 @given(seed=SEEDS)
 def test_the_packages_networks_start_as_torch_starts_them(name: str, seed: int) -> None:
-    network = register.model.get(name)((1, 28, 28), 10)
+    network = register.model.get(name)(shape_for(name), 10)
     assert same_bits(initial_weights(network, seed), torch_way(network, seed))
 
 

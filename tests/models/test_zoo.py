@@ -11,15 +11,24 @@ from cbdsl import register
 from cbdsl.engines.architecture import Architecture, Conv2d, Flatten, Linear, MaxPool2d, Relu
 from cbdsl.errors import UserError
 from cbdsl.models.zoo import cnn, mlp, softmax
+from helpers import shape_for
 
-SIZES = {"cnn": 44_426, "mlp": 50_890, "softmax": 7_850}
+SIZES = {
+    "cnn": 44_426,
+    "mlp": 50_890,
+    "softmax": 7_850,
+    "har-cnn": 43_722,
+    "ds-cnn": 23_050,
+    "resnet8": 77_562,
+    "mobilenet-025": 215_642,
+}
 POOL = MaxPool2d((2, 2), (2, 2))
 
 
 @pytest.mark.parametrize("name", register.model.names())
 def test_networks_have_the_stated_size_and_one_output_per_class(name: str) -> None:
-    network = register.model.get(name)((1, 28, 28), 10)
-    assert (network.shape, network.size, network.classes) == ((1, 28, 28), SIZES[name], 10)
+    network = register.model.get(name)(shape_for(name), 10)
+    assert (network.shape, network.size, network.classes) == (shape_for(name), SIZES[name], 10)
 
 
 def test_the_cnn_is_the_one_of_table_1() -> None:

@@ -50,7 +50,7 @@ def _described(network: Architecture | nn.Module, shape: tuple[int, ...]) -> Arc
     if not isinstance(network, Architecture):
         return from_module(network, shape)
     if network.shape != shape:
-        Architecture(shape, network.layers)  # it may say more
+        Architecture(shape, network.layers, network.reads)  # it may say more
         raise ArchitectureError(f"it takes samples of shape {network.shape}, not {shape}")
     return network
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -99,11 +101,11 @@ class Constants(nn.Module):
 def _module(layer: Layer) -> nn.Module:  # noqa: PLR0912 - one case a layer
     match layer:
         case Conv2d() | Conv1d():
-            kind = nn.Conv2d if isinstance(layer, Conv2d) else nn.Conv1d
+            kind: Any = nn.Conv2d if isinstance(layer, Conv2d) else nn.Conv1d  # their sizes are tuples of one length
             module: nn.Module = kind(
                 layer.inputs, layer.outputs, layer.kernel, layer.stride, layer.padding,
                 groups=layer.groups, bias=layer.bias,
-            )  # type: ignore[arg-type]  # fmt: skip
+            )  # fmt: skip
         case Linear():
             module = nn.Linear(layer.inputs, layer.outputs, layer.bias)
         case MaxPool2d():

@@ -1,4 +1,4 @@
-"""A torch module of any class as plain data: torch.fx follows its forward, which must be one layer after the other.
+"""A torch module of any class as plain data: torch.fx follows its forward, which must be made of layers that are known.
 
 Works on copies and never changes a module. Tracing sees the operations on tensors and nothing else: not under which
 context they ran, not what Python did between them. So what was read is held against the module at the end, on random
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import linecache
+import operator
 import random
 import sys
 import threading
@@ -22,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from cbdsl.engines.architecture import Architecture, ArchitectureError, Shape
-from cbdsl.engines.torch_chain import Chain, same_order
+from cbdsl.engines.architecture import SAMPLES, Architecture, ArchitectureError, Dropout, Layer, Shape
+from cbdsl.engines.torch_graph import Graph
 from cbdsl.engines.torch_modules import module_of
 
 _TRACING = threading.Lock()  # torch.fx puts its own methods into nn.Module while it works
@@ -33,11 +34,25 @@ _TORCH = Path(torch.__file__).parent
 
 def read_module(module: nn.Module, shape: Shape) -> Architecture:
     """Describe a torch module for samples of `shape`; an ArchitectureError names the layer or line that cannot be."""
-    training, scoring = (_read(_copied(module).train(mode), shape) for mode in (True, False))
-    if training.layers != scoring.layers:
+    training, in_order = _read(_copied(module).train(), shape)
+    scoring, _ = _read(_copied(module).eval(), shape)
+    if _without_dropout(training) != scoring:
         raise ArchitectureError("it computes something else while it trains than while it is scored")
-    _compare(_copied(module), training)
+    _compare(_copied(module), training, in_order)
     return training
+
+
+def _without_dropout(architecture: Architecture) -> Architecture:
+    """The network as it is scored."""
+    made, layers, reads = {SAMPLES: SAMPLES}, list[Layer](), list[tuple[int, ...]]()
+    for number, (layer, read) in enumerate(zip(architecture.layers, architecture.reads, strict=True)):
+        if isinstance(layer, Dropout):
+            made[number] = made[read[0]]
+        else:
+            made[number] = len(layers)
+            layers.append(layer)
+            reads.append(tuple(made[other] for other in read))
+    return Architecture(architecture.shape, tuple(layers), tuple(reads))
 
 
 def _copied(module: nn.Module) -> nn.Module:
@@ -47,14 +62,15 @@ def _copied(module: nn.Module) -> nn.Module:
         raise ArchitectureError(f"it cannot be copied ({_first_line(error)})") from error
 
 
-def _read(module: nn.Module, shape: Shape) -> Architecture:
+def _read(module: nn.Module, shape: Shape) -> tuple[Architecture, bool]:
+    """The description, and whether its layers are in the order of their use."""
     for name, part in module.named_modules():
         if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks:
-            raise ArchitectureError(f"{f'layer {name}' if name else 'the module'} carries hooks")
-    chain = Chain(module, shape)
-    _trace(chain, module)
-    same_order(chain.parameters, module)
-    return Architecture(shape, tuple(chain.layers))
+            raise ArchitectureError(f"{f'layer {name}' if name else 'the module'} carries hooks; leave them out")
+    whole = _Whole(module)
+    graph = Graph(whole, module, shape)
+    _trace(graph, whole)
+    return graph.architecture()
 
 
 class _Whole(nn.Module):
@@ -68,12 +84,12 @@ class _Whole(nn.Module):
         return self.module(samples)
 
 
-def _trace(chain: Chain, module: nn.Module) -> None:
-    """Let a chain follow every operation of a module's forward."""
+def _trace(graph: Graph, whole: nn.Module) -> None:
+    """Let a graph follow every operation of a module's forward."""
     with _TRACING, torch.random.fork_rng(devices=[]):
         before = _generators()
         try:
-            _Tracer(chain).trace(_Whole(module))
+            _Tracer(graph).trace(whole)
         except ArchitectureError:
             raise
         except Exception as error:
@@ -88,16 +104,46 @@ def _generators() -> tuple[object, ...]:
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), str(numpy)
 
 
-class _Tracer(fx.Tracer):
-    """torch.fx, with a chain that follows it and knows the sizes."""
+class _Proxy(fx.Proxy):
+    """Stands for a tensor; torch.fx itself takes `x += y` for `x = x + y`, which others who hold x do not see."""
 
-    def __init__(self, chain: Chain) -> None:
+    def __iadd__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
+        return self._computed(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
+        return self._computed(operator.isub, other)
+
+    def __imul__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
+        return self._computed(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
+        return self._computed(operator.itruediv, other)
+
+    def _computed(self, function: Callable[..., Any], other: Any) -> fx.Proxy:  # noqa: ANN401
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+
+class _Tracer(fx.Tracer):
+    """torch.fx, with a graph that follows it and knows the sizes."""
+
+    def __init__(self, graph: Graph) -> None:
         super().__init__()
-        self._chain = chain
+        self._graph = graph
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """What a module's forward is given in place of a tensor."""
+        return _Proxy(node, self)
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        """The sizes of a shape one by one; how many there are is known."""
+        known = self._graph.sizes.get(obj.node)
+        if not isinstance(known, tuple):
+            return super().iter(obj)
+        return iter([operator.getitem(obj, place) for place in range(len(known))])
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Layers of torch, and whatever is derived from one that is known: it may compute anything."""
-        return super().is_leaf_module(m, module_qualified_name) or Chain.is_layer(m)
+        return super().is_leaf_module(m, module_qualified_name) or Graph.is_layer(m)
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -113,12 +159,12 @@ class _Tracer(fx.Tracer):
         frame = sys._getframe(1)
         while frame.f_back is not None and not _is_users(frame.f_code):
             frame = frame.f_back
-        self._chain.follow(node, _line(frame.f_code, frame.f_lineno))
+        self._graph.follow(node, _line(frame.f_code, frame.f_lineno))
         return node
 
     def to_bool(self, obj: fx.Proxy) -> bool:
         """A decision that depends on the shape of a sample alone is the same for all of them."""
-        known = self._chain.sizes.get(obj.node)
+        known = self._graph.sizes.get(obj.node)
         return super().to_bool(obj) if known is None else bool(known)
 
 
@@ -145,8 +191,12 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(" .")
 
 
-def _compare(module: nn.Module, architecture: Architecture) -> None:
-    """Refuse a description that does not compute what the module does."""
+def _compare(module: nn.Module, architecture: Architecture, in_order: bool) -> None:
+    """Refuse a description that does not compute what the module does.
+
+    in_order: layers are in the order of their use, so that those which drop numbers draw the same ones.
+    """
+    drops = any(isinstance(layer, Dropout) for layer in architecture.layers)
     with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(0)
         again = module_of(architecture)
@@ -155,8 +205,11 @@ def _compare(module: nn.Module, architecture: Architecture) -> None:
                 other.copy_(parameter.add_(0.05 * torch.randn(parameter.shape)))  # zeros would hide a difference
         features = torch.randn(3, *architecture.shape)
         towards = torch.randn(3, architecture.classes)
-        for training in (True, False):
-            found, expected = (_outcome(each.train(training), features, towards) for each in (again, module))
+        for training in (True, False) if in_order or not drops else (False,):
+            try:
+                found, expected = (_outcome(each.train(training), features, towards) for each in (again, module))
+            except Exception as error:
+                raise ArchitectureError(f"it fails on three random samples ({_first_line(error)})") from error
             if not _close(found, expected):
                 raise ArchitectureError(
                     "its forward does more than torch.fx can see, such as a part without gradients or a choice of its "
@@ -178,6 +231,7 @@ def _one_thread() -> Iterator[None]:
 def _outcome(module: nn.Module, features: Tensor, towards: Tensor) -> list[Tensor]:
     """The outputs, and the gradients of all parameters; zeros where there are none."""
     module.zero_grad()
+    torch.manual_seed(1)  # what drops numbers draws them
     output = module(features.clone())
     if output.requires_grad:
         (output * towards).sum().backward()
