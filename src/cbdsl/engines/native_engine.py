@@ -6,7 +6,6 @@ crash. `cbdsl.engines.native` finds the library; ctypes releases the GIL while i
 
 from __future__ import annotations
 
-import math
 import weakref
 from typing import Any
 
@@ -14,33 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
-from cbdsl.engines.architecture import (
-    Add,
-    Architecture,
-    AvgPool1d,
-    AvgPool2d,
-    Concat,
-    Conv1d,
-    Conv2d,
-    Dropout,
-    Flatten,
-    Gelu,
-    GroupNorm,
-    Hardswish,
-    Layer,
-    LayerNorm,
-    LeakyRelu,
-    Linear,
-    MaxPool1d,
-    MaxPool2d,
-    Relu,
-    Relu6,
-    Scale,
-    Shape,
-    Sigmoid,
-    Silu,
-    Tanh,
-)
+from cbdsl.engines.architecture import Architecture
 from cbdsl.engines.arguments import (
     check_indices,
     corrections_for,
@@ -59,6 +32,7 @@ from cbdsl.engines.native import (
     library,
     peak_multiply_adds,
 )
+from cbdsl.engines.native_table import Table
 
 __all__ = [
     "NativeEngine",
@@ -69,9 +43,6 @@ __all__ = [
     "info",
     "peak_multiply_adds",
 ]
-
-LAYER_FIELDS = 12
-"""Numbers that describe one layer to the library: a code, how many tensors it reads, and up to ten sizes."""
 
 
 class NativeEngine:
@@ -96,23 +67,11 @@ class NativeEngine:
             raise NativeEngineError("the native library is out of date with this package; install the package again")
 
     def _create(self) -> int | None:
-        """The network as the library takes it: layers, who reads whom, numbers that are not whole, a sample's shape."""
-        network = self.architecture
-        given = [network.shape if read[0] < 0 else network.shapes()[read[0]] for read in network.reads]
-        rows = []
-        for layer, read in zip(network.layers, network.reads, strict=True):
-            code, *sizes = _codes(layer, given[len(rows)])
-            rows.append((code, len(read), *sizes, *[0] * (LAYER_FIELDS - 2 - len(sizes))))
-        table = np.array(rows, np.int32)  # (layers, LAYER_FIELDS)
-        reads = np.array([other for read in network.reads for other in read], np.int32)
-        numbers = [
-            value for layer, shape in zip(network.layers, given, strict=True) for value in _numbers(layer, shape)
-        ]
-        constants = np.array(numbers, np.float32)
-        shape = np.array((*_image(network.shape), len(network.shape)), np.int32)
+        table = Table(self.architecture)
         handle: int | None = self._library.cbdsl_create(
-            _pointer(table), len(table), _pointer(reads), _pointer(constants), _pointer(shape)
-        )
+            _pointer(table.layers), len(table.layers), _pointer(table.reads), _pointer(table.constants),
+            _pointer(table.shape),
+        )  # fmt: skip
         return handle
 
     @property
@@ -245,67 +204,3 @@ class NativeEngine:
 
 def _pointer(array: NDArray[Any]) -> int:
     return int(array.ctypes.data)
-
-
-_ACTIVATIONS: dict[type[Layer], int] = {Relu: 2, Tanh: 3, Sigmoid: 4, Relu6: 9, LeakyRelu: 10, Silu: 11, Hardswish: 12}
-
-
-def _image(shape: Shape) -> Shape:
-    """Shape of rows or series as that of images: (channels, height, width)."""
-    return shape if len(shape) == 3 else (shape[0], 1, *shape[1:]) if len(shape) == 2 else (*shape, 1, 1)
-
-
-def _pair(sizes: Shape, along: int) -> Shape:
-    """Sizes of a kernel over one axis as those over two; along: what it is over the axis that is not there."""
-    return sizes if len(sizes) == 2 else (along, sizes[0])
-
-
-def _codes(layer: Layer, given: Shape) -> tuple[int, ...]:
-    """One layer as the library reads it; see LayerCode in plan.hpp. given: the shape of what it reads first."""
-    if type(layer) in _ACTIVATIONS:
-        return (_ACTIVATIONS[type(layer)],)
-    match layer:
-        case Conv2d() | Conv1d():
-            kernel, padding, stride = _pair(layer.kernel, 1), _pair(layer.padding, 0), _pair(layer.stride, 1)
-            codes: tuple[int, ...] = (
-                1, layer.inputs, layer.outputs, *kernel, *padding, layer.bias, *stride, layer.groups,
-            )  # fmt: skip
-        case MaxPool2d() | MaxPool1d() | AvgPool2d() | AvgPool1d():
-            code = 5 if isinstance(layer, MaxPool2d | MaxPool1d) else 6
-            codes = (code, *_pair(layer.kernel, 1), *_pair(layer.stride, 1), *_pair(layer.padding, 0))
-        case Flatten():
-            codes = (7,)
-        case Linear():
-            codes = (8, layer.inputs, layer.outputs, layer.bias)
-        case Gelu():
-            codes = (14 if layer.approximate else 13,)
-        case GroupNorm():
-            codes = (15, layer.groups, layer.affine, layer.affine)
-        case LayerNorm():
-            codes = (16, math.prod(layer.shape), layer.affine, layer.bias)
-        case Dropout():
-            codes = (17,)
-        case Scale():
-            codes = (18, given[0])
-        case Add():
-            codes = (19,)
-        case Concat():
-            codes = (20,)
-        case _:
-            raise TypeError(f"{type(layer).__name__} is no layer")
-    return codes
-
-
-def _numbers(layer: Layer, given: Shape) -> tuple[float, ...]:
-    """What a layer is described by that is not whole."""
-    match layer:
-        case LeakyRelu():
-            return (layer.slope,)
-        case GroupNorm() | LayerNorm():
-            return (layer.epsilon,)
-        case Dropout():
-            return (layer.chance,)
-        case Scale():
-            each = [values * given[0] if len(values) == 1 else values for values in (layer.factors, layer.offsets)]
-            return (*each[0], *each[1])
-    return ()

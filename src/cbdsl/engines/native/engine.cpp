@@ -28,7 +28,7 @@ constexpr size_t BLOCK = 1024;                    // samples brought into lanes 
 struct Network {
     static constexpr int SLOTS = 256;
     Plan plan;
-    std::vector<float> zeros;
+    std::unique_ptr<float, void (*)(void *)> zeros{nullptr, std::free};  // as many as a sample has numbers
     std::atomic<Workspace *> spare[SLOTS]{};
 
     ~Network() {
@@ -80,7 +80,7 @@ void batch_gradient(Network &network, Workspace &space, const float *weights, co
     if (plan.wide) wide.begin(weights);
     for (int start = 0; start < count; start += together) {
         const Group group = collect(data.features, data.labels, data.width, indices + start, std::min(together, count - start),
-                                    network.zeros.data());
+                                    network.zeros.get());
         draw.first = start;
         Pass(plan, space, weights, group, draw).run(1.0f / float(count), sink);
         sink.keep = 1.0f;
@@ -148,7 +148,7 @@ void score_collected(const Network &network, Workspace &space, const float *weig
     int used = 0;
     for (size_t at = 0; at < count; at += LANES, used++) {
         groups[used] = collect(data.features, data.labels, data.width, indices + at,
-                               int(std::min<size_t>(LANES, count - at)), network.zeros.data());
+                               int(std::min<size_t>(LANES, count - at)), network.zeros.get());
         load(plan.input(), groups[used], input + used * plan.input().size);
     }
     score_chunk(network, space, weights, groups, used, input, losses, correct);
@@ -183,7 +183,8 @@ CBDSL_EXPORT void *cbdsl_create(const int32_t *layers, int32_t count, const int3
     try {
         auto network = std::make_unique<Network>();
         if (!make_plan(layers, count, reads, constants, shape, network->plan)) return nullptr;
-        network->zeros.assign(network->plan.input().count(), 0.0f);
+        network->zeros.reset(static_cast<float *>(std::calloc(network->plan.input().count(), sizeof(float))));
+        if (!network->zeros) return nullptr;
         return network.release();
     } catch (const std::exception &) {
         return nullptr;
@@ -282,7 +283,7 @@ bool score_shared(Network &network, size_t workers, const float *weights, const 
         bool done = for_each_item(groups, count * plan.input().size < 65536 ? 1 : threads, [&](int, size_t g) {
             const size_t at = g * LANES;
             prepared.groups[g] = collect(data.features, data.labels, data.width, indices + start + at,
-                                         int(std::min<size_t>(LANES, count - at)), network.zeros.data());
+                                         int(std::min<size_t>(LANES, count - at)), network.zeros.get());
             load(plan.input(), prepared.groups[g], inputs + g * plan.input().size);
         });
         done = done && for_each_item(workers * parts, threads, [&](int, size_t item) {

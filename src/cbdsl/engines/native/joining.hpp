@@ -72,12 +72,20 @@ inline void drop_gradient(const Stage &stage, const Draw &draw, const lanes *out
     });
 }
 
-// constants: a factor for every channel, then an offset for every channel.
+// The constants of a scale; constants: those of the plan.
+CBDSL_INLINE float factor_of(const Stage &stage, const float *constants, int channel) {
+    return constants[stage.constants + (stage.one_factor ? 0 : channel)];
+}
+
+CBDSL_INLINE float offset_of(const Stage &stage, const float *constants, int channel) {
+    return constants[stage.constants + (stage.one_factor ? 1 : stage.channels) + (stage.one_offset ? 0 : channel)];
+}
+
 inline void scale(const Stage &stage, const float *constants, const lanes *input, lanes *output) {
     each_row(stage, [&](int channel, int y) {
         const lanes *from = input + stage.input.at(channel, y);
         lanes *to = output + stage.output.at(channel, y);
-        const float factor = constants[channel], offset = constants[stage.channels + channel];
+        const float factor = factor_of(stage, constants, channel), offset = offset_of(stage, constants, channel);
         for (int x = 0; x < stage.width; x++) to[x] = factor * from[x] + offset;
     });
 }
@@ -86,7 +94,8 @@ inline void scale_gradient(const Stage &stage, const float *constants, const lan
     each_row(stage, [&](int channel, int y) {
         const lanes *from = output_gradient + stage.output_gradient.at(channel, y);
         lanes *to = gradient + stage.input_gradient.at(channel, y);
-        for (int x = 0; x < stage.width; x++) put(to[x], constants[channel] * from[x], adds);
+        const float factor = factor_of(stage, constants, channel);
+        for (int x = 0; x < stage.width; x++) put(to[x], factor * from[x], adds);
     });
 }
 

@@ -76,7 +76,7 @@ void forward_stage(const Stage &stage, const View &view, const float *weights, c
         case StageKind::pool: pool(stage, input, output, (whole *)kept); break;
         case StageKind::activation: activate_all(stage, input, output); break;
         case StageKind::norm: normalise(stage, weights, input, output, kept); break;
-        case StageKind::scale: scale(stage, view.plan.constants.data() + stage.constants, input, output); break;
+        case StageKind::scale: scale(stage, view.plan.constants.data(), input, output); break;
         case StageKind::dropout: drop(stage, draw, input, output, kept); break;
         case StageKind::flatten: copy(stage.input, input, plain(stage.input.channels, stage.input.height, stage.input.width), output, false); break;
         case StageKind::add:
@@ -102,7 +102,7 @@ inline void backward_stage(const Stage &stage, const View &view, const float *we
     const lanes *input = view.read(read), *output = view.made(stage);
     lanes *output_gradient = view.gradient(stage.makes), *kept = view.space.at(stage.kept_at);
     lanes *gradient = wanted ? view.gradient(read) : nullptr;
-    const float *constants = view.plan.constants.data() + stage.constants;
+    const float *constants = view.plan.constants.data();
     switch (stage.kind) {
         case StageKind::convolution: {
             lanes *full = view.space.at(stage.full_at);

@@ -89,7 +89,7 @@ class Reader {
     static int constants_of(const Layer &layer) {
         switch (layer.sizes[0]) {
             case CODE_LEAKY_RELU: case CODE_GROUP_NORM: case CODE_LAYER_NORM: case CODE_DROPOUT: return 1;
-            case CODE_SCALE: return 2 * layer[1];
+            case CODE_SCALE: return layer[1] + layer[2];
             default: return 0;
         }
     }
@@ -313,9 +313,11 @@ class Reader {
             stage.setting = layer.constants[0];
             plan_.draws = true;
         } else {
-            if (layer[1] != layer.channels) return false;
+            for (const int count : {layer[1], layer[2]})
+                if (count != 1 && count != layer.channels) return false;
             stage.constants = plan_.constants.size();
-            plan_.constants.insert(plan_.constants.end(), layer.constants, layer.constants + 2 * layer.channels);
+            stage.one_factor = layer[1] == 1, stage.one_offset = layer[2] == 1;
+            plan_.constants.insert(plan_.constants.end(), layer.constants, layer.constants + layer[1] + layer[2]);
         }
         finish(stage, i, i);
         return true;

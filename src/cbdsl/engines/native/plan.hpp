@@ -95,6 +95,7 @@ struct Stage {
     size_t together = 0;                                  // of a norm: numbers that share a mean
     float setting = 0.0f;                                 // of a norm: epsilon; of a dropout: the chance
     size_t constants = 0;                                 // of a scale: where its factors begin, then its offsets
+    bool one_factor = false, one_offset = false;          // for all channels
     int number = 0;                                       // of the layer, for random numbers
     std::vector<int> reads;                               // tensors
     std::vector<uint8_t> adds;                            // for each of them: another stage has begun its gradient

@@ -31,16 +31,17 @@ class WidePass {
     // sample: [channel][y][x].
     void load(const float *sample) {
         const Sheet to = value(0);
-        for (int channel = 0; channel < to.map.channels; channel++)
-            for (int y = 0; y < to.map.height; y++)
-                for (int x = 0; x < to.map.width; x++) to.at[to.map.at(y, x) + channel] = *sample++;
+        each_channel(to.map, [&](int y, int x, int c) { number(to, y, x, c) = *sample++; });
     }
 
     void forward(const Stage &stage, const float *weights) {
         const int read = stage.reads[0];
         float *kept = floats(stage.wide_kept_at);
+        const float *constants = plan_.constants.data();
         if (stage.kind == StageKind::flatten) {
-            each_number(plan_.tensors[read].wide_value, [&](size_t from, size_t to) { row(stage)[to] = value(read).at[from]; });
+            const Sheet from = value(read);
+            float *to = floats(plan_.tensors[stage.makes].rows_at);
+            each_channel(from.map, [&](int y, int x, int c) { *to++ = number(from, y, x, c); });
             return;
         }
         const Sheet from = value(read), to = value(stage.makes);
@@ -51,10 +52,8 @@ class WidePass {
             case StageKind::activation: each_vector(to.map, [&](int y, int x, int c) { to(y, x, c) = activate(stage.curve, from(y, x, c)); }); break;
             case StageKind::dropout: drop(stage, from, to, kept); break;
             case StageKind::scale:
-                each_number(to.map, [&](size_t at, size_t) {
-                    const int c = int(at % to.map.depth);
-                    const size_t same = at % to.map.row / to.map.depth * from.map.depth + at / to.map.row * from.map.row + c;
-                    to.at[at] = constants(stage)[c] * from.at[same] + constants(stage)[stage.channels + c];
+                each_channel(to.map, [&](int y, int x, int c) {
+                    number(to, y, x, c) = factor_of(stage, constants, c) * number(from, y, x, c) + offset_of(stage, constants, c);
                 });
                 break;
             case StageKind::add:
@@ -78,10 +77,15 @@ class WidePass {
         const int read = stage.reads[0];
         const bool wanted = plan_.tensors[read].learned, adds = stage.adds[0];
         float *kept = floats(stage.wide_kept_at);
+        const float *constants = plan_.constants.data();
         if (stage.kind == StageKind::flatten) {
             const Sheet to = gradient(read);
             const float *from = floats(plan_.tensors[stage.makes].gradient_rows_at);
-            if (wanted) each_number(to.map, [&](size_t at, size_t place) { to.at[at] = adds ? to.at[at] + from[place] : from[place]; });
+            if (wanted)
+                each_channel(to.map, [&](int y, int x, int c) {
+                    const float g = *from++;
+                    number(to, y, x, c) = adds ? number(to, y, x, c) + g : g;
+                });
             return;
         }
         const Sheet given = value(read), made = value(stage.makes), from = gradient(stage.makes), to = gradient(read);
@@ -123,11 +127,9 @@ class WidePass {
                 });
                 break;
             case StageKind::scale:
-                each_number(to.map, [&](size_t at, size_t) {
-                    const int c = int(at % to.map.depth);
-                    const size_t same = at % to.map.row / to.map.depth * from.map.depth + at / to.map.row * from.map.row + c;
-                    const float g = constants(stage)[c] * from.at[same];
-                    to.at[at] = adds ? to.at[at] + g : g;
+                each_channel(to.map, [&](int y, int x, int c) {
+                    const float g = factor_of(stage, constants, c) * number(from, y, x, c);
+                    number(to, y, x, c) = adds ? number(to, y, x, c) + g : g;
                 });
                 break;
             default: break;
@@ -136,8 +138,6 @@ class WidePass {
 
   private:
     float *floats(size_t at) { return reinterpret_cast<float *>(space_.at(at)); }
-    float *row(const Stage &stage) { return floats(plan_.tensors[stage.makes].rows_at); }
-    const float *constants(const Stage &stage) const { return plan_.constants.data() + stage.constants; }
 
     Sheet value(int tensor) {
         const Tensor &of = plan_.tensors[tensor];
@@ -148,12 +148,13 @@ class WidePass {
         return {of.wide_gradient, floats(of.wide_gradient_at) + of.wide_gradient.origin};
     }
 
-    // Calls body(index in the sheet, index in [channel][y][x]) for every number.
-    template <class Body> static void each_number(const Pixels &map, const Body &body) {
-        size_t place = 0;
+    static float &number(const Sheet &sheet, int y, int x, int channel) { return sheet.at[sheet.map.at(y, x) + channel]; }
+
+    // Calls body(y, x, channel) for every number, in the order [channel][y][x].
+    template <class Body> static void each_channel(const Pixels &map, const Body &body) {
         for (int channel = 0; channel < map.channels; channel++)
             for (int y = 0; y < map.height; y++)
-                for (int x = 0; x < map.width; x++) body(map.at(y, x) + channel, place++);
+                for (int x = 0; x < map.width; x++) body(y, x, channel);
     }
 
     // Channels of one tensor that begin elsewhere in another; how many they are.
