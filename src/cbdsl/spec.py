@@ -53,9 +53,7 @@ class Spec:
     model: str = "cnn"  # a network's name, or "custom": a module given in Python
     init: str = ""  # start from this model: a run's folder or a .safetensors file; empty: drawn at random
     engine: str = "auto"  # auto, native or torch
-    device: Device = (
-        "auto"  # where torch runs: cpu, cuda or mps; auto: a GPU if torch runs the model and sees one
-    )
+    device: Device = "auto"  # where torch runs: cpu, cuda or mps; auto: a GPU if torch runs the model and sees one
     plugins: tuple[str, ...] = ()  # files or modules that register parts of your own
     data: DataSpec = field(default_factory=DataSpec)
     local: LocalSpec = field(default_factory=LocalSpec)

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -82,7 +84,7 @@ class StackedTorchEngine:
             corrections = corrections_for(corrections, weights.shape)
         block = self._block or workers_together(self.size, batches.shape[2], math.prod(samples.features.shape[1:]))
         result = np.empty_like(weights)
-        with deterministic(self._device), kept_generators(self._device):
+        with self._at_work():
             if self._stacks is None and (batches != PADDING).any():
                 self._stacks = self._can_stack(samples)
             for first in range(0, len(weights), block):
@@ -97,23 +99,28 @@ class StackedTorchEngine:
 
     def losses(self, weights: Floats, samples: Samples, indices: Indices, ceilings: Doubles | None = None) -> Doubles:
         """See `Engine.losses`."""
-        with deterministic(self._device):
+        with self._at_work():
             return self._alone.losses(weights, samples, indices, ceilings)
 
     def sample_losses(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
         """See `Engine.sample_losses`."""
-        with deterministic(self._device):
+        with self._at_work():
             return self._alone.sample_losses(weights, samples, indices)
 
     def accuracies(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
         """See `Engine.accuracies`."""
-        with deterministic(self._device):
+        with self._at_work():
             return self._alone.accuracies(weights, samples, indices)
 
     def gradients(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:
         """See `Engine.gradients`."""
-        with deterministic(self._device):
+        with self._at_work():
             return self._alone.gradients(weights, samples, indices)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        with deterministic(self._device), kept_generators(self._device):
+            yield
 
     def _train_block(
         self, weights: Floats, samples: Samples, batches: Indices, sgd: Sgd, corrections: Floats | None
