@@ -165,7 +165,7 @@ def test_the_native_engine_on_a_gpu_is_an_error_whatever_is_there(device: str, m
 
 
 def test_a_device_that_nobody_knows_is_an_error_with_those_there_are() -> None:
-    with pytest.raises(UserError, match="Unknown device 'gpu'.*Allowed: auto, cpu, cuda, mps"):
+    with pytest.raises(UserError, match=r"Unknown device 'gpu'.*Allowed: auto, cpu, cuda, mps"):
         choose_engine("torch", unusual(), IMAGE, 1, "gpu")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,15 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
 
+import cbdsl
 from cbdsl.arrays import PADDING, Floats, Samples
-from cbdsl.engines import torch_stacked
+from cbdsl.engines import torch_device, torch_stacked
 from cbdsl.engines.base import Sgd
+from cbdsl.engines.choose import Choice
 from cbdsl.engines.torch_device import accelerators
 from cbdsl.engines.torch_engine import TorchEngine
 from cbdsl.engines.torch_stacked import StackedTorchEngine, workers_together
 from cbdsl.errors import UserError
 from cbdsl.models.modules import to_flat
-from helpers import module_named
+from helpers import blobs, module_named, perceptron, small_spec
 
 RNG = np.random.default_rng(5)
 IMAGES = Samples(RNG.normal(size=(80, 1, 16, 16)).astype(np.float32), RNG.integers(0, 4, 80).astype(np.int32))
@@ -407,6 +410,45 @@ def test_torch_is_told_to_repeat_itself_while_it_works() -> None:
     engine.train(weights, IMAGES, batches(2), Sgd(0.1))
     assert len(seen) > 8
     assert set(seen) == {(True, False)}
+
+
+def test_everything_is_computed_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On torch's device without numbers: what mixes it with the CPU fails, and zeros come back."""
+    monkeypatch.setattr(Tensor, "cpu", lambda self: torch.zeros(self.shape, dtype=self.dtype))
+    state = torch.zeros(1)
+    own = SimpleNamespace(get_rng_state=lambda: state, set_rng_state=lambda _: None, manual_seed=lambda _: None)
+    monkeypatch.setattr(torch_device, "_backend", lambda _: own)
+    seen = []
+
+    def look(x: Tensor) -> Tensor:
+        seen.append(x.device.type)
+        return x
+
+    engine, weights = stacked(Through(look), 2, "meta"), np.ones((3, 1028), np.float32)
+    trained = engine.train(weights, IMAGES, batches(3), WHOLE, np.arange(3, dtype=np.uint64), weights)
+    assert engine.stacks
+    assert len(seen) > 2 * 4  # both ways were tried, and two blocks trained
+    np.testing.assert_array_equal(trained, 0)
+    np.testing.assert_array_equal(engine.losses(weights, IMAGES, EVERY), 0)
+    np.testing.assert_array_equal(engine.gradients(weights, IMAGES, EVERY), 0)
+    np.testing.assert_array_equal(engine.sample_losses(weights[0], IMAGES, EVERY), 0)
+    assert set(seen) == {"meta"}
+
+
+def test_a_whole_run_repeats_itself_and_no_honest_claim_fails_at_tolerance_zero(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def choose(*_: object) -> Choice:
+        return Choice(stacked(perceptron(), block=4))
+
+    spec = small_spec(engine="torch", verification__tolerance=0.0, defence__commitment=True)
+    loop = cbdsl.run(spec, model=perceptron, data=blobs(), threads=1)
+    monkeypatch.setattr("cbdsl.runs.stage.choose_engine", choose)
+    first, second = (cbdsl.run(spec, model=perceptron, data=blobs(), threads=1) for _ in range(2))
+    assert first.summary.engine == "torch-cpu"
+    assert (first.summary.banned, first.summary.uploads > 0) == ([], True)
+    np.testing.assert_array_equal(first.weights, second.weights)
+    close(first.weights, loop.weights)
 
 
 def test_the_name_tells_the_device() -> None:
