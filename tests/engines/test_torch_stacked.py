@@ -322,14 +322,25 @@ def test_a_block_that_turns_out_to_be_impossible_is_trained_one_by_one(
 
 
 @pytest.mark.parametrize("size", [0, 1])
-def test_samples_that_are_all_equal_tell_nothing_so_nothing_is_stacked(size: int) -> None:
-    equal = Samples(np.ones((3, 1, 16, 16), np.float32), np.array([0, 1, 2], np.int32))
+@pytest.mark.parametrize("value", [1.0, np.nan])
+def test_samples_that_tell_nothing_decide_nothing(size: int, value: float) -> None:
+    equal = Samples(np.full((3, 1, 16, 16), value, np.float32), np.array([0, 1, 2], np.int32))
     chosen = np.zeros((2, 2, size), np.int32)
     engine = stacked()
     close(
         engine.train(stack(2), equal, chosen, Sgd(0.1)), TorchEngine(network()).train(stack(2), equal, chosen, Sgd(0.1))
     )
-    assert not engine.stacks
+    assert engine.stacks is None
+    engine.train(stack(2), IMAGES, batches(2), Sgd(0.1))
+    assert engine.stacks
+
+
+def test_samples_that_are_not_finite_do_not_decide_how_a_module_is_trained() -> None:
+    features = IMAGES.features.copy()
+    features[[0, 1, 79]] = np.nan
+    engine = stacked()
+    engine.train(stack(2), Samples(features, IMAGES.labels), batches(2), Sgd(0.1))
+    assert engine.stacks
 
 
 class Counting(nn.Module):

@@ -31,7 +31,7 @@ from cbdsl.engines.check import buffers_of, check_buffers
 from cbdsl.engines.torch_device import brought, deterministic, generator_states, kept_generators, same_states
 from cbdsl.engines.torch_engine import TorchEngine, step
 
-_BLOCK_BYTES = 2**30  # of models that train together, and what belongs to them
+_BLOCK_BYTES = 2**30  # of models that train together, and what belongs to them; their samples come on top, each once
 _MODELS = 8  # arrays of D numbers a worker: weights, gradients twice, velocity, start, correction, a step's own
 _ACTIVATIONS = 30  # numbers that a network keeps for each of a sample's until it has its gradient; a guess
 _CLOSE = 1e-3  # how far gradients of both ways may be apart; rounding alone is a thousand times closer
@@ -181,18 +181,20 @@ class StackedTorchEngine:
         logits: Tensor = functional_call(self._module, parameters, (features,))
         return (cross_entropy(logits, labels, reduction="none") * real).sum() / count
 
-    def _can_stack(self, samples: Samples) -> bool:
+    def _can_stack(self, samples: Samples) -> bool | None:
         """Whether the module can be trained stacked: two models are, with padding, and one by one, and must agree.
 
         They do not if the module draws random numbers, decides by values, works in ways that vmap does not know, or
-        if samples of a batch depend on each other, as they do where a layer takes the mean of a batch.
+        if samples of a batch depend on each other, as they do where a layer takes the mean of a batch. That is not
+        for the samples to decide: none if they do not tell.
         """
-        first = samples.features[:1]
-        others = np.flatnonzero((samples.features[:1000] != first).reshape(min(len(samples), 1000), -1).any(1))
-        if len(others) == 0:
-            return False  # whether samples depend on each other cannot be told from equal ones
+        some = samples.features[:1000].reshape(min(len(samples), 1000), -1)
+        usable = np.flatnonzero(np.isfinite(some).all(1))
+        others = usable[(some[usable] != some[usable[:1]]).any(1)]
+        if len(others) == 0:  # from equal samples nobody can tell whether they depend on each other
+            return None
         weights = np.stack([_drawn(self._shapes, seed) for seed in (0, 1)])
-        batches = np.array([[[0, others[0], others[-1]]], [[others[0], 0, PADDING]]], np.int32)
+        batches = np.array([[[usable[0], others[0], others[-1]]], [[others[0], usable[0], PADDING]]], np.int32)
         together = self._train_block(weights, samples, batches, Sgd(1.0), None)
         if together is None:
             return False
