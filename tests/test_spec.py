@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import re
 from dataclasses import replace
 from datetime import date
@@ -41,6 +43,8 @@ def test_the_key_changes_with_every_setting() -> None:
         {"attack.scale": 2.0},
         {"data.holdout": 1},
         {"verification.tolerance": 0.0},
+        {"device": "cpu"},
+        {"device": "cuda"},
     ]
     keys = {base.key()} | {base.with_settings(change).key() for change in others}
     assert len(keys) == len(others) + 1
@@ -133,6 +137,11 @@ def test_resolving_writes_out_what_defines_the_method() -> None:
     assert resolve(Spec(method="fedpso")).swarm.sgd_from == "moved"
     assert resolve(Spec(method="pso")).swarm.start == "apart"
     assert resolve(resolve(Spec(method="pso"))) == resolve(Spec(method="pso"))
+
+
+def test_a_run_without_a_device_has_the_key_it_had_before_there_were_devices() -> None:
+    tree = {key: value for key, value in Spec().to_tree().items() if key != "device"}
+    assert Spec().key() == hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def test_equal_runs_have_equal_keys_whatever_the_preset_is_called() -> None:

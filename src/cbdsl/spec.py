@@ -25,6 +25,7 @@ from cbdsl.spec_groups import (
     CodecSpec,
     DataSpec,
     DefenceSpec,
+    Device,
     LocalSpec,
     SelectionSpec,
     ServerSpec,
@@ -52,6 +53,7 @@ class Spec:
     model: str = "cnn"  # a network's name, or "custom": a module given in Python
     init: str = ""  # start from this model: a run's folder or a .safetensors file; empty: drawn at random
     engine: str = "auto"  # auto, native or torch
+    device: Device = "auto"  # where torch runs: cpu, cuda or mps; auto: a GPU if torch runs the model and sees one
     plugins: tuple[str, ...] = ()  # files or modules that register parts of your own
     data: DataSpec = field(default_factory=DataSpec)
     local: LocalSpec = field(default_factory=LocalSpec)
@@ -114,6 +116,8 @@ class Spec:
         """
         plugins = [plugin_digest(name) for name in self.plugins]
         tree = {**self.to_tree(), "preset": "", "plugins": plugins, "init": init_digest(self.init)}
+        if self.device == "auto":  # runs from before there were devices keep their key
+            del tree["device"]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_toml(self) -> str:

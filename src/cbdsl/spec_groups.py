@@ -9,6 +9,7 @@ from typing import Literal
 from cbdsl.errors import UserError, shown
 
 Shared = Literal["default", "none", "score", "train", "both"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ def bare(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """The command as it is where none of the optional libraries is installed."""
     (cwd / "hook").mkdir(exist_ok=True)
     (cwd / "hook" / "sitecustomize.py").write_text(HOOK)
-    environment = {**os.environ, "PYTHONPATH": str(cwd / "hook"), "COLUMNS": "200", "NO_COLOR": "1", "PATH": ""}
+    paths = os.pathsep.join([str(cwd / "hook"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "200", "NO_COLOR": "1", "PATH": ""}
     return subprocess.run(
         [sys.executable, "-m", "cbdsl", *words], cwd=cwd, capture_output=True, text=True, check=False, env=environment
     )
@@ -43,6 +44,7 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
     assert lines["matplotlib"] == "not installed (pip install 'cbdsl[study]')"
     assert lines["cryptography"] == lines["amqtt"] == "not installed (pip install 'cbdsl[deploy]')"
     assert lines["engine"] == "native, for sequential models; the rest needs torch, which is not installed"
+    assert lines["devices"] == "cpu; GPUs need torch, which is not installed (pip install 'cbdsl[torch]')"
     whole = cbdsl("doctor", cwd=tmp_path).stdout
     assert "not installed" not in whole
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cbdsl.cli import app
+from cbdsl.cli.doctor import examine
 from cbdsl.cli.main import main
 from helpers import SMALL, cbdsl
 
@@ -152,6 +153,14 @@ def test_doctor_names_engine_threads_data_and_versions(tmp_path: Path) -> None:
     said = cbdsl("doctor", cwd=tmp_path).stdout
     for word in ("engine", "threads", "embedded MNIST is whole", "torch", "numpy"):
         assert word in said
+
+
+@pytest.mark.parametrize(
+    ("gpus", "said"), [([], "cpu; torch sees no GPU"), (["cuda"], "cpu, cuda"), (["cuda", "mps"], "cpu, cuda, mps")]
+)
+def test_doctor_says_which_devices_torch_sees(gpus: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cbdsl.engines.torch_device.accelerators", lambda: gpus)
+    assert dict(examine())["devices"] == said
 
 
 def test_bench_prints_rows_that_programs_can_read(tmp_path: Path) -> None:

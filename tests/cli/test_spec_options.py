@@ -16,6 +16,7 @@ from cbdsl.cli.run import run
 from cbdsl.cli.spec_options import SpecWords, read_words
 from cbdsl.cli.sweep import checked_points, sweep
 from cbdsl.cli.theory import theory
+from cbdsl.engines.torch_device import accelerators
 from cbdsl.errors import UserError
 from cbdsl.presets import preset
 from cbdsl.settings import setting_values
@@ -24,8 +25,8 @@ from helpers import SMALL, cbdsl
 
 OPTIONS = {
     "--preset", "--spec", "--method", "--shared", "--rounds", "--workers", "--participation", "--byzantine", "--attack",
-    "--aggregator", "--guard", "--soup", "--select", "--seed", "--model", "--data", "--init", "--engine", "--plugin",
-    "--set",
+    "--aggregator", "--guard", "--soup", "--select", "--seed", "--model", "--data", "--init", "--engine", "--device",
+    "--plugin", "--set",
 }  # fmt: skip
 
 PLUGIN = """
@@ -71,6 +72,27 @@ def test_options_become_settings() -> None:
     assert spec == expected
 
 
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "mps"])
+@pytest.mark.parametrize("engine", [None, "torch"])
+def test_a_device_is_a_setting_beside_the_engine(device: str, engine: str | None) -> None:
+    spec = read_words(device=device, engine=engine).resolved()
+    assert (spec.device, spec.engine) == (device, engine or "auto")
+    assert read_words(settings=[f"device={device}"], engine=engine).resolved() == spec
+
+
+def test_a_word_that_is_no_device_is_an_error_with_those_there_are() -> None:
+    with pytest.raises(UserError, match=r"Unknown value of device 'gpu'. .*Allowed: auto, cpu, cuda, mps\."):
+        read_words(device="gpu").resolved()
+
+
+def test_a_gpu_that_is_not_there_ends_a_run_with_code_2_before_it_begins(tmp_path: Path) -> None:
+    missing = next(name for name in ("mps", "cuda") if name not in accelerators())  # no machine has both
+    done = cbdsl("run", *SMALL, "--device", missing, cwd=tmp_path)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
+    assert f"cbdsl: The device {missing} was asked for, but torch" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_another_method_brings_its_own_shared_data_unless_told_otherwise(tmp_path: Path) -> None:
     file = tmp_path / "spec.toml"
     file.write_text(Spec(shared="both").to_toml())
@@ -108,6 +130,8 @@ def test_a_plugin_registers_names_and_is_kept_in_the_spec(tmp_path: Path) -> Non
         ({"shared": "train", "method": "pso"}, "nobody trains"),
         ({"settings": ["options.liar.scale=2.0"]}, "no worker is an attacker"),
         ({"settings": ["options.fedprox.mu=2.0"]}, "a part that this run does not use"),
+        ({"device": "cpu", "engine": "native"}, "device has no effect here: the native engine runs on the CPU alone"),
+        ({"device": "cuda", "engine": "native"}, "runs on the CPU, but the device cuda was asked for"),
     ],
 )
 def test_an_option_without_effect_is_an_error_that_says_why(options: dict[str, object], why: str) -> None:
@@ -124,6 +148,7 @@ def test_an_option_without_effect_is_an_error_that_says_why(options: dict[str, o
         ["--guard", "--method", "fedavg"],
         ["--set", "selection.k=3"],
         ["--set", "data.shard_size=10"],
+        ["--device", "cpu", "--engine", "native"],
     ],
 )
 def test_idle_options_end_a_run_with_code_2_before_it_begins(words: list[str], tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ ABSURD: list[Any] = [
     "x", "\x1b[2J", "../../etc/passwd", "os.system", [], [1, 2], [[]], {}, {"a": 1},
 ]  # fmt: skip
 KEYS = [
-    "workers", "rounds", "participation", "seed", "engine", "preset", "model", "data.source", "data.partition",
-    "data.samples_per_worker", "data.shared_training", "data.holdout", "local.epochs", "local.steps",
+    "workers", "rounds", "participation", "seed", "engine", "device", "preset", "model", "data.source",
+    "data.partition", "data.samples_per_worker", "data.shared_training", "data.holdout", "local.epochs", "local.steps",
     "local.batch_size", "local.learning_rate", "local.momentum", "local.weight_decay", "swarm.inertia",
     "swarm.cognitive", "swarm.social", "defence.declared", "defence.aggregator", "defence.commitment",
     "attack.byzantine", "options.q8.block", "options.topk.share", "options.fedprox.mu", "options.adaptive.slack",
@@ -66,6 +66,7 @@ NAMES: dict[str, list[str]] = {
     "codec.down": ["none", "q8", "topk", "adaptive"],
     "shared": ["none", "score", "train", "both", "default"],
     "swarm.draw": ["worker", "parameter"],
+    "device": ["auto", "cpu", "cuda", "mps"],
     "swarm.start": ["together", "apart"],
     "swarm.sgd_from": ["current", "moved"],
 }

@@ -27,10 +27,10 @@ from cbdsl.deploy.events import Events
 from cbdsl.deploy.link import Address
 from cbdsl.deploy.mail import Mail
 from cbdsl.deploy.memory import Keeper
-from cbdsl.deploy.particle import Particle, understand
+from cbdsl.deploy.particle import Particle, make_engine, understand
 from cbdsl.deploy.samples import SharedLayout, pack_shared, read_samples, unpack_shared, write_samples
 from cbdsl.deploy.server import ServerConfig
-from cbdsl.deploy.serving import Served, announce, open_run, serve
+from cbdsl.deploy.serving import Served, announce, for_workers, open_run, serve
 from cbdsl.deploy.wire import Announcement, OrderMessage, WireError
 from cbdsl.deploy.worker import Worker
 from cbdsl.errors import UserError
@@ -342,6 +342,21 @@ def test_a_model_that_torch_alone_can_run_runs(tmp_path: Path) -> None:
     simulated = cbdsl.run(replace(small_spec(), model="mlp", engine="torch"), data=blobs(), threads=1)
     assert np.allclose(served.result.weights, simulated.weights, atol=1e-5)
     assert served.result.summary.banned == []
+
+
+@pytest.mark.parametrize("engine", ["auto", "torch"])
+def test_a_worker_computes_on_its_cpu_whatever_device_a_server_names(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage.prepare(resolve(replace(small_spec(), model="mlp", engine=engine)), Given(data=blobs()), 1)
+    with_gpu = replace(stage, spec=replace(stage.spec, device="cuda"))
+    assert for_workers(with_gpu.spec).device == "auto"
+    assert announce(with_gpu, b"run-0001", b"") == announce(stage, b"run-0001", b"")
+    insisting = replace(announce(stage, b"run-0001", b""), spec=with_gpu.spec.to_toml())
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert understand(insisting).spec.device == "cuda"
+    assert make_engine(understand(insisting), 1).name == make_engine(understand(announce(stage, b"", b"")), 1).name
+    assert make_engine(understand(insisting), 1).name in {"native", "torch"}
 
 
 def test_a_worker_imports_no_torch() -> None:

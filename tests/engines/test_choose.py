@@ -5,12 +5,14 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from cbdsl.arrays import Samples
 from cbdsl.engines.architecture import Architecture
 from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.native_engine import available
+from cbdsl.engines.torch_engine import TorchEngine
 from cbdsl.errors import UserError
 from cbdsl.models.initial import initial_weights
 from cbdsl.models.zoo import cnn, mlp
@@ -19,6 +21,27 @@ from helpers import module_named
 IMAGE = (1, 28, 28)
 NETWORKS = [pytest.param(cnn(IMAGE, 10), id="described"), pytest.param(module_named("cnn", IMAGE, 10), id="module")]
 needs_native = pytest.mark.skipif(available() is not None, reason="NO NATIVE ENGINE: install a C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same everywhere, whatever there is."""
+    see(monkeypatch)
+
+
+def see(monkeypatch: pytest.MonkeyPatch, *gpus: str) -> None:
+    """Let torch see these GPUs; they compute on the CPU, for there may be none."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: "cuda" in gpus)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: "mps" in gpus)
+    monkeypatch.setattr("cbdsl.engines.torch_stacked.StackedTorchEngine", Elsewhere)
+
+
+class Elsewhere(TorchEngine):
+    """Stands for the engine on a GPU."""
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        super().__init__(module)
+        self.name = f"torch-{device.type}"
 
 
 def unusual() -> nn.Module:
@@ -83,7 +106,73 @@ def test_samples_of_another_shape_than_the_networks_are_an_obstacle() -> None:
         choose_engine("native", mlp((20,), 3), (1, 4, 5), 1)
 
 
-def without_torch(engine: str, native: bool = True) -> subprocess.CompletedProcess[str]:
+@needs_native
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_gpu_changes_nothing_where_the_kernels_know_the_model(
+    network: Architecture | nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    see(monkeypatch, "cuda", "mps")
+    for device in ("auto", "cpu"):
+        choice = choose_engine("auto", network, IMAGE, 1, device)
+        assert (choice.engine.name, choice.note) == ("native", "")
+
+
+@pytest.mark.parametrize("name", ["auto", "torch"])
+@pytest.mark.parametrize(
+    ("device", "gpus", "expected"),
+    [
+        ("auto", [], "torch"),
+        ("auto", ["cuda"], "torch-cuda"),
+        ("auto", ["mps"], "torch-mps"),
+        ("auto", ["cuda", "mps"], "torch-cuda"),
+        ("cpu", ["cuda", "mps"], "torch"),
+        ("cuda", ["cuda"], "torch-cuda"),
+        ("mps", ["cuda", "mps"], "torch-mps"),
+    ],
+)
+def test_a_model_for_torch_goes_where_it_was_asked_for_or_to_the_gpu_there_is(
+    name: str, device: str, gpus: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    see(monkeypatch, *gpus)
+    assert choose_engine(name, unusual(), IMAGE, 1, device).engine.name == expected
+
+
+@needs_native
+def test_the_note_says_where_a_model_runs_that_the_kernels_do_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    see(monkeypatch, "cuda")
+    note = choose_engine("auto", unusual(), IMAGE, 1).note
+    assert note.startswith("torch-cuda engine: the native engine cannot run this model")
+
+
+@pytest.mark.parametrize("network", NETWORKS)
+def test_asking_for_a_gpu_is_asking_for_torch(
+    network: Architecture | nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    see(monkeypatch, "cuda")
+    choice = choose_engine("auto", network, IMAGE, 1, "cuda")
+    assert (choice.engine.name, choice.note) == ("torch-cuda", "")
+
+
+@pytest.mark.parametrize("name", ["auto", "torch"])
+def test_asking_for_a_gpu_that_is_not_there_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    see(monkeypatch, "mps")
+    with pytest.raises(UserError, match=r"cuda was asked for, .*it sees: cpu, mps\. Use --device auto or --device cpu"):
+        choose_engine(name, cnn(IMAGE, 10), IMAGE, 1, "cuda")
+
+
+@pytest.mark.parametrize("device", ["cuda", "mps"])
+def test_the_native_engine_on_a_gpu_is_an_error_whatever_is_there(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    see(monkeypatch, device)
+    with pytest.raises(UserError, match=f"runs on the CPU, but the device {device} was asked for"):
+        choose_engine("native", cnn(IMAGE, 10), IMAGE, 1, device)
+
+
+def test_a_device_that_nobody_knows_is_an_error_with_those_there_are() -> None:
+    with pytest.raises(UserError, match=r"Unknown device 'gpu'.*Allowed: auto, cpu, cuda, mps"):
+        choose_engine("torch", unusual(), IMAGE, 1, "gpu")
+
+
+def without_torch(engine: str, native: bool = True, device: str = "auto") -> subprocess.CompletedProcess[str]:
     """Choose an engine in a process that has no torch."""
     code = f"""
 import importlib.abc, sys
@@ -98,7 +187,7 @@ from cbdsl.models.zoo import cnn
 if not {native}:
     native_engine.available = lambda: "the native engine was not built"
 try:
-    print(choose.choose_engine({engine!r}, cnn((1, 28, 28), 10), (1, 28, 28), 1).engine.name)
+    print(choose.choose_engine({engine!r}, cnn((1, 28, 28), 10), (1, 28, 28), 1, {device!r}).engine.name)
 except UserError as error:
     print(error)
 """
@@ -117,3 +206,4 @@ def test_where_torch_is_needed_but_missing_the_error_says_why_and_what_to_do() -
         "Try pip install 'cbdsl[torch]'."
     )
     assert "because the native engine was not built; it is not" in without_torch("auto", native=False).stdout
+    assert "because the device cuda was asked for; it is not" in without_torch("auto", device="cuda").stdout

@@ -8,7 +8,7 @@ import platform
 import typer
 
 from cbdsl import __version__
-from cbdsl.cli import extras
+from cbdsl.cli import extras, interrupts
 from cbdsl.errors import UserError
 
 _LIBRARIES = ("numpy", "safetensors", *extras.EXTRAS)
@@ -29,6 +29,7 @@ def examine() -> list[tuple[str, str]]:
         ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
         *_engine(),
         ("threads", f"{default_threads()} for this process, {os.cpu_count()} cores in the machine"),
+        ("devices", _devices()),
         ("data", _data()),
         *((name, extras.version_of(name)) for name in _LIBRARIES),
     ]
@@ -47,6 +48,21 @@ def _engine() -> list[tuple[str, str]]:
         ("engine", f"native, for sequential models; {rest}"),
         ("vectors", f"{info.instructions}, {info.lanes} samples at once; {info.library}, built by {info.compiler}"),
     ]
+
+
+def _devices() -> str:
+    """What torch can compute on; that takes loading it."""
+    if not extras.is_installed("torch"):
+        return f"cpu; GPUs need torch, which is not installed ({extras.how_to_install('torch')})"
+    interrupts.INTERRUPTS.hold()
+    try:
+        from cbdsl.engines.torch_device import accelerators  # noqa: PLC0415
+    except (ImportError, OSError) as error:
+        return f"cpu; torch cannot be loaded ({str(error).splitlines()[0]})"
+    finally:
+        interrupts.INTERRUPTS.release()
+    gpus = accelerators()
+    return ", ".join(["cpu", *gpus]) + ("" if gpus else "; torch sees no GPU")
 
 
 def _data() -> str:

@@ -121,6 +121,9 @@ def read_words(  # noqa: PLR0913, PLR0917 - one parameter an option
         str | None, _option("Start from this model: a run's folder or a .safetensors file.", metavar="MODEL")
     ] = None,
     engine: Annotated[str | None, _option("auto, native or torch.")] = None,
+    device: Annotated[
+        str | None, _option("Where torch runs: auto, cpu, cuda or mps. A GPU means the torch engine.")
+    ] = None,
     plugin: Annotated[
         list[str] | None,
         _option("Python code that registers parts of your own; may repeat.", "--plugin", metavar="FILE_OR_MODULE"),
@@ -156,6 +159,7 @@ def read_words(  # noqa: PLR0913, PLR0917 - one parameter an option
         "--data": {"data.source": data},
         "--init": {"init": init},
         "--engine": {"engine": engine},
+        "--device": {"device": device},
     }
     options: dict[str, Any] = {}
     owners: dict[str, str] = {}

@@ -99,7 +99,10 @@ def understand(announcement: Announcement) -> Assignment:
 
 
 def make_engine(assignment: Assignment, threads: int) -> Engine:
-    """The native engine where it can run the model; torch only where nothing else can."""
+    """The native engine where it can run the model; torch only where nothing else can, and on the CPU alone.
+
+    Whatever device a server names: what is used of this machine is not for a server to say.
+    """
     obstacle = native.available() if assignment.architecture else "the native engine cannot run this model"
     if assignment.architecture is not None and obstacle is None:
         return NativeEngine(assignment.architecture, threads)

@@ -173,13 +173,17 @@ def announce(stage: Stage, run: bytes, shared: bytes) -> Announcement:
 
 
 def for_workers(spec: Spec) -> Spec:
-    """What workers need of a spec, and no more: not where the server's data is, and not how it defends itself."""
+    """What workers need of a spec, and no more: not where the server's data is, and not how it defends itself.
+
+    Nor its GPU: workers have their own engines, on the CPU.
+    """
     needed = (spec.method, spec.codec.up, spec.codec.down, spec.attack.name)
     return replace(
         spec,
         preset="",
         init="",
         plugins=(),
+        device="auto",
         data=DataSpec(),
         verification=VerificationSpec(),
         defence=DefenceSpec(commitment=spec.defence.commitment),

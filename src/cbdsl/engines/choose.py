@@ -6,18 +6,21 @@ torch is imported only when it is to run the network, so a described network on 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from cbdsl.engines import native_engine
 from cbdsl.engines.architecture import Architecture, ArchitectureError, from_module
 from cbdsl.engines.base import Engine
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.errors import UserError, missing, unknown
+from cbdsl.spec_groups import Device
 
 if TYPE_CHECKING:
     from torch import nn
 
 ENGINES = ("auto", "native", "torch")
+DEVICES: tuple[str, ...] = get_args(Device)
+_GPUS = ("cuda", "mps")
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,12 +31,30 @@ class Choice:
     note: str = ""
 
 
-def choose_engine(name: str, network: Architecture | nn.Module, shape: tuple[int, ...], threads: int) -> Choice:
-    """The engine that a spec names, for one network and samples of one shape."""
+def check_device(name: str, device: str) -> None:
+    """Refuse an engine and a device that do not exist, or not together."""
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
-    if name == "torch":
-        return Choice(_torch_engine(network, threads, "the torch engine was asked for"))
+    if device not in DEVICES:
+        raise unknown("device", device, DEVICES)
+    if name == "native" and device in _GPUS:
+        raise UserError(
+            f"The native engine runs on the CPU, but the device {device} was asked for. Use --engine torch (or auto) "
+            f"with --device {device}, or --engine native alone."
+        )
+
+
+def choose_engine(
+    name: str, network: Architecture | nn.Module, shape: tuple[int, ...], threads: int, device: str = "auto"
+) -> Choice:
+    """The engine that a spec names, for one network and samples of one shape.
+
+    device: where torch computes; a GPU means torch. "auto" is a GPU only where torch has to run the network anyway.
+    """
+    check_device(name, device)
+    if name == "torch" or device in _GPUS:
+        asked = "the torch engine" if name == "torch" else f"the device {device}"
+        return Choice(_torch_engine(network, threads, f"{asked} was asked for", device))
     obstacle = native_engine.available()
     if obstacle is None:
         try:
@@ -42,7 +63,8 @@ def choose_engine(name: str, network: Architecture | nn.Module, shape: tuple[int
             obstacle = f"the native engine cannot run this model: {error}"
     if name == "native":
         raise UserError(f"The native engine was asked for, but {obstacle}. Use --engine auto or --engine torch.")
-    return Choice(_torch_engine(network, threads, obstacle), f"torch engine: {obstacle}")
+    engine = _torch_engine(network, threads, obstacle, device)
+    return Choice(engine, f"{engine.name} engine: {obstacle}")
 
 
 def _described(network: Architecture | nn.Module, shape: tuple[int, ...]) -> Architecture:
@@ -55,12 +77,17 @@ def _described(network: Architecture | nn.Module, shape: tuple[int, ...]) -> Arc
     return network
 
 
-def _torch_engine(network: Architecture | nn.Module, threads: int, why: str) -> Engine:
+def _torch_engine(network: Architecture | nn.Module, threads: int, why: str, device: str) -> Engine:
+    """On the CPU a loop over workers, which was faster there; on a GPU their models stacked."""
     try:
+        from cbdsl.engines.torch_device import CPU, device_named  # noqa: PLC0415
         from cbdsl.engines.torch_engine import TorchEngine  # noqa: PLC0415 - it may be missing, and takes seconds
         from cbdsl.engines.torch_modules import module_of  # noqa: PLC0415
+        from cbdsl.engines.torch_stacked import StackedTorchEngine  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise missing("torch", "torch", why) from error
-    return TorchEngine(module_of(network) if isinstance(network, Architecture) else network, threads)
+    place = device_named(device)
+    module = module_of(network) if isinstance(network, Architecture) else network
+    return TorchEngine(module, threads) if place == CPU else StackedTorchEngine(module, place)

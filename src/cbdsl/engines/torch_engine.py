@@ -23,6 +23,15 @@ from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
 from cbdsl.engines.arguments import corrections_for, one_model, sample_numbers
 from cbdsl.engines.base import Sgd
 from cbdsl.engines.check import buffers_of, check_buffers, check_layers
+from cbdsl.engines.torch_device import (
+    CPU,
+    brought,
+    generator_states,
+    kept_generators,
+    put_back,
+    same_states,
+    seed_generators,
+)
 from cbdsl.models.modules import parameter_count
 
 _CHUNK = 250  # samples scored at once; fixed, because a sum's grouping shows in its last digits
@@ -36,9 +45,12 @@ class TorchEngine:
 
     name = "torch"
 
-    def __init__(self, module: nn.Module, threads: int = 1) -> None:
+    def __init__(self, module: nn.Module, threads: int = 1, device: torch.device | None = None) -> None:
+        """device: for `StackedTorchEngine`, which sees to it that torch repeats itself there; none is the CPU."""
         check_layers(module)
-        self._module = copy.deepcopy(module).to("cpu", torch.float32)
+        self._brings = device is not None  # samples go there first
+        self._device = device or CPU
+        self._module = copy.deepcopy(module).to(self._device, torch.float32)
         self._size = parameter_count(module)
         self._threads = threads
         self._random = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in module.modules())
@@ -62,17 +74,17 @@ class TorchEngine:
         """See `Engine.train`. The state of torch's global generator is put back."""
         if corrections is not None:
             corrections = corrections_for(corrections, weights.shape)
-        features, labels = _tensors(samples)
+        features, labels, batches = self._tensors(samples, batches)
         result = np.empty_like(weights)
 
         def train_worker(worker: int) -> None:
             if self._random and seeds is not None:
-                torch.default_generator.manual_seed(int(seeds[worker]) % 2**63)  # only layers on the CPU draw
+                seed_generators(int(seeds[worker]) % 2**63, self._device)
             model = self._load(weights[worker])
             model.module.train()
             velocity = torch.zeros_like(model.flat) if sgd.momentum else None
             start = model.flat.clone() if sgd.proximal else None
-            correction = None if corrections is None else torch.from_numpy(corrections[worker])
+            correction = None if corrections is None else torch.from_numpy(corrections[worker]).to(self._device)
             for row in batches[worker]:
                 chosen = torch.from_numpy(row[row != PADDING])
                 if len(chosen) == 0:
@@ -84,29 +96,29 @@ class TorchEngine:
                         model.gradient.add_(model.flat - start, alpha=sgd.proximal)
                     if correction is not None:
                         model.gradient.add_(correction)
-                    _step(model.flat, model.gradient, velocity, sgd)
+                    step(model.flat, model.gradient, velocity, sgd)
             check_buffers(model.constants, model.module)  # or the next worker would find what this one left
-            result[worker] = model.flat.numpy()
+            result[worker] = model.flat.cpu().numpy()
 
-        with torch.random.fork_rng(devices=[]):
-            before = torch.get_rng_state()
+        with kept_generators(self._device):
+            before = generator_states(self._device)
             self._for_each(len(weights), train_worker, serial=self._random)
-            if not self._random and not torch.equal(torch.get_rng_state(), before):
+            if not self._random and not same_states(generator_states(self._device), before):
                 self._random = True  # a function draws, which no layer shows: once more, from the seeds
-                torch.set_rng_state(before)
+                put_back(before, self._device)
                 self._for_each(len(weights), train_worker, serial=True)
         return result
 
     def losses(self, weights: Floats, samples: Samples, indices: Indices, ceilings: Doubles | None = None) -> Doubles:
         """See `Engine.losses`."""
-        features, labels = _tensors(samples)
+        features, labels, indices = self._tensors(samples, indices)
 
         def loss(worker: int) -> float:
             chosen = _chosen(indices, worker)
             ceiling = np.inf if ceilings is None else ceilings[worker]
             total = 0.0
             for logits, truth in self._outputs(weights[worker], features, labels, chosen):
-                total += cross_entropy(logits, truth, reduction="none").sum(dtype=torch.float64).item()
+                total += cross_entropy(logits, truth, reduction="none").cpu().sum(dtype=torch.float64).item()
                 if total / len(chosen) > ceiling:  # losses are not negative: it can only grow
                     return np.inf
             return total / len(chosen) if len(chosen) else np.nan
@@ -116,20 +128,20 @@ class TorchEngine:
     def sample_losses(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
         """See `Engine.sample_losses`. Chunks of samples are spread over the threads."""
         model = one_model(weights, self._size)
-        features, labels = _tensors(samples)
-        chosen = torch.from_numpy(sample_numbers(indices, len(labels)))
+        features, labels, indices = self._tensors(samples, sample_numbers(indices, len(samples)))
+        chosen = torch.from_numpy(indices)
 
         def losses(chunk: int) -> Doubles:
             part = chosen[chunk * _CHUNK : (chunk + 1) * _CHUNK]
             [(logits, truth)] = self._outputs(model, features, labels, part)
-            found: Doubles = cross_entropy(logits, truth, reduction="none").double().numpy()
+            found: Doubles = cross_entropy(logits, truth, reduction="none").cpu().double().numpy()
             return found
 
         return np.concatenate([np.empty(0), *self._for_each(-(-len(chosen) // _CHUNK), losses)])
 
     def accuracies(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
         """See `Engine.accuracies`."""
-        features, labels = _tensors(samples)
+        features, labels, indices = self._tensors(samples, indices)
 
         def accuracy(worker: int) -> float:
             chosen = _chosen(indices, worker)
@@ -143,7 +155,7 @@ class TorchEngine:
 
     def gradients(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:
         """See `Engine.gradients`."""
-        features, labels = _tensors(samples)
+        features, labels, indices = self._tensors(samples, indices)
         result = np.empty_like(weights)
 
         def gradient(worker: int) -> None:
@@ -155,7 +167,7 @@ class TorchEngine:
                 part = chosen[start : start + _CHUNK]
                 loss = cross_entropy(model.module(features[part]), labels[part], reduction="sum")
                 (loss / len(chosen)).backward()  # type: ignore[no-untyped-call]
-            result[worker] = model.gradient.numpy()
+            result[worker] = model.gradient.cpu().numpy()
 
         self._for_each(len(weights), gradient)
         return result
@@ -170,6 +182,12 @@ class TorchEngine:
             for start in range(0, len(chosen), _CHUNK):
                 part = chosen[start : start + _CHUNK]
                 yield model.module(features[part]), labels[part]
+
+    def _tensors(self, samples: Samples, indices: Indices) -> tuple[Tensor, Tensor, Indices]:
+        """Features and labels where the module is, and the indices into them."""
+        if self._brings:
+            return brought(samples, indices, self._device)
+        return torch.from_numpy(samples.features), torch.from_numpy(samples.labels.astype(np.int64)), indices
 
     def _load(self, weights: Floats) -> _FlatModel:
         """This thread's own copy of the module, with these weights in it."""
@@ -196,8 +214,9 @@ class _FlatModel:
         self.module = copy.deepcopy(module)
         self.constants = buffers_of(module)
         size = parameter_count(module)
-        self.flat = torch.empty(size)  # (D,)
-        self.gradient = torch.zeros(size)  # (D,)
+        device = next(module.parameters()).device
+        self.flat = torch.empty(size, device=device)  # (D,)
+        self.gradient = torch.zeros(size, device=device)  # (D,)
         offset = 0
         for parameter in self.module.parameters():
             part = slice(offset, offset + parameter.numel())
@@ -207,8 +226,8 @@ class _FlatModel:
             offset = part.stop
 
 
-def _step(flat: Tensor, gradient: Tensor, velocity: Tensor | None, sgd: Sgd) -> None:
-    """One step of torch.optim.SGD, in place."""
+def step(flat: Tensor, gradient: Tensor, velocity: Tensor | None, sgd: Sgd) -> None:
+    """One step of torch.optim.SGD, in place; of one model, (D,), or of several, (U, D)."""
     if sgd.weight_decay:
         gradient.add_(flat, alpha=sgd.weight_decay)
     if velocity is not None:
@@ -227,10 +246,6 @@ def _one_thread_per_operation(plain_convolution: bool) -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         torch.backends.mkldnn.enabled = onednn
-
-
-def _tensors(samples: Samples) -> tuple[Tensor, Tensor]:
-    return torch.from_numpy(samples.features), torch.from_numpy(samples.labels.astype(np.int64))
 
 
 def _chosen(indices: Indices, worker: int) -> Tensor:

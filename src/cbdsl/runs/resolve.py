@@ -11,6 +11,7 @@ from dataclasses import replace
 from cbdsl import plugins, register
 from cbdsl.byzantine.attack import make_attack
 from cbdsl.codecs.travel import Codecs, codecs_of
+from cbdsl.engines.choose import check_device
 from cbdsl.errors import UserError
 from cbdsl.methods.base import Method
 from cbdsl.protocol.aggregators import demand, parse
@@ -39,6 +40,7 @@ def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
     declared = spec.attack.byzantine if spec.defence.declared < 0 else spec.defence.declared
     defence = replace(spec.defence, declared=declared)
     whole = replace(spec, shared=shared, swarm=replace(spec.swarm, **method.fixes), defence=defence)
+    check_device(whole.engine, whole.device)
     _check_names(whole, method)
     _check_defence(whole, method)
     return whole
@@ -156,6 +158,11 @@ def _among(*keys: str) -> Callable[[str], bool]:
 
 
 _RULES: tuple[tuple[Callable[[str], bool], Callable[[Spec, Method], bool], str], ...] = (
+    (
+        _among("device"),
+        lambda spec, _: spec.engine == "native",
+        "the native engine runs on the CPU alone. Leave it out, or use --engine torch.",
+    ),
     (
         _among("defence.aggregator"),
         lambda _, method: method.conversation != "average",

@@ -95,7 +95,7 @@ class Stage:
         )
         dataset = replace(dataset, train=as_seen(dataset.train, parts, partition, spec.seed))
         network = network_of(spec, dataset.shape, dataset.classes, given.model)
-        choice = choose_engine(spec.engine, network.subject, dataset.shape, threads or default_threads())
+        choice = choose_engine(spec.engine, network.subject, dataset.shape, threads or default_threads(), spec.device)
         engine = choice.engine
         server = server_of(spec, engine, dataset.train, parts, given.parts, secret)
         _demand_room(spec, parts, engine.size, deal and given.make_swarm is None)
