@@ -19,6 +19,7 @@ from cbdsl.codecs.travel import longest_update
 from cbdsl.deploy.particle import Assignment, understand
 from cbdsl.deploy.wire import Announcement, WireError
 from cbdsl.engines import native
+from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.errors import UserError
 from cbdsl.text import clock, one_line, size
 from cbdsl.workers.local import KEPT_VERSIONS, steps_of
@@ -30,6 +31,7 @@ _TORCH = 500 * 2**20  # bytes that torch takes for itself
 _BLOCK = 1024  # samples that the native engine brings into its vectors at once
 _MODELS = 26  # arrays of D numbers at once: a particle, its move, its files, what travels; see tests/hostile
 _SHARED = 3  # times the shared samples: unpacked, as numbers, checked, beside a worker's own
+_RESULTS = 8  # numbers that torch takes for each that a described network makes
 _MODULE = 30  # numbers that a network without a description takes for each of a sample's; a guess
 _EFFICIENCY = 0.1  # of the machine's peak, which small networks do not reach
 _EPOCH_SECONDS, _SAMPLE_SECONDS = 2e-5, 1e-6  # what an epoch and a sample take however small the network is
@@ -82,12 +84,11 @@ def needs_of(assignment: Assignment, own: Samples, threads: int, speed: float) -
     scored = 5 * (layout.scoring if assignment.spec.shares_scoring else len(own))
     if network is None or native.available() is not None:
         together = min(max(local.batch_size, 250), held + layout.scoring)
-        room = 3 * network.room() if network is not None else _MODULE * (width + assignment.classes)
+        room = _RESULTS * network.numbers() if network is not None else _MODULE * (width + assignment.classes)
         parts["torch"] = _TORCH + 4 * together * room
         work = 3 * assignment.size * (passes + scored)
     else:
-        space = native.info().lanes * network.room() + assignment.size  # of a thread
-        parts["the engine"] = 4 * threads * space + 8 * _BLOCK * network.entrance()
+        parts["the engine"] = threads * NativeEngine(network, 1).workspace + 8 * _BLOCK * network.entrance()
         work = network.training_multiply_adds() * (passes + scored)
     epochs = local.epochs if not local.steps else local.steps * local.batch_size // held
     seconds = work / (_EFFICIENCY * speed) + _EPOCH_SECONDS * epochs + _SAMPLE_SECONDS * passes

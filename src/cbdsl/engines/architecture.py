@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from cbdsl.engines.curves import Gelu, Hardswish, LeakyRelu, Relu, Relu6, Sigmoid, Silu, Tanh
+from cbdsl.engines.layer import Layer
 from cbdsl.engines.layers import (
     LAYERS,
     NAMES,
@@ -23,21 +25,12 @@ from cbdsl.engines.layers import (
     Conv2d,
     Dropout,
     Flatten,
-    Gelu,
     GroupNorm,
-    Hardswish,
-    Layer,
     LayerNorm,
-    LeakyRelu,
     Linear,
     MaxPool1d,
     MaxPool2d,
-    Relu,
-    Relu6,
     Scale,
-    Sigmoid,
-    Silu,
-    Tanh,
 )
 from cbdsl.engines.sizes import LARGEST, ArchitectureError, Shape, bordered, is_size
 
@@ -167,37 +160,24 @@ class Architecture:
 
     def entrance(self) -> int:
         """Numbers of one sample as the first layers read it: with a border, where they are padded."""
-        return _room(self.shape, self._border(SAMPLES))
+        return (
+            bordered(self.shape, self._border() or (0,) * (len(self.shape) - 1))
+            if len(self.shape) > 1
+            else self.shape[0]
+        )
 
-    def room(self) -> int:
-        """Numbers that one sample takes at most in an engine, forwards and backwards, borders among them.
+    def numbers(self) -> int:
+        """Numbers that one sample and all results of its layers are."""
+        return sum(math.prod(shape) for shape in [self.shape, *self.shapes()])
 
-        Rows, the samples and what is flattened are kept in four groups of samples, rows in two orders, all with
-        gradients. An image between layers is there once with its gradient; a convolution has its own gradient before
-        activation and pooling, and what it keeps for the way back.
-        """
-        total = 5 * self.entrance()
-        given = [self.shape, *self.shapes()]
-        for number, shape in enumerate(given[1:]):
-            copies = 9 if len(shape) == 1 or self._is_flattened(number) else 2
-            total += copies * _room(shape, self._border(number)) + 3 * _room(shape, ())
-            # A pooling that a convolution does itself leaves its input here.
-            total += 3 * sum(_room(given[other + 1], ()) for other in self.reads[number]) + 4
-        return total
-
-    def _border(self, number: int) -> Shape:
-        """The widest padding among the convolutions that read a layer."""
+    def _border(self) -> Shape:
+        """The widest padding among the convolutions that read the samples."""
         paddings = [
             layer.padding
             for layer, read in zip(self.layers, self.reads, strict=True)
-            if isinstance(layer, Conv1d | Conv2d) and number in read
+            if isinstance(layer, Conv1d | Conv2d) and SAMPLES in read
         ]
         return tuple(max(sides) for sides in zip(*paddings, strict=True))
-
-    def _is_flattened(self, number: int) -> bool:
-        return any(
-            isinstance(layer, Flatten) and number in read for layer, read in zip(self.layers, self.reads, strict=True)
-        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists, numbers and strings: what `json.dumps` takes and `from_dict` reads back."""
@@ -254,10 +234,6 @@ class Draft:
 
 def _in_a_row(count: int) -> tuple[tuple[int, ...], ...]:
     return tuple((number - 1,) for number in range(count))
-
-
-def _room(shape: Shape, padding: Shape) -> int:
-    return bordered(shape, padding or (0,) * (len(shape) - 1)) if len(shape) > 1 else shape[0] + 16
 
 
 def _is_list(value: object) -> bool:

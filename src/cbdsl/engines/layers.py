@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from cbdsl.engines.curves import Gelu, Hardswish, LeakyRelu, Relu, Relu6, Sigmoid, Silu, Tanh
+from cbdsl.engines.layer import Layer
 from cbdsl.engines.sizes import (
     LARGEST,
     ArchitectureError,
@@ -22,37 +24,6 @@ from cbdsl.engines.sizes import (
 )
 
 _MOST_READ = 64  # tensors that one Add or Concat takes
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One step of a network. It takes one tensor, unless it says otherwise."""
-
-    def after(self, *given: Shape) -> Shape:
-        """Shape of a sample behind it, or an ArchitectureError that says what would fit."""
-        if len(given) != 1:
-            raise ArchitectureError(f"takes one tensor but is given {len(given)}")
-        return self._after(given[0])
-
-    def _after(self, shape: Shape) -> Shape:
-        return shape
-
-    def tensors(self) -> dict[str, Shape]:
-        """What it learns: names and shapes, in the order of flat weights."""
-        return {}
-
-    def multiply_adds(self, result: Shape) -> int:  # noqa: ARG002
-        """Of one sample, with this result; layers without a matrix of weights count as none."""
-        return 0
-
-    def drawn_inputs(self) -> int:
-        """Numbers that one output is made of, where weights are drawn at random; 0 where they are not."""
-        return 0
-
-    @property
-    def size(self) -> int:
-        """Numbers that it learns."""
-        return sum(math.prod(shape) for shape in self.tensors().values())
 
 
 @dataclass(frozen=True)
@@ -216,58 +187,6 @@ class AvgPool1d(_Pool):
     padding: Shape = (0,)
 
     AXES: ClassVar[int] = 1
-
-
-@dataclass(frozen=True)
-class Relu(Layer):
-    """max(0, x)."""
-
-
-@dataclass(frozen=True)
-class Relu6(Layer):
-    """max(0, x), and 6 at most."""
-
-
-@dataclass(frozen=True)
-class LeakyRelu(Layer):
-    """x, and slope * x below zero."""
-
-    slope: float = 0.01
-
-    def _after(self, shape: Shape) -> Shape:
-        check_number("slope", self.slope, 0.0, 1.0)
-        return shape
-
-
-@dataclass(frozen=True)
-class Tanh(Layer):
-    """The hyperbolic tangent."""
-
-
-@dataclass(frozen=True)
-class Sigmoid(Layer):
-    """1 / (1 + e^-x)."""
-
-
-@dataclass(frozen=True)
-class Silu(Layer):
-    """x / (1 + e^-x), also called swish."""
-
-
-@dataclass(frozen=True)
-class Hardswish(Layer):
-    """x * min(max(x + 3, 0), 6) / 6."""
-
-
-@dataclass(frozen=True)
-class Gelu(Layer):
-    """x times the normal distribution's share below x; by its tanh formula if approximate."""
-
-    approximate: bool = False
-
-    def _after(self, shape: Shape) -> Shape:
-        check_flag("approximate", self.approximate)
-        return shape
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from cbdsl.engines.architecture import (
     Add,
     Architecture,
     ArchitectureError,
-    AvgPool1d,
     AvgPool2d,
     Conv1d,
     Conv2d,
@@ -31,6 +30,7 @@ from cbdsl.errors import UserError
 
 _GROUPS = 8  # of GroupNorm, where channels allow
 _POOL2 = MaxPool2d((2, 2), (2, 2))
+_HALVE = MaxPool1d((2,), (2,))
 
 
 @register.model("cnn")
@@ -71,27 +71,28 @@ def softmax(shape: Shape, classes: int) -> Architecture:
 
 @register.model("har-cnn")
 def har_cnn(shape: Shape, classes: int) -> Architecture:
-    """Windows of sensors: three 1-D convolutions of 64 channels, after Ronao and Cho (2016); for (channels, length)."""
-    if len(shape) != 2 or shape[1] < 16:
+    """Windows of sensors, (channels, length): three convolutions and two dense layers, after Ronao and Cho (2016)."""
+    if len(shape) != 2 or shape[0] < 1 or shape[1] < 16:
         raise UserError(
             "The model 'har-cnn' needs windows of shape (channels, length) of at least 16 readings; the data has shape "
             f"{shape}. Choose --model cnn for images, --model mlp for anything else, or give a module of your own."
         )
     channels, length = shape
-    pool = MaxPool1d((2,), (2,))
     return _network(
         "har-cnn",
         shape,
-        Conv1d(channels, 64, (5,), padding=(2,)),
+        Conv1d(channels, 32, (5,), padding=(2,)),
         Relu(),
-        pool,
-        Conv1d(64, 64, (5,), padding=(2,)),
+        _HALVE,
+        Conv1d(32, 32, (5,), padding=(2,)),
         Relu(),
-        pool,
-        Conv1d(64, 64, (5,), padding=(2,)),
+        _HALVE,
+        Conv1d(32, 32, (5,), padding=(2,)),
         Relu(),
-        AvgPool1d((length // 4,), (length // 4,)),
+        _HALVE,
         Flatten(),
+        Linear(32 * (length // 8), 64),
+        Relu(),
         Linear(64, classes),
     )
 
@@ -188,7 +189,7 @@ def _classified(net: Draft, classes: int) -> Architecture:
 
 
 def _need_images(name: str, shape: Shape, side: int) -> None:
-    if len(shape) != 3 or min(shape[1:]) < side:
+    if len(shape) != 3 or shape[0] < 1 or min(shape[1:]) < side:
         raise UserError(
             f"The model '{name}' needs images of shape (channels, height, width) with at least {side} x {side} pixels; "
             f"the data has shape {shape}. Choose --model mlp or --model softmax, or give a module of your own."
