@@ -90,12 +90,12 @@ CBDSL_INLINE lanes slope_at(Curve curve, lanes given, lanes result, lanes gradie
 CBDSL_INLINE void put(lanes &to, lanes gradient, bool adds) { to = adds ? to + gradient : gradient; }
 
 // A sum in four parts, for additions that do not wait for each other.
-template <class Value> CBDSL_INLINE lanes sum_row(int count, const Value &value) {
+template <class Value> CBDSL_INLINE lanes sum_row(size_t count, const Value &value) {
     lanes parts[4]{};
-    int x = 0;
+    size_t x = 0;
     for (; x + 4 <= count; x += 4)
 #pragma GCC unroll 4
-        for (int q = 0; q < 4; q++) parts[q] += value(x + q);
+        for (size_t q = 0; q < 4; q++) parts[q] += value(x + q);
     for (; x < count; x++) parts[0] += value(x);
     return (parts[0] + parts[1]) + (parts[2] + parts[3]);
 }

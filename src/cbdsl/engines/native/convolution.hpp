@@ -205,20 +205,20 @@ template <class Body> CBDSL_INLINE void in_slices(int width, const Body &body) {
 }
 
 // Kernel gradient of some output channels and one slice of columns: sums over positions in the lanes first.
-template <int OUTPUTS, int COLUMNS>
+template <int OUTPUTS, int COLUMNS, bool STRIDED>
 void kernel_gradient_block(const Stage &stage, int first, int column, const lanes *corner, const lanes *full, const Sink &sink) {
     const int kernel_height = stage.kernel_height, kernel_width = stage.kernel_width, channels = stage.group_inputs;
-    const int stride_height = stage.stride_height, stride_width = stage.stride_width;
+    const int stride_height = STRIDED ? stage.stride_height : 1, stride_width = STRIDED ? stage.stride_width : 1;
     for (int channel = 0; channel < channels; channel++)
         for (int kernel_y = 0; kernel_y < kernel_height; kernel_y++) {
             lanes accumulator[OUTPUTS][COLUMNS]{};
             for (int y = 0; y < stage.full_height; y++) {
                 const lanes *in = corner + stage.input.at(channel, y * stride_height + kernel_y) + column;
                 const lanes *gradient = full + stage.full.at(first, y);
-                for (int x = 0; x < stage.full_width; x++, in += stride_width) {
+                for (int x = 0; x < stage.full_width; x++) {
                     lanes value[COLUMNS];
 #pragma GCC unroll 8
-                    for (int k = 0; k < COLUMNS; k++) value[k] = in[k];
+                    for (int k = 0; k < COLUMNS; k++) value[k] = in[x * stride_width + k];
 #pragma GCC unroll 8
                     for (int o = 0; o < OUTPUTS; o++) {
                         const lanes g = gradient[o * stage.full.plane + x];
@@ -242,12 +242,14 @@ void kernel_gradient_block(const Stage &stage, int first, int column, const lane
 }
 
 inline void convolve_kernel_gradient(const Stage &stage, const lanes *input, const lanes *full, const Sink &sink) {
+    const bool strided = stage.stride_height != 1 || stage.stride_width != 1;
     in_slices(stage.kernel_width, [&](auto columns, int column) {
         constexpr int COLUMNS = decltype(columns)::value;
         constexpr int OUTPUTS = std::min(MANY_REGISTERS ? 20 / COLUMNS : 10 / COLUMNS, 8);
         in_grouped_blocks<OUTPUTS>(stage, stage.group_outputs, [&](auto size, int first, int group) {
             const lanes *corner = input + size_t(group) * stage.group_inputs * stage.input.plane;
-            kernel_gradient_block<decltype(size)::value, COLUMNS>(stage, first, column, corner, full, sink);
+            if (strided) kernel_gradient_block<decltype(size)::value, COLUMNS, true>(stage, first, column, corner, full, sink);
+            else kernel_gradient_block<decltype(size)::value, COLUMNS, false>(stage, first, column, corner, full, sink);
         });
     });
 }

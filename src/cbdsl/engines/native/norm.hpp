@@ -39,12 +39,12 @@ inline void normalise(const Stage &stage, const float *weights, const lanes *inp
         lanes total{}, square{};
         norm.each(group, [&](int channel, int y, size_t) {
             const lanes *from = input + stage.input.at(channel, y);
-            total += sum_row(width, [&](int x) { return from[x]; });
+            total += sum_row(size_t(width), [&](size_t x) { return from[x]; });
         });
         const lanes mean = total * norm.share;
         norm.each(group, [&](int channel, int y, size_t) {
             const lanes *from = input + stage.input.at(channel, y);
-            square += sum_row(width, [&](int x) { const lanes d = from[x] - mean; return d * d; });
+            square += sum_row(size_t(width), [&](size_t x) { const lanes d = from[x] - mean; return d * d; });
         });
         const lanes inverse = inverse_root(square * norm.share + stage.setting);
         kept[2 * group] = mean, kept[2 * group + 1] = inverse;
@@ -86,8 +86,8 @@ inline void normalise_gradient(const Stage &stage, const float *weights, const l
                 }
                 return;
             }
-            const lanes offset = sum_row(width, [&](int x) { return g[x]; });
-            const lanes turned = sum_row(width, [&](int x) { return g[x] * ((from[x] - mean) * inverse); });
+            const lanes offset = sum_row(size_t(width), [&](size_t x) { return g[x]; });
+            const lanes turned = sum_row(size_t(width), [&](size_t x) { return g[x] * ((from[x] - mean) * inverse); });
             by_offset[channel] += offset, by_factor[channel] += turned;
             const float factor = stage.weight == NOWHERE ? 1.0f : weights[stage.weight + channel];
             slopes += factor * offset, turns += factor * turned;

@@ -62,7 +62,7 @@ struct Pixels {
     Pixels(int channels, int height, int width, int above = 0, int left = 0)
         : channels(channels), height(height), width(width), depth(int(rounded_to_lanes(channels))),
           row(size_t(width + 2 * left) * depth), origin(above * row + size_t(left) * depth), size(row * (height + 2 * above)) {}
-    size_t at(int y, int x) const { return y * row + size_t(x) * depth; }
+    size_t at(size_t y, size_t x) const { return y * row + x * size_t(depth); }
 };
 
 // What one layer makes and others read. Images are always in lanes. Rows of numbers are, too, but training keeps

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "convolution.hpp"
 #include "joining.hpp"
 
 namespace cbdsl {
@@ -160,6 +161,31 @@ inline void wide_input_gradient(const Stage &stage, const Pixels &from, const fl
         }
 }
 
+// Where every channel has taps of its own: a block of taps of one vector of channels stays in registers.
+inline void wide_kernel_gradient_by_channel(const Stage &stage, const Pixels &from, const float *corner, const Pixels &to,
+                                            const float *gradient, float *packed) {
+    const size_t row = from.row, step = from.depth, depth = to.depth;
+    for (size_t channel = 0; channel < depth; channel += LANES)
+        in_blocks<3>(stage.kernel_height, [&](auto rows, int ky) {
+            in_slices(stage.kernel_width, [&](auto columns, int kx) {
+                constexpr int ROWS = decltype(rows)::value, COLUMNS = decltype(columns)::value;
+                lanes accumulator[ROWS][COLUMNS]{};
+                for (int y = 0; y < stage.full_height; y++) {
+                    const float *in = corner + (size_t(y) * stage.stride_height + ky) * row + kx * step + channel;
+                    const float *g = gradient + to.at(y, 0) + channel;
+                    for (int x = 0; x < stage.full_width; x++, in += step * stage.stride_width, g += depth)
+#pragma GCC unroll 3
+                        for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 5
+                            for (int k = 0; k < COLUMNS; k++) accumulator[r][k] += vector_at(g) * vector_at(in + r * row + k * step);
+                }
+                for (int r = 0; r < ROWS; r++)
+                    for (int k = 0; k < COLUMNS; k++)
+                        vector_at(packed + (size_t(ky + r) * stage.kernel_width + kx + k) * depth + channel) += accumulator[r][k];
+            });
+        });
+}
+
 // packed += the gradient of the weights on this sample. corner: where the padded input begins.
 inline void wide_kernel_gradient(const Stage &stage, const Pixels &from, const float *corner, const Pixels &to, const float *gradient,
                                  float *packed) {
@@ -168,20 +194,9 @@ inline void wide_kernel_gradient(const Stage &stage, const Pixels &from, const f
     for (int ky = 0; ky < stage.kernel_height; ky++)
         for (int kx = 0; kx < stage.kernel_width; kx++, packed += size_t(inputs) * to.depth) {
             const float *tap = corner + ky * ptrdiff_t(from.row) + kx * ptrdiff_t(from.depth);
-            if (by_channel(stage)) {
-                for (int channel = 0; channel < to.depth; channel += LANES) {
-                    lanes total{};
-                    for (int y = 0; y < stage.full_height; y++) {
-                        const float *in = tap + y * in_row + channel, *g = gradient + to.at(y, 0) + channel;
-                        total += sum_row(stage.full_width, [&](int x) { return vector_at(in + x * in_step) * vector_at(g + size_t(x) * to.depth); });
-                    }
-                    vector_at(packed + channel) += total;
-                }
-                continue;
-            }
-            in_blocks<WIDE_VECTORS>(to.depth / LANES, [&](auto vectors, int vector) {
+            in_blocks<2>(to.depth / LANES, [&](auto vectors, int vector) {
                 constexpr int VECTORS = decltype(vectors)::value;
-                in_blocks<std::min(16, WIDE_REGISTERS / VECTORS)>(inputs, [&](auto size, int first) {
+                in_blocks<std::min(12, WIDE_REGISTERS / VECTORS)>(inputs, [&](auto size, int first) {
                     constexpr int INPUTS = decltype(size)::value;
                     lanes accumulator[INPUTS][VECTORS]{};
                     for (int y = 0; y < stage.full_height; y++) {
@@ -208,9 +223,10 @@ inline void wide_kernel_gradient(const Stage &stage, const Pixels &from, const f
 
 // Sums of all positions, channel by channel: total[depth].
 template <class Value> CBDSL_INLINE void sum_positions(const Pixels &of, float *total, const Value &value) {
-    for (int channel = 0; channel < of.depth; channel += LANES) {
+    const size_t height = of.height, depth = of.depth;
+    for (size_t channel = 0; channel < depth; channel += LANES) {
         lanes sum{};
-        for (int y = 0; y < of.height; y++) sum += sum_row(of.width, [&](int x) { return value(y, x, channel); });
+        for (size_t y = 0; y < height; y++) sum += sum_row(size_t(of.width), [&](size_t x) { return value(y, x, channel); });
         vector_at(total + channel) = sum;
     }
 }
@@ -226,9 +242,10 @@ inline void share_in_groups(float *values, int channels, int together, float sha
 
 // Calls body(y, x, channel) for every vector of a sample.
 template <class Body> CBDSL_INLINE void each_vector(const Pixels &of, const Body &body) {
-    for (int y = 0; y < of.height; y++)
-        for (int x = 0; x < of.width; x++)
-            for (int channel = 0; channel < of.depth; channel += LANES) body(y, x, channel);
+    const size_t height = of.height, width = of.width, depth = of.depth;
+    for (size_t y = 0; y < height; y++)
+        for (size_t x = 0; x < width; x++)
+            for (size_t channel = 0; channel < depth; channel += LANES) body(y, x, channel);
 }
 
 // One sample's numbers, and how they lie.
@@ -236,7 +253,7 @@ struct Sheet {
     const Pixels &map;
     float *at;  // the first number inside the border
 
-    CBDSL_INLINE lanes &operator()(int y, int x, int channel) const { return vector_at(at + map.at(y, x) + channel); }
+    CBDSL_INLINE lanes &operator()(size_t y, size_t x, size_t channel) const { return vector_at(at + map.at(y, x) + channel); }
 };
 
 // A norm's factors and offsets, one a channel, and what it keeps: means, and one over the deviations; (depth,) each.
@@ -257,15 +274,15 @@ inline void wide_norm(const Stage &stage, const float *weights, const Sheet &inp
     std::fill_n(norm.offsets, map.channels, 0.0f);
     if (stage.weight != NOWHERE) std::copy_n(weights + stage.weight, map.channels, norm.factors);
     if (stage.bias != NOWHERE) std::copy_n(weights + stage.bias, map.channels, norm.offsets);
-    sum_positions(map, norm.means, [&](int y, int x, int c) { return input(y, x, c); });
+    sum_positions(map, norm.means, [&](size_t y, size_t x, size_t c) { return input(y, x, c); });
     share_in_groups(norm.means, map.channels, together, share);
-    sum_positions(map, norm.inverses, [&](int y, int x, int c) {
+    sum_positions(map, norm.inverses, [&](size_t y, size_t x, size_t c) {
         const lanes d = input(y, x, c) - vector_at(norm.means + c);
         return d * d;
     });
     share_in_groups(norm.inverses, map.channels, together, share);
     for (int c = 0; c < map.channels; c++) norm.inverses[c] = 1.0f / __builtin_sqrtf(norm.inverses[c] + stage.setting);
-    each_vector(map, [&](int y, int x, int c) {
+    each_vector(map, [&](size_t y, size_t x, size_t c) {
         const lanes value = (input(y, x, c) - vector_at(norm.means + c)) * vector_at(norm.inverses + c);
         output(y, x, c) = activate(stage.curve, value * vector_at(norm.factors + c) + vector_at(norm.offsets + c));
     });
@@ -278,9 +295,9 @@ inline void wide_norm_gradient(const Stage &stage, const Sheet &input, const She
     const WideNorm norm(kept, map.depth);
     const int together = int(stage.together / (size_t(map.height) * map.width));
     const float share = 1.0f / float(stage.together);
-    const auto normal = [&](int y, int x, int c) { return (input(y, x, c) - vector_at(norm.means + c)) * vector_at(norm.inverses + c); };
-    sum_positions(map, norm.first, [&](int y, int x, int c) { return output_gradient(y, x, c); });
-    sum_positions(map, norm.second, [&](int y, int x, int c) { return output_gradient(y, x, c) * normal(y, x, c); });
+    const auto normal = [&](size_t y, size_t x, size_t c) { return (input(y, x, c) - vector_at(norm.means + c)) * vector_at(norm.inverses + c); };
+    sum_positions(map, norm.first, [&](size_t y, size_t x, size_t c) { return output_gradient(y, x, c); });
+    sum_positions(map, norm.second, [&](size_t y, size_t x, size_t c) { return output_gradient(y, x, c) * normal(y, x, c); });
     for (int c = 0; c < map.channels; c++) {
         if (stage.weight != NOWHERE) sink.add(stage.weight + c, norm.second[c]);
         if (stage.bias != NOWHERE) sink.add(stage.bias + c, norm.first[c]);
@@ -289,7 +306,7 @@ inline void wide_norm_gradient(const Stage &stage, const Sheet &input, const She
     if (!gradient) return;
     share_in_groups(norm.first, map.channels, together, share);
     share_in_groups(norm.second, map.channels, together, share);
-    each_vector(map, [&](int y, int x, int c) {
+    each_vector(map, [&](size_t y, size_t x, size_t c) {
         const lanes own = vector_at(norm.factors + c) * output_gradient(y, x, c);
         const lanes common = vector_at(norm.first + c) + normal(y, x, c) * vector_at(norm.second + c);
         put((*gradient)(y, x, c), vector_at(norm.inverses + c) * (own - common), adds);

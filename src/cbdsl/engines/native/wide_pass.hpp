@@ -1,7 +1,6 @@
 // The stages on images of a wide plan, forwards and backwards, on one sample; see wide.hpp.
 #pragma once
 
-#include "convolution.hpp"
 #include "pooling.hpp"
 #include "wide.hpp"
 #include "workspace.hpp"
@@ -31,7 +30,7 @@ class WidePass {
     // sample: [channel][y][x].
     void load(const float *sample) {
         const Sheet to = value(0);
-        each_channel(to.map, [&](int y, int x, int c) { number(to, y, x, c) = *sample++; });
+        each_channel(to.map, [&](size_t y, size_t x, size_t c) { number(to, y, x, c) = *sample++; });
     }
 
     void forward(const Stage &stage, const float *weights) {
@@ -41,7 +40,7 @@ class WidePass {
         if (stage.kind == StageKind::flatten) {
             const Sheet from = value(read);
             float *to = floats(plan_.tensors[stage.makes].rows_at);
-            each_channel(from.map, [&](int y, int x, int c) { *to++ = number(from, y, x, c); });
+            each_channel(from.map, [&](size_t y, size_t x, size_t c) { *to++ = number(from, y, x, c); });
             return;
         }
         const Sheet from = value(read), to = value(stage.makes);
@@ -49,15 +48,15 @@ class WidePass {
             case StageKind::convolution: convolve(stage, from, to); break;
             case StageKind::norm: wide_norm(stage, weights, from, to, kept); break;
             case StageKind::pool: pool(stage, from, to, (whole *)kept); break;
-            case StageKind::activation: each_vector(to.map, [&](int y, int x, int c) { to(y, x, c) = activate(stage.curve, from(y, x, c)); }); break;
+            case StageKind::activation: each_vector(to.map, [&](size_t y, size_t x, size_t c) { to(y, x, c) = activate(stage.curve, from(y, x, c)); }); break;
             case StageKind::dropout: drop(stage, from, to, kept); break;
             case StageKind::scale:
-                each_channel(to.map, [&](int y, int x, int c) {
+                each_channel(to.map, [&](size_t y, size_t x, size_t c) {
                     number(to, y, x, c) = factor_of(stage, constants, c) * number(from, y, x, c) + offset_of(stage, constants, c);
                 });
                 break;
             case StageKind::add:
-                each_vector(to.map, [&](int y, int x, int c) {
+                each_vector(to.map, [&](size_t y, size_t x, size_t c) {
                     lanes total = from(y, x, c);
                     for (size_t k = 1; k < stage.reads.size(); k++) total += value(stage.reads[k])(y, x, c);
                     to(y, x, c) = activate(stage.curve, total);
@@ -82,7 +81,7 @@ class WidePass {
             const Sheet to = gradient(read);
             const float *from = floats(plan_.tensors[stage.makes].gradient_rows_at);
             if (wanted)
-                each_channel(to.map, [&](int y, int x, int c) {
+                each_channel(to.map, [&](size_t y, size_t x, size_t c) {
                     const float g = *from++;
                     number(to, y, x, c) = adds ? number(to, y, x, c) + g : g;
                 });
@@ -91,7 +90,7 @@ class WidePass {
         const Sheet given = value(read), made = value(stage.makes), from = gradient(stage.makes), to = gradient(read);
         const bool fused = stage.kind == StageKind::convolution && stage.fused != Fused::none;
         if (stage.kind != StageKind::activation && stage.curve.kind != Activation::none && !fused)
-            each_vector(made.map, [&](int y, int x, int c) { from(y, x, c) = slope(stage.curve, made(y, x, c), from(y, x, c)); });
+            each_vector(made.map, [&](size_t y, size_t x, size_t c) { from(y, x, c) = slope(stage.curve, made(y, x, c), from(y, x, c)); });
         switch (stage.kind) {
             case StageKind::convolution: convolve_back(stage, given, made, from, sink); return;
             case StageKind::norm: wide_norm_gradient(stage, given, from, kept, wanted ? &to : nullptr, adds, sink); return;
@@ -99,7 +98,7 @@ class WidePass {
                 for (size_t k = 0; k < stage.reads.size(); k++) {
                     if (!plan_.tensors[stage.reads[k]].learned) continue;
                     const Sheet each = gradient(stage.reads[k]);
-                    each_vector(made.map, [&](int y, int x, int c) { put(each(y, x, c), from(y, x, c), stage.adds[k]); });
+                    each_vector(made.map, [&](size_t y, size_t x, size_t c) { put(each(y, x, c), from(y, x, c), stage.adds[k]); });
                 }
                 return;
             case StageKind::concat: {
@@ -117,17 +116,17 @@ class WidePass {
         switch (stage.kind) {
             case StageKind::pool: pool_back(stage, from, (const whole *)kept, to, adds); break;
             case StageKind::activation:
-                each_vector(to.map, [&](int y, int x, int c) { put(to(y, x, c), slope_at(stage.curve, given(y, x, c), made(y, x, c), from(y, x, c)), adds); });
+                each_vector(to.map, [&](size_t y, size_t x, size_t c) { put(to(y, x, c), slope_at(stage.curve, given(y, x, c), made(y, x, c), from(y, x, c)), adds); });
                 break;
             case StageKind::dropout:
-                each_vector(to.map, [&](int y, int x, int c) {
+                each_vector(to.map, [&](size_t y, size_t x, size_t c) {
                     const lanes factor = draw_.on ? vector_at(kept) : splat(1.0f);
                     put(to(y, x, c), from(y, x, c) * factor, adds);
                     kept += LANES;
                 });
                 break;
             case StageKind::scale:
-                each_channel(to.map, [&](int y, int x, int c) {
+                each_channel(to.map, [&](size_t y, size_t x, size_t c) {
                     const float g = factor_of(stage, constants, c) * number(from, y, x, c);
                     number(to, y, x, c) = adds ? number(to, y, x, c) + g : g;
                 });
@@ -177,15 +176,15 @@ class WidePass {
         const Sweep sweep = forward_sweep(stage, from.map, corner, floats(stage.forward_at), bias, out.map, out.at);
         by_channel(stage) ? run_sweep_by_channel(sweep) : run_sweep(sweep);
         if (stage.fused != Fused::max2 && stage.curve.kind != Activation::none)
-            each_vector(out.map, [&](int y, int x, int c) { out(y, x, c) = activate(stage.curve, out(y, x, c)); });
+            each_vector(out.map, [&](size_t y, size_t x, size_t c) { out(y, x, c) = activate(stage.curve, out(y, x, c)); });
         if (stage.fused == Fused::max2) {
             whole *chosen = (whole *)floats(stage.wide_kept_at);
-            each_vector(to.map, [&](int y, int x, int c) {
+            each_vector(to.map, [&](size_t y, size_t x, size_t c) {
                 const lanes of[4] = {out(2 * y, 2 * x, c), out(2 * y, 2 * x + 1, c), out(2 * y + 1, 2 * x, c), out(2 * y + 1, 2 * x + 1, c)};
                 to(y, x, c) = activate(stage.curve, largest<true>(of, chosen++));
             });
         } else if (fused) {
-            each_vector(to.map, [&](int y, int x, int c) {
+            each_vector(to.map, [&](size_t y, size_t x, size_t c) {
                 to(y, x, c) = 0.25f * ((out(2 * y, 2 * x, c) + out(2 * y, 2 * x + 1, c)) + (out(2 * y + 1, 2 * x, c) + out(2 * y + 1, 2 * x + 1, c)));
             });
         }
@@ -200,7 +199,7 @@ class WidePass {
         if (stage.bias != NOWHERE)
             for (int channel = 0; channel < full.map.depth; channel += LANES) {
                 lanes total{};
-                for (int y = 0; y < stage.full_height; y++) total += sum_row(stage.full_width, [&](int x) { return full(y, x, channel); });
+                for (int y = 0; y < stage.full_height; y++) total += sum_row(size_t(stage.full_width), [&](size_t x) { return full(y, x, channel); });
                 std::memcpy(totals, &total, sizeof total);
                 for (int c = 0; c < LANES && channel + c < stage.channels; c++) sink.add(stage.bias + channel + c, totals[c]);
             }
@@ -210,14 +209,15 @@ class WidePass {
             wide_input_gradient(stage, full.map, full.at, floats(stage.backward_at), to.map, to.at, stage.adds[0]);
         }
         const float *corner = given.at - stage.above * given.map.row - size_t(stage.left) * given.map.depth;
-        wide_kernel_gradient(stage, given.map, corner, full.map, full.at, floats(stage.packed_at));
+        const auto add = by_channel(stage) ? wide_kernel_gradient_by_channel : wide_kernel_gradient;
+        add(stage, given.map, corner, full.map, full.at, floats(stage.packed_at));
     }
 
     // The gradient before a convolution's own pooling and activation. Positions that no window covers stay zero.
     void unpool(const Stage &stage, const Sheet &made, const Sheet &from, const Sheet &full) {
         const whole *chosen = (const whole *)floats(stage.wide_kept_at);
         const Sheet value{stage.wide_full, floats(stage.wide_full_at)};
-        each_vector(made.map, [&](int y, int x, int c) {
+        each_vector(made.map, [&](size_t y, size_t x, size_t c) {
             const lanes one = stage.fused == Fused::max2 ? slope(stage.curve, made(y, x, c), from(y, x, c)) : 0.25f * from(y, x, c);
             const whole which = stage.fused == Fused::max2 ? *chosen++ : whole{};
             for (int q = 0; q < 4; q++) {
@@ -229,7 +229,7 @@ class WidePass {
 
     static void pool(const Stage &stage, const Sheet &from, const Sheet &to, whole *chosen) {
         const float share = 1.0f / (float(stage.kernel_height) * float(stage.kernel_width));
-        each_vector(to.map, [&](int y, int x, int c) {
+        each_vector(to.map, [&](size_t y, size_t x, size_t c) {
             const Window window(stage, y, x);
             lanes best = from(window.top, window.first, c), total{};
             whole which = whole{} + (window.top * stage.input.width + window.first);
@@ -248,7 +248,7 @@ class WidePass {
 
     static void pool_back(const Stage &stage, const Sheet &from, const whole *chosen, const Sheet &to, bool adds) {
         const float share = 1.0f / (float(stage.kernel_height) * float(stage.kernel_width));
-        if (!adds) each_vector(to.map, [&](int y, int x, int c) { to(y, x, c) = lanes{}; });
+        if (!adds) each_vector(to.map, [&](size_t y, size_t x, size_t c) { to(y, x, c) = lanes{}; });
         for (int y = 0; y < stage.height; y++)
             for (int x = 0; x < stage.width; x++) {
                 const Window window(stage, y, x);
@@ -268,7 +268,7 @@ class WidePass {
         natural own{};
         for (int lane = 0; lane < LANES; lane++) own[lane] = uint32_t(lane) * uint32_t(stage.height * stage.width);
         const natural sample = mask.of_samples(natural{} + uint32_t(draw_.first));
-        each_vector(to.map, [&](int y, int x, int c) {
+        each_vector(to.map, [&](size_t y, size_t x, size_t c) {
             if (!draw_.on) {
                 to(y, x, c) = from(y, x, c);
                 return;
