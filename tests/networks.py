@@ -179,15 +179,20 @@ ACTIVATIONS: list[Layer] = [
 
 
 @st.composite
-def graphs(draw: st.DrawFn, dropout: bool = False, most: int = 8) -> Architecture:
+def graphs(draw: st.DrawFn, dropout: bool = False, most: int = 8, wide: bool = False) -> Architecture:
     """Classifiers of every layer there is on rows, series or images, with branches, sums and concatenations.
 
-    dropout: whether numbers may be dropped. most: layers before the end, which joins all branches.
+    dropout: whether numbers may be dropped. most: layers before the end, which joins all branches. wide: begin with a
+    convolution of many channels, behind which channels stay many.
     """
-    axes = draw(st.integers(0, 2))
+    axes = draw(st.integers(1 if wide else 0, 2))
     net = Draft((draw(st.integers(1, 4 if axes else 12)), *(draw(st.integers(1, 9)) for _ in range(axes))))
     unread = set[int]()
-    for number in range(draw(st.integers(1, most))):
+    if wide:
+        kernel = (draw(st.integers(1, 2)),) * axes
+        first = (Conv2d if axes == 2 else Conv1d)(net.shape[0], draw(st.sampled_from([16, 20, 32])), kernel, kernel)
+        unread = {net.add(first)}
+    for number in range(len(unread), draw(st.integers(1 + len(unread), most))):
         # Mostly one layer after the other; sometimes from further back, which makes a branch.
         source = number - 1 if draw(st.integers(0, 3)) < 3 else draw(st.integers(SAMPLES, number - 1))
         reads = (source, *_fitting(draw, net, source, number))
@@ -251,6 +256,10 @@ def _convolution(draw: st.DrawFn, shape: Shape) -> Layer:
     kernel = tuple(draw(st.integers(1, min(side + 2 * pad, 5))) for side, pad in zip(shape[1:], padding, strict=True))
     groups, stride = _divisor(draw, shape[0]), tuple(draw(st.integers(1, 3)) for _ in kernel)
     kind = Conv2d if len(kernel) == 2 else Conv1d
+    if shape[0] >= 16:  # many channels: all at once, or each by itself
+        groups = draw(st.sampled_from([1, shape[0]]))
+        outputs = shape[0] if groups > 1 else draw(st.sampled_from([16, 24, 32, 80]))
+        return kind(shape[0], outputs, kernel, padding, draw(st.booleans()), stride, groups)
     return kind(shape[0], groups * draw(st.integers(1, 3)), kernel, padding, draw(st.booleans()), stride, groups)
 
 

@@ -20,6 +20,7 @@ from cbdsl.deploy.budget import _MOST_REASONS, _RUNS_AT_ONCE, _SLACK, Budget, ne
 from cbdsl.deploy.particle import Particle, understand
 from cbdsl.deploy.wire import Announcement, OrderMessage, WireError
 from cbdsl.engines.architecture import Architecture, ArchitectureError, Conv2d, Flatten, Linear, MaxPool2d
+from cbdsl.engines.native_engine import available, info
 from cbdsl.errors import UserError
 from cbdsl.text import one_line, read_size
 
@@ -204,14 +205,22 @@ def test_a_border_larger_than_any_image_is_no_network() -> None:
         Architecture((1, 8, 8), (Conv2d(1, 1, (9, 9), (2**31 - 1, 1)), Flatten(), Linear(1, 3)))
 
 
-def test_room_counts_what_borders_and_layers_take() -> None:
+def test_what_borders_and_layers_take_is_counted() -> None:
     plain = Architecture((1, 8, 8), (Conv2d(1, 1, (1, 1)), MaxPool2d((8, 8), (8, 8)), Flatten(), Linear(1, 3)))
     bordered = Architecture(
         (1, 8, 8), (Conv2d(1, 1, (1, 1), (50, 50)), MaxPool2d((108, 108), (8, 8)), Flatten(), Linear(1, 3))
     )
     assert plain.size == bordered.size
-    assert bordered.room() > 5 * 108 * 108 > plain.room()
+    assert bordered.numbers() > 108 * 108 > plain.numbers()
     assert bordered.entrance() >= 108 * 108
+
+    def engine(network: Architecture) -> int:
+        announcement = announced(architecture=json.dumps(network.to_dict()), size=network.size, shape="[1, 8, 8]")
+        own = Samples(np.zeros((5, 1, 8, 8), np.float32), np.zeros(5, np.int32))
+        return needs_of(understand(announcement), own, 1, 1e9).parts["the engine"]
+
+    if available() is None:
+        assert engine(bordered) - engine(plain) > 4 * 108 * 108 * info().lanes
 
 
 def test_the_system_gives_no_more_than_was_allowed() -> None:
