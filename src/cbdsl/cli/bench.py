@@ -14,7 +14,9 @@ from cbdsl.settings import numbers, words
 
 
 def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
-    models: Annotated[str, typer.Option(help="Models to measure, separated by commas.")] = "cnn,mlp,softmax",
+    models: Annotated[
+        str, typer.Option(help="Models to measure, separated by commas; all of the zoo if left out.")
+    ] = "",
     workers: Annotated[str, typer.Option(help="Numbers of workers, separated by commas.")] = "50",
     batch: Annotated[int, typer.Option(min=1, help="Samples in a training batch.")] = 10,
     scoring: Annotated[int, typer.Option(min=1, help="Samples that every worker scores.")] = 2000,
@@ -36,13 +38,13 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter an option
     from rich.console import Console  # noqa: PLC0415
 
     interrupts.INTERRUPTS.hold()
-    from cbdsl.study.bench import measure, table  # noqa: PLC0415 - it loads torch
+    from cbdsl.study.bench import ZOO, measure, table  # noqa: PLC0415 - it loads torch
 
     interrupts.INTERRUPTS.release()
     try:
         with Console(stderr=True).status("starting") as status:
             rows = measure(
-                words(models), counts, batch, threads, repeats, scoring=scoring, quick=quick,
+                words(models) if models else ZOO, counts, batch, threads, repeats, scoring=scoring, quick=quick,
                 progress=lambda done, total, what: status.update(f"{done}/{total}  {what}"),
             )  # fmt: skip
     except ValueError as error:

@@ -29,6 +29,7 @@ Progress: TypeAlias = Callable[[int, int, str], None]
 """Called with the turns taken, all turns and what comes next; an exception it raises ends the measurement."""
 
 LOOP = "torch-loop"
+ZOO = ("cnn", "mlp", "softmax", "har-cnn", "ds-cnn", "resnet8", "mobilenet-025")
 TASKS = ("train", "score")
 
 
@@ -51,7 +52,7 @@ class Row:
 
 
 def measure(  # noqa: PLR0913  # what a command line offers
-    models: Sequence[str] = ("cnn", "mlp", "softmax"),
+    models: Sequence[str] = ZOO,
     workers: Sequence[int] = (50,),
     batch: int = 10,
     threads: int | None = None,

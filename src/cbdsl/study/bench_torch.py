@@ -2,7 +2,7 @@
 
 A loop over workers with all weights in one flat tensor and the fastest of torch's settings (see `Setting`); the
 same loop in several processes of one thread each; and one vectorised call over all workers. A loop's time grows
-in proportion to its workers, so beyond LIMIT workers it is measured on LIMIT of them and scaled up.
+in proportion to its workers, so beyond as many as `measured` says it is measured on those and scaled up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cbdsl.engines.torch_modules import module_of
 from cbdsl.models.zoo import usual
 from cbdsl.study.processes import deaf_children
 
-LIMIT = 100
+LIMIT, WORK = 100, 1.5e10  # workers, and multiply-adds of one sample of each; torch takes a turn in seconds
 RATE = 0.005
 SCORE_CHUNK = 500
 """Samples that torch scores at once: 100, 250 and 2,000 were no faster on the paper's network."""
@@ -68,12 +68,19 @@ class Setting:
         torch._C._set_mkldnn_enabled(self.onednn)
 
 
+def measured(task: Task) -> int:
+    """Workers that a turn is taken with: all of a small network, a few of a large one."""
+    network = usual(task.model)
+    each = (3 if task.kind == "train" else 1) * sum(network.multiply_adds()) * task.batch * task.steps
+    return min(task.workers, LIMIT, max(4, int(WORK / each)))
+
+
 class _Contender:
     """Puts torch's global settings back when it is closed."""
 
     def __init__(self, task: Task) -> None:
-        self.scale = task.workers / min(task.workers, LIMIT)
-        self.task = task.part(0, min(task.workers, LIMIT))
+        self.scale = task.workers / measured(task)
+        self.task = task.part(0, measured(task))
         self.features = torch.from_numpy(task.samples.features)
         self.labels = torch.from_numpy(task.samples.labels).long()
         self.batches = torch.from_numpy(self.task.indices).long()  # (U, steps, batch)

@@ -373,9 +373,11 @@ size_t kept_by(const Stage &stage) {
     }
 }
 
-// Whether most of a network's work keeps most lanes busy where these are channels: a rule, so that the same network
-// always runs alike. Lanes that are samples are idle where a batch has fewer, at 10 samples 6 of 16.
+// Whether most of a network's work keeps most lanes busy where these are channels: a rule, and the same for every width
+// of a vector, so that a network always runs alike. Lanes that are samples are idle where a batch has fewer, at 10
+// samples 6 of 16.
 bool wants_wide(const Plan &plan) {
+    const auto used = [](int channels) { return double(channels) / ((channels + 15) / 16 * 16); };
     double busy = 0.0, all = 0.0;
     for (const Stage &stage : plan.stages) {
         if (stage.flat) continue;
@@ -384,9 +386,8 @@ bool wants_wide(const Plan &plan) {
         if (stage.groups > 1 && (stage.group_inputs > 1 || stage.group_outputs > 1)) return false;
         const int inputs = plan.tensors[stage.reads[0]].value.channels;
         const double work = double(stage.full_height) * stage.full_width * stage.kernel_height * stage.kernel_width * stage.group_inputs * stage.channels;
-        const double share = double(stage.channels) / rounded_to_lanes(stage.channels), back = double(inputs) / rounded_to_lanes(inputs);
         const bool first = stage.reads[0] == 0;  // the samples need no gradient
-        busy += (first ? 2 : 3) * work, all += 2 * work / share + (first ? 0 : work / back);
+        busy += (first ? 2 : 3) * work, all += 2 * work / used(stage.channels) + (first ? 0 : work / used(inputs));
     }
     return busy > 0.7 * all && all > 0.0;
 }
