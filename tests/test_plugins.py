@@ -127,3 +127,59 @@ def test_two_files_cannot_have_one_name(tmp_path: Path) -> None:
     ):
         plugins.load([str(two)])
     assert register.aggregator.settings("clash") == {"factor": 1}
+
+
+NETS = '''"""Networks that know nothing of registers."""
+from torch import nn
+
+
+class Net(nn.Sequential):
+    """Two layers."""
+
+    def __init__(self, width=8):
+        super().__init__(nn.Flatten(), nn.Linear(784, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+def sized(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(int(__import__("math").prod(shape)), classes))
+
+
+class Needy(nn.Module):
+    def __init__(self, depth):
+        super().__init__()
+
+
+class softmax(nn.Module):
+    pass
+
+
+NUMBER = 3
+'''
+
+
+def test_a_class_in_a_file_is_a_model_under_its_name(tmp_path: Path) -> None:
+    path = written(tmp_path, NETS, "nets.py")
+    assert plugins.load([f"{path}:Net", f"{path}:sized"]) == (f"{path.resolve()}:Net", f"{path.resolve()}:sized")
+    assert register.model.summary("Net") == "Two layers."
+    assert register.model.get("Net")((1, 28, 28), 10)[1].out_features == 8
+    assert register.model.get("sized")((3, 4), 5)[1].weight.shape == (5, 12)
+    plugins.load([f"{path}:Net"])
+    written(tmp_path, NETS.replace("width=8", "width=9"), "nets.py")
+    plugins.load([f"{path}:Net"])
+    assert register.model.get("Net")((1, 28, 28), 10)[1].out_features == 9
+    assert plugins.digest_of(f"{path}:Net") == plugins.digest_of(str(path))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "words"),
+    [
+        ("Nat", r"has no class or function Nat\. It has: Net, Needy, softmax\."),
+        ("NUMBER", "has no class or function NUMBER"),
+        ("Needy", r"Needy in .*nets\.py needs depth\. Give a class that is made without arguments, or a function"),
+        ("softmax", "The model 'softmax' exists already"),
+    ],
+)
+def test_what_cannot_be_a_model_is_said(tmp_path: Path, wanted: str, words: str) -> None:
+    path = written(tmp_path, NETS, "nets.py")
+    with pytest.raises(UserError, match=words):
+        plugins.load([f"{path}:{wanted}"])

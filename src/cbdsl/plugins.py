@@ -1,7 +1,7 @@
 """Guests' files: imported once, so that the parts in them are registered, and known by what is in them.
 
 Only what a user names on the command line or in Python is ever imported, and what a run's own folder says. A spec that
-came over a network names none.
+came over a network names none. `my_net.py:Net` also makes a model of the class Net in that file, under its name.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from cbdsl import register
 from cbdsl.errors import UserError
@@ -27,10 +29,56 @@ _loaded: dict[str, tuple[str, str]] = {}
 """The hash of what was imported under a plugin's name, and its module: a plugin that was edited is imported again."""
 
 
+def model_in(name: str) -> tuple[str, str]:
+    """`my_net.py:Net` as the file and what is meant in it; the latter is empty where nothing is."""
+    file, colon, wanted = name.rpartition(".py:")
+    return (f"{file}.py", wanted) if colon else (name, "")
+
+
 def _load(name: str) -> str:
+    name, wanted = model_in(name)
+    module = _import(name)
+    if not wanted:
+        return name
+    _register_model(name, wanted, sys.modules[module])
+    return f"{name}:{wanted}"
+
+
+def _register_model(name: str, wanted: str, module: Any) -> None:  # noqa: ANN401
+    """Make a model of a class or function that knows nothing of registers."""
+    part = getattr(module, wanted, None)
+    if not callable(part):
+        found = [
+            each
+            for each, value in vars(module).items()
+            if inspect.isclass(value) and value.__module__ == module.__name__
+        ]
+        raise UserError(f"{name} has no class or function {wanted}. It has: {', '.join(found) or 'no class'}.")
+    required = [each.name for each in inspect.signature(part).parameters.values() if _is_required(each)]
+    if len(required) not in {0, 2}:
+        raise UserError(
+            f"{wanted} in {name} needs {', '.join(required)}. Give a class that is made without arguments, or a "
+            "function of a sample's shape and the number of classes."
+        )
+
+    def make(shape: tuple[int, ...], classes: int) -> Any:  # noqa: ANN401 - an Architecture or a module
+        return part(shape, classes) if required else part()
+
+    make.__module__, make.__qualname__ = module.__name__, wanted
+    make.__doc__ = inspect.getdoc(part) if part.__doc__ else f"From {Path(name).name}."
+    register.model(wanted)(make)
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    named = parameter.kind not in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}
+    return named and parameter.default is parameter.empty
+
+
+def _import(name: str) -> str:
+    """Import a plugin unless that was done; the name of its module."""
     digest, path = digest_of(name), Path(name)
     if name in _loaded and _loaded[name][0] == digest:
-        return name
+        return _loaded[name][1]
     module = f"cbdsl_plugin_{path.stem}_{digest}" if path.suffix == ".py" else name
     if name in _loaded:
         _forget(_loaded.pop(name)[1])
@@ -51,7 +99,7 @@ def _load(name: str) -> str:
             "Mend it, or leave it out."
         ) from error
     _loaded[name] = digest, module
-    return name
+    return module
 
 
 def _run_file(path: Path, module: str) -> None:
@@ -94,6 +142,7 @@ def digest_of(name: str) -> str:
 
 def source_of(name: str) -> Path | None:
     """The file behind a plugin."""
+    name, _ = model_in(name)
     if Path(name).suffix == ".py":
         return Path(name) if Path(name).is_file() else None
     try:
@@ -109,4 +158,6 @@ def _whole(name: str) -> str:
             f"The plugin '{name}' is neither a Python file nor a module that can be imported. Give a path such as "
             "my_parts.py, or the name of an installed module."
         )
-    return str(Path(name).resolve()) if Path(name).suffix == ".py" else name
+    file, wanted = model_in(name)
+    whole = str(Path(file).resolve()) if Path(file).suffix == ".py" else file
+    return f"{whole}:{wanted}" if wanted else whole

@@ -16,6 +16,7 @@ from cbdsl.cli.run import run
 from cbdsl.cli.spec_options import SpecWords, read_words
 from cbdsl.cli.sweep import checked_points, sweep
 from cbdsl.cli.theory import theory
+from cbdsl.engines.native_engine import available
 from cbdsl.engines.torch_device import accelerators
 from cbdsl.errors import UserError
 from cbdsl.presets import preset
@@ -246,3 +247,22 @@ def test_another_method_or_number_of_attackers_leaves_nothing_of_the_old_behind(
     words = SpecWords(str(old), True, (), {"method": "cb-dsl", "attack.byzantine": 3})
     found = words.resolved()
     assert (found.swarm.start, found.shared, found.defence.declared) == ("together", "both", 3)
+
+
+def test_a_class_in_a_file_is_a_plugin_and_a_model(tmp_path: Path) -> None:
+    path = tmp_path / "nets.py"
+    path.write_text(
+        "from torch import nn\n\nclass Tiny(nn.Sequential):\n    def __init__(self):\n"
+        "        super().__init__(nn.Flatten(), nn.Linear(784, 10))\n"
+    )
+    words = read_words(model=f"{path}:Tiny", plugin=[str(path)])
+    assert (words.options["model"], words.plugins) == ("Tiny", (str(path), f"{path}:Tiny"))
+    done = cbdsl("run", *SMALL[2:], "--model", "nets.py:Tiny", "--rounds", "2", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["engine"] == ("native" if available() is None else "torch")
+    assert [copy.name.partition("-")[2] for copy in (tmp_path / "out" / "plugins").iterdir()] == ["nets.py"]
+    path.unlink()
+    refused = cbdsl("resume", "out", cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "not there any more" in refused.stderr

@@ -288,8 +288,43 @@ def test_samples_that_do_not_fit_the_run_are_an_error(tmp_path: Path) -> None:
     assert Keeper(tmp_path).load(b"run-0001", 0, 5, 0) is None
 
 
+OWN = """
+from torch import nn
+
+
+class Net(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(8, 6), nn.Dropout(0.5), nn.GELU(), nn.Linear(6, 3))
+
+
+class Strange(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Linear(8, 6), nn.PReLU(), nn.Linear(6, 3))
+"""
+
+
+@pytest.mark.parametrize("engine", ["auto", "torch"])
+def test_a_class_in_the_servers_file_reaches_devices_as_data(tmp_path: Path, engine: str) -> None:
+    (tmp_path / "nets.py").write_text(OWN)
+    spec = replace(small_spec(engine=engine), model="Net", plugins=(f"{tmp_path}/nets.py:Net",))
+    announcement = announce(Stage.prepare(resolve(spec), Given(data=blobs()), 1), b"run-0001", b"")
+    assert str(tmp_path) not in repr(announcement)
+    assignment = understand(announcement)
+    assert assignment.architecture is not None
+    assert [type(layer).__name__ for layer in assignment.architecture.layers] == ["Linear", "Dropout", "Gelu", "Linear"]
+    assert make_engine(assignment, 1).size == 8 * 6 + 6 + 6 * 3 + 3
+
+
+def test_a_class_that_no_device_could_build_is_refused_at_the_server(tmp_path: Path) -> None:
+    (tmp_path / "nets.py").write_text(OWN)
+    spec = replace(small_spec(), model="Strange", plugins=(f"{tmp_path}/nets.py:Strange",))
+    stage = Stage.prepare(resolve(spec), Given(data=blobs()), 1)
+    with pytest.raises(UserError, match=r"Strange cannot be sent to devices: layer 1 \(PReLU\)"):
+        announce(stage, b"run-0001", b"")
+
+
 def test_a_model_that_needs_torch_is_told_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    build = lambda: nn.Sequential(nn.Linear(8, 6), nn.Dropout(0.5), nn.Linear(6, 3))  # noqa: E731
+    build = lambda: nn.Sequential(nn.Linear(8, 6), nn.PReLU(), nn.Linear(6, 3))  # noqa: E731
     stage = Stage.prepare(resolve(replace(small_spec(), model="custom")), Given(model=build, data=blobs()), 1)
     announcement = announce(stage, b"run-0001", b"")
     assert announcement.architecture == ""

@@ -113,7 +113,9 @@ def read_words(  # noqa: PLR0913, PLR0917 - one parameter an option
         str | None, _option("How models travel, up and down: q4, q3, ...; see: cbdsl list codecs.", metavar="NAME")
     ] = None,
     seed: Annotated[int | None, _option("Seed of everything random.")] = None,
-    model: Annotated[str | None, _option("The network; see: cbdsl list models.")] = None,
+    model: Annotated[
+        str | None, _option("The network; see: cbdsl list models. Or a class in a file of your own: my_net.py:Net.")
+    ] = None,
     data: Annotated[
         str | None, _option("A data set by name, a folder of IDX files, or an .npz file.", metavar="SOURCE")
     ] = None,
@@ -172,7 +174,11 @@ def read_words(  # noqa: PLR0913, PLR0917 - one parameter an option
         if key in owners and options[key] != value:
             raise UserError(f"{key} is given twice: by {owners[key]} and by --set {text}. Leave one out.")
         options[key] = value
-    return SpecWords(next(iter(said.values()), ""), spec_file is not None, tuple(plugin or ()), options)
+    files = list(plugin or ())
+    if model is not None and plugins.model_in(model)[1]:
+        files.append(model)
+        options["model"] = plugins.model_in(model)[1]
+    return SpecWords(next(iter(said.values()), ""), spec_file is not None, tuple(files), options)
 
 
 _PARAMETERS = tuple(inspect.signature(read_words, eval_str=True).parameters.values())

@@ -6,7 +6,6 @@ journal holds what was heard since, so a server that is killed at any moment los
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from cbdsl import plugins
 from cbdsl.deploy import wire
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.journal import Journal
@@ -152,11 +152,18 @@ def announce(stage: Stage, run: bytes, shared: bytes) -> Announcement:
     """What workers are told of a run."""
     spec, dataset, parts = stage.spec, stage.dataset, stage.split
     architecture = ""
-    if spec.engine != "torch":
-        with contextlib.suppress(ArchitectureError):  # then only torch can run it
+    own = any(plugins.model_in(name)[1] == spec.model for name in spec.plugins)
+    if spec.engine != "torch" or own:
+        try:
             described = stage.network.description()
             if described.shape == dataset.shape:  # one that takes samples as rows runs on torch
                 architecture = json.dumps(described.to_dict())
+        except ArchitectureError as error:  # then only torch can run it, where its code is
+            if own:
+                raise UserError(
+                    f"The model {spec.model} cannot be sent to devices: {error}. Devices get a network as data, never "
+                    "its code; docs/parts.md has the layers that can be described."
+                ) from error
     return Announcement(
         run=run,
         spec=for_workers(spec).to_toml(),

@@ -262,10 +262,11 @@ def _keep_plugin(folder: Path, name: str) -> None:
 def _compare_plugin(path: Path, name: str) -> None:
     """Refuse a plugin that is gone, or is not what it was when the run was started; say where its copy is."""
     source = plugins.source_of(name)
-    ending = Path(name).name if source is None else source.name
+    file, _ = plugins.model_in(name)
+    ending = Path(file).name
     copies = sorted((path / "plugins").glob(f"*-{ending}"))
     if source is None:
-        kept = f" The run kept a copy of it: cp {copies[-1]} {name}" if copies else ""
+        kept = f" The run kept a copy of it: cp {copies[-1]} {file}" if copies else ""
         raise UserError(f"The plugin {name} of the run {path} is not there any more. Put it back.{kept}")
     if copies and f"{plugins.digest_of(name)}-{ending}" not in [copy.name for copy in copies]:
         raise UserError(
