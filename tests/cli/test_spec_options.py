@@ -264,5 +264,5 @@ def test_a_class_in_a_file_is_a_plugin_and_a_model(tmp_path: Path) -> None:
     assert [copy.name.partition("-")[2] for copy in (tmp_path / "out" / "plugins").iterdir()] == ["nets.py"]
     path.unlink()
     refused = cbdsl("resume", "out", cwd=tmp_path)
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert "not there any more" in refused.stderr
