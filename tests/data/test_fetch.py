@@ -140,6 +140,7 @@ def test_a_changed_file_inside_is_refused_though_the_package_may_be_rebuilt(tmp_
         (PICKLE[:-20], "no frames of readings"),
         (b"not packed", "no frames of readings"),
     ],
+    ids=range(9),  # packed bytes hold the time: several processes would name these tests differently
 )
 def test_recordings_of_another_form_are_an_error_and_leave_nothing(
     tmp_path: Path, home: Path, inside: bytes, reason: str
