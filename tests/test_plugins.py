@@ -168,6 +168,11 @@ def test_a_class_in_a_file_is_a_model_under_its_name(tmp_path: Path) -> None:
     plugins.load([f"{path}:Net"])
     assert register.model.get("Net")((1, 28, 28), 10)[1].out_features == 9
     assert plugins.digest_of(f"{path}:Net") == plugins.digest_of(str(path))
+    other = written(tmp_path, NETS.replace("width=8", "width=3"), "other.py")
+    plugins.load([f"{other}:Net"])
+    assert register.model.get("Net")((1, 28, 28), 10)[1].out_features == 3
+    plugins.load([f"{path}:Net"])  # the file that was named last counts
+    assert register.model.get("Net")((1, 28, 28), 10)[1].out_features == 9
 
 
 @pytest.mark.parametrize(

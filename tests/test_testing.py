@@ -19,7 +19,7 @@ from cbdsl.data.catalogue import ENTRIES
 from cbdsl.data.partition import FeatureSkew
 from cbdsl.data.sources import Dataset
 from cbdsl.engines.architecture import Architecture, Linear
-from helpers import blobs, perceptron
+from helpers import blobs, perceptron, shape_for
 
 Situation = cbdsl.Situation
 Rng = np.random.Generator
@@ -57,7 +57,7 @@ def test_partitions_of_the_package(name: str) -> None:
 
 @pytest.mark.parametrize("name", register.model.names())
 def test_models_of_the_package(name: str) -> None:
-    testing.check_model(name)
+    testing.check_model(name, shape_for(name))
 
 
 def test_models_of_a_user() -> None:

@@ -25,6 +25,8 @@ def load(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(_load(_whole(name)) for name in names)
 
 
+_FROM_A_FILE = "model in a file: "
+
 _loaded: dict[str, tuple[str, str]] = {}
 """The hash of what was imported under a plugin's name, and its module: a plugin that was edited is imported again."""
 
@@ -64,8 +66,10 @@ def _register_model(name: str, wanted: str, module: Any) -> None:  # noqa: ANN40
     def make(shape: tuple[int, ...], classes: int) -> Any:  # noqa: ANN401 - an Architecture or a module
         return part(shape, classes) if required else part()
 
-    make.__module__, make.__qualname__ = module.__name__, wanted
+    make.__module__, make.__qualname__ = module.__name__, f"{_FROM_A_FILE}{wanted}"
     make.__doc__ = inspect.getdoc(part) if part.__doc__ else f"From {Path(name).name}."
+    if wanted in register.model and register.model.get(wanted).__qualname__.startswith(_FROM_A_FILE):
+        register.model.drop(wanted)  # a class of that name in another file: whoever runs it names its file again
     register.model(wanted)(make)
 
 

@@ -97,6 +97,10 @@ class Register:
         lines = inspect.cleandoc(self.get(name).__doc__ or "").split("\n\n")[0].split()
         return " ".join(lines)
 
+    def drop(self, name: str) -> None:
+        """Take out one part."""
+        self._parts.pop(name, None)
+
     def forget(self, module: str) -> None:
         """Take out what a module registered, so that it can be imported again."""
         self._parts = {name: part for name, part in self._parts.items() if part.__module__ != module}

@@ -279,7 +279,7 @@ def test_a_run_does_not_go_on_with_another_engine(tmp_path: Path, monkeypatch: p
 
 def test_a_model_that_the_native_engine_cannot_run_is_announced(caplog: pytest.LogCaptureFixture) -> None:
     def unusual() -> nn.Module:
-        return nn.Sequential(nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 3))
+        return nn.Sequential(nn.Linear(8, 6), nn.PReLU(), nn.Linear(6, 3))
 
     result = cbdsl.run(small_spec(rounds=1), model=unusual, data=blobs())
     assert result.summary.engine == "torch"

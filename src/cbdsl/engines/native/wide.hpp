@@ -288,16 +288,29 @@ inline void wide_norm(const Stage &stage, const float *weights, const Sheet &inp
     });
 }
 
-// output_gradient: before the activation.
-inline void wide_norm_gradient(const Stage &stage, const Sheet &input, const Sheet &output_gradient, float *kept, const Sheet *gradient,
-                               bool adds, const Sink &sink) {
+// output_gradient: behind the activation; what it is before that takes its place.
+inline void wide_norm_gradient(const Stage &stage, const Sheet &input, const Sheet &output, const Sheet &output_gradient, float *kept,
+                               const Sheet *gradient, bool adds, const Sink &sink) {
     const Pixels &map = input.map;
     const WideNorm norm(kept, map.depth);
     const int together = int(stage.together / (size_t(map.height) * map.width));
     const float share = 1.0f / float(stage.together);
     const auto normal = [&](size_t y, size_t x, size_t c) { return (input(y, x, c) - vector_at(norm.means + c)) * vector_at(norm.inverses + c); };
-    sum_positions(map, norm.first, [&](size_t y, size_t x, size_t c) { return output_gradient(y, x, c); });
-    sum_positions(map, norm.second, [&](size_t y, size_t x, size_t c) { return output_gradient(y, x, c) * normal(y, x, c); });
+    const size_t height = map.height, width = map.width;
+    for (size_t c = 0; c < size_t(map.depth); c += LANES) {
+        lanes first{}, second{}, other_first{}, other_second{};  // in two parts that do not wait for each other
+        const auto take = [&](size_t y, size_t x, lanes &sum, lanes &turned) {
+            lanes &g = output_gradient(y, x, c);
+            g = slope(stage.curve, output(y, x, c), g);
+            sum += g, turned += g * normal(y, x, c);
+        };
+        for (size_t y = 0; y < height; y++) {
+            size_t x = 0;
+            for (; x + 2 <= width; x += 2) take(y, x, first, second), take(y, x + 1, other_first, other_second);
+            if (x < width) take(y, x, first, second);
+        }
+        vector_at(norm.first + c) = first + other_first, vector_at(norm.second + c) = second + other_second;
+    }
     for (int c = 0; c < map.channels; c++) {
         if (stage.weight != NOWHERE) sink.add(stage.weight + c, norm.second[c]);
         if (stage.bias != NOWHERE) sink.add(stage.bias + c, norm.first[c]);

@@ -88,12 +88,12 @@ class WidePass {
             return;
         }
         const Sheet given = value(read), made = value(stage.makes), from = gradient(stage.makes), to = gradient(read);
-        const bool fused = stage.kind == StageKind::convolution && stage.fused != Fused::none;
-        if (stage.kind != StageKind::activation && stage.curve.kind != Activation::none && !fused)
+        const bool itself = stage.kind == StageKind::activation || stage.kind == StageKind::norm || stage.fused != Fused::none;
+        if (stage.curve.kind != Activation::none && !itself)
             each_vector(made.map, [&](size_t y, size_t x, size_t c) { from(y, x, c) = slope(stage.curve, made(y, x, c), from(y, x, c)); });
         switch (stage.kind) {
             case StageKind::convolution: convolve_back(stage, given, made, from, sink); return;
-            case StageKind::norm: wide_norm_gradient(stage, given, from, kept, wanted ? &to : nullptr, adds, sink); return;
+            case StageKind::norm: wide_norm_gradient(stage, given, made, from, kept, wanted ? &to : nullptr, adds, sink); return;
             case StageKind::add:
                 for (size_t k = 0; k < stage.reads.size(); k++) {
                     if (!plan_.tensors[stage.reads[k]].learned) continue;
