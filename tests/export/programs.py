@@ -7,6 +7,7 @@ import importlib.util
 import shutil
 import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from cbdsl.arrays import Doubles, Floats
 from cbdsl.data.scaling import Scaling
 from cbdsl.engines.architecture import Architecture
 from cbdsl.models.saved import Card, SavedModel
-from networks import initial, reference
+from cbdsl.models.zoo import usual
+from networks import initial, reference, samples_for
 
 CC = [name for name in ("gcc", "clang") if shutil.which(name)]
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
@@ -45,6 +47,14 @@ def truth(model: SavedModel, features: Floats) -> Doubles:
     with torch.no_grad():
         logits: Doubles = module(torch.from_numpy(features).double()).numpy()
     return logits
+
+
+@cache
+def zoo(name: str) -> tuple[SavedModel, Floats, Doubles]:
+    """A network of the zoo, samples for it, and what it makes of them."""
+    model = model_of(usual(name))
+    features = samples_for(model.graph, 2).features
+    return model, features, truth(model, features)
 
 
 def compiled(text: str, folder: Path, inputs: int, classes: int, compiler: str = "gcc") -> Callable[[Floats], Floats]:

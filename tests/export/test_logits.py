@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from programs import by_onnxruntime, compiled, difference, model_of, needs_cc, needs_onnx, truth
+from programs import by_onnxruntime, compiled, difference, model_of, needs_cc, needs_onnx, truth, zoo
 
 from cbdsl import register
 from cbdsl.arrays import Floats
@@ -19,7 +19,6 @@ from cbdsl.export.int8 import weights_of
 from cbdsl.export.steps import program_of
 from cbdsl.models.predictions import log_probabilities
 from cbdsl.models.saved import SavedModel
-from cbdsl.models.zoo import usual
 from networks import graphs, needs_native, samples_for
 
 NEAR = 1e-5
@@ -27,7 +26,7 @@ few = settings(
     max_examples=20, derandomize=True, deadline=None, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
-ZOO = sorted(name for name in register.model.names() if not name.startswith("custom"))
+ZOO = [name for name in register.model.names() if register.model.get(name).__module__ == "cbdsl.models.zoo"]
 
 
 def in_c(model: SavedModel, features: Floats, folder: Path, int8: bool = False) -> Floats:
@@ -48,11 +47,8 @@ RUNNERS = [pytest.param(in_c, marks=needs_cc, id="c"), pytest.param(in_onnx, mar
 @pytest.mark.parametrize("name", ZOO)
 @pytest.mark.parametrize("run", RUNNERS)
 def test_every_network_of_the_zoo_computes_the_same_elsewhere(run: Runner, name: str, tmp_path: Path) -> None:
-    model = model_of(usual(name))
-    features = samples_for(model.graph, 3).features
-    found = run(model, features, tmp_path)
-    print(name, difference(found, truth(model, features)))
-    assert difference(found, truth(model, features)) < NEAR
+    model, features, logits = zoo(name)
+    assert difference(run(model, features, tmp_path), logits) < NEAR
 
 
 @pytest.mark.parametrize("run", RUNNERS)
@@ -61,17 +57,13 @@ def test_every_network_of_the_zoo_computes_the_same_elsewhere(run: Runner, name:
 def test_random_graphs_compute_the_same_elsewhere(run: Runner, architecture: Architecture, tmp_path: Path) -> None:
     model = model_of(architecture)
     features = samples_for(architecture, 4).features
-    found = run(model, features, tmp_path)
-    print(difference(found, truth(model, features)))
-    assert difference(found, truth(model, features)) < NEAR
+    assert difference(run(model, features, tmp_path), truth(model, features)) < NEAR
 
 
 @needs_native
 @pytest.mark.parametrize("name", ZOO)
 def test_probabilities_by_the_native_engine_are_those_of_the_logits(name: str) -> None:
-    model = model_of(usual(name))
-    features = samples_for(model.graph, 3).features
-    logits = truth(model, features)
+    model, features, logits = zoo(name)
     expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
     found = log_probabilities(NativeEngine(model.graph, 1), model.weights, features, model.graph.classes)
     assert difference(found, expected) < NEAR

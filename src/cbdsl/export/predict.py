@@ -70,8 +70,14 @@ def read_unseen(path: Path, model: SavedModel, raw: bool = False) -> Unseen:
     if features.dtype.kind not in "fiub" or features.shape[1:] != shape or not len(features):
         raise UserError(f"The samples in {path} are {features.dtype} {features.shape}. {wanted}")
     demand_memory(4 * features.size, f"The samples in {path} take", "Give fewer.")
+    scaling = None if raw else model.card.scaling
+    if scaling is not None and scaling.shades and features.dtype != np.uint8 and features.max() > 1:
+        raise UserError(
+            f"The model was trained on bytes, 0 to 255, and the samples in {path} are {features.dtype} up to "
+            f"{features.max()}. Give bytes (uint8), the same divided by 255, or with --raw what is scaled already."
+        )
     with np.errstate(over="ignore"):  # what is too large for a float32 is infinite, and refused
-        values = features if raw or model.card.scaling is None else model.card.scaling.apply(features)
+        values = features if scaling is None else scaling.apply(features)
         values = np.ascontiguousarray(values, np.float32).reshape(len(features), *model.graph.shape)
     if not np.isfinite(values).all():
         raise UserError(f"The samples in {path} hold NaN or infinite values; clean them first.")
