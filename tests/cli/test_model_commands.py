@@ -109,7 +109,7 @@ def test_a_copy_has_all_that_the_model_says(trained: Path, tmp_path: Path) -> No
         assert json.loads(file.metadata()["cbdsl_shape"]) == [1, 28, 28]
 
 
-def test_eight_bits_say_what_they_cost(trained: Path, tmp_path: Path) -> None:
+def test_eight_bits_say_what_they_cost(trained: Path, tmp_path: Path, mnist: Dataset) -> None:
     words = ["export", "run", "--to", "c", "--int8", "--out"]
     done = cbdsl(*words, str(tmp_path / "a.c"), cwd=trained)
     assert done.returncode == 0, done.stderr
@@ -118,6 +118,9 @@ def test_eight_bits_say_what_they_cost(trained: Path, tmp_path: Path) -> None:
     assert sizes == "constants 7.9 kB, working memory 3.1 kB"
     assert lost.endswith("on 200 samples of D_sc")
     done = cbdsl(*words, str(tmp_path / "b.c"), "--data", "x.npz", cwd=trained)
+    assert done.stdout.splitlines()[-1].startswith(f"accuracy {accuracy(trained):.2%} with floats, ")
+    np.savez(trained / "scaled.npz", features=mnist.test.features, labels=mnist.test.labels)
+    done = cbdsl(*words, str(tmp_path / "raw.c"), "--data", "scaled.npz", "--raw", cwd=trained)
     assert done.stdout.splitlines()[-1].startswith(f"accuracy {accuracy(trained):.2%} with floats, ")
     shutil.copy(trained / "run" / "model.safetensors", tmp_path / "alone.safetensors")
     done = cbdsl("export", "alone.safetensors", *words[2:], "c.c", cwd=tmp_path)

@@ -133,7 +133,7 @@ def test_samples_of_many_axes_count_as_rows(tmp_path: Path) -> None:
         ({"cbdsl_format": "2"}, "is written in format '2'; this version reads 1"),
         ({"cbdsl_graph": "{"}, "its graph is no JSON"),
         ({"cbdsl_graph": "[" * 100_000}, "its graph is no JSON (it is nested too deeply)"),
-        ({"cbdsl_graph": " " * (2**22 + 1)}, "its graph is longer than 4,194,304 letters"),
+        ({"cbdsl_graph": " " * (2**24 + 1)}, "its graph is longer than 16,777,216 letters"),
         ({"cbdsl_graph": "[]"}, "its network cannot be: an architecture is a table"),
         ({"cbdsl_shape": "[4, 2]"}, "its network takes (4,), and a sample has the shape (4, 2)"),
         ({"cbdsl_shape": "[1e9]"}, "the shape of a sample is [1000000000.0]"),

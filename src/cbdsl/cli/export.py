@@ -41,7 +41,7 @@ def export(
     if to == "onnx":
         extras.demand("onnx", "it writes the file")
     saved = read_model(model)
-    lost = _lost(saved, model, data) if int8 else ""
+    lost = _lost(saved, model, data, raw) if int8 else ""
     written = write(saved, to, out, raw, int8)
     for path in written.paths:
         typer.echo(f"written: {path} ({_size(path)})")
@@ -55,13 +55,13 @@ def _size(path: Path) -> str:
     return size(path.stat().st_size)
 
 
-def _lost(saved: SavedModel, model: Path, data: Path | None) -> str:
+def _lost(saved: SavedModel, model: Path, data: Path | None, raw: bool) -> str:
     """What eight bits cost, as a line; or why it was not measured."""
     from cbdsl.export.predict import read_unseen  # noqa: PLC0415
     from cbdsl.export.write import accuracies, scoring_set  # noqa: PLC0415
 
     if data is not None:
-        unseen, where = read_unseen(data, saved), str(data)
+        unseen, where = read_unseen(data, saved, raw), str(data)
     else:
         try:
             if not (model / "spec.toml").is_file():

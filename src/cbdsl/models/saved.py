@@ -30,7 +30,7 @@ from cbdsl.text import one_line
 FORMAT = "1"
 _KEYS = ("graph", "obstacle", "shape", "scaling", "classes", "tensors")
 _PREFIX = "cbdsl_"
-_LONGEST = 2**22  # letters of one entry
+_LONGEST = 2**24  # letters of one entry
 _LONGEST_NAME = 100
 
 
