@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.main import get_command
 
@@ -92,6 +93,9 @@ def test_every_command_shown_runs(words: tuple[str, ...], tmp_path: Path) -> Non
     if words[0] == "compare":
         made = [*MADE_SMALL["sweep"], "--over", "seed=0,1", "--out", "sweep"]
         assert cbdsl("sweep", *made, cwd=tmp_path).returncode == 0
+    if words[0] in {"predict", "export"}:
+        assert cbdsl("run", *SMALLER, "--out", "runs/mine", cwd=tmp_path).returncode == 0
+        np.savez(tmp_path / "x.npz", features=np.zeros((3, 28, 28), np.uint8), labels=np.arange(3))
     done = cbdsl(*(each for word in words for each in expanded(word, tmp_path)), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     if words[0] in {"run", "swarm"}:

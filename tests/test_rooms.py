@@ -39,7 +39,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("theory",),
     ("deploy",),
     ("study",),
-    ("report",),
+    ("report", "export"),
     ("testing",),
     ("cli",),
     ("__init__", "__main__"),

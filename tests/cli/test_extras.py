@@ -8,11 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from helpers import SMALL, cbdsl
 
-LIBRARIES = ("torch", "matplotlib", "cryptography", "amqtt")
+LIBRARIES = ("torch", "matplotlib", "cryptography", "amqtt", "onnx")
 HOOK = f"""
 import sys
 
@@ -43,6 +44,7 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
     assert lines["torch"] == "not installed (pip install 'cbdsl[torch]')"
     assert lines["matplotlib"] == "not installed (pip install 'cbdsl[study]')"
     assert lines["cryptography"] == lines["amqtt"] == "not installed (pip install 'cbdsl[deploy]')"
+    assert lines["onnx"] == "not installed (pip install 'cbdsl[export]')"
     assert lines["engine"] == "native, for sequential models; the rest needs torch, which is not installed"
     assert lines["devices"] == "cpu; GPUs need torch, which is not installed (pip install 'cbdsl[torch]')"
     whole = cbdsl("doctor", cwd=tmp_path).stdout
@@ -78,6 +80,17 @@ def test_what_needs_no_extra_works_without(words: list[str], tmp_path: Path) -> 
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
 
 
+def test_a_trained_model_predicts_and_is_exported_without_torch(tmp_path: Path) -> None:
+    assert bare("run", *SMALL, "--rounds", "2", "--out", "here", cwd=tmp_path).returncode == 0
+    np.savez(tmp_path / "x.npz", features=np.zeros((3, 28, 28), np.uint8), labels=np.arange(3))
+    done = bare("predict", "here", "--data", "x.npz", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (json.loads(done.stdout)["samples"], done.stderr) == (3, "")
+    for to, name in (("c", "model.c"), ("torch", "model.py"), ("safetensors", "copy.safetensors")):
+        done = bare("export", "here", "--to", to, "--out", name, cwd=tmp_path)
+        assert (done.returncode, (tmp_path / name).is_file()) == (0, True), done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "library", "extra"),
     [
@@ -87,6 +100,7 @@ def test_what_needs_no_extra_works_without(words: list[str], tmp_path: Path) -> 
         (["run", *SMALL, "--engine", "torch"], "torch", "torch"),
         (["provision", "keys", "--workers", "2"], "cryptography", "deploy"),
         (["swarm", *SMALL, "--broker", "embedded"], "amqtt", "deploy"),
+        (["export", "run", "--to", "onnx", "--out", "model.onnx"], "onnx", "export"),
     ],
 )
 def test_what_needs_an_extra_says_which_before_it_begins(

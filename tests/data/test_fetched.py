@@ -45,6 +45,13 @@ def test_fashion_mnist_is_whole() -> None:
     assert float(data.train.features.std(dtype=np.float64)) == pytest.approx(1.0, abs=1e-4)
 
 
+def test_hapt_knows_the_names_of_its_classes_and_how_it_was_scaled() -> None:
+    data = fetched("hapt")
+    assert (len(data.class_names), data.class_names[0]) == (data.classes, "walking")
+    assert data.scaling is not None
+    assert (len(data.scaling.mean), data.scaling.shades) == (6, False)
+
+
 def test_every_entry_is_pinned() -> None:
     for entry in ENTRIES.values():
         sums = [entry.content, entry.package.sha256, *(part.sha256 for part in entry.package.parts)]

@@ -14,7 +14,9 @@ from cbdsl.cli.compare import compare
 from cbdsl.cli.data import data
 from cbdsl.cli.deployment import serve, swarm, work
 from cbdsl.cli.doctor import doctor
+from cbdsl.cli.export import export
 from cbdsl.cli.listing import list_parts, presets
+from cbdsl.cli.predict import predict
 from cbdsl.cli.provision import provision
 from cbdsl.cli.reproduce import reproduce
 from cbdsl.cli.run import resume, run
@@ -50,6 +52,7 @@ _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "theory": theory,
         "bench": bench,
     },
+    "Use the model": {"predict": predict, "export": export},
     "Deploy": {"swarm": swarm, "provision": provision, "serve": serve, "work": work},
     "Look up": {"list": list_parts, "presets": presets, "doctor": doctor},
 }

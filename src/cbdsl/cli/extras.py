@@ -7,7 +7,7 @@ from importlib import metadata
 
 from cbdsl.errors import missing
 
-EXTRAS = {"torch": "torch", "matplotlib": "study", "cryptography": "deploy", "amqtt": "deploy"}
+EXTRAS = {"torch": "torch", "matplotlib": "study", "cryptography": "deploy", "amqtt": "deploy", "onnx": "export"}
 """Libraries and the extras that bring them: pip install 'cbdsl[study]'."""
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ def read(entry: Entry) -> Dataset:
         raise UserError(f"{error} {again}") from error
     if fingerprint(arrays) != entry.content:
         raise UserError(f"{path} is not the data set '{entry.name}' as this version knows it. {again}")
-    return dataset_of(path, arrays)
+    return replace(dataset_of(path, arrays), class_names=entry.class_names)
 
 
 def fingerprint(arrays: Mapping[str, NDArray[Any]]) -> str:

@@ -46,6 +46,7 @@ class Entry:
     package: Package
     memory: int  # bytes, about what reading the package takes
     content: str  # SHA-256 of the arrays, see `cbdsl.data.cache.fingerprint`
+    class_names: tuple[str, ...] = ()
 
 
 _HAPT = Entry(
@@ -70,6 +71,7 @@ _HAPT = Entry(
     ),
     600_000_000,
     "dc38dfc7d4844f4af78a625f6aa42021049ee1ccbb98a1434ea03721c78fee97",
+    ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "lying"),
 )
 
 _CIFAR10 = Entry(
@@ -99,6 +101,7 @@ _CIFAR10 = Entry(
     ),
     900_000_000,
     "5722a8ca6ec8e7b061f1740d1d8762f8b38c610bf6f8ea2a94b9862fdbbe6af4",
+    ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 )
 
 _FASHION = Entry(
@@ -141,7 +144,10 @@ _FASHION = Entry(
     ),
     300_000_000,
     "89bf697faf55fe17158ab66b87e9e94357135d8ec3e9751c9c1f06d6a9acf2fd",
-)
+    (
+        "T-shirt or top", "trousers", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot",
+    ),
+)  # fmt: skip
 
 ENTRIES = {entry.name: entry for entry in (_HAPT, _CIFAR10, _FASHION)}
 

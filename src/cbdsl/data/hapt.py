@@ -17,11 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbdsl.data import pickles
+from cbdsl.data.catalogue import ENTRIES
 from cbdsl.data.pickles import Call
 from cbdsl.errors import UserError
 
 CHANNELS = ("acc-x", "acc-y", "acc-z", "gyro-x", "gyro-y", "gyro-z")
-ACTIVITIES = ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "lying")
+ACTIVITIES = ENTRIES["hapt"].class_names
 LENGTH, STEP = 128, 64
 TEST_PEOPLE = (2, 4, 9, 10, 12, 13, 18, 20, 24)
 """Nobody trains on them: the nine people of UCI's own test set."""

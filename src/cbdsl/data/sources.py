@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from cbdsl import register
 from cbdsl.archives import load_arrays
 from cbdsl.arrays import Floats, Indices, Samples
+from cbdsl.data.scaling import SCALES, SHADES, Scaling, scaled
 from cbdsl.errors import UserError
 from cbdsl.machine import demand_memory
 from cbdsl.register import CUSTOM
@@ -35,7 +36,6 @@ Scale: TypeAlias = tuple[float, float]
 """Mean and deviation of the pixels of a training set, white being 1."""
 
 _EMBEDDED_SCALE: Scale = (0.1306604762738429, 0.3081078038564627)  # known, so that pixels need not be counted
-_SHADES = np.arange(256) / 255.0  # (256,)
 _LARGEST_GAIN = 1032  # no packed file becomes more than so many times longer
 _PIECE = 2**15  # bytes of a packed file that are unpacked at once
 _AT_ONCE = 2**18  # pixels
@@ -50,6 +50,8 @@ class Dataset:
     classes: int
     name: str = CUSTOM
     clients: Indices | None = None  # (N,), whose each training sample is; -1: nobody's; none: not known
+    scaling: Scaling | None = None  # what was done to the features; none: they are as they were given
+    class_names: tuple[str, ...] = ()  # none: classes are called by their numbers
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -118,7 +120,6 @@ def load(source: str, options: Mapping[str, Any] | None = None) -> Dataset:
 
 
 _ARRAYS = ("train_features", "train_labels", "test_features", "test_labels")
-_SCALES = ("feature_mean", "feature_deviation")
 
 
 def read_arrays(path: Path) -> Dataset:
@@ -132,7 +133,7 @@ def read_arrays(path: Path) -> Dataset:
 def dataset_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of a data set's .npz file, as they are stored."""
     wanted = f"an .npz file with the arrays {', '.join(_ARRAYS)}: numbers (N, ...) and whole numbers (N,)"
-    arrays = stored_arrays(path, _ARRAYS, "data", wanted, ("train_clients", *_SCALES))
+    arrays = stored_arrays(path, _ARRAYS, "data", wanted, ("train_clients", *SCALES))
     for name in arrays:
         if arrays[name].dtype.kind not in "fiub":
             raise UserError(f"{name} in {path} holds {arrays[name].dtype}; give numbers.")
@@ -141,47 +142,18 @@ def dataset_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 def dataset_of(path: Path, arrays: Mapping[str, NDArray[Any]]) -> Dataset:
     """The data set of these arrays; path: where they are from."""
-    copied = [name for name in _ARRAYS if arrays[name].dtype != np.float32 or _SCALES[0] in arrays]
+    copied = [name for name in _ARRAYS if arrays[name].dtype != np.float32 or SCALES[0] in arrays]
     needed = sum(4 * arrays[name].size for name in copied)
     demand_memory(needed, f"The samples in {path} take", "Give fewer.")
     try:
         train, test = (
-            (scaled(arrays[f"{part}_features"], *map(arrays.get, _SCALES)), arrays[f"{part}_labels"])
+            (scaled(arrays[f"{part}_features"], *map(arrays.get, SCALES)), arrays[f"{part}_labels"])
             for part in ("train", "test")
         )
-        return Dataset.from_arrays(*train, *test, name=str(path), clients=arrays.get("train_clients"))
+        data = Dataset.from_arrays(*train, *test, name=str(path), clients=arrays.get("train_clients"))
+        return replace(data, scaling=Scaling.of(arrays))
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
-
-
-def scaled(
-    features: NDArray[Any], mean: NDArray[Any] | None = None, deviation: NDArray[Any] | None = None
-) -> NDArray[Any]:
-    """Features (N, C, ...) less their channel's mean, in deviations, as float32; as they are if neither is given.
-
-    mean, deviation: (C,). Bytes are shades: 255 counts as 1.
-    """
-    if mean is None and deviation is None:
-        return features
-    channels = features.shape[1:2]
-    for name, values in zip(_SCALES, (mean, deviation), strict=True):
-        if values is None or values.shape != channels or not np.isfinite(values).all():
-            found = "nothing" if values is None else f"{values.dtype} {values.shape}"
-            raise UserError(f"{name} must hold a finite number for each channel, {channels}; given {found}.")
-    assert mean is not None
-    assert deviation is not None
-    if not (deviation > 0).all():
-        raise UserError(f"feature_deviation must be above 0; given {deviation.tolist()}.")
-    result = np.empty(features.shape, np.float32)
-    at_once = max(1, _AT_ONCE // max(1, features[:1].size))
-    for channel, (middle, spread) in enumerate(zip(mean, deviation, strict=True)):
-        shades = np.asarray((_SHADES - middle) / max(spread, 1e-6), np.float32)
-        for start in range(0, len(features), at_once):
-            part = slice(start, start + at_once), channel
-            with np.errstate(over="ignore"):  # what is too large for a float32 is infinite, and refused later
-                values = np.asarray(features[part])
-                result[part] = shades[values] if values.dtype == np.uint8 else (values - np.float64(middle)) / spread
-    return result
 
 
 @register.dataset(EMBEDDED)
@@ -199,10 +171,10 @@ def read_folder(folder: Path, name: str, scale: Scale | None = None) -> Dataset:
     train_images, train_labels = _read_part(folder, ("train",))
     test_images, test_labels = _read_part(folder, ("t10k", "test"))
     mean, deviation = scale or scale_of(train_images)
-    shades = np.asarray((_SHADES - mean) / max(deviation, 1e-6), np.float32)  # (256,), finite
+    shades = np.asarray((SHADES - mean) / max(deviation, 1e-6), np.float32)  # (256,), finite
     train = _samples(_painted(train_images, shades), train_labels, "training")
     test = _samples(_painted(test_images, shades), test_labels, "test")
-    return _dataset(train, test, name)
+    return replace(_dataset(train, test, name), scaling=Scaling((mean,), (max(deviation, 1e-6),), shades=True))
 
 
 def _read_part(folder: Path, words: tuple[str, ...]) -> tuple[Bytes, Bytes]:
@@ -218,8 +190,8 @@ def _read_part(folder: Path, words: tuple[str, ...]) -> tuple[Bytes, Bytes]:
 def scale_of(images: Bytes) -> Scale:
     """Mean and deviation of all pixels, white being 1."""
     counts = _shade_counts(images.reshape(-1))
-    mean = np.average(_SHADES, weights=counts)
-    return float(mean), float(np.sqrt(np.average((_SHADES - mean) ** 2, weights=counts)))
+    mean = np.average(SHADES, weights=counts)
+    return float(mean), float(np.sqrt(np.average((SHADES - mean) ** 2, weights=counts)))
 
 
 def _shade_counts(pixels: Bytes) -> NDArray[np.int64]:

@@ -31,6 +31,7 @@ from cbdsl.files import (
     write_atomically,
     write_json,
 )
+from cbdsl.models.saved import Card
 from cbdsl.plain import from_plain
 from cbdsl.protocol.state import BackOff, ServerState
 from cbdsl.runs.records import RoundRecord, Summary
@@ -44,7 +45,7 @@ spec.toml          what was run; `cbdsl run --spec spec.toml` runs it again
 rounds.jsonl       one object a round: accuracy, score, verdicts, messages and bytes
 summary.json       the run in one object
 accuracy.png       test accuracy by round, drawn by the command line
-model.safetensors  the final global model
+model.safetensors  the final global model, its network, the scaling of features; `cbdsl predict` and `export` use it
 init.safetensors   the model it started from, where one was given
 plugins/           the plugins as they were when the run was started
 checkpoint.npz     the state of the server and, until the run is finished, of the swarm; `cbdsl resume` goes on from it
@@ -220,9 +221,9 @@ class RunFolder:
         self.rewind(records)
         return checkpoint, records
 
-    def finish(self, summary: Summary, tensors: dict[str, Floats]) -> None:
-        """Write the model and the summary."""
-        metadata = {"format": "pt", "cbdsl_spec_key": summary.spec_key}
+    def finish(self, summary: Summary, tensors: dict[str, Floats], card: Card) -> None:
+        """Write the model, with what it says of itself, and the summary."""
+        metadata = {"format": "pt", "cbdsl_spec_key": summary.spec_key, **card.metadata()}
         write_atomically(self.path / "model.safetensors", safetensors_bytes(tensors, metadata), self._private)
         write_json(self.path / "summary.json", asdict(summary), self._private)
 

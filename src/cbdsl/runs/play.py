@@ -15,6 +15,7 @@ from cbdsl.data import Dataset
 from cbdsl.data.partition import Partition
 from cbdsl.errors import UserError
 from cbdsl.methods.base import Method
+from cbdsl.models.saved import Card
 from cbdsl.presets import preset
 from cbdsl.protocol.aggregators import Rule
 from cbdsl.protocol.messages import Order, RoundLog, Swarm
@@ -196,7 +197,8 @@ def conclude(stage: Stage, folder: RunFolder | None, records: Sequence[RoundReco
     method, finale = stage.server.method, stage.finale(state)
     summary = summarise(stage.spec, stage.spec_key, records, method, stage.engine, stage.byzantine, finale)
     if folder is not None:
-        folder.finish(summary, stage.network.tensors(state.global_best))
+        card = Card.of(stage.network, stage.dataset.scaling, stage.dataset.class_names)
+        folder.finish(summary, stage.network.tensors(state.global_best), card)
     where = folder.path if folder else None
     return Result(stage.spec, summary, tuple(records), state.global_best, where, stage.network, stage.engine)
 

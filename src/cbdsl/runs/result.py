@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cbdsl.arrays import Floats, Indices, Samples
+from cbdsl.arrays import Floats, Indices
 from cbdsl.engines.base import Engine
 from cbdsl.errors import UserError
 from cbdsl.models.network import Network
+from cbdsl.models.predictions import log_probabilities
 from cbdsl.runs.records import RoundRecord, Summary, summary_rows
 from cbdsl.spec import Spec
 
@@ -45,12 +46,8 @@ class Result:
         values = np.ascontiguousarray(features, np.float32)
         if values.shape[1:] != self.network.shape:
             raise UserError(f"The model takes samples (N, *{self.network.shape}); given {values.shape}.")
-        everything = np.arange(len(values), dtype=np.int32)
-        losses = [  # the loss under a label falls with that label's logit
-            self.engine.sample_losses(self.weights, Samples(values, np.full(len(values), label, np.int32)), everything)
-            for label in range(self.network.classes)
-        ]
-        return np.asarray(np.argmin(losses, axis=0), np.int32)
+        logits = log_probabilities(self.engine, self.weights, values, self.network.classes)
+        return np.asarray(np.argmax(logits, axis=1), np.int32)
 
     def to_frame(self) -> pd.DataFrame:
         """One row a round as a pandas DataFrame."""

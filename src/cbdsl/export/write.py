@@ -1,0 +1,103 @@
+"""A saved model as a file for other programs, and what rounding its weights costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cbdsl import spec as specs
+from cbdsl.data import load, split
+from cbdsl.data.partition import iid
+from cbdsl.errors import UserError, missing, unknown
+from cbdsl.export.int8 import weights_of
+from cbdsl.export.predict import Unseen, predict
+from cbdsl.export.steps import program_of
+from cbdsl.files import write_atomically
+from cbdsl.models.saved import SavedModel
+from cbdsl.spec import init_file
+from cbdsl.text import size
+
+ENDINGS = {"onnx": ".onnx", "c": ".c", "torch": ".py", "safetensors": ".safetensors"}
+"""Formats, and how the names of their files end."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """Files, and a line about what they take."""
+
+    paths: tuple[Path, ...]
+    note: str = ""
+
+
+def check_words(to: str, out: Path, raw: bool, int8: bool) -> None:
+    """Refuse a format, a file and options that do not go together, before anything is read."""
+    if to not in ENDINGS:
+        raise unknown("format", to, ENDINGS)
+    if out.suffix != ENDINGS[to]:
+        raise UserError(f"--to {to} writes a {ENDINGS[to]} file; given --out {out}. Give a name that ends so.")
+    if int8 and to != "c":
+        raise UserError(f"--int8 is for --to c; --to {to} keeps weights as they are. Leave it out.")
+    if raw and to == "safetensors":
+        raise UserError("--raw changes nothing with --to safetensors, which copies the model whole. Leave it out.")
+    for path in _paths(to, out):
+        if path.exists():
+            raise UserError(f"{path} exists; nothing was overwritten. Give another --out, or remove it.")
+
+
+def write(model: SavedModel, to: str, out: Path, raw: bool = False, int8: bool = False) -> Written:
+    """Write a model in one of the formats. raw: without the scaling of features. int8: weights of eight bits."""
+    check_words(to, out, raw, int8)
+    if to == "safetensors":
+        return _written(to, out, {out: init_file(model.source).read_bytes()})
+    program = program_of(model, raw)
+    if to == "torch":
+        from safetensors.numpy import save  # noqa: PLC0415
+
+        from cbdsl.export.torch_source import torch_source, torch_tensors  # noqa: PLC0415
+
+        weights = save(torch_tensors(program), {"format": "pt"})
+        return _written(to, out, dict(zip(_paths(to, out), (torch_source(program).encode(), weights), strict=True)))
+    if to == "onnx":
+        try:
+            from cbdsl.export.onnx_file import onnx_model  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            raise missing("onnx", "export", "it writes the file") from error
+        return _written(to, out, {out: onnx_model(program)})
+    from cbdsl.export.c_source import c_file  # noqa: PLC0415
+
+    made = c_file(program, int8)
+    note = f"constants {size(made.constants)}, working memory {size(made.memory)}"
+    return replace(_written(to, out, {out: made.text.encode()}), note=note)
+
+
+def accuracies(model: SavedModel, unseen: Unseen, threads: int | None = None) -> tuple[float, float]:
+    """Share of labelled samples that the model, and the same with weights of eight bits, classify correctly."""
+    rounded = replace(model, weights=weights_of(program_of(model, raw=True).steps))
+    before, after = (predict(one, unseen, threads).accuracy for one in (model, rounded))
+    if before is None or after is None:
+        raise UserError("The data have no labels, so accuracy cannot be measured. Give an .npz file with labels.")
+    return before, after
+
+
+def scoring_set(folder: Path, model: SavedModel) -> Unseen:
+    """D_sc of a run: what its workers scored on. An error says why it cannot be had."""
+    spec = specs.read(folder / "spec.toml")
+    if spec.plugins:
+        raise UserError("The run used plugins, which are not imported here.")
+    data = load(spec.data.source, spec.options.of(spec.data.source))
+    rows = split(data.train.labels, spec.data, 0, spec.seed, data.clients, iid).shared_scoring
+    if not len(rows) or data.shape != model.card.shape:
+        raise UserError("The run has no D_sc, or its data are not what they were.")
+    samples = data.train.taken(rows)
+    return Unseen(samples.features.reshape(len(rows), *model.graph.shape), samples.labels)
+
+
+def _paths(to: str, out: Path) -> tuple[Path, ...]:
+    return (out, out.with_suffix(".safetensors")) if to == "torch" else (out,)
+
+
+def _written(to: str, out: Path, contents: dict[Path, bytes]) -> Written:
+    out.parent.mkdir(parents=True, exist_ok=True)
+    for path, content in contents.items():
+        write_atomically(path, content)
+    return Written(_paths(to, out))
