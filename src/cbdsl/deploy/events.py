@@ -31,6 +31,7 @@ class Events:
         counts: a file in which the numbers of refusals outlive this process; see `save`.
         """
         self._path, self._counts, self._lock = path, counts, threading.Lock()
+        self.listener: Callable[[str, dict[str, Any]], None] | None = None  # hears of every event
         self._is_member = is_member or (lambda _: False)
         self.refusals: Counter[str] = Counter()
         self._offences: Counter[tuple[str, str]] = Counter()  # (reason, worker), members and the first strangers
@@ -41,6 +42,8 @@ class Events:
 
     def note(self, event: str, **details: Any) -> None:  # noqa: ANN401 - whatever JSON takes
         """Write an event down; the older half of a long log goes to events.old.jsonl, and what was there is gone."""
+        if self.listener is not None:
+            self.listener(event, details)
         if self._path is None:
             return
         line = json.dumps({"time": round(time.time(), 3), "event": event, **details})

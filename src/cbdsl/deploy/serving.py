@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -80,16 +81,19 @@ def serve(
     on_ready: Callable[[NetworkSwarm], None] | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
     make_link: MakeLink | None = None,
+    on_event: Callable[[str, dict[str, Any]], None] | None = None,
 ) -> Served:
     """Play the rounds that are left with whoever connects as a worker; closes the folder at the end.
 
-    make_link: another way to the workers than the broker of the config.
+    make_link: another way to the workers than the broker of the config. on_event: hears who comes and goes, on any
+    thread.
     """
     out = opened.folder.path
     try:
         roster = Roster(out / "roster.json", stage.spec.workers, config.names)
         meter, claims = Meter(out / "wire.json"), Events(out / "claims.jsonl")
         events = Events(out / "events.jsonl", lambda name: roster.number(name) is not None, out / "refused.json")
+        events.listener = on_event
         first = state = opened.checkpoint.state if opened.checkpoint else stage.first_state()
         events.note("started", round=state.round)
         if stage.spec.defence.aggregator == "mean" and not stage.split.workers:  # who deals knows the numbers itself
@@ -133,11 +137,16 @@ def serve(
         (out / "journal.bin").unlink(missing_ok=True)
         events.note("finished", round=state.round, refused=dict(events.refusals), offences=events.offences()[:1000])
         result = conclude(stage, opened.folder, opened.records, state)
-        names = {str(number): name for number, name in enumerate(roster.names)}
-        write_json(out / "summary.json", {**asdict(result.summary), "names": names}, private=True)
+        _name_workers(out, result, roster)
         return Served(result, meter.counts(), dict(events.refusals))
     finally:
         opened.folder.close()
+
+
+def _name_workers(out: Path, result: Result, roster: Roster) -> None:
+    """Put everybody's name into the summary, beside what every summary has."""
+    names = {str(number): name for number, name in enumerate(roster.names)}
+    write_json(out / "summary.json", {**asdict(result.summary), "names": names}, private=True)
 
 
 def _named(played: Played, roster: Roster, network: NetworkSwarm) -> RoundRecord:

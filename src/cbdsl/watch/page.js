@@ -1,0 +1,304 @@
+"use strict";
+// The page of one folder: told of everything new by /events, it shows a run or a table of runs.
+// Names and reasons come from strangers; they are only ever written as text.
+
+const get = (id) => document.getElementById(id);
+const STATES = ["here", "late", "away", "unseen", "done", "banned"];
+const [ROUND, ACCURACY, SCORE, UP, DOWN, SECONDS, TRAIN, WAIT, UPLOAD, VERIFY] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
+const [, NAME, STATE, , CLAIM, , , , , , BAN] = [...Array(12).keys()];
+const COLUMNS = ["#", "worker", "state", "this round", "claim", "invited", "accepted", "declined", "refuted", "silent", "ban", "refused messages"];
+const SHOWN = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 10];  // the reason for a ban comes last: it is long
+
+const percent = (value) => `${(100 * value).toFixed(1)} %`;
+const decimal = (value) => (Math.abs(value) >= 1000 || (value && Math.abs(value) < 1e-3) ? value.toExponential(1) : String(Number(value.toPrecision(4))));
+const known = (value, format) => (value === null || value === undefined ? "–" : format(value));
+
+function size(count) {
+  for (const unit of ["B", "kB", "MB", "GB"]) {
+    if (count < 1000 || unit === "GB") return `${unit === "B" || count >= 100 || Number.isInteger(count) ? Math.round(count) : count.toFixed(1)} ${unit}`;
+    count /= 1000;
+  }
+}
+
+function seconds(value) {
+  if (value < 1) return `${Math.round(1000 * value)} ms`;
+  return value < 120 ? `${value.toFixed(1)} s` : `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+}
+
+const run = { facts: null, points: [], latest: null, workers: new Map(), verdicts: [], events: [] };
+const view = { replay: null, filter: "", search: "", sort: [0, 1], cells: new Map(), tiles: new Map() };
+let charts = null;
+
+function makeCharts() {
+  const at = (index) => (point) => point[index];
+  const split = (point) => point[TRAIN] !== null;
+  charts = [
+    new Chart(get("chart-accuracy"), "Test accuracy", [{ name: "", style: "one", value: at(ACCURACY) }], { format: percent }),
+    new Chart(get("chart-score"), "F^g, the global model's score", [{ name: "", style: "two", value: at(SCORE) }], { format: decimal }),
+    new Chart(get("chart-bytes"), "Bytes so far", [
+      { name: "FedAvg up", style: "other", value: (point) => (run.facts.fedavg ? run.facts.fedavg * point[ROUND] : null) },
+      { name: "down", style: "two", value: at(DOWN) },
+      { name: "up", style: "one", value: at(UP) },
+    ], { format: size, log: true }),
+    new Chart(get("chart-seconds"), "Round time", [
+      { name: "train", style: "one", value: at(TRAIN) },
+      { name: "wait", style: "other", value: at(WAIT) },
+      { name: "upload", style: "two", value: at(UPLOAD) },
+      { name: "verify", style: "three", value: at(VERIFY) },
+      { name: "", style: "one", value: (point) => (split(point) ? null : point[SECONDS]) },
+    ], { format: seconds, stacked: true }),
+  ];
+}
+
+// --- the run
+
+function take(news) {
+  if (news.whole) {
+    run.points = [];
+    run.workers.clear();
+    view.cells.clear();
+    view.tiles.clear();
+    get("workers").tBodies[0].replaceChildren();
+    get("mosaic").replaceChildren();
+  }
+  run.facts = news.facts;
+  run.points.push(...news.points);
+  run.latest = news.latest;
+  run.verdicts = news.verdicts;
+  run.events = news.events;
+  for (const row of news.workers) run.workers.set(row[0], row);
+  if (view.replay && view.replay.round > news.facts.round) view.replay = null;
+  show(view.replay ? [] : news.workers);
+}
+
+function show(changed) {
+  const started = performance.now();
+  const shown = view.replay || { ...run, round: run.facts.round, best: run.facts.best, banned: run.facts.banned, uploads: run.facts.uploads };
+  showHead(run.facts);
+  showSlider(run.facts);
+  if (shown.latest) showFigures(run.facts, shown);
+  const points = [...run.points];
+  if (run.latest && (!points.length || points[points.length - 1][ROUND] < run.latest[ROUND])) points.push(run.latest);
+  for (const chart of charts) chart.draw(points, view.replay ? view.replay.round : null);
+  showStates(run.facts, shown);
+  showWorkers(changed);
+  showVerdicts(shown);
+  document.body.dataset.took = (performance.now() - started).toFixed(1);
+  document.body.dataset.round = run.facts.round;
+}
+
+function showHead(facts) {
+  get("run").hidden = false;
+  get("sweep").hidden = true;
+  document.title = `${facts.round}/${facts.rounds} ${facts.folder}`;
+  get("folder").textContent = facts.folder;
+  const words = { waiting: "waiting for the run to begin", running: "running", stopped: "stopped", finished: "finished" };
+  get("status").textContent = words[facts.status];
+  get("status").className = `pill ${facts.status}`;
+  const attack = facts.byzantine ? `, ${facts.byzantine} attackers (${facts.attack})` : "";
+  get("about").textContent = facts.status === "waiting" ? "There is no spec.toml in the folder yet." : [
+    facts.preset, facts.method, `${facts.workers.toLocaleString("en")} workers${attack}`, `model ${facts.model}`,
+    facts.codec && `codec ${facts.codec}`, `seed ${facts.seed}`,
+  ].filter(Boolean).join(" · ");
+  get("damaged").hidden = !facts.damaged;
+  get("damaged").textContent = `${facts.damaged} lines of rounds.jsonl cannot be read and are left out.`;
+}
+
+function showSlider(facts) {
+  const slider = get("slider");
+  slider.max = Math.max(1, facts.round);
+  slider.disabled = facts.round < 2;
+  if (!view.replay && document.activeElement !== slider) slider.value = facts.round;
+  if (!view.replay) slider.value = facts.round;
+  get("where").textContent = `round ${view.replay ? view.replay.round : facts.round} of ${facts.rounds}`;
+  get("live").hidden = !view.replay;
+  get("live").textContent = facts.status === "running" ? "back to now" : "back to the last round";
+}
+
+function showFigures(facts, shown) {
+  const now = shown.latest, fedavg = facts.fedavg * shown.round;
+  get("accuracy").textContent = known(now[ACCURACY], percent);
+  get("best").textContent = `best round ${known(shown.best, percent)}`;
+  get("score").textContent = known(now[SCORE], decimal);
+  get("up").textContent = size(now[UP]);
+  get("saved").textContent = fedavg && now[UP] ? `FedAvg: ${size(fedavg)}, ${decimal(Number((fedavg / now[UP]).toPrecision(3)))} times as much` : `${shown.uploads.toLocaleString("en")} models`;
+  get("down").textContent = size(now[DOWN]);
+  const wire = facts.wire || {};
+  get("wire").textContent = wire.sent && !view.replay ? `MQTT: ${size(wire.sent)} sent, ${size(wire.received)} received` : "payload alone";
+  get("banned").textContent = shown.banned;
+  get("refused").textContent = facts.served ? `${facts.refused.toLocaleString("en")} messages refused` : "of the workers";
+  get("seconds").textContent = known(now[SECONDS], seconds);
+  get("split").textContent = now[TRAIN] === null ? `${seconds(facts.seconds)} in all` : `train ${seconds(now[TRAIN])}, wait ${seconds(now[WAIT])}, upload ${seconds(now[UPLOAD])}, verify ${seconds(now[VERIFY])}`;
+}
+
+function showStates(facts, shown) {
+  const states = facts.states, gone = facts.status === "finished";
+  const present = gone ? facts.workers - facts.banned : states.here + states.late;
+  get("present").textContent = `${present.toLocaleString("en")} of ${facts.workers.toLocaleString("en")}`;
+  const others = STATES.filter((state) => states[state] && state !== "here").map((state) => `${states[state]} ${state}`);
+  get("states").textContent = gone ? "took part to the end" : others.join(", ") || "everybody is here";
+  const bans = [...(view.replay ? view.replay.workers : run.workers.values())].filter((row) => row[BAN]);
+  get("bans-section").hidden = !bans.length;
+  get("bans").replaceChildren(...bans.slice(0, 200).map((row) => item(row[NAME], row[BAN])));
+  get("events-section").hidden = !run.events.length;
+  get("events").replaceChildren(...[...run.events].reverse().map(([when, words]) => item(new Date(1000 * when).toLocaleTimeString("en-GB"), words)));
+}
+
+function item(first, rest) {
+  const made = document.createElement("li"), name = document.createElement("b");
+  name.textContent = first;
+  made.append(name, ` ${rest}`);
+  return made;
+}
+
+// --- workers: a tile and a row for each; only what has changed is written
+
+function showWorkers(changed) {
+  const rows = view.replay ? view.replay.workers : changed;
+  const table = get("workers"), fresh = [];
+  if (!table.tHead.rows.length) makeHead(table);
+  for (const row of rows) {
+    if (!view.cells.has(row[0])) fresh.push(makeRow(row));
+    writeRow(row);
+  }
+  table.tBodies[0].append(...fresh);
+  if (fresh.length || view.sort[0] !== 0) sortRows();
+  showFilters();
+  filterRows();
+}
+
+function makeHead(table) {
+  const head = table.tHead.insertRow();
+  SHOWN.forEach((column) => {
+    const cell = document.createElement("th"), button = document.createElement("button");
+    button.type = "button";
+    button.textContent = COLUMNS[column];
+    button.addEventListener("click", () => { view.sort = [column, view.sort[0] === column ? -view.sort[1] : column > 3 ? -1 : 1]; sortRows(); });
+    cell.append(button);
+    head.append(cell);
+  });
+}
+
+function makeRow(row) {
+  const made = document.createElement("tr"), tile = document.createElement("i");
+  const cells = SHOWN.map(() => made.insertCell());
+  view.cells.set(row[0], { made, cells, text: [] });
+  view.tiles.set(row[0], tile);
+  get("mosaic").append(tile);
+  return made;
+}
+
+function writeRow(row) {
+  const { made, cells, text } = view.cells.get(row[0]), tile = view.tiles.get(row[0]);
+  SHOWN.forEach((column, index) => {
+    const value = row[column], words = column === CLAIM ? (value === null ? "" : decimal(value)) : column > 4 && column < 10 && !value ? "" : column === 11 && !value ? "" : String(value);
+    if (text[index] !== words) {
+      cells[index].textContent = words;
+      text[index] = words;
+    }
+  });
+  made.row = row;
+  made.className = `${row[STATE]} ${row[3]}`;
+  tile.className = row[STATE] || row[3] || "in";
+  tile.title = `${row[NAME]}: ${row[STATE] || row[3] || "in the run"}`;
+}
+
+function sortRows() {
+  const [column, direction] = view.sort, body = get("workers").tBodies[0];
+  const rank = (value) => (column === 2 ? STATES.indexOf(value) : value === null || value === "" ? -Infinity : value);
+  const before = (a, b) => (a === b ? 0 : a < b ? -1 : 1);
+  const rows = [...view.cells.values()].map((one) => one.made);
+  rows.sort((a, b) => direction * before(rank(a.row[column]), rank(b.row[column])) || a.row[0] - b.row[0]);
+  if (rows.some((row, index) => body.rows[index] !== row)) body.append(...rows);
+}
+
+function showFilters() {
+  const counts = new Map();
+  for (const { made } of view.cells.values()) if (made.row[STATE]) counts.set(made.row[STATE], (counts.get(made.row[STATE]) || 0) + 1);
+  const buttons = ["", ...STATES.filter((state) => counts.has(state))].map((state) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = `chip ${state}${view.filter === state ? " chosen" : ""}`;
+    button.textContent = state ? `${counts.get(state)} ${state}` : `all ${view.cells.size}`;
+    button.addEventListener("click", () => { view.filter = state; showFilters(); filterRows(); });
+    return button;
+  });
+  get("filters").replaceChildren(...buttons);
+}
+
+function filterRows() {
+  for (const { made } of view.cells.values()) {
+    const hidden = (view.filter && made.row[STATE] !== view.filter) || (view.search && !`${made.row[0]} ${made.row[NAME]}`.toLowerCase().includes(view.search));
+    if (made.hidden !== Boolean(hidden)) made.hidden = Boolean(hidden);
+  }
+}
+
+function showVerdicts(shown) {
+  get("verdicts-title").textContent = `Invitations in round ${shown.round}`;
+  fill(get("verdicts"), ["worker", "outcome", "claimed", "measured", "reason"], shown.verdicts.slice(0, 200).map((row) => [row[0], row[1], known(row[2], decimal), known(row[3], decimal), row[4]]));
+}
+
+function fill(table, head, rows) {
+  table.tHead.replaceChildren();
+  table.tBodies[0].replaceChildren();
+  const top = table.tHead.insertRow();
+  for (const word of head) top.append(Object.assign(document.createElement("th"), { textContent: word }));
+  for (const row of rows) {
+    const made = table.tBodies[0].insertRow();
+    for (const word of row) word instanceof Node ? made.insertCell().append(word) : (made.insertCell().textContent = word);
+  }
+}
+
+// --- many runs
+
+function showSweep(news) {
+  get("run").hidden = true;
+  get("sweep").hidden = false;
+  document.title = news.facts.folder;
+  get("folder").textContent = news.facts.folder;
+  const done = news.runs.filter((one) => one.done).length;
+  get("status").textContent = done === news.runs.length ? "finished" : `${done} of ${news.runs.length} runs finished`;
+  get("status").className = `pill ${done === news.runs.length ? "finished" : "running"}`;
+  get("about").textContent = "Each run has a page of its own.";
+  const rows = news.runs.map((one) => {
+    const link = document.createElement("a"), bar = document.createElement("progress");
+    link.href = `runs/${encodeURIComponent(one.name)}/`;
+    link.textContent = one.name;
+    bar.max = one.rounds || 1;
+    bar.value = one.round;
+    return [link, ...one.values, `${one.round} of ${one.rounds}`, bar, known(one.accuracy, percent), one.banned || ""];
+  });
+  fill(get("runs"), ["run", ...news.columns, "round", "", "accuracy", "banned"], rows);
+  document.body.dataset.runs = news.runs.length;
+}
+
+// --- what a person does, and what the server says
+
+async function replay(round) {
+  const answer = await fetch(`round?number=${round}`);
+  if (!answer.ok || Number(get("slider").value) !== round) return;
+  view.replay = await answer.json();
+  show([]);
+}
+
+function live() {
+  view.replay = null;
+  show([...run.workers.values()]);
+}
+
+get("slider").addEventListener("input", () => {
+  const round = Number(get("slider").value);
+  round >= run.facts.round ? live() : replay(round);
+});
+get("live").addEventListener("click", live);
+get("search").addEventListener("input", () => { view.search = get("search").value.toLowerCase(); filterRows(); });
+
+makeCharts();
+const events = new EventSource("events");
+events.onopen = () => { get("lost").hidden = true; };
+events.onerror = () => { get("lost").hidden = false; };
+events.onmessage = (message) => {
+  const news = JSON.parse(message.data);
+  if (news.facts.kind === "sweep") showSweep(news);
+  else if (news.facts.kind === "run") take(news);
+};
