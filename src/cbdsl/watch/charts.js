@@ -14,7 +14,7 @@ function element(name, attributes = {}, text) {
 // Round numbers between two bounds, about five of them.
 function ticks(low, high) {
   const rough = (high - low) / 4 || 1, power = 10 ** Math.floor(Math.log10(rough));
-  const step = power * [1, 2, 5, 10].find((one) => one * power >= rough);
+  const step = power * [1, 2, 2.5, 5, 10].find((one) => one * power >= rough);
   const found = [];
   for (let at = Math.ceil(low / step) * step; at <= high + step / 1e6; at += step) found.push(at);
   return found;
@@ -28,7 +28,7 @@ function powers(low, high) {
 }
 
 class Chart {
-  // series: [{name, style, value: point => number or null}]; options: format, log, stacked (areas on top of each other).
+  // series: [{name, style, value: point => number or null}]; options: format, tick (for the axis), log, stacked.
   constructor(figure, title, series, options) {
     this.series = series;
     this.options = options;
@@ -97,7 +97,7 @@ class Chart {
       const y = this.y(mark);
       if (y < TOP - 4 || y > HEIGHT - BOTTOM + 1) continue;
       this.svg.append(element("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y, class: "grid" }));
-      this.svg.append(element("text", { x: LEFT - 8, y: y + 4, class: "left" }, this.options.format(mark)));
+      this.svg.append(element("text", { x: LEFT - 8, y: y + 4, class: "left" }, (this.options.tick || this.options.format)(mark)));
     }
     for (const round of ticks(...this.rounds)) {
       if (Number.isInteger(round)) {

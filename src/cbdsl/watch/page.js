@@ -6,10 +6,11 @@ const get = (id) => document.getElementById(id);
 const STATES = ["here", "late", "away", "unseen", "done", "banned"];
 const [ROUND, ACCURACY, SCORE, UP, DOWN, SECONDS, TRAIN, WAIT, UPLOAD, VERIFY] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
 const [, NAME, STATE, , CLAIM, , , , , , BAN] = [...Array(12).keys()];
-const COLUMNS = ["#", "worker", "state", "this round", "claim", "invited", "accepted", "declined", "refuted", "silent", "ban", "refused messages"];
+const COLUMNS = ["#", "worker", "state", "this round", "claim", "invited", "accepted", "declined", "refuted", "silent", "ban", "messages refused"];
 const SHOWN = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 10];  // the reason for a ban comes last: it is long
 
 const percent = (value) => `${(100 * value).toFixed(1)} %`;
+const roughly = (value) => `${Number((100 * value).toFixed(2))} %`;
 const decimal = (value) => (Math.abs(value) >= 1000 || (value && Math.abs(value) < 1e-3) ? value.toExponential(1) : String(Number(value.toPrecision(4))));
 const known = (value, format) => (value === null || value === undefined ? "–" : format(value));
 
@@ -26,14 +27,14 @@ function seconds(value) {
 }
 
 const run = { facts: null, points: [], latest: null, workers: new Map(), verdicts: [], events: [] };
-const view = { replay: null, filter: "", search: "", sort: [0, 1], cells: new Map(), tiles: new Map() };
+const view = { replay: null, filter: "", search: "", sort: [0, 1], cells: new Map(), tiles: new Map(), longest: 0 };
 let charts = null;
 
 function makeCharts() {
   const at = (index) => (point) => point[index];
   const split = (point) => point[TRAIN] !== null;
   charts = [
-    new Chart(get("chart-accuracy"), "Test accuracy", [{ name: "", style: "one", value: at(ACCURACY) }], { format: percent }),
+    new Chart(get("chart-accuracy"), "Test accuracy", [{ name: "", style: "one", value: at(ACCURACY) }], { format: percent, tick: roughly }),
     new Chart(get("chart-score"), "F^g, the global model's score", [{ name: "", style: "two", value: at(SCORE) }], { format: decimal }),
     new Chart(get("chart-bytes"), "Bytes so far", [
       { name: "FedAvg up", style: "other", value: (point) => (run.facts.fedavg ? run.facts.fedavg * point[ROUND] : null) },
@@ -83,7 +84,8 @@ function show(changed) {
   showStates(run.facts, shown);
   showWorkers(changed);
   showVerdicts(shown);
-  document.body.dataset.took = (performance.now() - started).toFixed(1);
+  view.longest = Math.max(view.longest, performance.now() - started);
+  document.body.dataset.longest = view.longest.toFixed(1);  // milliseconds that an update took
   document.body.dataset.round = run.facts.round;
 }
 
@@ -134,7 +136,8 @@ function showFigures(facts, shown) {
 function showStates(facts, shown) {
   const states = facts.states, gone = facts.status === "finished";
   const present = gone ? facts.workers - facts.banned : states.here + states.late;
-  get("present").textContent = `${present.toLocaleString("en")} of ${facts.workers.toLocaleString("en")}`;
+  const total = Object.assign(document.createElement("span"), { textContent: `of ${facts.workers.toLocaleString("en")}` });
+  get("present").replaceChildren(`${present.toLocaleString("en")} `, total);
   const others = STATES.filter((state) => states[state] && state !== "here").map((state) => `${states[state]} ${state}`);
   get("states").textContent = gone ? "took part to the end" : others.join(", ") || "everybody is here";
   const bans = [...(view.replay ? view.replay.workers : run.workers.values())].filter((row) => row[BAN]);
@@ -163,6 +166,7 @@ function showWorkers(changed) {
   }
   table.tBodies[0].append(...fresh);
   if (fresh.length || view.sort[0] !== 0) sortRows();
+  get("mosaic").hidden = view.cells.size < 25;  // of so few the table shows all at once
   showFilters();
   filterRows();
 }

@@ -42,7 +42,7 @@ class Presence:
         elif kind == "over":
             self._over = True
         words = _words(kind, worker, event)
-        if words:
+        if words and not (self._over and kind == "disconnected"):  # everybody leaves in the end
             when = event.get("time")
             self.recent.append((finite(float(when)) or 0.0 if isinstance(when, (int, float)) else 0.0, words))
 
