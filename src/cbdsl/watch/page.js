@@ -139,7 +139,8 @@ function showStates(facts, shown) {
   const total = Object.assign(document.createElement("span"), { textContent: `of ${facts.workers.toLocaleString("en")}` });
   get("present").replaceChildren(`${present.toLocaleString("en")} `, total);
   const others = STATES.filter((state) => states[state] && state !== "here").map((state) => `${states[state]} ${state}`);
-  get("states").textContent = gone ? "took part to the end" : others.join(", ") || "everybody is here";
+  const words = gone ? "took part to the end" : others.join(", ") || "everybody is here";
+  get("states").textContent = view.replay ? `as of now: ${words}` : words;
   const bans = [...(view.replay ? view.replay.workers : run.workers.values())].filter((row) => row[BAN]);
   get("bans-section").hidden = !bans.length;
   get("bans").replaceChildren(...bans.slice(0, 200).map((row) => item(row[NAME], row[BAN])));
