@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ from cbdsl.cli.serve_display import Attendance
 from cbdsl.deploy.broker import find_mosquitto
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.phases import Phases
+from cbdsl.runs.folder import read_result
 from helpers import cbdsl
 
 BEST = "mosquitto" if find_mosquitto() else "embedded"
@@ -65,6 +67,31 @@ def test_the_page_beside_a_swarm_ends_with_it(ending: signal.Signals, tmp_path: 
     process.send_signal(ending)
     process.wait(120)
     wait_until(lambda: not words_of(pages[0]), 20)
+
+
+def test_a_swarms_folder_explains_every_file_and_says_who_is_who(tmp_path: Path) -> None:
+    spec = tiny_spec(pictures(tmp_path / "pictures"), workers=4, rounds=3, attack__byzantine=1)
+    (tmp_path / "spec.toml").write_text(spec.to_toml())
+    done = cbdsl("swarm", "spec.toml", "--broker", BEST, "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "run"
+    readme = (folder / "README.txt").read_text()
+    explained = {text.split()[0].rstrip("/") for text in readme.splitlines() if text}
+    assert {path.name for path in folder.iterdir()} - {"README.txt"} <= explained
+    assert {"journal.bin", ".secret", "refused.json", "events.jsonl"} <= explained
+    names = json.loads((folder / "summary.json").read_text())["names"]
+    assert names == {str(number): f"worker-{number}" for number in range(4)}
+    lines = [json.loads(text) for text in (folder / "rounds.jsonl").read_text().splitlines()]
+    banned = lines[-1]["banned"]
+    assert banned
+    for one in lines:
+        assert {one["names"][str(worker)] for worker in banned} == {f"worker-{worker}" for worker in banned}
+        assert sum(one["phases"].values()) == pytest.approx(one["seconds"], abs=1e-3)
+    said = [json.loads(text) for text in (folder / "claims.jsonl").read_text().splitlines()]
+    assert [one["round"] for one in said] == [1, 2, 3]
+    assert set(said[0]["claims"]) == set(names.values())
+    assert (folder / "claims.jsonl").stat().st_mode & 0o777 == 0o600
+    assert read_result(folder)[2][-1].names == lines[-1]["names"]  # and read again they are the same
 
 
 def children_of(parent: int) -> list[int]:

@@ -277,6 +277,17 @@ def test_names_claims_and_refusals_come_from_the_files_of_a_served_run(tmp_path:
     assert view.at(1)["workers"][0][4] == 1.5  # type: ignore[index]
 
 
+def test_who_was_away_at_the_end_is_not_among_those_who_are_done(tmp_path: Path) -> None:
+    write_run(tmp_path, [line(1)], spec_of(workers=2, rounds=1))
+    (tmp_path / "roster.json").write_text(json.dumps({"names": ["a", "b"]}))
+    (tmp_path / "summary.json").write_text('{"rounds": 1}')
+    happened = [("connected", "a"), ("connected", "b"), ("disconnected", "b"), ("over", ""), ("disconnected", "a")]
+    write_lines(tmp_path / "events.jsonl", [{"event": event, "worker": worker} for event, worker in happened])
+    found = news_of(RunView(Place(tmp_path)))
+    assert found["facts"]["status"] == "finished"
+    assert [row[2] for row in found["workers"]] == ["done", "away"]
+
+
 def test_events_of_the_older_half_of_a_long_log_count(tmp_path: Path) -> None:
     write_run(tmp_path, [], spec_of(workers=2, rounds=9))
     (tmp_path / "roster.json").write_text(json.dumps({"names": ["a", "b"]}))

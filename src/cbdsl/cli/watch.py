@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +19,7 @@ from cbdsl.errors import UserError
 
 _LOOK_SECONDS = 0.5  # between looks at whether the command that started us is still there
 _END_SECONDS = 5.0
+_LAST_NEWS_SECONDS = 1.2  # in which open pages hear how the run ended
 
 
 def watch(
@@ -64,6 +66,7 @@ def page_beside(folder: Path, wanted: bool) -> Iterator[None]:
             said = process.stdout.readline().strip()
             typer.echo(said or "The page could not be started; the run goes on without it.", err=True)
         yield
+        time.sleep(_LAST_NEWS_SECONDS)
     finally:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -135,11 +135,11 @@ function showFigures(facts, shown) {
 
 function showStates(facts, shown) {
   const states = facts.states, gone = facts.status === "finished";
-  const present = gone ? facts.workers - facts.banned : states.here + states.late;
+  const present = gone ? states.done : states.here + states.late;
   const total = Object.assign(document.createElement("span"), { textContent: `of ${facts.workers.toLocaleString("en")}` });
   get("present").replaceChildren(`${present.toLocaleString("en")} `, total);
-  const others = STATES.filter((state) => states[state] && state !== "here").map((state) => `${states[state]} ${state}`);
-  const words = gone ? "took part to the end" : others.join(", ") || "everybody is here";
+  const others = STATES.filter((state) => states[state] && state !== (gone ? "done" : "here")).map((state) => `${states[state]} ${state}`);
+  const words = [...(gone ? ["to the end"] : []), ...others].join(", ") || "everybody is here";
   get("states").textContent = view.replay ? `as of now: ${words}` : words;
   const bans = [...(view.replay ? view.replay.workers : run.workers.values())].filter((row) => row[BAN]);
   get("bans-section").hidden = !bans.length;
@@ -300,8 +300,9 @@ get("search").addEventListener("input", () => { view.search = get("search").valu
 
 makeCharts();
 const events = new EventSource("events");
-events.onopen = () => { get("lost").hidden = true; };
-events.onerror = () => { get("lost").hidden = false; };
+const lose = (lost) => { get("lost").hidden = !lost; get("status").hidden = lost; };
+events.onopen = () => lose(false);
+events.onerror = () => lose(true);
 events.onmessage = (message) => {
   const news = JSON.parse(message.data);
   if (news.facts.kind === "sweep") showSweep(news);

@@ -155,9 +155,9 @@ class RunView:
     def _state(self, number: int, name: str) -> str:
         if number in self.tally.banned:
             return "banned"
-        if self.facts.finished:
-            return "done"
-        return self.presence.state(name) if self.presence.seen else "here"
+        if self.presence.seen:
+            return self.presence.state(name)
+        return "done" if self.facts.finished else "here"
 
     def _rows_of(self, tally: Tally, claims: dict[str, float], state: Any) -> list[Row]:  # noqa: ANN401
         outcomes, refused, rows = tally.outcomes(), self.facts.refused_by, []
