@@ -128,11 +128,12 @@ class Tab:
 @contextmanager
 def tab(folder: Path, width: int = 1300, height: int = 1700, dark: bool = False) -> Iterator[Tab]:
     """A browser with one page, closed at the end."""
+    command = browser_command(folder, "--remote-debugging-pipe")
     (theirs_in, ask), (answers, theirs_out) = os.pipe(), os.pipe()
     ends = [fcntl.fcntl(one, fcntl.F_DUPFD, 10) for one in (theirs_in, theirs_out)]
 
     process = subprocess.Popen(
-        [sys.executable, "-c", PLACED, *map(str, ends), *browser_command(folder, "--remote-debugging-pipe")],
+        [sys.executable, "-c", PLACED, *map(str, ends), *command],
         stderr=subprocess.DEVNULL, pass_fds=ends,
     )  # fmt: skip
     for one in (theirs_in, theirs_out, *ends):

@@ -28,7 +28,7 @@ def run(tmp_path: Path) -> Path:
 
 def test_the_page_and_what_belongs_to_it_fetch_nothing_from_elsewhere(run: Path) -> None:
     with page(run) as server:
-        for path in ("/", "/page.js", "/charts.js", "/page.css"):
+        for path in ("/", "/page.js", "/charts.js", "/workers.js", "/page.css"):
             status, headers, text = ask(server, path)
             assert status == 200
             assert not [

@@ -186,8 +186,8 @@ class RunView:
             found[row[2]] += 1
         return found
 
-    def news(self, seen: Seen) -> tuple[dict[str, Any] | None, Seen]:
-        """What one who has seen so much has not seen yet, none if that is nothing; and what it has seen then."""
+    def news(self, seen: Seen) -> tuple[dict[str, Any], Seen]:
+        """What one who has seen so much has not seen yet, and what it has seen then."""
         self.refresh()
         with self._lock:
             whole = seen.history != self._history

@@ -32,6 +32,7 @@ _PAGE = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
     "/charts.js": ("charts.js", "text/javascript; charset=utf-8"),
+    "/workers.js": ("workers.js", "text/javascript; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
 }
 _HEADERS = {
@@ -59,7 +60,7 @@ class Watcher:
     def view(self) -> RunView | SweepView:
         """What is there now: many runs, if there is a folder of them and no spec beside it."""
         alone = self.place.stamp("spec.toml") is not None
-        return self._sweep if not alone and self._sweep.names() else self._run
+        return self._sweep if not alone and self._sweep.has_runs() else self._run
 
     def find(self, path: str) -> tuple[RunView | SweepView | None, str]:
         """Whom a path asks, and for what: `/metrics`, `/runs/NAME/metrics`."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import tomllib
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any
 
 from cbdsl.watch.place import Place, as_object
@@ -30,10 +32,17 @@ class SweepView:
         self._rows: dict[str, dict[str, Any]] = {}
         self._open: OrderedDict[str, RunView] = OrderedDict()
 
+    def has_runs(self) -> bool:
+        """Whether there is any run."""
+        return next(self._names(), None) is not None
+
     def names(self) -> list[str]:
         """The folders of runs, by name; a link is none of them."""
+        return list(itertools.islice(self._names(), _MOST_RUNS))
+
+    def _names(self) -> Iterator[str]:
         runs = self.place.inside(ROOM)
-        return [name for name in runs.names() if not name.startswith(".") and runs.inside(name).stamp("spec.toml")]
+        return (name for name in runs.names() if not name.startswith(".") and runs.inside(name).stamp("spec.toml"))
 
     def run(self, name: str) -> RunView | None:
         """A run of this folder, followed from now on; none if there is no such run."""
@@ -50,8 +59,7 @@ class SweepView:
         """What is known of each run."""
         with self._lock:
             if time.monotonic() - self._looked >= _READ_SECONDS:
-                names = self.names()[:_MOST_RUNS]
-                self._rows = {name: self._row(name) for name in names}
+                self._rows = {name: self._row(name) for name in self.names()}
                 self._cache = {name: one for name, one in self._cache.items() if name in self._rows}
                 self._looked = time.monotonic()
             return self._rows
