@@ -7,12 +7,15 @@ const [ROUND, ACCURACY, SCORE, UP, DOWN, SECONDS, TRAIN, WAIT, UPLOAD, VERIFY] =
 
 const percent = (value) => `${(100 * value).toFixed(1)} %`;
 const roughly = (value) => `${Number((100 * value).toFixed(2))} %`;
-const decimal = (value) => (Math.abs(value) >= 1000 || (value && Math.abs(value) < 1e-3) ? value.toExponential(1) : String(Number(value.toPrecision(4))));
+const plain = (value) => value === 0 || (Math.abs(value) < 1000 && Math.abs(value) >= 1e-3);
+const decimal = (value) => (plain(value) ? String(Number(value.toPrecision(4))) : value.toExponential(1));
 const known = (value, format) => (value === null || value === undefined ? "–" : format(value));
 
 function size(count) {
   for (const unit of ["B", "kB", "MB", "GB"]) {
-    if (count < 1000 || unit === "GB") return `${unit === "B" || count >= 100 || Number.isInteger(count) ? Math.round(count) : count.toFixed(1)} ${unit}`;
+    if (count < 1000 || unit === "GB") {
+      return `${unit === "B" || count >= 100 || Number.isInteger(count) ? Math.round(count) : count.toFixed(1)} ${unit}`;
+    }
     count /= 1000;
   }
 }
@@ -119,14 +122,17 @@ function showFigures(facts, shown) {
   get("best").textContent = `best round ${known(shown.best, percent)}`;
   get("score").textContent = known(now[SCORE], decimal);
   get("up").textContent = size(now[UP]);
-  get("saved").textContent = fedavg && now[UP] ? `FedAvg: ${size(fedavg)}, ${decimal(Number((fedavg / now[UP]).toPrecision(3)))} times as much` : `${shown.uploads.toLocaleString("en")} models`;
+  const models = `${shown.uploads.toLocaleString("en")} models`, times = decimal(Number((fedavg / now[UP]).toPrecision(3)));
+  get("saved").textContent = fedavg && now[UP] ? `FedAvg: ${size(fedavg)}, ${times} times as much` : models;
   get("down").textContent = size(now[DOWN]);
   const wire = facts.wire || {};
   get("wire").textContent = wire.sent && !view.replay ? `MQTT: ${size(wire.sent)} sent, ${size(wire.received)} received` : "payload alone";
   get("banned").textContent = shown.banned;
   get("refused").textContent = facts.served ? `${facts.refused.toLocaleString("en")} messages refused` : "of the workers";
   get("seconds").textContent = known(now[SECONDS], seconds);
-  get("split").textContent = now[TRAIN] === null ? `${seconds(facts.seconds)} in all` : `train ${seconds(now[TRAIN])}, wait ${seconds(now[WAIT])}, upload ${seconds(now[UPLOAD])}, verify ${seconds(now[VERIFY])}`;
+  const phases = [["train", TRAIN], ["wait", WAIT], ["upload", UPLOAD], ["verify", VERIFY]].filter((one) => now[one[1]] !== null);
+  const split = phases.map(([name, index]) => `${name} ${seconds(now[index])}`).join(", ");
+  get("split").textContent = split || `${seconds(facts.seconds)} in all`;
 }
 
 function showStates(facts, shown) {
@@ -153,7 +159,8 @@ function item(first, rest) {
 
 function showVerdicts(shown) {
   get("verdicts-title").textContent = `Invitations in round ${shown.round}`;
-  fill(get("verdicts"), ["worker", "outcome", "claimed", "measured", "reason"], shown.verdicts.slice(0, 200).map((row) => [row[0], row[1], known(row[2], decimal), known(row[3], decimal), row[4]]));
+  const rows = shown.verdicts.slice(0, 200).map((row) => [row[0], row[1], known(row[2], decimal), known(row[3], decimal), row[4]]);
+  fill(get("verdicts"), ["worker", "outcome", "claimed", "measured", "reason"], rows);
 }
 
 function fill(table, head, rows) {

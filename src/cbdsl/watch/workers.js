@@ -42,10 +42,16 @@ function makeRow(row) {
   return made;
 }
 
+// A cell's text: nothing for a count of none, so that what there is stands out.
+function wordsOf(column, value) {
+  if (column === CLAIM) return value === null ? "" : decimal(value);
+  return column > CLAIM && !value ? "" : String(value);
+}
+
 function writeRow(row) {
   const { made, cells, text } = view.cells.get(row[0]), tile = view.tiles.get(row[0]);
   SHOWN.forEach((column, index) => {
-    const value = row[column], words = column === CLAIM ? (value === null ? "" : decimal(value)) : column > 4 && column < 10 && !value ? "" : column === 11 && !value ? "" : String(value);
+    const words = wordsOf(column, row[column]);
     if (text[index] !== words) {
       cells[index].textContent = words;
       text[index] = words;
@@ -82,7 +88,8 @@ function showFilters() {
 
 function filterRows() {
   for (const { made } of view.cells.values()) {
-    const hidden = (view.filter && made.row[STATE] !== view.filter) || (view.search && !`${made.row[0]} ${made.row[NAME]}`.toLowerCase().includes(view.search));
-    if (made.hidden !== Boolean(hidden)) made.hidden = Boolean(hidden);
+    const words = `${made.row[0]} ${made.row[NAME]}`.toLowerCase();
+    const hidden = (view.filter !== "" && made.row[STATE] !== view.filter) || !words.includes(view.search);
+    if (made.hidden !== hidden) made.hidden = hidden;
   }
 }
