@@ -34,7 +34,7 @@ def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> t
         connection.putheader(name.replace("_", "-"), value)
     connection.endheaders()
     answer = connection.getresponse()
-    text = answer.read().decode()
+    text = "" if answer.length is None else answer.read().decode()  # a stream has no end
     connection.close()
     return answer.status, dict(answer.getheaders()), text
 
