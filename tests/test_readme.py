@@ -37,6 +37,7 @@ MADE_SMALL = {
 ONLY_READ = {
     "serve": "needs a broker on another machine; tests/deploy plays whole deployments",
     "work": "needs a broker on another machine; tests/deploy plays whole deployments",
+    "watch": "serves a page until it is stopped; tests/watch has it in a browser",
     "data fetch": "downloads; tests/data takes made packages the whole way",
 }
 """Commands that are not run, and why: that all their options exist is checked."""

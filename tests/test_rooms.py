@@ -36,6 +36,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("byzantine",),
     ("swarms",),
     ("runs", "callbacks"),
+    ("watch",),
     ("theory",),
     ("deploy",),
     ("study",),

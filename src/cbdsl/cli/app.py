@@ -22,6 +22,7 @@ from cbdsl.cli.reproduce import reproduce
 from cbdsl.cli.run import resume, run
 from cbdsl.cli.sweep import sweep
 from cbdsl.cli.theory import theory
+from cbdsl.cli.watch import watch
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
@@ -43,7 +44,7 @@ def common(version: _Version = False) -> None:
 
 
 _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
-    "Run": {"run": run, "resume": resume},
+    "Run": {"run": run, "resume": resume, "watch": watch},
     "Study": {
         "sweep": sweep,
         "compare": compare,

@@ -13,13 +13,14 @@ import sys
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
 from cbdsl.cli import extras, interrupts
 from cbdsl.cli.options import Json, Plugins
 from cbdsl.cli.spec_options import SpecWords, takes_spec
+from cbdsl.cli.watch import page_beside
 from cbdsl.errors import UserError, unknown
 from cbdsl.files import read_text
 from cbdsl.plugins import load as load_plugins
@@ -54,6 +55,7 @@ _UploadSeconds = Annotated[float, typer.Option(help="An invited worker is passed
 _JoinSeconds = Annotated[float, typer.Option(help="How long the first round waits for workers that are missing.")]
 _GraceSeconds = Annotated[float, typer.Option(help="How long a worker that vanished is waited for.")]
 _Slack = Annotated[float, typer.Option(help="Everybody has so many times as long as most workers need.")]
+_Watch = Annotated[bool, typer.Option("--watch", help="Also show the run in a browser: cbdsl watch, beside it.")]
 _LeastSeconds = Annotated[float, typer.Option(help="And so much longer once in a while.")]
 
 
@@ -77,6 +79,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter an option
     slack: _Slack = 10.0,
     least_seconds: _LeastSeconds = 2.0,
     threads: _Threads = None,
+    watch: _Watch = False,
     as_json: Json = False,
 ) -> None:
     """Be the parameter server of a swarm: play a spec's rounds with workers behind an MQTT broker."""
@@ -96,7 +99,9 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter an option
     if names:
         words = _with_roster(words, len(names), roster)
     _refuse_simulated(words)
-    _serve(words.resolved(), out, ServerConfig(swarm, address, deadlines, names), threads, as_json)
+    spec = words.resolved()
+    with page_beside(out, watch):
+        _serve(spec, out, ServerConfig(swarm, address, deadlines, names), threads, as_json)
 
 
 def work(  # noqa: PLR0913, PLR0917 - one parameter an option
@@ -163,6 +168,7 @@ def swarm(  # noqa: PLR0913, PLR0917 - one parameter an option
     round_seconds: _RoundSeconds = 600.0,
     upload_seconds: _UploadSeconds = 60.0,
     threads: _Threads = None,
+    watch: _Watch = False,
     as_json: Json = False,
 ) -> None:
     """Play a whole deployment on this machine: a broker, the server, and a process for every worker."""
@@ -189,7 +195,7 @@ def swarm(  # noqa: PLR0913, PLR0917 - one parameter an option
     same = interrupts.command_line()
     interrupts.go_on_with(same if out else f"{same} --out {shlex.quote(str(folder))}")
     stage = Stage.prepare(spec, threads=threads)
-    with SwarmDisplay(stage.spec, folder) as display:
+    with page_beside(folder, watch), SwarmDisplay(stage.spec, folder) as display:
         outcome = run_swarm(stage, folder, broker, deadlines, display.ready, display.show)  # type: ignore[arg-type]
     if as_json:
         typer.echo(json.dumps(asdict(outcome.served.result.summary), indent=2))
@@ -235,8 +241,8 @@ def _work_until_told(worker: Worker, stay: bool) -> None:
 
 
 def _serve(spec: Spec, out: Path, config: ServerConfig, threads: int | None, as_json: bool) -> None:
-    from cbdsl.cli.progress import Display  # noqa: PLC0415
     from cbdsl.cli.run import conclude  # noqa: PLC0415
+    from cbdsl.cli.serve_display import ServeDisplay  # noqa: PLC0415
     from cbdsl.deploy.secret import keep_secret, secret_of  # noqa: PLC0415
     from cbdsl.deploy.serving import open_run  # noqa: PLC0415
     from cbdsl.deploy.serving import serve as play  # noqa: PLC0415
@@ -245,16 +251,18 @@ def _serve(spec: Spec, out: Path, config: ServerConfig, threads: int | None, as_
     _warn_if_exposed(config.address)
     secret = secret_of(out)
     stage = Stage.prepare(spec, threads=threads, deal=False, secret=secret)
-    with Display() as display:
+    with ServeDisplay(stage.spec.workers) as display:
         display.begin(stage.spec, out, stage.note)
         opened = open_run(stage, out)
         keep_secret(out, secret)
-        served = play(stage, opened, config, on_round=display.show)
+        display.count(opened.records)
+        served = play(stage, opened, config, on_round=display.show, on_event=display.heard)
     conclude(served.result, as_json)
     if not as_json:
-        from cbdsl.cli.swarm_display import print_wire  # noqa: PLC0415
+        from cbdsl.cli.swarm_display import print_refused, print_wire  # noqa: PLC0415
 
         print_wire(served.wire, "server")
+        print_refused(served.refused)
 
 
 def _with_roster(words: SpecWords, count: int, roster: Path | None) -> SpecWords:
@@ -297,9 +305,18 @@ def _warn_if_exposed(address: Address) -> None:
 
 def _talk() -> None:
     """What the deployment has to say goes to standard error, with the time."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _WhereverItIsNow(sys.stderr)
     handler.setFormatter(_OneLine("%(asctime)s %(message)s", datefmt="%H:%M:%S"))
     logging.basicConfig(handlers=[handler], level=logging.INFO)
+
+
+class _WhereverItIsNow(logging.StreamHandler[TextIO]):
+    """Standard error as it is when something is said: a progress bar puts itself in its place, and its line below."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """See `logging.Handler`."""
+        self.stream = sys.stderr
+        super().emit(record)
 
 
 class _OneLine(logging.Formatter):

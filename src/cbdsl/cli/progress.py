@@ -6,6 +6,7 @@ Progress goes to standard error, so that standard output holds the result alone.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 
@@ -70,7 +71,18 @@ class Display(Callback):
 
     def start(self, run: Start) -> None:
         """See `Callback.start`."""
+        self.count(run.before)
         self.begin(run.spec, run.folder, run.note)
+
+    def count(self, earlier: Iterable[RoundRecord]) -> None:
+        """Count in what was sent in rounds that were played before this process was started."""
+        for line in earlier:
+            self._uploads += line.uploads
+            self._uplink += line.uplink_bytes
+
+    def state(self) -> str:
+        """What else there is to say of a round."""
+        return ""
 
     def round(self, record: RoundRecord) -> None:
         """See `Callback.round`."""
@@ -86,7 +98,7 @@ class Display(Callback):
         score = "" if line.global_score is None else f"  F^g {line.global_score:.4f}"
         state = (
             f"accuracy {line.test_accuracy:6.2%}{score}  uploads {self._uploads:,}  bans {len(line.banned)}  "
-            f"uplink {size(self._uplink)}"
+            f"uplink {size(self._uplink)}{self.state()}"
         )
         self._bar.update(self._task, completed=line.round, state=state, left=left)
         now, last = time.monotonic(), line.round == self._rounds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -17,7 +18,7 @@ from cbdsl.deploy.meter import Counts, Direction, total_bytes
 from cbdsl.deploy.swarm import Crew, Outcome
 from cbdsl.runs.records import RoundRecord
 from cbdsl.spec import Spec
-from cbdsl.text import size
+from cbdsl.text import one_line, size
 
 _ROWS = 20  # workers shown one by one; of more only the number is shown
 _COLOURS = {
@@ -106,9 +107,16 @@ def print_outcome(outcome: Outcome) -> None:
     """The summary of a run, and what it took on the wire."""
     print_summary(outcome.served.result)
     print_wire(outcome.workers_wire, "workers")
-    if outcome.served.refused:
-        reasons = ", ".join(f"{reason} ({count:,})" for reason, count in sorted(outcome.served.refused.items()))
-        plain_console().print(f"refused: {reasons}", highlight=False, soft_wrap=True)
+    print_refused(outcome.served.refused)
+
+
+def print_refused(refused: Mapping[str, int]) -> None:
+    """What was refused and how often, each on a line of its own; the most frequent first."""
+    if refused:
+        console = plain_console()
+        console.print(f"refused: {sum(refused.values()):,} messages", highlight=False)
+        for reason, count in sorted(refused.items(), key=lambda one: -one[1]):
+            console.print(f"  {count:,} {one_line(reason)}", highlight=False, soft_wrap=True)
 
 
 def print_wire(counts: Counts, whose: str) -> None:

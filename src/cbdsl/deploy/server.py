@@ -22,6 +22,7 @@ from cbdsl.deploy.inbox import Inbox
 from cbdsl.deploy.journal import Journal
 from cbdsl.deploy.link import Address, Link
 from cbdsl.deploy.patience import upload_limit
+from cbdsl.deploy.phases import Phases
 from cbdsl.deploy.roster import Roster
 from cbdsl.deploy.wire import Announcement, Hello, Invitation, OrderMessage, Welcome
 from cbdsl.errors import UserError
@@ -92,6 +93,7 @@ class NetworkSwarm:
         self._digests: dict[int, bytes] = {}  # of the last versions of w^g
         self._started: dict[str, float] = {}  # when a start model was last sent to a worker
         self._upload_times: deque[float] = deque(maxlen=_UPLOADS_SEEN)
+        self.phases = Phases()
         self._retain(topics.spec(config.swarm), wire.encode(announcement))
         if shared:
             for piece in wire.pieces(self._run, 0, shared):
@@ -147,6 +149,7 @@ class NetworkSwarm:
     def finish(self, round_number: int) -> None:
         """Tell the workers that the run is over, then leave nothing behind on the broker."""
         order_message = OrderMessage(self._run, round_number, "finish", b"", 0.0, 0.0, self._version, self._model)
+        self._events.note("over", round=round_number)  # whoever leaves from here on has done its part
         self._retain(topics.order(self._swarm), wire.encode(order_message))
         gone = time.monotonic() + _LONGEST_FAREWELL  # without a broker, too
 
@@ -170,6 +173,7 @@ class NetworkSwarm:
     def report(self, order: Order) -> Mapping[WorkerId, Claim]:
         """See `Swarm.report`; closes at the quorum or the deadline."""
         started = time.monotonic()
+        self.phases.begin()
         self._roster.save()
         if order.global_best is not None:
             self.set_model(order.global_best, order.version, order.updates)
@@ -188,6 +192,7 @@ class NetworkSwarm:
         open_round = self.inbox.open_round
         self._collect(lambda: open_round.claims, self._order_again)
         claims = self._claims = self.inbox.close_claims()
+        self.phases.answered(time.monotonic() - started, open_round.times.values())
         self._journal.note_claims(claims)
         self._note_closed(order, claims, started)
         return claims
@@ -250,6 +255,7 @@ class NetworkSwarm:
         self._until(settled, limit, self._nudge_uploads(workers))
         self._asked = set()
         models = self.inbox.close_uploads(workers)
+        self.phases.uploaded(time.monotonic() - started)
         if models:
             self._upload_times.append(time.monotonic() - started)
         return models
@@ -260,6 +266,7 @@ class NetworkSwarm:
         answers = lambda: open_round.models.keys() | open_round.spoilt  # noqa: E731
         self._collect(answers, self._nudge_uploads(workers))
         models = self.inbox.close_uploads(workers)
+        self.phases.answered(time.monotonic() - started, open_round.times.values())
         missing = [self._roster.name(worker) for worker in workers if worker not in models]
         self._events.note(
             "closed", round=open_round.round, answered=len(models), missing=missing,

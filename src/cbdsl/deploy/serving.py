@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -27,13 +28,13 @@ from cbdsl.deploy.turnstile import Turnstile
 from cbdsl.deploy.wire import Announcement
 from cbdsl.engines.architecture import ArchitectureError
 from cbdsl.errors import UserError
-from cbdsl.files import write_atomically
+from cbdsl.files import write_atomically, write_json
 from cbdsl.protocol.fedavg import averaging
 from cbdsl.protocol.messages import WorkerId
 from cbdsl.protocol.releases import keyframe_of
 from cbdsl.runs.folder import Checkpoint, RunFolder
-from cbdsl.runs.play import conclude, rounds
-from cbdsl.runs.records import RoundRecord
+from cbdsl.runs.play import Played, conclude, rounds
+from cbdsl.runs.records import RoundRecord, finite
 from cbdsl.runs.result import Result
 from cbdsl.runs.stage import Stage
 from cbdsl.spec import Options, Spec
@@ -80,18 +81,19 @@ def serve(
     on_ready: Callable[[NetworkSwarm], None] | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
     make_link: MakeLink | None = None,
+    on_event: Callable[[str, dict[str, Any]], None] | None = None,
 ) -> Served:
     """Play the rounds that are left with whoever connects as a worker; closes the folder at the end.
 
-    make_link: another way to the workers than the broker of the config.
+    make_link: another way to the workers than the broker of the config. on_event: hears who comes and goes, on any
+    thread.
     """
     out = opened.folder.path
     try:
         roster = Roster(out / "roster.json", stage.spec.workers, config.names)
-        meter, events = (
-            Meter(out / "wire.json"),
-            Events(out / "events.jsonl", lambda name: roster.number(name) is not None),
-        )
+        meter, claims = Meter(out / "wire.json"), Events(out / "claims.jsonl")
+        events = Events(out / "events.jsonl", lambda name: roster.number(name) is not None, out / "refused.json")
+        events.listener = on_event
         first = state = opened.checkpoint.state if opened.checkpoint else stage.first_state()
         events.note("started", round=state.round)
         if stage.spec.defence.aggregator == "mean" and not stage.split.workers:  # who deals knows the numbers itself
@@ -118,23 +120,49 @@ def serve(
             if state.round < stage.spec.rounds:
                 network.gather()
             for played in rounds(stage, first, network):
-                state, line = played.state, played.record
+                state, line = played.state, _named(played, roster, network)
+                _note_claims(claims, played, roster)
                 opened.records.append(line)
                 opened.folder.append(line)
                 opened.folder.save_checkpoint(Checkpoint(state, None), stage.key)
                 meter.save(NOW_AND_THEN)
+                events.save(NOW_AND_THEN)
                 if on_round is not None:
                     on_round(line)
             network.finish(state.round)
         finally:
             network.close()
             meter.save()
+            events.save()
         (out / "journal.bin").unlink(missing_ok=True)
         events.note("finished", round=state.round, refused=dict(events.refusals), offences=events.offences()[:1000])
         result = conclude(stage, opened.folder, opened.records, state)
+        _name_workers(out, result, roster)
         return Served(result, meter.counts(), dict(events.refusals))
     finally:
         opened.folder.close()
+
+
+def _name_workers(out: Path, result: Result, roster: Roster) -> None:
+    """Put everybody's name into the summary, beside what every summary has."""
+    names = {str(number): name for number, name in enumerate(roster.names)}
+    write_json(out / "summary.json", {**asdict(result.summary), "names": names}, private=True)
+
+
+def _named(played: Played, roster: Roster, network: NetworkSwarm) -> RoundRecord:
+    """A round's record with the names of the workers that it tells something of, and what its seconds went to."""
+    line = played.record
+    told = {verdict["worker"] for verdict in line.verdicts} | {int(worker) for worker in line.set_aside}
+    told.update(line.refuted, line.declined, line.silent, line.banned)
+    names = {str(worker): roster.name(worker) for worker in sorted(told)}
+    return replace(line, names=names, phases=network.phases.of(line.seconds))
+
+
+def _note_claims(claims: Events, played: Played, roster: Roster) -> None:
+    """What everybody claimed, for those who watch: a line a round, in a file that grows no further than events do."""
+    if played.log.claims:
+        said = {roster.name(worker): finite(claim.score) for worker, claim in played.log.claims.items()}
+        claims.note("claims", round=played.log.round, claims=said)
 
 
 class _Sizes(dict[WorkerId, int]):

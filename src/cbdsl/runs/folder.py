@@ -34,22 +34,10 @@ from cbdsl.files import (
 from cbdsl.models.saved import Card
 from cbdsl.plain import from_plain
 from cbdsl.protocol.state import BackOff, ServerState
+from cbdsl.runs.readme import README
 from cbdsl.runs.records import RoundRecord, Summary
 from cbdsl.spec import Spec
 from cbdsl.workers.swarm import Particles
-
-_README = """\
-A run of cbdsl.
-
-spec.toml          what was run; `cbdsl run --spec spec.toml` runs it again
-rounds.jsonl       one object a round: accuracy, score, verdicts, messages and bytes
-summary.json       the run in one object
-accuracy.png       test accuracy by round, drawn by the command line
-model.safetensors  the final global model, its network, the scaling of features; `cbdsl predict` and `export` use it
-init.safetensors   the model it started from, where one was given
-plugins/           the plugins as they were when the run was started
-checkpoint.npz     the state of the server and, until the run is finished, of the swarm; `cbdsl resume` goes on from it
-"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +72,7 @@ class RunFolder:
             folder = RunFolder(path, private)
             folder._acquire()
             write_atomically(path / "spec.toml", spec.to_toml().encode(), private)
-            write_atomically(path / "README.txt", _README.encode())
+            write_atomically(path / "README.txt", README.encode())
             for name in spec.plugins:
                 _keep_plugin(path / "plugins", name)
         except OSError as error:

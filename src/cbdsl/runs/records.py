@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
 from cbdsl import __version__
@@ -16,6 +16,8 @@ from cbdsl.protocol.messages import RoundLog
 from cbdsl.protocol.state import ServerState
 from cbdsl.spec import Spec
 from cbdsl.text import clock, size
+
+_OF_SERVED_RUNS = ("names", "phases")
 
 
 @dataclass(frozen=True)
@@ -39,15 +41,17 @@ class RoundRecord:
     traffic: dict[str, list[int]]  # kind -> [messages, payload bytes]
     wasted_bytes: int  # of uploads that were not used
     seconds: float
+    names: dict[str, str] = field(default_factory=dict, compare=False)  # of the workers above, where they have names
+    phases: dict[str, float] = field(default_factory=dict, compare=False)  # what the seconds went to; see deploy/phases
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
-        return asdict(self)
+        """Plain values for JSON; what only served runs have is left out of the others."""
+        return {key: value for key, value in asdict(self).items() if value or key not in _OF_SERVED_RUNS}
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> RoundRecord:
         """The inverse of `to_json`; KeyError if a field is missing, TypeError if one is of another type."""
-        record = from_plain(RoundRecord, values)
+        record = from_plain(RoundRecord, {key: {} for key in _OF_SERVED_RUNS} | values)
         if any(kind not in get_args(Kind) or len(counts) != 2 for kind, counts in record.traffic.items()):
             raise TypeError("traffic must be pairs of messages and bytes, by kind.")
         return record
