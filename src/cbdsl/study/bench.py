@@ -31,6 +31,7 @@ Progress: TypeAlias = Callable[[int, int, str], None]
 LOOP = "torch-loop"
 ZOO = ("cnn", "mlp", "softmax", "har-cnn", "ds-cnn", "resnet8", "mobilenet-025")
 TASKS = ("train", "score")
+LARGE = 20  # workers of a turn; where a network's work allows fewer, time grows with their number and nothing else
 
 
 @dataclass(frozen=True)
@@ -123,11 +124,15 @@ def _contenders(task: Task, stack: ExitStack, *, with_processes: bool) -> Iterab
     if with_processes and task.kind == "train" and task.threads > 1:
         processes = stack.enter_context(bench_torch.TorchProcesses(task, loop.setting.onednn))
         yield f"torch-{task.threads}-processes", processes.run
-    yield "torch-vmap", stack.enter_context(bench_torch.TorchVmap(task)).run
+    if bench_torch.measured(task) >= min(task.workers, LARGE):  # a large one takes it ten times as long as the loop
+        yield "torch-vmap", stack.enter_context(bench_torch.TorchVmap(task)).run
 
 
 def _native(task: Task, architecture: Architecture) -> Callable[[], float]:
     engine = NativeEngine(architecture, task.threads)
+    scale = 1.0
+    if (few := bench_torch.measured(task)) < LARGE:  # a large network: as many workers as torch is measured on
+        scale, task = task.workers / few, task.part(0, few)
     generator = np.random.default_rng(1)
     weights = 0.05 * generator.standard_normal((task.workers, engine.size), dtype=np.float32)  # (U, D)
     scored = np.arange(task.batch, dtype=np.int32)
@@ -143,7 +148,7 @@ def _native(task: Task, architecture: Architecture) -> Callable[[], float]:
                 engine.train(weights[block], task.samples, task.indices[block], Sgd(0.005))
             else:
                 engine.losses(weights[block], task.samples, scored)
-        return (time.perf_counter() - start) / task.steps
+        return (time.perf_counter() - start) / task.steps * scale
 
     run()
     return run

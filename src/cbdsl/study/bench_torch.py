@@ -26,7 +26,7 @@ from cbdsl.engines.torch_modules import module_of
 from cbdsl.models.zoo import usual
 from cbdsl.study.processes import deaf_children
 
-LIMIT, WORK = 100, 1.5e10  # workers, and multiply-adds of one sample of each; torch takes a turn in seconds
+LIMIT, WORK = 100, 3e10  # workers, and multiply-adds of a turn: it takes torch a second or two
 RATE = 0.005
 SCORE_CHUNK = 500
 """Samples that torch scores at once: 100, 250 and 2,000 were no faster on the paper's network."""
@@ -72,7 +72,7 @@ def measured(task: Task) -> int:
     """Workers that a turn is taken with: all of a small network, a few of a large one."""
     network = usual(task.model)
     each = (3 if task.kind == "train" else 1) * sum(network.multiply_adds()) * task.batch * task.steps
-    return min(task.workers, LIMIT, max(4, int(WORK / each)))
+    return min(task.workers, LIMIT, max(2, int(WORK / each)))
 
 
 class _Contender:
