@@ -1,4 +1,4 @@
-"""Named starting points: the experiments of Sec. VI in the two regimes that are known of them."""
+"""Named starting points: the experiments of Sec. VI in the two regimes that are known of them, and the field's data."""
 
 from __future__ import annotations
 
@@ -26,6 +26,32 @@ _ROTATION = replace(
     codec=CodecSpec("q4", "q4"),
 )
 _NONIID = DataSpec(partition="shards", shared_training=600)
+# The field's data, which `cbdsl data fetch` brings. CB-DSL + D_G, so that --method leads to any other; docs/field.md.
+_HAPT = Spec(
+    preset="hapt",
+    workers=21,
+    model="har-cnn",
+    data=DataSpec("hapt", "by-client", shared_training=200, shared_scoring=500, holdout=500),
+    local=LocalSpec(epochs=2, momentum=0.9),
+)
+_FASHION = Spec(
+    preset="fashion",
+    data=DataSpec(
+        "fashion-mnist", "dirichlet", dirichlet_alpha=0.3, shared_training=300, shared_scoring=1000, holdout=1000
+    ),
+    local=LocalSpec(epochs=2, momentum=0.9),
+)
+_CIFAR10 = Spec(
+    preset="cifar10",
+    workers=20,
+    rounds=40,
+    model="resnet8",
+    data=DataSpec(
+        "cifar10", "dirichlet", samples_per_worker=800, dirichlet_alpha=0.3,
+        shared_training=400, shared_scoring=500, holdout=500,
+    ),
+    local=LocalSpec(batch_size=20, momentum=0.9, learning_rate=0.03),
+)  # fmt: skip
 
 PRESETS: dict[str, Spec] = {
     # The text of Sec. VI: one epoch of plain SGD a round.
@@ -42,6 +68,9 @@ PRESETS: dict[str, Spec] = {
     "rotation-noniid": replace(
         _ROTATION, preset="rotation-noniid", rounds=15, data=_NONIID, selection=SelectionSpec("rotation", k=20)
     ),
+    "hapt": _HAPT,
+    "fashion": _FASHION,
+    "cifar10": _CIFAR10,
 }
 
 DESCRIPTIONS = {
@@ -53,6 +82,9 @@ DESCRIPTIONS = {
     "strong-noniid": "the same on non-i.i.d. data",
     "rotation-iid": "strong local training, verified rotation of 12 with a guard, 4 bits both ways",
     "rotation-noniid": "the same on non-i.i.d. data, 20 in turn",
+    "hapt": "sensor windows: 21 people as workers, 9 others as the test set (cbdsl data fetch hapt)",
+    "fashion": "Fashion-MNIST, 50 workers, classes by Dirichlet(0.3) (cbdsl data fetch fashion-mnist)",
+    "cifar10": "CIFAR-10 with resnet8, 20 workers, classes by Dirichlet(0.3): hours (cbdsl data fetch cifar10)",
 }
 """One line about each preset."""
 

@@ -18,6 +18,7 @@ from cbdsl.cli.listing import list_parts, presets
 from cbdsl.cli.provision import provision
 from cbdsl.cli.reproduce import reproduce
 from cbdsl.cli.run import resume, run
+from cbdsl.cli.study import study
 from cbdsl.cli.sweep import sweep
 from cbdsl.cli.theory import theory
 
@@ -45,6 +46,7 @@ _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Study": {
         "sweep": sweep,
         "compare": compare,
+        "study": study,
         "reproduce": reproduce,
         "arena": arena,
         "theory": theory,
