@@ -29,28 +29,30 @@ _NONIID = DataSpec(partition="shards", shared_training=600)
 # The field's data, which `cbdsl data fetch` brings. CB-DSL + D_G, so that --method leads to any other; docs/field.md.
 _HAPT = Spec(
     preset="hapt",
+    rounds=50,
     workers=21,
     model="har-cnn",
     data=DataSpec("hapt", "by-client", shared_training=200, shared_scoring=500, holdout=500),
-    local=LocalSpec(epochs=2, momentum=0.9),
+    local=LocalSpec(learning_rate=0.01, momentum=0.9),
 )
 _FASHION = Spec(
     preset="fashion",
+    rounds=20,
     data=DataSpec(
-        "fashion-mnist", "dirichlet", dirichlet_alpha=0.3, shared_training=300, shared_scoring=1000, holdout=1000
+        "fashion-mnist", "dirichlet", dirichlet_alpha=0.3, shared_training=200, shared_scoring=1000, holdout=1000
     ),
-    local=LocalSpec(epochs=2, momentum=0.9),
+    local=LocalSpec(learning_rate=0.01, momentum=0.9),
 )
 _CIFAR10 = Spec(
     preset="cifar10",
-    workers=20,
-    rounds=40,
+    workers=10,
+    rounds=25,
     model="resnet8",
     data=DataSpec(
-        "cifar10", "dirichlet", samples_per_worker=800, dirichlet_alpha=0.3,
-        shared_training=400, shared_scoring=500, holdout=500,
+        "cifar10", "dirichlet", samples_per_worker=1500, dirichlet_alpha=0.3,
+        shared_training=500, shared_scoring=500, holdout=500,
     ),
-    local=LocalSpec(batch_size=20, momentum=0.9, learning_rate=0.03),
+    local=LocalSpec(learning_rate=0.01, momentum=0.9),
 )  # fmt: skip
 
 PRESETS: dict[str, Spec] = {
@@ -84,7 +86,7 @@ DESCRIPTIONS = {
     "rotation-noniid": "the same on non-i.i.d. data, 20 in turn",
     "hapt": "sensor windows: 21 people as workers, 9 others as the test set (cbdsl data fetch hapt)",
     "fashion": "Fashion-MNIST, 50 workers, classes by Dirichlet(0.3) (cbdsl data fetch fashion-mnist)",
-    "cifar10": "CIFAR-10 with resnet8, 20 workers, classes by Dirichlet(0.3): hours (cbdsl data fetch cifar10)",
+    "cifar10": "CIFAR-10 with resnet8, 10 workers, classes by Dirichlet(0.3) (cbdsl data fetch cifar10)",
 }
 """One line about each preset."""
 
