@@ -29,7 +29,6 @@ _NONIID = DataSpec(partition="shards", shared_training=600)
 # The field's data, which `cbdsl data fetch` brings. CB-DSL + D_G, so that --method leads to any other; docs/field.md.
 _HAPT = Spec(
     preset="hapt",
-    rounds=50,
     workers=21,
     model="har-cnn",
     data=DataSpec("hapt", "by-client", shared_training=200, shared_scoring=500, holdout=500),
@@ -46,7 +45,7 @@ _FASHION = Spec(
 _CIFAR10 = Spec(
     preset="cifar10",
     workers=10,
-    rounds=25,
+    rounds=60,
     model="resnet8",
     data=DataSpec(
         "cifar10", "dirichlet", samples_per_worker=1500, dirichlet_alpha=0.3,

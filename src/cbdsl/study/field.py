@@ -29,13 +29,14 @@ class Way:
 
     label: str
     settings: Mapping[str, Any]
+    plain: bool = False  # made for SGD without momentum
 
 
 WAYS: dict[str, Way] = {
     "fedavg": Way("FedAvg", {"method": "fedavg", "shared": "none"}),
     "fedavg-tr": Way("FedAvg + D_tr", {"method": "fedavg", "shared": "train"}),
     "fedprox-tr": Way("FedProx + D_tr", {"method": "fedprox", "shared": "train"}),
-    "scaffold-tr": Way("SCAFFOLD + D_tr", {"method": "scaffold", "shared": "train"}),
+    "scaffold-tr": Way("SCAFFOLD + D_tr", {"method": "scaffold", "shared": "train"}, plain=True),
     "cb-dsl": Way("CB-DSL + D_G", {"method": "cb-dsl", "shared": "both"}),
     "rotation": Way(
         "verified rotation",
@@ -65,6 +66,7 @@ FIELDS = {
 
 # An averaging method has to take it; a method that verifies can catch it, or not: it says something of both.
 ATTACK: dict[str, Any] = {"attack.name": "sign-flip", "attack.scale": 5.0}
+_INSTEAD_OF_MOMENTUM = 5  # times the rate; ten times, which momentum 0.9 amounts to, is too much on hapt
 _QUICK_SHARE = 0.2  # of the rounds
 
 
@@ -105,6 +107,9 @@ class Plan:
         settings = {**WAYS[way].settings, "seed": seed}
         if settings.get("selection.name") == "rotation":
             settings["selection.k"] = FIELDS[self.name].in_turn
+        if WAYS[way].plain and self.start.local.momentum:  # with momentum its corrections overshoot, and it diverges
+            rate = _INSTEAD_OF_MOMENTUM * self.start.local.learning_rate
+            settings |= {"local.momentum": 0.0, "local.learning_rate": rate}
         if attacked:
             settings |= {**ATTACK, "attack.byzantine": self.attackers}
         return resolve(self.start.with_settings(settings))
