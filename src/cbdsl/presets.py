@@ -26,13 +26,18 @@ _ROTATION = replace(
     codec=CodecSpec("q4", "q4"),
 )
 _NONIID = DataSpec(partition="shards", shared_training=600)
-# The field's data, which `cbdsl data fetch` brings. CB-DSL + D_G, so that --method leads to any other; docs/field.md.
+# The field's data, which `cbdsl data fetch` brings; docs/field.md. On people whom nobody trained on, the single best
+# model of the paper stays three points below FedAvg, so `hapt` learns by verified rotation.
 _HAPT = Spec(
     preset="hapt",
+    method="restart",
     workers=21,
     model="har-cnn",
     data=DataSpec("hapt", "by-client", shared_training=200, shared_scoring=500, holdout=500),
     local=LocalSpec(learning_rate=0.01, momentum=0.9),
+    selection=SelectionSpec("rotation", k=8),
+    defence=_ROTATION.defence,
+    codec=_ROTATION.codec,
 )
 _FASHION = Spec(
     preset="fashion",
@@ -83,7 +88,7 @@ DESCRIPTIONS = {
     "strong-noniid": "the same on non-i.i.d. data",
     "rotation-iid": "strong local training, verified rotation of 12 with a guard, 4 bits both ways",
     "rotation-noniid": "the same on non-i.i.d. data, 20 in turn",
-    "hapt": "sensor windows: 21 people as workers, 9 others as the test set (cbdsl data fetch hapt)",
+    "hapt": "sensors of 21 people, verified rotation of 8 with a guard, tested on 9 others (cbdsl data fetch hapt)",
     "fashion": "Fashion-MNIST, 50 workers, classes by Dirichlet(0.3) (cbdsl data fetch fashion-mnist)",
     "cifar10": "CIFAR-10 with resnet8, 10 workers, classes by Dirichlet(0.3) (cbdsl data fetch cifar10)",
 }

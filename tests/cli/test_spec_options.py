@@ -246,3 +246,11 @@ def test_another_method_or_number_of_attackers_leaves_nothing_of_the_old_behind(
     words = SpecWords(str(old), True, (), {"method": "cb-dsl", "attack.byzantine": 3})
     found = words.resolved()
     assert (found.swarm.start, found.shared, found.defence.declared) == ("together", "both", 3)
+
+
+def test_a_method_in_which_nobody_is_invited_leaves_a_presets_rotation_behind() -> None:
+    spec = read_words("rotation-iid", method="fedavg", shared="train").resolved()
+    assert (spec.method, spec.selection.name, spec.defence.guard, spec.codec.up) == ("fedavg", "best", False, "none")
+    assert read_words("rotation-iid", method="fedavg", codec="q4").resolved().codec.up == "q4"
+    assert read_words("rotation-iid", method="cb-dsl").resolved().selection.name == "rotation"
+    assert read_words("strong-iid", method="fedavg").resolved().method == "fedavg"

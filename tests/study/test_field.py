@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from cbdsl.data import cache
 from cbdsl.errors import UserError
 from cbdsl.presets import preset
 from cbdsl.report import field_page
+from cbdsl.runs.resolve import resolve
 from cbdsl.study.field import ATTACK, FIELDS, WAYS, Entry, Plan, Study, hold, lead, markdown, table
+from cbdsl.study.sweep import Finished
 from finished_runs import finished
 from helpers import cbdsl
 
@@ -43,6 +46,7 @@ def test_every_study_starts_from_the_preset_of_its_name(name: str) -> None:
     plan = Plan(name)
     specs = plan.specs()
     assert plan.start == start
+    assert resolve(start) in [replace(spec, attack=start.attack) for spec in specs]  # the preset is one of the runs
     assert len({spec.key() for spec in specs}) == len(specs) == len(WAYS) * 3 * 2
     assert {spec.rounds for spec in specs} == {start.rounds}
     assert {spec.data for spec in specs} == {start.data}  # at one seed everybody sees the same samples
@@ -83,14 +87,15 @@ def test_what_is_not_there_is_named() -> None:
 
 
 def test_the_table_has_means_shares_and_bans() -> None:
-    def runs(method: str, uplink: int, **more: int) -> tuple[object, ...]:
+    def runs(method: str, uplink: int, attackers: int) -> tuple[Finished, ...]:
         return tuple(
-            finished([0.5, 0.8 + 0.1 * seed], uplink=uplink, method=method, seed=seed, **more) for seed in (0, 1)
+            finished([0.5, 0.8 + 0.1 * seed], uplink=uplink, method=method, seed=seed, attack__byzantine=attackers)
+            for seed in (0, 1)
         )
 
     entries = (
-        Entry("FedAvg", runs("fedavg", 1000), runs("fedavg", 1000, attack__byzantine=2)),  # type: ignore[arg-type]
-        Entry("CB-DSL + D_G", runs("cb-dsl", 10), runs("cb-dsl", 10, attack__byzantine=2)),  # type: ignore[arg-type]
+        Entry("FedAvg", runs("fedavg", 1000, 0), runs("fedavg", 1000, 2)),
+        Entry("CB-DSL + D_G", runs("cb-dsl", 10, 0), runs("cb-dsl", 10, 2)),
     )
     for entry in entries:
         for run in (*entry.clean, *entry.attacked):

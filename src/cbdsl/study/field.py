@@ -64,6 +64,11 @@ FIELDS = {
     "cifar10": Field("CIFAR-10, unlike classes on every worker", 5, 1),
 }
 
+# What a way has unless it says otherwise, whatever the preset has.
+_PLAIN: dict[str, Any] = {
+    "selection.name": "best", "selection.k": 0, "defence.guard": False, "defence.commitment": False,
+    "codec.up": "none", "codec.down": "none",
+}  # fmt: skip
 # An averaging method has to take it; a method that verifies can catch it, or not: it says something of both.
 ATTACK: dict[str, Any] = {"attack.name": "sign-flip", "attack.scale": 5.0}
 _INSTEAD_OF_MOMENTUM = 5  # times the rate; ten times, which momentum 0.9 amounts to, is too much on hapt
@@ -104,8 +109,8 @@ class Plan:
 
     def spec(self, way: str, attacked: bool, seed: int) -> Spec:
         """One run, resolved."""
-        settings = {**WAYS[way].settings, "seed": seed}
-        if settings.get("selection.name") == "rotation":
+        settings = {**_PLAIN, **WAYS[way].settings, "seed": seed}
+        if settings["selection.name"] == "rotation":
             settings["selection.k"] = FIELDS[self.name].in_turn
         if WAYS[way].plain and self.start.local.momentum:  # with momentum its corrections overshoot, and it diverges
             rate = _INSTEAD_OF_MOMENTUM * self.start.local.learning_rate
