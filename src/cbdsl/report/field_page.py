@@ -62,7 +62,7 @@ def _method(study: Study, command: str) -> str:
         f"D_tr ({data.shared_training:,} samples), D_sc ({data.shared_scoring:,}) and the server's hold-out "
         f"({data.holdout:,}) are drawn from the training set first, at random; workers hold none of them. "
         "FedAvg without D_tr leaves them unused.</p>"
-        f"<p>{turns}{escape(attack)} FedProx has its default settings, SCAFFOLD five times the rate and no momentum, "
+        f"<p>{turns}{escape(attack)} FedProx has its default settings, SCAFFOLD twice the rate and no momentum, "
         "with which it diverges. Uplink and traffic are "
         "payload of clean runs, all workers together, mean over seeds; D_G itself, which workers get once, is not "
         "counted. Banned: workers over all attacked runs.</p>"
