@@ -72,7 +72,7 @@ _PLAIN: dict[str, Any] = {
 # An averaging method has to take it; a method that verifies can catch it, or not: it says something of both.
 ATTACK: dict[str, Any] = {"attack.name": "sign-flip", "attack.scale": 5.0}
 _INSTEAD_OF_MOMENTUM = (
-    2  # times the rate; at five times one of three seeds diverged on hapt, at ten times the one tried
+    2  # times the rate; at five times one of three seeds diverged on hapt
 )
 _QUICK_SHARE = 0.2  # of the rounds
 
