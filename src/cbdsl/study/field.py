@@ -71,9 +71,7 @@ _PLAIN: dict[str, Any] = {
 }  # fmt: skip
 # An averaging method has to take it; a method that verifies can catch it, or not: it says something of both.
 ATTACK: dict[str, Any] = {"attack.name": "sign-flip", "attack.scale": 5.0}
-_INSTEAD_OF_MOMENTUM = (
-    2  # times the rate; at five times one of three seeds diverged on hapt
-)
+_INSTEAD_OF_MOMENTUM = 2  # times the rate; at five times one of three seeds diverged on hapt
 _QUICK_SHARE = 0.2  # of the rounds
 
 
