@@ -14,6 +14,9 @@ import pytest
 from typer.main import get_command
 
 from cbdsl.cli.app import app
+from cbdsl.data import cache
+from cbdsl.data.catalogue import ENTRIES
+from cbdsl.presets import PRESETS
 from helpers import cbdsl
 
 ROOT = Path(__file__).parent.parent
@@ -29,6 +32,11 @@ MADE_SMALL = {
     "arena": [
         "--quick", "--jobs", "2", "--byzantine", "2", "--attacks", "liar", "--defences", "fedavg,cb-dsl",
         "--set", "rounds=1", "--set", "workers=8", "--set", "model=softmax",
+    ],
+    "study": [
+        "--quick", "--jobs", "2", "--ways", "fedavg-tr,cb-dsl",
+        *(f"--set={text}" for text in ("data.source=mnist", "data.partition=iid", "data.samples_per_worker=20")),
+        *(f"--set={text}" for text in ("rounds=1", "workers=8", "model=softmax")),
     ],
     "bench": ["--quick", "--models", "softmax", "--workers", "3", "--scoring", "20"],
 }  # fmt: skip
@@ -97,6 +105,10 @@ def test_every_command_shown_runs(words: tuple[str, ...], tmp_path: Path) -> Non
     if words[0] in {"predict", "export"}:
         assert cbdsl("run", *SMALLER, "--out", "runs/mine", cwd=tmp_path).returncode == 0
         np.savez(tmp_path / "x.npz", features=np.zeros((3, 28, 28), np.uint8), labels=np.arange(3))
+    if words[0] == "run" and words[1] in PRESETS:
+        source = PRESETS[words[1]].data.source
+        if source in ENTRIES and not cache.place(source).is_file():
+            pytest.skip(f"fetch it first: cbdsl data fetch {source}")
     done = cbdsl(*(each for word in words for each in expanded(word, tmp_path)), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     if words[0] in {"run", "swarm"}:

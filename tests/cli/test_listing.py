@@ -9,6 +9,7 @@ from pathlib import Path
 from cbdsl import register
 from cbdsl.cli.listing import KINDS, rows_of
 from cbdsl.cli.settings_page import page
+from cbdsl.models.zoo import usual
 from cbdsl.presets import DESCRIPTIONS, PRESETS
 from cbdsl.settings import explanations, reference
 from cbdsl.spec import dotted_keys, from_toml
@@ -50,6 +51,23 @@ def test_lists_are_tables_with_a_line_a_part(tmp_path: Path) -> None:
     said = cbdsl("list", "settings", cwd=tmp_path).stdout.splitlines()
     assert any(line.split()[:2] == ["local.batch_size", "10"] for line in said)
     assert "attacks" in cbdsl("list", cwd=tmp_path).stdout
+
+
+def test_models_are_listed_with_their_sizes_on_the_samples_they_were_made_for(tmp_path: Path) -> None:
+    rows = {row["name"]: row for row in json.loads(cbdsl("list", "models", "--json", cwd=tmp_path).stdout)}
+    assert (rows["cnn"]["parameters"], rows["cnn"]["multiply_adds"]) == (44_426, 281_640)
+    assert rows["resnet8"]["samples"] == [3, 32, 32]
+    assert all(row["parameters"] == usual(name).size for name, row in rows.items())
+    said = cbdsl("list", "models", cwd=tmp_path).stdout.splitlines()
+    assert any(line.split()[:6] == ["har-cnn", "6", "x", "128", "44,518", "647,552"] for line in said)
+
+
+def test_a_model_of_a_plugin_is_listed_without_a_size(tmp_path: Path) -> None:
+    plugin = str(ROOT / "examples" / "my_parts.py")
+    rows = json.loads(cbdsl("list", "models", "--plugin", plugin, "--json", cwd=tmp_path).stdout)
+    own = next(row for row in rows if row["name"] == "tanh-net")
+    assert (own["samples"], own["parameters"], own["multiply_adds"]) == (None, None, None)
+    assert "tanh-net" in cbdsl("list", "models", "--plugin", plugin, cwd=tmp_path).stdout
 
 
 def test_presets_explain_themselves_and_are_printed_whole(tmp_path: Path) -> None:

@@ -266,3 +266,11 @@ def test_a_class_in_a_file_is_a_plugin_and_a_model(tmp_path: Path) -> None:
     refused = cbdsl("resume", "out", cwd=tmp_path)
     assert refused.returncode == 2
     assert "not there any more" in refused.stderr
+
+
+def test_a_method_in_which_nobody_is_invited_leaves_a_presets_rotation_behind() -> None:
+    spec = read_words("rotation-iid", method="fedavg", shared="train").resolved()
+    assert (spec.method, spec.selection.name, spec.defence.guard, spec.codec.up) == ("fedavg", "best", False, "none")
+    assert read_words("rotation-iid", method="fedavg", codec="q4").resolved().codec.up == "q4"
+    assert read_words("rotation-iid", method="cb-dsl").resolved().selection.name == "rotation"
+    assert read_words("strong-iid", method="fedavg").resolved().method == "fedavg"

@@ -20,6 +20,7 @@ from cbdsl.cli.predict import predict
 from cbdsl.cli.provision import provision
 from cbdsl.cli.reproduce import reproduce
 from cbdsl.cli.run import resume, run
+from cbdsl.cli.study import study
 from cbdsl.cli.sweep import sweep
 from cbdsl.cli.theory import theory
 from cbdsl.cli.watch import watch
@@ -48,6 +49,7 @@ _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Study": {
         "sweep": sweep,
         "compare": compare,
+        "study": study,
         "reproduce": reproduce,
         "arena": arena,
         "theory": theory,

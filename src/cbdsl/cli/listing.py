@@ -60,6 +60,8 @@ def list_parts(
         _print_settings()
     elif kind == "presets":
         _print_presets()
+    elif kind == "models":
+        _print_models(rows)
     else:
         shown = [[row["name"], _settings_text(row["settings"]), row["summary"]] for row in rows]
         _print_table(["name", "settings", "what it is"], shown)
@@ -83,10 +85,34 @@ def rows_of(kind: str) -> list[dict[str, Any]]:
             "settings": {
                 key: None if value is inspect.Parameter.empty else value for key, value in parts.settings(name).items()
             },
+            **(_sizes(name) if kind == "models" else {}),
             "summary": parts.summary(name),
         }
         for name in parts.names()
     ]
+
+
+def _sizes(name: str) -> dict[str, Any]:
+    """How large a network of the zoo is on the samples that it was made for; a plugin's is not built to be listed."""
+    from cbdsl.models import zoo  # noqa: PLC0415
+
+    if register.model.get(name).__module__ != zoo.__name__:
+        return {"samples": None, "parameters": None, "multiply_adds": None}
+    made = zoo.usual(name)
+    return {"samples": list(made.shape), "parameters": made.size, "multiply_adds": sum(made.multiply_adds())}
+
+
+def _print_models(rows: Sequence[dict[str, Any]]) -> None:
+    shown = []
+    for row in rows:
+        samples = " x ".join(map(str, row["samples"] or []))
+        counts = [f"{row[key]:,}" if row[key] else "" for key in ("parameters", "multiply_adds")]
+        shown.append([row["name"], samples, *(f"{count:>11}" for count in counts), row["summary"]])
+    _print_table(["name", "samples", "parameters", "multiply-adds", "what it is"], shown)
+    typer.echo(
+        f"\nUse one with {_OPTIONS['models']}. Sizes are for the samples that it was made for, multiply-adds for one "
+        "of them, forward; on other samples they are others."
+    )
 
 
 def presets(

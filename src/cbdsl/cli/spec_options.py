@@ -6,7 +6,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,7 +18,7 @@ from cbdsl.errors import UserError
 from cbdsl.presets import PRESETS, preset, preset_or_file
 from cbdsl.settings import parse_setting
 from cbdsl.spec import Spec
-from cbdsl.spec_groups import SwarmSpec
+from cbdsl.spec_groups import CodecSpec, SelectionSpec, SwarmSpec
 
 DEFAULT_PRESET = "paper-iid"
 
@@ -53,6 +53,8 @@ class SpecWords:
             options.setdefault("shared", "default")
             for key in register.method.get(start.method).fixes if start.method in register.method else ():
                 options.setdefault(f"swarm.{key}", getattr(SwarmSpec(), key))
+            for key, value in _without_turns(start, options["method"]).items():
+                options.setdefault(key, value)
         if "attack.byzantine" in options:
             options.setdefault("defence.declared", -1)
         whole = start.with_settings(options)
@@ -70,6 +72,17 @@ class SpecWords:
         if self.from_file:
             return specs.read(Path(self.start))
         return preset_or_file(self.start) if self.start else preset(DEFAULT_PRESET)
+
+
+def _without_turns(start: Spec, method: str) -> dict[str, Any]:
+    """Settings without a selection, its guard and its codec, for a method in which nobody is invited."""
+    if start.selection.name == "best" or method not in register.method:
+        return {}
+    if register.method.get(method).conversation == "swarm":
+        return {}
+    idle = {f"selection.{key}": value for key, value in asdict(SelectionSpec()).items()}
+    idle |= {f"codec.{key}": value for key, value in asdict(CodecSpec()).items()}
+    return {**idle, "defence.guard": False, "defence.commitment": False}
 
 
 def _option(text: str, *names: str, **more: Any) -> Any:  # noqa: ANN401 - typer's description of an option

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cbdsl.runs.result import Result
     from cbdsl.study.arena import Arena
     from cbdsl.study.compare import Comparison
+    from cbdsl.study.field import Study
     from cbdsl.study.paper_claims import JudgedClaim
     from cbdsl.study.sweep import Finished
 
@@ -56,6 +57,22 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(table, highlight=False)
     for note in comparison.notes:
         console.print(Text(note, style="yellow"), soft_wrap=True)
+
+
+def print_study(study: Study, page: Path) -> None:
+    """A study's table below the sentence that says what was run, on standard output."""
+    from cbdsl.study.field import lead, table  # noqa: PLC0415
+
+    headings, rows = table(study)
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in headings:
+        shown.add_column(heading, justify="right" if heading else "left", no_wrap=not heading)
+    for row in rows:
+        shown.add_row(*map(Text, row))
+    console = plain_console()
+    console.print(lead(study.plan), highlight=False, soft_wrap=True)
+    console.print(shown, highlight=False)
+    console.print(f"page: {page}", highlight=False, soft_wrap=True)
 
 
 def print_claims(claims: Sequence[JudgedClaim], page: Path) -> None:

