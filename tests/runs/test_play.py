@@ -318,3 +318,12 @@ def test_impossible_sizes_are_found_before_a_folder_is_made(tmp_path: Path, mnis
     with pytest.raises(UserError, match="need 2,000 shards"):
         cbdsl.run(cbdsl.preset("paper-noniid").with_settings({"workers": 1000}), data=mnist, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_same_run_writes_the_same_model_file_to_the_byte(tmp_path: Path) -> None:
+    files = []
+    for name in ("one", "other"):
+        cbdsl.run(small_spec(rounds=1), model=perceptron, data=blobs(), out=tmp_path / name)
+        files.append((tmp_path / name / "model.safetensors").read_bytes())
+    assert files[0] == files[1]
+    assert len(load_file(tmp_path / "one" / "model.safetensors")) == 4

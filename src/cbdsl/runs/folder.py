@@ -212,7 +212,9 @@ class RunFolder:
     def finish(self, summary: Summary, tensors: dict[str, Floats], card: Card) -> None:
         """Write the model, with what it says of itself, and the summary."""
         metadata = {"format": "pt", "cbdsl_spec_key": summary.spec_key, **card.metadata()}
-        write_atomically(self.path / "model.safetensors", safetensors_bytes(tensors, metadata), self._private)
+        write_atomically(
+            self.path / "model.safetensors", _in_order(safetensors_bytes(tensors, metadata)), self._private
+        )
         write_json(self.path / "summary.json", asdict(summary), self._private)
 
     def _acquire(self) -> None:
@@ -238,6 +240,16 @@ def _cut(joined: bytes, lengths: Sequence[int]) -> tuple[bytes, ...]:
     """Updates from their bytes one after the other."""
     ends = np.cumsum([0, *lengths])
     return tuple(joined[first:last] for first, last in pairwise(ends))
+
+
+def _in_order(content: bytes) -> bytes:
+    """The same .safetensors with its metadata sorted: the library writes them in another order every time."""
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[start:]
 
 
 def _keep_plugin(folder: Path, name: str) -> None:
