@@ -179,7 +179,7 @@ def test_a_server_that_announces_run_after_run_is_not_followed_at_once() -> None
 
 def test_what_is_asked_what_is_allowed_and_what_to_do_are_said() -> None:
     budget = small_budget()
-    with pytest.raises(WireError, match=r"needs about \d+\.\d MB here, 100\.0 MB of it for batches; .*--memory"):
+    with pytest.raises(WireError, match=r"needs about [\d.]+ [MG]B here, 100\.0 MB of it for batches; .*--memory"):
         budget.understand(announced(spec="[local]\nbatch_size = 10_000_000"))
     with pytest.raises(WireError, match="batch_size must be at most"):
         budget.understand(announced(spec="[local]\nbatch_size = 10_000_000_000"))
