@@ -72,7 +72,7 @@ void forward_stage(const Stage &stage, const View &view, const float *weights, c
         case StageKind::convolution:
             convolve<TRAINING>(stage, weights, view.corner(stage.reads[0]) + stage.corner, output, kept);
             break;
-        case StageKind::dense: dense(stage, weights, input, 0, output, 0, 1); break;
+        case StageKind::dense: break;  // scored for all groups at once in `forward`, trained in rows
         case StageKind::pool: pool(stage, input, output, (whole *)kept); break;
         case StageKind::activation: activate_all(stage, input, output); break;
         case StageKind::norm: normalise(stage, weights, input, output, kept); break;

@@ -262,7 +262,6 @@ struct WideNorm {
 
     WideNorm(float *kept, int depth)
         : factors(kept), offsets(factors + depth), means(offsets + depth), inverses(means + depth), first(inverses + depth), second(first + depth) {}
-    static size_t size(int depth) { return 6 * size_t(depth); }
 };
 
 inline void wide_norm(const Stage &stage, const float *weights, const Sheet &input, const Sheet &output, float *kept) {
