@@ -77,9 +77,15 @@ def test_a_module_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert register.aggregator.settings("moduled") == {"factor": 1234567}
 
 
-@pytest.mark.parametrize("name", ["nowhere.py", "no_such_module", "no.such.module", ""])
-def test_a_plugin_that_is_not_there(name: str) -> None:
-    with pytest.raises(UserError, match="neither a Python file nor a module that can be imported"):
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nowhere.py", "There is no file nowhere.py"),
+        *((name, "neither a Python file nor a module") for name in ("no_such_module", "no.such.module", "")),
+    ],
+)
+def test_a_plugin_that_is_not_there(name: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
         plugins.load([name])
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cbdsl import register
 from cbdsl import spec as specs
 from cbdsl.errors import UserError
-from cbdsl.presets import PRESETS, preset
+from cbdsl.presets import PRESETS, preset, preset_or_file
 from cbdsl.runs.resolve import resolve
 from cbdsl.settings import parse_setting
 from cbdsl.spec import Spec, from_mapping, from_toml
@@ -124,6 +124,27 @@ def test_presets_say_what_the_paper_says() -> None:
         preset("paper")
 
 
+def test_a_file_that_names_a_preset_starts_there(tmp_path: Path) -> None:
+    path = tmp_path / "short.toml"
+    path.write_text('preset = "paper-noniid"\nrounds = 4\n\n[data]\nshared_scoring = 500\n')
+    expected = preset("paper-noniid").with_settings({"rounds": 4, "data.shared_scoring": 500})
+    assert preset_or_file(str(path)) == expected
+    path.write_text(expected.to_toml())
+    assert preset_or_file(str(path)) == expected
+    path.write_text('preset = "paper-foo"\n')
+    with pytest.raises(UserError, match="paper-foo"):
+        preset_or_file(str(path))
+
+
+def test_a_preset_is_no_setting() -> None:
+    start = preset("paper-iid")
+    assert start.with_settings({"preset": "paper-iid"}) == start
+    with pytest.raises(UserError, match="preset says where a spec starts"):
+        start.with_settings({"preset": "paper-noniid"})
+    with pytest.raises(UserError, match="paper-foo"):
+        resolve(Spec(preset="paper-foo"))
+
+
 def test_each_method_brings_its_own_shared_data_unless_told_otherwise() -> None:
     shared = {name: resolve(replace(Spec(), method=name)).shared for name in register.method.names()}
     averaging = dict.fromkeys(["fedavg", "fedprox", "scaffold", "fedavgm", "fedadam"], "none")
@@ -139,8 +160,9 @@ def test_resolving_writes_out_what_defines_the_method() -> None:
     assert resolve(resolve(Spec(method="pso"))) == resolve(Spec(method="pso"))
 
 
-def test_a_run_without_a_device_has_the_key_it_had_before_there_were_devices() -> None:
+def test_a_run_without_what_came_later_has_the_key_it_had_before() -> None:
     tree = {key: value for key, value in Spec().to_tree().items() if key != "device"}
+    del tree["data"]["shared_source"]
     assert Spec().key() == hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 

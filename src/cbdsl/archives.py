@@ -1,10 +1,14 @@
-"""Arrays from .npz files that cannot spoil their reader: whatever the bytes, arrays or a ValueError with a reason."""
+"""Arrays in .npz files. They cannot spoil their reader: whatever the bytes, arrays or a ValueError with a reason.
+
+An array can be written block by block, and mapped instead of read: neither ever has the whole of it in memory.
+"""
 
 from __future__ import annotations
 
 import math
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,22 +21,74 @@ from cbdsl.text import size
 
 
 def load_arrays(
-    path: Path, names: Sequence[str] | None = None, optional: Sequence[str] = ()
+    path: Path, names: Sequence[str] | None = None, optional: Sequence[str] = (), without: Sequence[str] = ()
 ) -> dict[str, NDArray[Any]]:
     """Arrays of an .npz file, all of them if no names are given; ValueError with the reason if they cannot be had.
 
-    optional: arrays that may be missing.
+    optional: arrays that may be missing. without: arrays that are not to be read, though their bytes are checked.
     An array is made only when its file holds as many bytes as it announces, and the machine has memory for them.
     """
     try:
         with zipfile.ZipFile(path) as archive:
             there = [name.removesuffix(".npy") for name in archive.namelist()]
             wanted = there if names is None else [*names, *(name for name in optional if name in there)]
-            return _members(archive, wanted)
+            damaged = archive.testzip() if without else None
+            if damaged is not None:
+                raise ValueError(f"{damaged} is not what was written")
+            return _members(archive, [name for name in wanted if name not in without])
     except OSError as error:
         raise ValueError(error.strerror or str(error)) from error
     except Exception as error:  # whatever damaged bytes lead zipfile, its unpackers and numpy to
         raise ValueError(str(error) or type(error).__name__) from error
+
+
+@dataclass(frozen=True, eq=False)
+class InBlocks:
+    """An array that is made while it is written: rows one block after the other."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    blocks: Callable[[], Iterable[NDArray[Any]]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def save_arrays(file: IO[bytes], arrays: Mapping[str, NDArray[Any] | InBlocks]) -> None:
+    """Write an .npz file as numpy does, uncompressed."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                if not isinstance(array, InBlocks):
+                    npy.write_array(member, np.asanyarray(array), allow_pickle=False)
+                    continue
+                head = {"descr": npy.dtype_to_descr(array.dtype), "fortran_order": False, "shape": array.shape}
+                npy.write_array_header_1_0(member, head)
+                for block in array.blocks():
+                    member.write(np.ascontiguousarray(block).data.cast("B") if block.size else b"")
+
+
+def map_arrays(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Those of some arrays that an .npz file has, not to be written to; of the file only what is used is read.
+
+    They stay what they are if the file is replaced by another.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        for name in set(archive.namelist()) & {f"{name}.npy" for name in names}:
+            info = archive.getinfo(name)
+            file.seek(info.header_offset + 26)
+            lengths = np.frombuffer(file.read(4), "<u2")  # of the member's name and of what follows it
+            file.seek(info.header_offset + 30 + int(lengths.sum()))
+            shape, dtype = _header(file)
+            if info.compress_type != zipfile.ZIP_STORED or dtype.hasobject:
+                raise ValueError(f"{name} is packed, and cannot be mapped")
+            empty = not math.prod(shape)
+            found = np.zeros(shape, dtype) if empty else np.memmap(file, dtype, "r", file.tell(), shape)
+            arrays[name.removesuffix(".npy")] = found
+    return arrays
 
 
 def _members(archive: zipfile.ZipFile, names: Sequence[str]) -> dict[str, NDArray[Any]]:

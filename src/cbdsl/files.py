@@ -40,6 +40,11 @@ def write_json(path: Path, content: object, private: bool = False) -> None:
     write_atomically(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode(), private)
 
 
+def is_free(path: Path) -> bool:
+    """Whether a folder can be started there: it does not exist, or has nothing but hidden files, such as a lock."""
+    return not path.exists() or (path.is_dir() and all(file.name.startswith(".") for file in path.iterdir()))
+
+
 def private_folder(path: Path) -> None:
     """A folder that its owner alone can enter; one that is there already stays as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -136,6 +136,11 @@ def _place(error: Exception, path: Path) -> str:
     return f"{where.filename}, line {where.lineno}"
 
 
+def module_of(name: str) -> str:
+    """The module that a plugin was imported as."""
+    return _loaded[model_in(name)[0]][1]
+
+
 def digest_of(name: str) -> str:
     """A hash of what is in a plugin, or an error if it is not there."""
     path = source_of(name)
@@ -157,11 +162,13 @@ def source_of(name: str) -> Path | None:
 
 
 def _whole(name: str) -> str:
+    file, wanted = model_in(name)
     if source_of(name) is None:
+        if Path(file).suffix == ".py":
+            raise UserError(f"There is no file {file}{f', which was to hold the model {wanted}' * bool(wanted)}.")
         raise UserError(
             f"The plugin '{name}' is neither a Python file nor a module that can be imported. Give a path such as "
             "my_parts.py, or the name of an installed module."
         )
-    file, wanted = model_in(name)
     whole = str(Path(file).resolve()) if Path(file).suffix == ".py" else file
     return f"{whole}:{wanted}" if wanted else whole

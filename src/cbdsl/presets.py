@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from cbdsl.errors import unknown
-from cbdsl.spec import Spec, read
+from cbdsl.spec import Spec, from_mapping, read_tree
 from cbdsl.spec_groups import CodecSpec, DataSpec, DefenceSpec, LocalSpec, SelectionSpec, SwarmSpec
 
 _TEXT_REGIME = Spec()
@@ -106,4 +108,20 @@ def preset_or_file(start: str) -> Spec:
     """A preset by its name, or a spec's TOML file."""
     path = Path(start)
     is_file = start not in PRESETS and (path.exists() or path.suffix == ".toml" or len(path.parts) > 1)
-    return read(path) if is_file else preset(start)
+    return read_start(path) if is_file else preset(start)
+
+
+def read_start(path: Path) -> Spec:
+    """A TOML file to start from: what it leaves out is that of the preset it names, or the default."""
+    tree = read_tree(path)
+    name = tree.get("preset", "")
+    return from_mapping(_over(preset(name).to_tree(), tree) if name and isinstance(name, str) else tree)
+
+
+def _over(below: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
+    """A tree laid over another one, group by group."""
+    laid = dict(below)
+    for key, value in tree.items():
+        groups = isinstance(value, Mapping) and isinstance(laid.get(key), Mapping)
+        laid[key] = _over(laid[key], value) if groups else value
+    return laid

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from cbdsl.errors import UserError, unknown
 
 CUSTOM = "custom"  # what a spec calls a part that has no name
+OWN = 'One of your own comes with its file: --plugin FILE, in Python Spec(plugins=("FILE",)).'
 
 _Part = TypeVar("_Part", bound=Callable[..., Any])
 
@@ -64,7 +65,7 @@ class Register:
         """The class or function behind a name."""
         self._open()
         if name not in self._parts:
-            raise unknown(self.kind, name, self._parts)
+            raise unknown(self.kind, name, self._parts, OWN)
         return self._parts[name]
 
     def make(self, name: str, options: Mapping[str, Any]) -> Any:  # noqa: ANN401

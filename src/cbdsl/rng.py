@@ -24,6 +24,8 @@ Purpose = Literal[
     "attack",  # what an attacker sends
     "hold-out",  # which half of the private hold-out the guard uses in a round
     "root",  # the batches of a server that trains on D_tr itself
+    "search",  # where a search for settings looks, see study/searches.py
+    "generator",  # what a generator makes, see study/generator.py
     "genie",  # the batches of the genie worker, see theory/genie.py
 ]
 

@@ -43,7 +43,7 @@ MOST_WORKERS = 1_000_000
 class Spec:
     """One run, whole: two runs with equal specs give equal numbers."""
 
-    preset: str = ""  # the preset it was made from, if any
+    preset: str = ""  # the preset it starts from: what a TOML file leaves out is as there, or the default
     method: str = "cb-dsl"  # how workers learn together; `cbdsl list methods` has all of them
     shared: Shared = "default"  # which part of D_G workers use; the default is the method's own
     workers: int = 50  # how many workers there are, U
@@ -101,8 +101,12 @@ class Spec:
     @property
     def participants(self) -> int:
         """How many workers take part in a round while nobody is banned."""
+        return self.participants_of(self.workers)
+
+    def participants_of(self, members: int) -> int:
+        """The same where there are so many workers."""
         share = self.participation <= 1
-        return max(1, round(self.participation * self.workers)) if share else round(self.participation)
+        return max(1, round(self.participation * members)) if share else round(self.participation)
 
     def to_tree(self) -> dict[str, Any]:
         """The spec as nested dictionaries of plain values."""
@@ -111,13 +115,16 @@ class Spec:
     def key(self) -> str:
         """A hash of all that decides a run's numbers: equal for equal runs, and for no others.
 
-        Not the preset's name; and of plugins and of an initial model what is in them, not where they are. Data in
-        files is known by its path, and a part that was given in Python by nothing but "custom".
+        Not the preset's name; and of plugins, an initial model and a file of shared samples what is in them, not where
+        they are. Other data in files is known by its path, and a part that was given in Python by nothing but "custom".
         """
         plugins = [plugin_digest(name) for name in self.plugins]
         tree = {**self.to_tree(), "preset": "", "plugins": plugins, "init": init_digest(self.init)}
         if self.device == "auto":  # runs from before there were devices keep their key
             del tree["device"]
+        tree["data"]["shared_source"] = content_digest(Path(self.data.shared_source))
+        if not self.data.shared_source:  # and those from before there were generators
+            del tree["data"]["shared_source"]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_toml(self) -> str:
@@ -127,6 +134,11 @@ class Spec:
     def with_settings(self, settings: Mapping[str, Any]) -> Spec:
         """A copy with dotted keys set, such as {"local.epochs": 3} or {"options.fedprox.mu": 0.1}."""
         tree = self.to_tree()
+        if settings.get("preset", self.preset) != self.preset:
+            raise UserError(
+                f"preset says where a spec starts, and cannot be set; given {shown(settings['preset'])}. Start there: "
+                'cbdsl.preset("NAME"), --preset NAME, or preset = "NAME" in a TOML file.'
+            )
         for dotted, value in settings.items():
             branch = tree
             *path, leaf = dotted.split(".")
@@ -153,7 +165,12 @@ def init_file(source: str) -> Path:
 def init_digest(source: str) -> str:
     """A hash of the model that a run starts from; the text itself where there is no such file."""
     path = init_file(source)
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if source and path.is_file() else source
+    return content_digest(path) if source and path.is_file() else source
+
+
+def content_digest(path: Path) -> str:
+    """A hash of what is in a file; its path where there is none."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else str(path)
 
 
 class Options(Mapping[str, Mapping[str, "str | int | float | bool"]]):
@@ -186,11 +203,14 @@ def from_mapping(tree: Mapping[str, Any]) -> Spec:
 
 def from_toml(text: str, name: str = "the spec") -> Spec:
     """Build a spec from TOML text."""
+    return from_mapping(_toml_tree(text, name))
+
+
+def _toml_tree(text: str, name: str) -> dict[str, Any]:
     try:
-        tree = parse_toml(text)
+        return parse_toml(text)
     except ValueError as error:
         raise UserError(f"{name} is not valid TOML: {error}.") from error
-    return from_mapping(tree)
 
 
 def parse_toml(text: str) -> dict[str, Any]:
@@ -203,11 +223,16 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 def read(path: Path) -> Spec:
     """Read a spec from a TOML file."""
+    return from_mapping(read_tree(path))
+
+
+def read_tree(path: Path) -> dict[str, Any]:
+    """The values in a spec's TOML file, not looked at yet."""
     try:
         text = read_text(path)
     except (OSError, ValueError) as error:
         raise UserError(f"The spec {path} cannot be read: {error}.") from error
-    return from_toml(text, str(path))
+    return _toml_tree(text, str(path))
 
 
 _Section = TypeVar("_Section")

@@ -26,6 +26,7 @@ class DataSpec:
     shared_training: int = 150  # samples in the shared training set, |D_tr|
     shared_scoring: int = 2000  # samples in the shared scoring set, |D_sc|
     holdout: int = 2000  # samples in the server's private set
+    shared_source: str = ""  # D_tr and D_sc from this file of `cbdsl generate`; empty: training samples of the source
 
     def __post_init__(self) -> None:
         for key in ("samples_per_worker", "shard_size", "shards_per_worker", "shared_scoring"):

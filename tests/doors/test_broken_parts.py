@@ -75,6 +75,25 @@ class WholeUpload(cbdsl.Attack):
         return np.zeros(len(seen.model), np.int32)
 
 
+class ShortUpload(cbdsl.Attack):
+    def upload(self, seen: Situation) -> Floats:
+        return seen.model[:5]
+
+
+class Nothing(cbdsl.Attack):
+    """An honest worker."""
+
+
+class Slip(cbdsl.Attack):
+    def uplaod(self, seen: Situation) -> Floats:
+        return -seen.model
+
+
+class SlipBesideAHook(Slip):
+    def claim(self, seen: Situation) -> float:
+        return seen.score / 2
+
+
 class WrongLabels(cbdsl.Attack):
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: Rng) -> Samples:  # noqa: ARG002
         return Samples(own.features, own.labels + np.int32(classes))
@@ -132,8 +151,12 @@ class BadTrigger(cbdsl.Attack):
         (OverwritingReceived(), "changed the model it received in place"),
         (OverwritingSamples(), "changed its own samples in place"),
         (WholeClaim(), "a claim is a float. It is 0, a int"),
-        (ListUpload(), "an upload is None or an array of floats. It is a list"),
-        (WholeUpload(), "an array of floats. It is a ndarray of int32"),
+        (ListUpload(), r"an upload is a model \(D,\) of floats, or None to stay silent. It is a list"),
+        (WholeUpload(), "or None to stay silent. It is a ndarray of int32"),
+        (ShortUpload(), r"or None to stay silent. It has shape \(5,\), where D is 24"),
+        (Nothing(), "at least one of poison, craft, triggered, claim, upload is its own"),
+        (Slip(), r"Slip breaks a law.* It has uplaod: did you mean upload\?"),
+        (SlipBesideAHook(), r"It has uplaod: did you mean upload\?"),
         (WrongLabels(), "int32 labels of its classes"),
         (PoisonPair(), "poison gives Samples.*It gives a tuple"),
         (PoisonNan(), "finite float32 features"),
@@ -148,6 +171,23 @@ class BadTrigger(cbdsl.Attack):
 def test_attacks_that_break_a_law(attack: Any, words: str) -> None:  # noqa: ANN401
     with pytest.raises(AssertionError, match=words):
         testing.check_attack(attack)
+
+
+def test_a_helper_whose_name_is_like_that_of_a_hook_of_the_attacks_own_is_no_slip() -> None:
+    class WithHelper(cbdsl.Attack):
+        def uploaded(self, seen: Situation) -> Floats:
+            return -seen.model
+
+        def upload(self, seen: Situation) -> Floats:
+            return self.uploaded(seen)
+
+    testing.check_attack(WithHelper)
+
+
+def test_a_hook_may_be_an_attribute_of_the_object() -> None:
+    attack = cbdsl.Attack()
+    attack.upload = lambda seen: -seen.model  # type: ignore[method-assign]
+    testing.check_attack(attack)
 
 
 # Aggregators that break a law; all rules are called alike.

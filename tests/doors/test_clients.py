@@ -24,13 +24,16 @@ def own(count: int, seed: int) -> tuple[Any, Any]:
     return rng.normal(size=(count, FEATURES)), rng.integers(0, CLASSES, count)
 
 
+UNSAID = cbdsl.Spec().workers  # then there are as many workers as clients
+
+
 def pairs() -> list[tuple[Any, Any]]:
     return [own(count, seed) for seed, count in enumerate(CLIENT_SIZES)]
 
 
 def run(clients: Any, **arguments: Any) -> Result:  # noqa: ANN401
     settings = arguments.pop("settings", {})
-    spec = small_spec(model="softmax", rounds=3, **settings)
+    spec = small_spec(workers=UNSAID, model="softmax", rounds=3, **settings)
     return cbdsl.run(spec, **{"data": blobs(), "clients": clients, "callbacks": [], **arguments})
 
 
@@ -69,11 +72,10 @@ def test_any_kind_of_client_gives_the_same_run(method: str) -> None:
 def test_fedavg_weighs_clients_by_their_samples() -> None:
     """One step over all samples: the weighted mean of clients is one step over all clients' samples together."""
     settings = {"method": "fedavg", "rounds": 1, "local__batch_size": 100, "data__shared_training": 0}
-    apart = cbdsl.run(small_spec(model="softmax", **settings), data=blobs(), clients=pairs(), callbacks=[])
+    spec = small_spec(workers=UNSAID, model="softmax", **settings)
+    apart = cbdsl.run(spec, data=blobs(), clients=pairs(), callbacks=[])
     features, labels = (np.concatenate(parts) for parts in zip(*pairs(), strict=True))
-    together = cbdsl.run(
-        small_spec(model="softmax", **settings), data=blobs(), clients=[(features, labels)], callbacks=[]
-    )
+    together = cbdsl.run(spec, data=blobs(), clients=[(features, labels)], callbacks=[])
     np.testing.assert_allclose(apart.weights, together.weights, atol=1e-6)
 
 
@@ -106,6 +108,8 @@ def test_no_clients_and_two_ways_at_once_are_refused() -> None:
         run(pairs(), partition="iid")
     with pytest.raises(UserError, match="clients and a partition"):
         run(pairs(), partition=lambda pool, _spec, workers, _rng: np.array_split(pool.indices, workers))
+    with pytest.raises(UserError, match="workers is 4, but 3 clients are given"):
+        cbdsl.run(small_spec(workers=4, model="softmax"), data=blobs(), clients=pairs(), callbacks=[])
     with pytest.raises(UserError, match="participation"):
         run(pairs(), participation=4)
     assert run(pairs(), participation=2).rounds[0].participants == 2

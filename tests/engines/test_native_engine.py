@@ -27,6 +27,7 @@ from cbdsl.engines.architecture import (
     Tanh,
     from_module,
 )
+from cbdsl.engines.arguments import floats
 from cbdsl.engines.base import Sgd
 from cbdsl.engines.native_engine import NativeEngine, available, info, peak_multiply_adds
 from networks import (
@@ -286,6 +287,17 @@ def test_several_python_threads_may_share_an_engine() -> None:
         thread.join()
     assert len(found) == 8
     assert all(np.array_equal(losses, expected) for losses in found)
+
+
+def test_arrays_at_odd_addresses_are_copied_first() -> None:
+    weights, samples = initial(SMALL, 2), samples_for(SMALL, 9)
+    odd = np.frombuffer(b"\0" + weights.tobytes(), np.float32, weights.size, 1).reshape(weights.shape)
+    features = np.frombuffer(b"\0" + samples.features.tobytes(), np.float32, samples.features.size, 1)
+    assert not (odd.flags.aligned or features.flags.aligned)
+    assert floats("weights", odd).flags.aligned
+    engine, indices = NativeEngine(SMALL), np.arange(9, dtype=np.int32)
+    found = engine.losses(odd, Samples(features.reshape(samples.features.shape), samples.labels), indices)
+    assert np.array_equal(found, engine.losses(weights, samples, indices))
 
 
 def test_other_layouts_and_number_types_are_converted() -> None:

@@ -25,6 +25,7 @@ from networks import initial, reference, samples_for
 CC = [name for name in ("gcc", "clang") if shutil.which(name)]
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
 needs_cc = pytest.mark.skipif(not CC, reason="NO C COMPILER: install gcc or clang")
+needs_clang = pytest.mark.skipif("clang" not in CC, reason="NO CLANG: apt-get install clang")
 needs_onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxruntime")),
     reason="NO ONNX: pip install onnx onnxruntime",

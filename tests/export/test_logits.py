@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from programs import by_onnxruntime, compiled, difference, model_of, needs_cc, needs_onnx, truth, zoo
+from programs import by_onnxruntime, compiled, difference, model_of, needs_cc, needs_clang, needs_onnx, truth, zoo
 
 from cbdsl import register
 from cbdsl.arrays import Floats
@@ -29,8 +30,8 @@ few = settings(
 ZOO = [name for name in register.model.names() if register.model.get(name).__module__ == "cbdsl.models.zoo"]
 
 
-def in_c(model: SavedModel, features: Floats, folder: Path, int8: bool = False) -> Floats:
-    run = compiled(c_file(program_of(model), int8).text, folder, features[0].size, model.graph.classes)
+def in_c(model: SavedModel, features: Floats, folder: Path, int8: bool = False, compiler: str = "gcc") -> Floats:
+    run = compiled(c_file(program_of(model), int8).text, folder, features[0].size, model.graph.classes, compiler)
     return run(features)
 
 
@@ -41,7 +42,11 @@ def in_onnx(model: SavedModel, features: Floats, folder: Path) -> Floats:  # noq
 
 
 Runner = Callable[[SavedModel, Floats, Path], Floats]
-RUNNERS = [pytest.param(in_c, marks=needs_cc, id="c"), pytest.param(in_onnx, marks=needs_onnx, id="onnx")]
+RUNNERS = [
+    pytest.param(in_c, marks=needs_cc, id="gcc"),
+    pytest.param(partial(in_c, compiler="clang"), marks=needs_clang, id="clang"),
+    pytest.param(in_onnx, marks=needs_onnx, id="onnx"),
+]
 
 
 @pytest.mark.parametrize("name", ZOO)

@@ -55,7 +55,8 @@ def test_fedavg_leaves_out_the_silent_and_what_is_not_a_model() -> None:
         state, next_order(state, "average", range(3), 0.0, 0.1), swarm, FedAvg(), averaging({0: 1, 1: 1, 2: 1}), 3
     )
     np.testing.assert_array_equal(after.global_best, vector(1, 2))
-    assert (log.outcome("silent"), log.outcome("refuted"), after.banned) == ([1], [2], frozenset())
+    assert (log.outcome("silent"), log.outcome("declined"), after.banned) == ([1], [2], frozenset())
+    assert log.verdicts[2].reason == "left out: shape (3,) instead of (2,)"
 
 
 def test_fedavg_keeps_its_model_when_nobody_answers() -> None:
@@ -73,7 +74,7 @@ def test_fedavg_believes_a_fake_model() -> None:
         state, next_order(state, "average", range(2), 0.0, 0.1), swarm, FedAvg(), averaging({0: 1, 1: 1}), 2
     )
     np.testing.assert_array_equal(after.global_best, vector(501, 1))
-    assert log.outcome("refuted") == []
+    assert log.outcome("accepted") == [0, 1]
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=6), st.integers(0, 99))
@@ -91,8 +92,8 @@ def test_a_model_that_is_not_finite_takes_no_part_in_the_average_and_nobody_is_b
         state, next_order(state, "average", range(3), 0.0, 0.1), swarm, FedAvg(), averaging({0: 1, 1: 5, 2: 1}), 3
     )
     np.testing.assert_array_equal(after.global_best, vector(2, 3))
-    assert (log.outcome("refuted"), after.banned) == ([1], frozenset())
-    assert "not finite" in next(verdict.reason for verdict in log.verdicts if verdict.outcome == "refuted")
+    assert (log.outcome("refuted"), log.outcome("declined"), after.banned) == ([], [1], frozenset())
+    assert log.verdicts[1].reason == "left out: weights that are not finite"
 
 
 def test_a_stated_number_of_samples_counts_up_to_three_times_the_others() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from cbdsl.byzantine.attack import Attack, HomeTraining, Situation
 from cbdsl.codecs.base import Codec
 from cbdsl.engines.architecture import Architecture
 from cbdsl.engines.base import Engine, Sgd
+from cbdsl.errors import UserError, shown
 from cbdsl.protocol.messages import commitment_of
 from cbdsl.rng import stream
 from cbdsl.spec_groups import LocalSpec
@@ -94,16 +96,35 @@ class Adversary:
         }
 
     def claim(self, seen: Situation) -> float:
-        """The score that an attacker claims."""
-        return self._attack.claim(seen)
+        """The score that an attacker claims; an error if it is no number."""
+        claimed = self._attack.claim(seen)
+        if not _are_numbers(claimed, ()):
+            raise self._nonsense("claims", claimed, "A claim is one number, finite or not, such as seen.score")
+        return claimed
 
     def upload(self, seen: Situation, round_number: int) -> Floats | None:
-        """What an attacker sends in a round; an omniscient attack sends one for all."""
+        """What an attacker sends in a round; an omniscient attack sends one for all. An error if it is no model."""
         if not self._attack.omniscient:
-            return self._attack.upload(seen)
+            return self._uploaded(seen)
         if self._together is None or self._together[0] != round_number:
-            self._together = round_number, self._attack.upload(seen)
+            self._together = round_number, self._uploaded(seen)
         return self._together[1]
+
+    def _uploaded(self, seen: Situation) -> Floats | None:
+        """A server leaves out what is no model, so that a mistake in an attack would pass for its harmlessness."""
+        sent = self._attack.upload(seen)
+        if sent is not None and not _are_numbers(sent, seen.model.shape):
+            shape = seen.model.shape
+            allowed = f"An upload is a model, here an array of shape {shape}, finite or not, or None to stay silent"
+            raise self._nonsense("uploads", sent, allowed)
+        return sent
+
+    def _nonsense(self, does: str, given: object, allowed: str) -> UserError:
+        name = type(self._attack).__qualname__
+        what = f"{given.dtype} of shape {given.shape}" if isinstance(given, np.ndarray) else shown(given)
+        return UserError(
+            f"The attack {name} {does} {what}. {allowed}. Mend it, and try it with cbdsl.testing.check_attack."
+        )
 
     def situation(
         self, worker: int, round_number: int, model: Floats, score: float, received: Floats,
@@ -113,6 +134,8 @@ class Adversary:
         size = self._engine.size
 
         def score_of(weights: Floats) -> float:
+            if not (_are_numbers(weights, (size,)) or _are_numbers(weights, received.shape)):
+                raise self._nonsense("wants the score of", weights, f"A model is an array of shape ({size},)")
             return self._score(made_content(self._codec, weights, received, 0)[1][:size])
 
         return Situation(
@@ -178,6 +201,14 @@ class Adversary:
         seeds = rng.integers(2**63, size=1).astype(np.uint64)
         trained = self._engine.train(weights[None], samples, rows[None], sgd, seeds)
         return np.asarray(trained[0])
+
+
+def _are_numbers(value: object, shape: tuple[int, ...]) -> bool:
+    """Whether a value is numbers of a shape, finite or not: () is one number."""
+    if not isinstance(value, (Real, np.ndarray)):
+        return False
+    found = np.asarray(value)
+    return found.shape == shape and found.dtype.kind in "fiu"
 
 
 def _hashable(attack: Attack) -> bool:

@@ -74,16 +74,21 @@ def split(
 ) -> Split:
     """Draw the shared set and the hold-out, then deal the rest to the workers.
 
-    Where some samples are nobody's (client -1), the shared set and the hold-out are drawn from those alone.
+    Where some samples are nobody's (client -1), the shared set and the hold-out are drawn from those alone. Where D_G
+    comes from a file, as many samples are set aside all the same, if there are so many: workers and hold-out stay.
     partition: another one than the spec names. secret: draws the hold-out instead of the seed, which workers know.
     """
     sizes = (spec.shared_training, spec.shared_scoring, spec.holdout)
     free = np.arange(len(labels)) if clients is None or (clients >= 0).all() else np.flatnonzero(clients < 0)
+    if spec.shared_source and sum(sizes) > len(free):  # D_G is in a file: set nothing aside that is not there
+        sizes = (0, 0, spec.holdout)
     if sum(sizes) > len(free):
         whose = "the training set has" if len(free) == len(labels) else "of the samples that are no client's there are"
         raise UserError(
             f"The shared training set ({sizes[0]:,}), the shared scoring set ({sizes[1]:,}) and the hold-out "
-            f"({sizes[2]:,}) need {sum(sizes):,} samples, but {whose} {len(free):,}. Ask for less."
+            f"({sizes[2]:,}) need {sum(sizes):,} samples, but {whose} {len(free):,}. They are set aside whatever the "
+            "method, so that methods are compared on the same samples. Set data.shared_training, data.shared_scoring "
+            "or data.holdout lower; the hold-out may be 0 where neither the guard nor tune uses it."
         )
     order = free[stream(seed, "shared-set").permutation(len(free))].astype(np.int32)
     if secret:
@@ -102,8 +107,10 @@ def _check_dealt(rows: Sequence[Indices], pool: Pool, workers: int, deal: Partit
     name = _name_of(deal)
     if len(rows) != workers:
         raise UserError(f"The partition {name} deals to {len(rows)} workers; there are {workers}.")
+    flat = all(np.ndim(row) == 1 for row in rows)
+    known = flat and bool(np.isin(np.concatenate([*rows, pool.indices[:0]]), pool.indices).all())  # all at once: quick
     for worker, row in enumerate(rows):
-        if np.ndim(row) != 1 or not np.isin(row, pool.indices).all():
+        if not known and (np.ndim(row) != 1 or not np.isin(row, pool.indices).all()):
             raise UserError(
                 f"The partition {name} gives worker {worker} indices that are not in the pool; give whole numbers from "
                 "pool.indices, (n,) each. Try it with cbdsl.testing.check_partition."

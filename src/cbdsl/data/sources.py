@@ -71,8 +71,8 @@ class Dataset:
 
         clients: for the partition "by-client" the number of each training sample's client, (N,); -1 for nobody's.
         """
-        train = _samples(_finite(train_features, "training"), train_labels, "training")
-        test = _samples(_finite(test_features, "test"), test_labels, "test")
+        train = samples_of(train_features, train_labels, "training")
+        test = samples_of(test_features, test_labels, "test")
         owners = None if clients is None else _clients(clients, len(train))
         return replace(_dataset(train, test, name), clients=owners)
 
@@ -114,7 +114,7 @@ def load(source: str, options: Mapping[str, Any] | None = None) -> Dataset:
         raise UserError(
             f"Data '{source}' is neither a data set by name ({', '.join(register.dataset.names())}) nor a folder nor "
             "an .npz file. Give a folder that holds the four IDX files of MNIST, Fashion-MNIST, KMNIST or EMNIST, or "
-            f"an .npz file with the arrays {', '.join(_ARRAYS)}."
+            f"an .npz file with the arrays {', '.join(_ARRAYS)}. {register.OWN}"
         )
     return read_folder(path, source)
 
@@ -302,6 +302,11 @@ def _find(folder: Path, words: tuple[str, ...], kind: str) -> Path:
     return found[0]
 
 
+def samples_of(features: ArrayLike, labels: ArrayLike, part: str) -> Samples:
+    """Samples of arrays, checked; part: what an error calls them."""
+    return _samples(_finite(features, part), labels, part)
+
+
 def _finite(features: ArrayLike, part: str) -> Floats:
     with np.errstate(over="ignore"):  # what is too large for a float32 is infinite, and refused
         values = np.ascontiguousarray(features, dtype=np.float32)
@@ -363,4 +368,4 @@ def _client_samples(number: int, own: Dataset | Samples | tuple[ArrayLike, Array
     features, labels = (own.features, own.labels) if isinstance(own, Samples) else own
     if not len(np.asarray(labels)):
         raise UserError(f"Client {number} has no samples. Leave it out, or give it some.")
-    return _samples(_finite(features, f"client {number}'s"), labels, f"client {number}'s")
+    return samples_of(features, labels, f"client {number}'s")

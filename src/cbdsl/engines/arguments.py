@@ -27,21 +27,21 @@ def check_indices(name: str, indices: Indices, samples: int) -> None:
 
 
 def floats(name: str, array: NDArray[Any]) -> Floats:
-    """The array as float32 in the order of C; any other kind of number is refused."""
+    """The array as float32 in the order of C, aligned; any other kind of number is refused."""
     array = np.asarray(array)
     if array.dtype.kind != "f":
         raise ValueError(f"{name} have type {array.dtype}; give float32")
-    return np.asarray(array, np.float32, order="C")
+    return np.require(array, np.float32, ["C", "A"])
 
 
 def whole_numbers(name: str, array: NDArray[Any]) -> Indices:
-    """The array as int32 in the order of C; any other kind of number is refused."""
+    """The array as int32 in the order of C, aligned; any other kind of number is refused."""
     array = np.asarray(array)
     if array.dtype.kind not in "iu" and array.size:
         raise ValueError(f"{name} have type {array.dtype}; give int32")
     if array.dtype != np.int32 and array.size and (array.max() > np.iinfo(np.int32).max or array.min() < PADDING):
         raise ValueError(f"{name} reach from {array.min()} to {array.max()}; give numbers that fit into int32")
-    return np.asarray(array, np.int32, order="C")
+    return np.require(array, np.int32, ["C", "A"])
 
 
 def corrections_for(corrections: Floats, shape: tuple[int, ...]) -> Floats:

@@ -102,7 +102,7 @@ class NativeEngine:
         if corrections is not None:
             corrections = corrections_for(corrections, stack.shape)
         if seeds is not None:
-            seeds = np.ascontiguousarray(seeds, np.uint64)
+            seeds = np.require(seeds, np.uint64, ["C", "A"])
             if seeds.shape != stack.shape[:1]:
                 raise ValueError(f"seeds have shape {seeds.shape}; give one number for each of {len(stack)} workers")
         self._call(
@@ -152,7 +152,7 @@ class NativeEngine:
         features, labels = self._samples(samples)
         indices = self._indices(indices, len(stack), len(labels))
         if ceilings is not None:
-            ceilings = np.ascontiguousarray(ceilings, np.float64)
+            ceilings = np.require(ceilings, np.float64, ["C", "A"])
             if ceilings.shape != (len(stack),):
                 raise ValueError(
                     f"ceilings have shape {ceilings.shape}; give one number for each of {len(stack)} workers"

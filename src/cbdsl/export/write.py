@@ -8,6 +8,7 @@ from pathlib import Path
 from cbdsl import spec as specs
 from cbdsl.data import load, split
 from cbdsl.data.partition import iid
+from cbdsl.data.shared import with_shared
 from cbdsl.errors import UserError, missing, unknown
 from cbdsl.export.int8 import weights_of
 from cbdsl.export.predict import Unseen, predict
@@ -82,10 +83,10 @@ def accuracies(model: SavedModel, unseen: Unseen, threads: int | None = None) ->
 def scoring_set(folder: Path, model: SavedModel) -> Unseen:
     """D_sc of a run: what its workers scored on. An error says why it cannot be had."""
     spec = specs.read(folder / "spec.toml")
-    if spec.plugins:
-        raise UserError("The run used plugins, which are not imported here.")
     data = load(spec.data.source, spec.options.of(spec.data.source))
-    rows = split(data.train.labels, spec.data, 0, spec.seed, data.clients, iid).shared_scoring
+    parts = split(data.train.labels, spec.data, 0, spec.seed, data.clients, iid)
+    data, parts = with_shared(data, parts, spec.data)
+    rows = parts.shared_scoring
     if not len(rows) or data.shape != model.card.shape:
         raise UserError("The run has no D_sc, or its data are not what they were.")
     samples = data.train.taken(rows)

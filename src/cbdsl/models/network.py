@@ -131,7 +131,7 @@ def network_of(spec: Spec, shape: tuple[int, ...], classes: int, builder: object
 def _checked(builder: object, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
     """The builder, if it builds modules that can be learned together; otherwise advice."""
     if isinstance(builder, str):
-        raise unknown("model", builder, register.model.names())
+        raise unknown("model", builder, register.model.names(), register.OWN)
     try:
         from torch import nn  # noqa: PLC0415
     except ImportError as error:

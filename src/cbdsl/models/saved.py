@@ -137,6 +137,30 @@ class SavedModel:
         return self.card.class_names[label] if label < len(self.card.class_names) else str(label)
 
 
+def file_of(card: Card, tensors: Mapping[str, Any], notes: Mapping[str, str]) -> bytes:
+    """A model's file: what the card says, some words beside it, the tensors. The same bytes for the same model."""
+    from safetensors.numpy import save  # noqa: PLC0415 - a device that keeps no model does without
+
+    metadata = {"format": "pt", **card.metadata(), **{f"{_PREFIX}{name}": text for name, text in notes.items()}}
+    content = save(dict(tensors), metadata)
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))  # the library has them in any order
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[start:]
+
+
+def notes_of(path: Path) -> dict[str, str]:
+    """The words beside a card in a model's file, and the card's own; nothing if there is no such file."""
+    from safetensors import SafetensorError  # noqa: PLC0415
+
+    try:
+        return {name.removeprefix(_PREFIX): text for name, text in _metadata(path).items()}
+    except (OSError, SafetensorError):
+        return {}
+
+
 def read_model(source: Path | str) -> SavedModel:
     """The model of a run's folder, or of a .safetensors file, with all that it says of itself."""
     path = init_file(str(source))

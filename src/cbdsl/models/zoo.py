@@ -192,8 +192,13 @@ def _need_images(name: str, shape: Shape, side: int) -> None:
     if len(shape) != 3 or shape[0] < 1 or min(shape[1:]) < side:
         raise UserError(
             f"The model '{name}' needs images of shape (channels, height, width) with at least {side} x {side} pixels; "
-            f"the data has shape {shape}. Choose --model mlp or --model softmax, or give a module of your own."
+            f"the data has shape {shape}. Choose {_others(shape)}, or give a module of your own."
         )
+
+
+def _others(shape: Shape) -> str:
+    """Models for data that are no images."""
+    return f"{'--model har-cnn, ' * (len(shape) == 2)}--model mlp or --model softmax"
 
 
 def _network(name: str, shape: Shape, *layers: Layer) -> Architecture:

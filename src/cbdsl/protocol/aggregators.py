@@ -28,8 +28,8 @@ class Trust:
     """What a server with data of its own can compare uploads with."""
 
     reference: Floats  # w_t, where all workers started, (D,)
-    root: Callable[[], Floats]  # the server's own model, trained from w_t on D_tr, (D,)
-    losses: Callable[[Floats], Doubles]  # on D_sc, (k, D) -> (k,)
+    root: Callable[[], Floats]  # root() is the server's own model, trained from w_t on D_tr, (D,)
+    losses: Callable[[Floats], Doubles]  # losses(rows) are those on D_sc, (k, D) -> (k,)
 
 
 Rule = Callable[[Doubles, int, Trust], Doubles]
@@ -171,7 +171,7 @@ def parse(name: str) -> tuple[bool, str]:
     before, plus, rule = name.rpartition("+")
     if rule not in register.aggregator or (plus and before != MIXING):
         rules = register.aggregator.names()
-        raise unknown("aggregator", name, [*rules, *(f"{MIXING}+{rule}" for rule in rules)])
+        raise unknown("aggregator", name, [*rules, *(f"{MIXING}+{rule}" for rule in rules)], register.OWN)
     return bool(plus), rule
 
 

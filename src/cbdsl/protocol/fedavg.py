@@ -74,8 +74,8 @@ def play_average_round(
 ) -> tuple[ServerState, RoundLog]:
     """Everybody who takes part trains and uploads, and the method's server makes a step of what they sent.
 
-    Nothing is verified: what is no model (another shape, numbers that are not finite) cannot be averaged and is left
-    out, anything else is believed. Nobody is banned: honest training can fail, too.
+    Nothing is verified, so nothing is refuted: what is no model (another shape, numbers that are not finite) cannot be
+    averaged and is left out, "declined"; anything else is believed. Nobody is banned: honest training can fail, too.
     """
     codecs = codecs or Codecs()
     swarm.report(order)
@@ -116,11 +116,11 @@ def _judge(
     payload = bytes_of(upload)
     try:
         model = opened(upload, state, codecs, size)
+        fault = flaw(model, size)
     except CodecError as error:
-        return Verdict(worker, "refuted", reason=f"no model: {error}", payload=payload), None
+        fault = f"no model: {error}"
     except StaleError:
-        return Verdict(worker, "declined", reason=STALE, payload=payload), None
-    fault = flaw(model, size)
+        fault = STALE
     if fault:
-        return Verdict(worker, "refuted", reason=fault, payload=payload), None
+        return Verdict(worker, "declined", reason=f"left out: {fault}", payload=payload), None
     return Verdict(worker, "accepted", payload=payload), model

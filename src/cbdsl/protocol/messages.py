@@ -11,7 +11,8 @@ from cbdsl.arrays import Floats
 from cbdsl.protocol.ledger import Traffic
 
 WorkerId = int
-Outcome = Literal["accepted", "refuted", "declined", "silent"]  # declined: true, but of no use; nobody is banned for it
+Outcome = Literal["accepted", "refuted", "declined", "silent"]
+"""Declined: not shown to be false, but of no use, or no model where everybody uploads; nobody is banned for it."""
 
 Upload = Floats | bytes  # the numbers, or where there is a codec what it made of them
 COMMITMENT_BYTES = 16
@@ -31,6 +32,7 @@ class Order:
     payload: int = 0  # bytes in all that take it to them
     version: int = 0  # of w^g
     updates: tuple[bytes, ...] = ()  # what leads to it from the version before them all, where differences are sent
+    members: int = 0  # how many workers the swarm has; 0: as many as the spec says
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Swarm(Protocol):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one invitation."""
+    """What became of one invitation, or of one upload where everybody uploads."""
 
     worker: WorkerId
     outcome: Outcome

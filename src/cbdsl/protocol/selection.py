@@ -56,13 +56,16 @@ class Believed:
 class View:
     """What a selection may look at: the server before the round, the round's number, how models are measured."""
 
-    state: ServerState
+    state: ServerState  # before the round: w^g is `state.global_best` (D,), F^g is `state.global_score`
     round: int
-    verifier: Verifier
-    codecs: Codecs = field(default_factory=Codecs)
+    verifier: Verifier  # `verifier.score(model)` is F of a model (D,) on D_sc; it is none where there is no D_sc
+    codecs: Codecs = field(default_factory=Codecs)  # how models travel; `packed` uses them
 
     def packed(self, model: Floats, sender: Believed | None = None) -> Packed:
-        """A model (D,) as workers will have it: measure that. sender: whose upload it is, if it is one as it came."""
+        """A model (D,) as workers will have it (`.model`: measure that), and the bytes that take it there (`.update`).
+
+        sender: whose upload it is, if it is one as it came.
+        """
         relay = sender and sender.upload is not None and relayed(model, sender.upload, self.state, self.codecs)
         return relay or packed(model, self.state, self.codecs, self.verifier.score)
 
@@ -80,8 +83,8 @@ class Combined:
     """The new w^g and F^g, if there are any, and why believed models are not in it."""
 
     model: Floats | None = None  # (D,); none: w^g is kept
-    score: float = np.inf
-    declined: Mapping[WorkerId, str] = field(default_factory=dict)
+    score: float = np.inf  # the new F^g
+    declined: Mapping[WorkerId, str] = field(default_factory=dict)  # by worker: why its model is not in it
     memory: Floats | None = None  # what the server is to remember from now on, such as momentum; none: no change
     packed: Packed | None = None  # the model as `View.packed` made it, if that is what was scored
 
@@ -89,7 +92,7 @@ class Combined:
 class Selection(ABC):
     """Whom to invite, and what to make of what was believed."""
 
-    most: int = 1  # how many models it may combine
+    most: int = 1  # how many models it may combine in a round; the cap on invitations leaves room for so many
 
     @abstractmethod
     def invite(self, waiting: Sequence[Candidate], believed: Sequence[Believed], view: View) -> WorkerId | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,10 +38,14 @@ class Server:
         score = self.verifier.score(state.global_best) if self.verifier.score else math.inf
         return replace(state, global_score=float(np.float32(score)))
 
-    def order(self, state: ServerState) -> Order:
-        """The order that starts the next round: to those who take part, with w^g if one of them does not have it."""
+    def order(self, state: ServerState, members: Sequence[WorkerId] | None = None) -> Order:
+        """The order that starts the next round: to those who take part, with w^g if one of them does not have it.
+
+        members: who is in the swarm now, where workers join and leave; if none, as many as the spec says.
+        """
         number, spec = state.round + 1, self.spec
-        participants = self.participants(number, state.banned)
+        members = range(spec.workers) if members is None else members
+        participants = self.participants(number, state.banned, members)
         codecs, message = self.policy.codecs, self.method.broadcast(state.global_best, state.memory)
         behind = [told for worker in participants if (told := state.told.get(worker, 0)) < state.version]
         return Order(
@@ -54,24 +59,28 @@ class Server:
             payload=sum(bytes_to_catch_up(state, told, message, codecs) for told in behind),
             version=state.version,
             updates=state.updates,
+            members=len(members),
         )
 
     def play(self, state: ServerState, order: Order, swarm: Swarm) -> tuple[ServerState, RoundLog]:
         """Carry an order out with a swarm: the conversation that the method holds."""
         if self.method.conversation == "average":
             return play_average_round(
-                state, order, swarm, self.method, self.combine, self.spec.workers, self.policy.codecs
+                state, order, swarm, self.method, self.combine, order.members or self.spec.workers, self.policy.codecs
             )
         return play_round(state, order, swarm, self.verifier, self.policy)
 
-    def participants(self, round_number: int, banned: frozenset[WorkerId]) -> tuple[WorkerId, ...]:
-        """Who takes part in a round: everybody who is not banned, or as many of them as the spec says, at random."""
-        spec = self.spec
-        if spec.participants == spec.workers:
-            return tuple(worker for worker in range(spec.workers) if worker not in banned)
-        drawn = stream(spec.seed, "participation", round_number).permutation(spec.workers)
-        able = [int(worker) for worker in drawn if worker not in banned]
-        return tuple(sorted(able[: spec.participants]))
+    def participants(
+        self, round_number: int, banned: frozenset[WorkerId], members: Sequence[WorkerId]
+    ) -> tuple[WorkerId, ...]:
+        """Who takes part in a round: every member that is not banned, or as many as the spec says, at random."""
+        able = set(members) - banned
+        count = self.spec.participants_of(len(members))
+        if count >= len(members):
+            return tuple(sorted(able))
+        places = max(self.spec.workers, max(members) + 1)  # numbers, given or yet to be given
+        drawn = stream(self.spec.seed, "participation", round_number).permutation(places)
+        return tuple(sorted([int(worker) for worker in drawn if worker in able][:count]))
 
 
 def rate_at(spec: Spec, round_number: int) -> float:

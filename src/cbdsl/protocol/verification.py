@@ -38,8 +38,8 @@ UNTRAINABLE = "it falls apart when it is trained on"
 class Verifier:
     """How a server tells good uploads from bad ones."""
 
-    check: Callable[[float, Floats, int], Finding]  # claimed score, weights, round
-    score: Score | None = None  # F on D_sc, if the server has it
+    check: Callable[[float, Floats, int], Finding]  # check(claimed score, weights, round)
+    score: Score | None = None  # score(model) is F of a model (D,) on D_sc; none: the server has no D_sc
     worsens: Callable[[Floats, Floats, int], bool] | None = None  # w^g, what may replace it, round; if it has a guard
     copies: Callable[[Floats, Sequence[Floats], Floats, int], bool] | None = None  # w^g, other uploads, upload, round
     doubt: Callable[[Floats, Floats, int], str] | None = None  # w^g, upload, round: why it looks bad, without a proof

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import difflib
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,22 +19,39 @@ from cbdsl.engines.base import Sgd
 from cbdsl.testing.common import Laws, is_floats, made, same
 
 SIZE, CLASSES = 24, 4
+HOOKS = ("poison", "craft", "triggered", "claim", "upload")  # what an attack may change of an honest worker
 NETWORK = Architecture((1,), (Linear(1, CLASSES), Relu(), Linear(CLASSES, CLASSES, bias=False)))  # of SIZE numbers
 
 
 def check_attack(attack: Attack | type[Attack] | str) -> None:
-    """Fail unless an attack is deterministic, writes into nothing, and works in every situation it may be in.
+    """Fail unless an attack changes something, is deterministic, writes into nothing, and works wherever it may be.
 
     Among them: a network that it knows and one that it does not, a swarm of one worker, a swarm of attackers alone, and
     an omniscient attacker with nobody to look at.
     """
     part, laws = made(register.attack, attack)
     laws.demand(isinstance(part, Attack), "it extends cbdsl.Attack", f"It is a {type(part).__name__}.")
+    _check_hooks(part, laws)
     crafted = _check_craft(part, laws)
     _check_poison(part, laws)
     _check_trigger(part, laws)
     for case, seen in _situations(part.omniscient, crafted).items():
         _check_messages(part, laws, case, seen)
+
+
+def _check_hooks(attack: Attack, laws: Laws) -> None:
+    """A hook with a slip in its name is never called: the attack would be an honest worker."""
+    own = {hook for hook in HOOKS if getattr(getattr(attack, hook), "__func__", None) is not getattr(Attack, hook)}
+    for name in dir(type(attack)):
+        if name.startswith("_") or hasattr(Attack, name) or not callable(getattr(type(attack), name)):
+            continue
+        close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.75)
+        laws.demand(
+            not close or close[0] in own,
+            "its hooks have the names that are called",
+            f"It has {name}: did you mean {''.join(close)}? If not, begin its name with an underscore.",
+        )
+    laws.demand(own, f"it changes an honest worker: at least one of {', '.join(HOOKS)} is its own", "None of them is.")
 
 
 def _situations(omniscient: bool, crafted: Floats | None) -> dict[str, Callable[[], Situation]]:
@@ -86,11 +104,11 @@ def _check_messages(attack: Attack, laws: Laws, case: str, make: Callable[[], Si
     laws.demand(
         isinstance(claim, (float, np.floating)), "a claim is a float", f"It is {claim!r}, a {type(claim).__name__}."
     )
-    laws.demand(
-        upload is None or is_floats(upload),
-        "an upload is None or an array of floats",
-        f"It is a {type(upload).__name__}{'' if not isinstance(upload, np.ndarray) else f' of {upload.dtype}'}.",
-    )
+    law = "an upload is a model (D,) of floats, or None to stay silent"
+    array = f" of {upload.dtype}" if isinstance(upload, np.ndarray) else ""
+    laws.demand(upload is None or is_floats(upload), law, f"It is a {type(upload).__name__}{array}.")
+    sent = np.asarray(upload)
+    laws.demand(upload is None or sent.shape == (SIZE,), law, f"It has shape {sent.shape}, where D is {SIZE}.")
     same_claim = same(float(claim), float(claim_again))
     laws.demand(
         same_claim and same(upload, upload_again),

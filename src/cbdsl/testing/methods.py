@@ -16,7 +16,7 @@ from cbdsl.methods.base import Method
 from cbdsl.protocol.messages import Claim, Order, Upload, WorkerId
 from cbdsl.protocol.state import ServerState
 from cbdsl.runs.defence import Parts
-from cbdsl.runs.folder import Checkpoint, RunFolder
+from cbdsl.runs.folder import RunFolder
 from cbdsl.runs.given import gather
 from cbdsl.runs.play import resume, rounds
 from cbdsl.runs.resolve import resolve
@@ -49,7 +49,7 @@ def check_method(method: Method | type[Method] | str) -> None:
     laws.demand(_equal(expected, again), "equal runs give equal numbers", "Twice the same run, two outcomes.")
     for block in (1, 2):
         stage = _stage(whole, part)
-        stage.memory_swarm._block = block
+        stage.memory_swarm.rows.block = block
         with laws.working(f"when {block} workers are moved at a time"):
             found = _numbers(stage)
         laws.demand(
@@ -115,7 +115,7 @@ def _check_shapes(method: Method, laws: Laws, stage: Stage) -> None:
         f"With V = {vectors} and D = {size} it sends {np.shape(sent)}.",
     )
     swarm, kept = stage.memory_swarm, sent.copy()
-    work = swarm._workers.at(np.arange(3, dtype=np.int32), 1, 0.5, 0.05)
+    work = swarm.workers.at(np.arange(3, dtype=np.int32), 1, 0.5, 0.05)
     with laws.working("with three workers"):
         rows = method.move(work, _rows(swarm.particles, [0, 1, 2]), sent)
     laws.untouched({"what the server sent": kept}, {"what the server sent": sent})
@@ -160,7 +160,7 @@ def _check_strangers(method: Method, laws: Laws, stage: Stage) -> None:
     swarm, state = stage.memory_swarm, stage.first_state()
     played = next(iter(rounds(stage, state, swarm, measured=False)))
     sent = method.broadcast(played.state.global_best, played.state.memory)
-    work = swarm._workers.at(np.arange(5, dtype=np.int32), 2, 0.5, 0.05)
+    work = swarm.workers.at(np.arange(5, dtype=np.int32), 2, 0.5, 0.05)
     healthy, sick = _rows(swarm.particles, list(range(5))), _rows(swarm.particles, list(range(5)))
     for array in (sick.positions, sick.velocities, sick.personal_best, sick.personal_score):
         array[2] = np.nan
@@ -185,8 +185,8 @@ def _check_resume(method: Method, laws: Laws, spec: Any, expected: Numbers) -> N
             for played in rounds(stage, stage.first_state(), stage.memory_swarm):
                 folder.append(played.record)
                 if played.record.round == 2:
-                    particles = stage.memory_swarm.particles if method.remembers else None
-                    folder.save_checkpoint(Checkpoint(played.state, particles), stage.key)
+                    rows = stage.memory_swarm.kept if method.remembers else None
+                    folder.save_checkpoint(played.state, rows, stage.key)
                     break
         finally:
             folder.close()

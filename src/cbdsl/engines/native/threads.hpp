@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <thread>
 #include <vector>
@@ -17,6 +18,25 @@ class FlushTinyNumbers {
 #if defined(__SSE2__)
     FlushTinyNumbers() : before_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(before_ | 0x8040u); }
     ~FlushTinyNumbers() { __builtin_ia32_ldmxcsr(before_); }
+
+  private:
+    unsigned before_;
+#elif defined(__aarch64__)
+    FlushTinyNumbers() {
+        __asm__ volatile("mrs %0, fpcr" : "=r"(before_));
+        __asm__ volatile("msr fpcr, %0" : : "r"(before_ | 1u << 24) : "memory");
+    }
+    ~FlushTinyNumbers() { __asm__ volatile("msr fpcr, %0" : : "r"(before_) : "memory"); }
+
+  private:
+    uint64_t before_;
+#elif defined(__arm__) && defined(__ARM_FP)
+    // NEON's vectors always do so; this is for the scalars between them.
+    FlushTinyNumbers() {
+        __asm__ volatile("vmrs %0, fpscr" : "=r"(before_));
+        __asm__ volatile("vmsr fpscr, %0" : : "r"(before_ | 1u << 24) : "memory");
+    }
+    ~FlushTinyNumbers() { __asm__ volatile("vmsr fpscr, %0" : : "r"(before_) : "memory"); }
 
   private:
     unsigned before_;
