@@ -9,12 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 import cbdsl
+from cbdsl import Architecture, Believed, Candidate, Combined, Particles, View, Work
 from cbdsl.arrays import Doubles, Floats, Indices
-from cbdsl.engines.architecture import Architecture, Flatten, Linear, Tanh
-from cbdsl.protocol.selection import Believed, Candidate, Combined, View
+from cbdsl.engines.architecture import Flatten, Linear, Tanh
 from cbdsl.spec_groups import DataSpec
-from cbdsl.workers.local import Work
-from cbdsl.workers.swarm import Particles
 
 
 @cbdsl.register.attack("shuffle")

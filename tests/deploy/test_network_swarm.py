@@ -97,7 +97,7 @@ def make(bus: Bus, tmp_path: Path) -> Iterator[Callable[..., NetworkSwarm]]:
             Roster(tmp_path / "roster.json", places, names),
             Journal(tmp_path / "journal.bin"), Events(tmp_path / "events.jsonl"), codecs=Codecs(),
         )  # fmt: skip
-        network.set_model(model(0.0), 1, ())
+        network.notices.set_model(model(0.0), 1, ())
         network.start(bus.link)
         made.append(network)
         return network
@@ -418,7 +418,9 @@ def test_a_torn_journal_keeps_what_was_whole(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_the_end_leaves_nothing_on_the_broker(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
+def test_the_end_leaves_the_trained_model_on_the_broker_and_nothing_else(
+    bus: Bus, make: Callable[..., NetworkSwarm]
+) -> None:
     network = make()
     workers = [Scripted(bus, name) for name in NAMES]
     network.gather()
@@ -430,5 +432,12 @@ def test_the_end_leaves_nothing_on_the_broker(bus: Bus, make: Callable[..., Netw
 
     for worker in workers:
         worker.script["hear"] = leave
-    network.finish(1)
-    assert bus.retained == {}
+    network.finish(1, model(7.0), 2, ())
+    down = {topics.spec("s"), topics.order("s"), *(topics.model("s", piece) for piece in range(2))}
+    assert bus.retained.keys() == down
+    last = wire.decode(bus.retained[topics.order("s")], OrderMessage)
+    assert (last.task, last.version, last.model_digest) == (
+        "finish",
+        2,
+        wire.digest_of(wire.weights_to_bytes(model(7.0))),
+    )

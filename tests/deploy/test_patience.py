@@ -238,7 +238,7 @@ def test_a_state_that_is_ahead_or_of_another_history_is_to_be_forgotten(
 ) -> None:
     network = make()
     network._played = 2  # rounds are over, w^g is version 1
-    digest = network._digests[1] if known else b"another-history!"
+    digest = network.notices.digests[1] if known else b"another-history!"
     bus.publish(topics.from_worker("s", "ann", "hello"), hello_of("ann", round_number, version, RUN, digest))
     welcome = [wire.decode(payload, Welcome) for topic, payload in bus.sent if topic.endswith("ann/welcome")][-1]
     assert welcome.forget == forget
@@ -247,8 +247,10 @@ def test_a_state_that_is_ahead_or_of_another_history_is_to_be_forgotten(
 def test_what_an_earlier_process_left_is_cleared(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
     late = OrderMessage(RUN, 9, "swarm", b"\x07", 1.0, 0.1, 9, bytes(16))
     bus.publish(topics.order("s"), wire.encode(late), retain=True)
+    bus.publish(topics.model("s", 7), b"of a larger model", retain=True)
     make()
     assert topics.order("s") not in bus.retained
+    assert topics.model("s", 7) not in bus.retained
     assert topics.spec("s") in bus.retained
 
 

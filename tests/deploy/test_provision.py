@@ -18,8 +18,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cbdsl.cli.main import main
 from cbdsl.deploy import provision as module
+from cbdsl.deploy.identity import MONITOR_NAME, SERVER_NAME
 from cbdsl.deploy.provision import add_workers, allow_models, numbered, provision, read, renew, revoke
-from cbdsl.deploy.provision_files import MONITOR_NAME, SERVER_NAME
 from cbdsl.deploy.topics import check_name
 from cbdsl.errors import UserError
 
@@ -86,7 +86,9 @@ def test_every_machine_has_a_folder_of_its_own(keys: Path) -> None:
 def test_keys_are_secret_and_folders_closed(keys: Path) -> None:
     for path in [keys, *keys.rglob("*")]:
         mode = path.stat().st_mode & 0o777
-        assert mode == (0o700 if path.is_dir() else 0o600 if path.suffix == ".key" else 0o644), path
+        assert mode == (0o700 if path.is_dir() else 0o600 if path.suffix == ".key" or path.name == "acl" else 0o644), (
+            path
+        )
 
 
 def test_each_key_fits_its_certificate_and_no_other(keys: Path) -> None:
@@ -176,7 +178,7 @@ def test_workers_are_added_and_the_brokers_limits_grow_with_them(keys: Path) -> 
     after = contents(keys)
     changed = {name for name in after if after[name] != before.get(name)}
     assert changed == {
-        "ca/issued/carl.crt", "server/roster.txt", "broker/mosquitto.conf",
+        "ca/issued/carl.crt", "server/roster.txt", "broker/mosquitto.conf", "broker/acl",
         *(f"workers/carl/{name}" for name in FOR_A_WORKER),
     }  # fmt: skip
     assert read(keys).workers == ("anna", "bert", "carl")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import socket
 import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,10 +21,10 @@ from mqtt_client import Client, wait_for
 from cbdsl.deploy import topics
 from cbdsl.deploy.broker import Broker, find_mosquitto, running_broker
 from cbdsl.deploy.certificates import Authority
+from cbdsl.deploy.identity import SERVER_NAME
 from cbdsl.deploy.link import MqttLink, parse_address
 from cbdsl.deploy.meter import Meter
 from cbdsl.deploy.provision import add_workers, provision, renew, revoke
-from cbdsl.deploy.provision_files import SERVER_NAME
 
 pytestmark = pytest.mark.skipif(
     find_mosquitto() is None,
@@ -292,13 +295,18 @@ def test_a_wildcard_for_a_name_opens_nothing(connect: Connect, keys: Path, tmp_p
     assert not plus.received
 
 
+def _cut_off(client: Client) -> bool:
+    return wait_for(lambda: client.losses)
+
+
 def test_oversized_messages_are_refused(connect: Connect, keys: Path, broker: Broker, server: Client) -> None:
     anna = connect(worker(keys, "anna"))
-    anna.publish(f"{ROOT}/from/anna/upload/0", bytes(120 * 1024))  # taken, not passed on
+    for size in (120 * 1024, 3 * 1024 * 1024):
+        huge = connect(worker(keys, "bert"))
+        huge.publish_later(f"{ROOT}/from/bert/upload/0", bytes(size))
+        assert _cut_off(huge), "a sender of huge packets is not cut off"
     settle(anna, server)
     assert server.topics() == [f"{ROOT}/from/anna/hello"]
-    anna.publish_later(f"{ROOT}/from/anna/upload/0", bytes(3 * 1024 * 1024))
-    assert wait_for(lambda: anna.losses), "a sender of huge packets is not cut off"
     status = Path(f"/proc/{broker.pid}/status").read_text()
     assert int(status.split("VmHWM:")[1].split()[0]) < 64 * 1024
 
@@ -352,3 +360,39 @@ def test_revoked_added_and_renewed_workers(tmp_path: Path) -> None:
         back = connect(worker(keys, "bert"))
         back.subscribe(f"{ROOT}/down/#")
         assert wait_for(lambda: back.received == [(f"{ROOT}/down/order", b"kept", True)])
+
+
+@pytest.mark.parametrize("as_root", [True, False])
+def test_the_broker_starts_as_the_page_says_and_warns_of_nothing(tmp_path: Path, as_root: bool) -> None:
+    """As root, who becomes the user mosquitto, and as that user itself; by whoever else runs the tests, as that one."""
+    ours, root = tmp_path / "broker", os.geteuid() == 0
+    provision(tmp_path / "keys", ["anna", "bert"], SWARM, ["localhost"])
+    revoke(tmp_path / "keys", ["bert"])
+    shutil.copytree(tmp_path / "keys" / "broker", ours)
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        ports = [str(one.getsockname()[1]) for one in (first, second)]
+    config = (ours / "mosquitto.conf").read_text()
+    (ours / "mosquitto.conf").write_text(
+        config.replace("listener 8883", f"listener {ports[0]} 127.0.0.1").replace(
+            "listener 8884", f"listener {ports[1]}"
+        )
+    )
+    if root:
+        for path in (ours, *ours.rglob("*")):
+            shutil.chown(path, "mosquitto", "mosquitto")
+    user = {"user": "mosquitto", "group": "mosquitto", "extra_groups": []} if root and not as_root else {}
+    log = tmp_path / "broker.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(
+            [str(find_mosquitto()), "-c", "mosquitto.conf"], cwd=ours, stdout=file, stderr=file, **user,  # type: ignore[call-overload]
+        )  # fmt: skip
+    try:
+        assert wait_for(lambda: " running" in log.read_text() or process.poll() is not None, 20)
+        anna = Client(int(ports[0]), "", worker(tmp_path / "keys", "anna")).connect()
+        anna.close()
+        assert wait_for(lambda: "anna disconnected" in log.read_text())
+        assert Path(f"/proc/{process.pid}").stat().st_uid, "it is still root"
+    finally:
+        process.terminate()
+        process.wait(20)
+    assert not re.findall(r"(?i).*(?:warning|deprecated|recommended|error).*", log.read_text())

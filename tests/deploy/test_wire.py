@@ -120,7 +120,7 @@ def test_other_cbor_is_a_message_or_a_wire_error(tree: list[object], kind: type[
         (cbor2.dumps([wire.VERSION, 7, bytes(7), 3, b""]), "out of range"),
         (cbor2.dumps([wire.VERSION, 7, bytes(8), True, b""]), "out of range"),
         (cbor2.dumps([wire.VERSION, 7, bytes(8), -3, b""]), "out of range"),
-        (b"\x85\x04\x07\x48" + bytes(8) + b"\x18\x03\x40", "not canonical"),
+        (b"\x85\x05\x07\x48" + bytes(8) + b"\x18\x03\x40", "not canonical"),
         (cbor2.dumps([wire.VERSION, 7, bytes(8), [3], b""]), "well-formed"),
         (cbor2.dumps([wire.VERSION, 7, bytes(8), 3, b""]) + b"\x00", "well-formed"),
     ],

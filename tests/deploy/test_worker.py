@@ -390,7 +390,7 @@ def test_a_worker_computes_on_its_cpu_whatever_device_a_server_names(
     insisting = replace(announce(stage, b"run-0001", b""), spec=with_gpu.spec.to_toml())
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     assert understand(insisting).spec.device == "cuda"
-    assert make_engine(understand(insisting), 1).name == make_engine(understand(announce(stage, b"", b"")), 1).name
+    assert make_engine(understand(insisting), 1).name == make_engine(understand(announce(stage, bytes(8), b"")), 1).name
     assert make_engine(understand(insisting), 1).name in {"native", "torch"}
 
 

@@ -168,7 +168,7 @@ def test_a_flooder_is_heard_again_when_it_stops(tmp_path: Path, play: Callable[[
 def test_pauses_double_and_are_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr("cbdsl.deploy.turnstile.time.monotonic", lambda: now[0])
-    gate, topic = Turnstile(SWARM, ["a", "b"], 4, Events()), topics.from_worker(SWARM, "a", "claim")
+    gate, topic = Turnstile(SWARM, lambda: ["a", "b"], 4, Events()), topics.from_worker(SWARM, "a", "claim")
     everybody = topics.from_all(SWARM)
 
     def flood() -> float:
@@ -194,7 +194,7 @@ def test_pauses_double_and_are_forgiven(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_where_anybody_may_come_a_flood_is_dropped_and_nobody_elses_subscription_given_up() -> None:
-    gate = Turnstile(SWARM, [], 4, Events())
+    gate = Turnstile(SWARM, tuple, 4, Events())
     for _ in range(1000):
         gate.takes(topics.from_worker(SWARM, "a", "claim"))
     assert not gate.takes(topics.from_worker(SWARM, "a", "claim"))[0]

@@ -87,7 +87,7 @@ def test_a_broker_of_another_authority(tmp_path: Path, broker_port: int, caplog:
     ("shown", "words"),
     [
         (("elsewhere.local", 9, 1), "is not for 'localhost'"),
-        (("localhost", 0, 1), "no longer valid by the clock of this machine"),
+        (("localhost", 0, 1), "has expired by the clock of this machine"),
         (("localhost", 9, -2), "not valid yet by the clock of this machine"),
     ],
 )
@@ -138,7 +138,7 @@ def test_a_certificate_of_another_authority(
 
 def test_a_broker_that_is_full(keys: Path, broker_port: int, caplog: pytest.LogCaptureFixture) -> None:
     with ExitStack() as stack:
-        for _ in range(2 * 2 + 100):
+        for _ in range(2 * 2 + 100 + 30):  # more than there are places: where one is given up, another is waiting
             stack.enter_context(socket.create_connection(("127.0.0.1", broker_port)))
         said = said_to(member(keys, broker_port), caplog)
     assert "cannot reach" in said
@@ -148,6 +148,6 @@ def test_a_broker_that_is_full(keys: Path, broker_port: int, caplog: pytest.LogC
 def test_a_broker_without_tls_and_none_at_all(keys: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with running_broker(tmp_path / "log") as broker:
         said = said_to(member(keys, broker.port), caplog)
-    assert "does not speak TLS" in said
+    assert "it speaks MQTT there, but without TLS" in said
     caplog.clear()
     assert "nobody listens there" in said_to(member(keys, broker.port), caplog)

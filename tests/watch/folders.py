@@ -12,7 +12,8 @@ from cbdsl.spec import Spec
 
 
 def spec_of(**settings: object) -> Spec:
-    return Spec().with_settings({key.replace("__", "."): value for key, value in settings.items()})
+    start = Spec(preset=str(settings.pop("preset", "")))
+    return start.with_settings({key.replace("__", "."): value for key, value in settings.items()})
 
 
 def line(number: int, **changes: Any) -> dict[str, Any]:  # noqa: ANN401

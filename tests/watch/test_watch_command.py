@@ -115,6 +115,9 @@ def test_attendance_says_who_came_and_who_left() -> None:
     assert not attendance.take("closed", {"round": 1})
     assert attendance.take("disconnected", {"worker": "w03"})
     assert attendance.line() == "17 of 20 here; left: w03"
+    assert attendance.take("enrolled", {"worker": "porch", "members": 21})
+    assert attendance.take("left", {"worker": "w00", "members": 20})
+    assert attendance.line() == "16 of 20 here; new in the swarm: porch; no longer in the swarm: w00"
     attendance.take("over", {})
     assert not attendance.take("disconnected", {"worker": "w04"})  # everybody leaves in the end
 

@@ -282,6 +282,22 @@ def test_who_was_away_at_the_end_is_not_among_those_who_are_done(tmp_path: Path)
     assert [row[2] for row in found["workers"]] == ["done", "away"]
 
 
+def test_workers_that_join_and_leave_while_a_run_is_played_are_shown(tmp_path: Path) -> None:
+    write_run(tmp_path, [line(1)], spec_of(workers=2, rounds=9))
+    (tmp_path / "roster.json").write_text(json.dumps({"names": ["a", "b"]}))
+    write_lines(tmp_path / "events.jsonl", [{"event": "connected", "worker": "b"}])
+    view = RunView(Place(tmp_path))
+    assert len(news_of(view)["workers"]) == 2
+    (tmp_path / "roster.json").write_text(json.dumps({"names": ["a", "b", "porch"], "left": ["b"]}))
+    happened = [("connected", "b"), ("enrolled", "porch"), ("left", "b"), ("connected", "porch")]
+    write_lines(tmp_path / "events.jsonl", [{"event": event, "worker": worker} for event, worker in happened])
+    write_lines(tmp_path / "rounds.jsonl", [line(1), line(2, accepted=[2])])
+    found = news_of(view)
+    assert [(row[1], row[2]) for row in found["workers"]] == [("a", "unseen"), ("b", "away"), ("porch", "here")]
+    assert found["workers"][2][6] == 1  # accepted once
+    assert view.at(2)["workers"][2][6] == 1  # type: ignore[index]
+
+
 def test_events_of_the_older_half_of_a_long_log_count(tmp_path: Path) -> None:
     write_run(tmp_path, [], spec_of(workers=2, rounds=9))
     (tmp_path / "roster.json").write_text(json.dumps({"names": ["a", "b"]}))

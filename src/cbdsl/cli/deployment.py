@@ -22,12 +22,12 @@ from cbdsl.cli.options import Json, Plugins
 from cbdsl.cli.spec_options import SpecWords, takes_spec
 from cbdsl.cli.watch import page_beside
 from cbdsl.errors import UserError, unknown
-from cbdsl.files import read_text
 from cbdsl.plugins import load as load_plugins
 from cbdsl.text import one_line, read_size
 
 if TYPE_CHECKING:
     from cbdsl.deploy.link import Address
+    from cbdsl.deploy.roster import RosterFile
     from cbdsl.deploy.server import ServerConfig
     from cbdsl.deploy.worker import Worker
     from cbdsl.spec import Spec
@@ -85,23 +85,27 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter an option
     """Be the parameter server of a swarm: play a spec's rounds with workers behind an MQTT broker."""
     interrupts.go_on_with(interrupts.command_line())
     from cbdsl.deploy.deadlines import Deadlines  # noqa: PLC0415
+    from cbdsl.deploy.identity import SERVER_NAME, check_member  # noqa: PLC0415
     from cbdsl.deploy.link import parse_address  # noqa: PLC0415
+    from cbdsl.deploy.roster import RosterFile  # noqa: PLC0415
     from cbdsl.deploy.server import ServerConfig  # noqa: PLC0415
     from cbdsl.deploy.topics import check_name  # noqa: PLC0415
 
     _talk()
     check_name(swarm, "swarm")
     address = parse_address(broker, ca, cert, key)
+    check_member(address, swarm, SERVER_NAME)
     deadlines = Deadlines(
         quorum, round_seconds, upload_seconds, join_seconds, grace_seconds, slack=slack, least_seconds=least_seconds
     )
-    names = _read_roster(roster)
-    if names:
-        words = _with_roster(words, len(names), roster)
+    listed = RosterFile(roster) if roster is not None else None
+    if listed is not None:
+        words = _with_roster(words, listed, out)
     _refuse_simulated(words)
     spec = words.resolved()
     with page_beside(out, watch):
-        _serve(spec, out, ServerConfig(swarm, address, deadlines, names), threads, as_json)
+        names = listed.names if listed is not None else ()
+        _serve(spec, out, ServerConfig(swarm, address, deadlines, names, listed), threads, as_json)
 
 
 def work(  # noqa: PLR0913, PLR0917 - one parameter an option
@@ -117,6 +121,9 @@ def work(  # noqa: PLR0913, PLR0917 - one parameter an option
     key: _Key = None,
     threads: _Threads = None,
     stay: Annotated[bool, typer.Option("--stay", help="After a run wait for the next one.")] = False,
+    keep_model: Annotated[
+        bool, typer.Option("--keep-model", help="Write the global model to the state's folder every round, too.")
+    ] = False,
     memory: Annotated[
         str, typer.Option(help="What this process may take, such as 256M or 2G; half of the machine's if not given.")
     ] = "",
@@ -130,6 +137,7 @@ def work(  # noqa: PLR0913, PLR0917 - one parameter an option
 ) -> None:
     """Be one worker of a swarm: train on samples that never leave this machine."""
     from cbdsl.deploy.budget import Budget, half_of_the_machine  # noqa: PLC0415
+    from cbdsl.deploy.identity import check_member  # noqa: PLC0415
     from cbdsl.deploy.link import Link, MqttLink, Will, parse_address  # noqa: PLC0415
     from cbdsl.deploy.meter import Meter  # noqa: PLC0415
     from cbdsl.deploy.samples import read_samples  # noqa: PLC0415
@@ -144,6 +152,7 @@ def work(  # noqa: PLR0913, PLR0917 - one parameter an option
     check_name(swarm, "swarm")
     check_name(name, "worker")
     address = parse_address(broker, ca, cert, key)
+    check_member(address, swarm, name)
     _warn_if_exposed(address)
 
     def connect(handle: Any, greet: Any, will: Will, meter: Meter) -> Link:  # noqa: ANN401
@@ -154,7 +163,7 @@ def work(  # noqa: PLR0913, PLR0917 - one parameter an option
     budget = Budget(own, threads or default_threads(), allowed, longest_round)
     budget.enforce()
     worker = Worker(swarm, name, own, state or Path(name), connect, budget, attack)
-    _work_until_told(worker, stay)
+    _work_until_told(worker, stay, keep_model)
 
 
 @takes_spec(
@@ -204,7 +213,7 @@ def swarm(  # noqa: PLR0913, PLR0917 - one parameter an option
         draw(outcome.served.result)
 
 
-def _work_until_told(worker: Worker, stay: bool) -> None:
+def _work_until_told(worker: Worker, stay: bool, keep_model: bool) -> None:
     """Let a worker work in a thread of its own, so that a signal is heard while its engine computes for hours.
 
     Told to stop, it has a moment to end in good order. Then the process ends: what was written is whole.
@@ -213,7 +222,7 @@ def _work_until_told(worker: Worker, stay: bool) -> None:
 
     def work() -> None:
         try:
-            worker.run(stay)
+            worker.run(stay, keep_model)
             failures.put(None)
         except BaseException as error:
             failures.put(error)
@@ -244,13 +253,13 @@ def _serve(spec: Spec, out: Path, config: ServerConfig, threads: int | None, as_
     from cbdsl.cli.run import conclude  # noqa: PLC0415
     from cbdsl.cli.serve_display import ServeDisplay  # noqa: PLC0415
     from cbdsl.deploy.secret import keep_secret, secret_of  # noqa: PLC0415
-    from cbdsl.deploy.serving import open_run  # noqa: PLC0415
+    from cbdsl.deploy.serving import at_hand, open_run  # noqa: PLC0415
     from cbdsl.deploy.serving import serve as play  # noqa: PLC0415
     from cbdsl.runs.stage import Stage  # noqa: PLC0415
 
     _warn_if_exposed(config.address)
     secret = secret_of(out)
-    stage = Stage.prepare(spec, threads=threads, deal=False, secret=secret)
+    stage = Stage.prepare(at_hand(spec, out), threads=threads, deal=False, secret=secret)
     with ServeDisplay(stage.spec.workers) as display:
         display.begin(stage.spec, out, stage.note)
         opened = open_run(stage, out)
@@ -265,11 +274,16 @@ def _serve(spec: Spec, out: Path, config: ServerConfig, threads: int | None, as_
         print_refused(served.refused)
 
 
-def _with_roster(words: SpecWords, count: int, roster: Path | None) -> SpecWords:
-    """As many workers as a roster names."""
+def _with_roster(words: SpecWords, roster: RosterFile, out: Path) -> SpecWords:
+    """As many workers as a roster names; a run that has begun keeps the number that it began with."""
+    from cbdsl.spec import read  # noqa: PLC0415
+
+    begun = out / "spec.toml"
+    count = read(begun).workers if begun.is_file() else len(roster.names)
     wanted = words.options.get("workers", count)
     if wanted != count:
-        raise UserError(f"--workers is {wanted}, but {roster} names {count}. Leave --workers out.")
+        what = f"the run in {out} began with" if begun.is_file() else f"{roster.path} names"
+        raise UserError(f"--workers is {wanted}, but {what} {count}. Leave --workers out.")
     return replace(words, options={**words.options, "workers": count})
 
 
@@ -283,16 +297,6 @@ def _refuse_simulated(words: SpecWords) -> None:
             )
         if key in _DEALING:
             raise UserError(f"{key} has no effect here: every worker brings its own samples (cbdsl work --data).")
-
-
-def _read_roster(path: Path | None) -> tuple[str, ...]:
-    if path is None:
-        return ()
-    try:
-        lines = read_text(path).splitlines()
-    except (OSError, ValueError) as error:
-        raise UserError(f"The roster {path} cannot be read: {error}.") from error
-    return tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
 
 
 def _warn_if_exposed(address: Address) -> None:

@@ -1,23 +1,108 @@
-"""`cbdsl doctor`: what this installation can do."""
+"""`cbdsl doctor`: what this installation can do; with --broker, a device's way to its broker."""
 
 from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cbdsl import __version__
 from cbdsl.cli import extras, interrupts
+from cbdsl.cli.options import On
 from cbdsl.errors import UserError
+from cbdsl.text import one_line, read_size
+
+if TYPE_CHECKING:
+    from cbdsl.deploy.checkup import Finding, Way
 
 _LIBRARIES = ("numpy", "safetensors", *extras.EXTRAS)
 
 
-def doctor() -> None:
-    """Say what this installation can do: engines, threads, data, libraries."""
-    for name, finding in examine():
-        typer.echo(f"{name:12} {finding}")
+_SIGNS = {True: "ok", False: "WRONG", None: "-"}
+
+
+def doctor(  # noqa: PLR0913, PLR0917 - one parameter an option
+    broker: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Look at the way to this broker instead, step by step: mqtts://host:port."
+        ),
+    ] = "",
+    ca: Annotated[Path | None, typer.Option(help="The authority that signed the broker's certificate, PEM.")] = None,
+    cert: Annotated[Path | None, typer.Option(help="This machine's certificate, PEM.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    name: Annotated[str, typer.Option("--id", help="This worker's name; the certificate's if not given.")] = "",
+    swarm: Annotated[str, typer.Option(help="The swarm's name; the certificate's if not given.")] = "",
+    model: Annotated[
+        str,
+        typer.Option(help="Whether it has room: with --broker a trained model's file, with --on a network's name."),
+    ] = "",
+    data: Annotated[Path | None, typer.Option(help="This worker's samples, to see whether they fit the run.")] = None,
+    memory: Annotated[str, typer.Option(help="What the worker may take, as for `cbdsl work`.")] = "",
+    connect: Annotated[
+        bool,
+        typer.Option("--connect", help="Log in, too. A worker that runs with this certificate loses its connection."),
+    ] = False,
+    on: On = None,
+) -> None:
+    """Say what this installation can do; with --broker, what is wrong on the way there; with --on, a Ray cluster."""
+    if not broker:
+        if any((ca, cert, key, name, swarm, data, memory, connect)) or (model and on is None):
+            raise UserError(
+                "These options of `cbdsl doctor` are about the way to a broker. Give --broker mqtts://HOST:PORT. "
+                "--model also goes with --on."
+            )
+        for topic, finding in examine() if on is None else _cluster(on, model or "cnn"):
+            typer.echo(f"{topic:12} {finding}")
+        return
+    if on is not None:
+        raise UserError("--broker and --on are two things to look at. Give one of them.")
+    from cbdsl.deploy.checkup import Way  # noqa: PLC0415
+    from cbdsl.deploy.link import parse_address  # noqa: PLC0415
+    from cbdsl.deploy.topics import check_name  # noqa: PLC0415
+
+    for given, what in ((name, "worker"), (swarm, "swarm")):
+        if given:
+            check_name(given, what)
+    way, well = Way(parse_address(broker, ca, cert, key), swarm, name, connect), True
+    for found in _findings(way, Path(model) if model else None, data, memory):
+        typer.echo(f"{found.step:12} {_SIGNS[found.well]:6} {one_line(found.text, 1000)}")
+        well = well and found.well is not False
+    if not well:
+        raise typer.Exit(1)
+
+
+def _findings(way: Way, model: Path | None, data: Path | None, memory: str) -> Iterator[Finding]:
+    """The way to the broker, then whether the run fits this device."""
+    from cbdsl.deploy.checkup import Finding  # noqa: PLC0415
+    from cbdsl.deploy.fitness import Device, announced, as_announced  # noqa: PLC0415
+    from cbdsl.engines.native import default_threads  # noqa: PLC0415
+
+    stopped = False
+    for found in way.look():
+        yield found
+        stopped = stopped or found.last
+    if way.announcement:
+        run = announced(way.announcement)
+    elif model is not None:
+        run = as_announced(model)
+    else:
+        run = Finding("memory", "not reckoned: no announcement was heard, and no --model given.", None)
+    if not isinstance(run, Finding):
+        yield from Device(data, default_threads(), read_size(memory, "--memory") if memory else 0).fits(run)
+    elif not stopped:
+        yield run
+
+
+def _cluster(on: str, model: str) -> list[tuple[str, str]]:
+    from cbdsl.models.zoo import usual  # noqa: PLC0415
+    from cbdsl.swarms.ray_checks import findings  # noqa: PLC0415
+
+    return findings(on, usual(model).size, model)
 
 
 def examine() -> list[tuple[str, str]]:
@@ -45,7 +130,7 @@ def _engine() -> list[tuple[str, str]]:
     info = native_engine.info()
     rest = "torch for the rest" if torch else "the rest needs torch, which is not installed"
     return [
-        ("engine", f"native, for sequential models; {rest}"),
+        ("engine", f"native, for models made of known layers; {rest}"),
         ("vectors", f"{info.instructions}, {info.lanes} samples at once; {info.library}, built by {info.compiler}"),
     ]
 

@@ -108,9 +108,10 @@ def _count(workers: Sequence[str]) -> str:
 
 def _tell_added(made: Provisioned, added: Sequence[str]) -> None:
     typer.echo(f"{_count(added)} more in {made.folder / 'workers'}: {', '.join(added)}.")
+    broker = made.folder / "broker"
     typer.echo(
-        f"They get in at once. The broker's limits grow with them: copy {made.folder / 'broker' / 'mosquitto.conf'} to "
-        f"the broker and restart it. It needs {made.open_files:,} open files."
+        f"Copy {broker / 'acl'} and {broker / 'mosquitto.conf'} to the broker and restart it: until then they get in "
+        f"and hear nothing. It needs {made.open_files:,} open files."
     )
 
 
@@ -123,7 +124,9 @@ def _tell_allowed(made: Provisioned) -> None:
 def _tell_made(made: Provisioned, given_host: bool) -> None:
     typer.echo(f"{made.folder}: an authority, a broker at {made.url}, a parameter server, {_count(made.workers)}.")
     typer.echo(f"Server and monitor reach the broker at {made.server_url}, a door of their own.")
-    typer.echo(f"Start the broker:  cd {made.folder / 'broker'} && mosquitto -c mosquitto.conf")
+    broker = made.folder / "broker"
+    typer.echo(f"Start the broker:  cd {broker} && mosquitto -c mosquitto.conf")
+    typer.echo(f"(As root it becomes the user mosquitto, who must be able to read that: chown -R mosquitto: {broker})")
     typer.echo(f"The other commands:  {made.folder}/server/README.txt and {made.folder}/workers/*/README.txt")
     typer.echo(
         f"The broker needs {made.open_files:,} open files and up to {made.resident // 2**20:,} MiB of memory; "

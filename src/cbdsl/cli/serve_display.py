@@ -20,6 +20,8 @@ class Attendance:
         self._places, self._here, self._over = places, set(), False  # type: tuple[int, set[str], bool]
         self._came: list[str] = []
         self._left: list[str] = []
+        self._joined: list[str] = []  # the swarm, whether or not they are there
+        self._gone: list[str] = []
 
     def take(self, event: str, details: Mapping[str, Any]) -> bool:
         """Take an event in; whether there is something to say."""
@@ -32,7 +34,11 @@ class Attendance:
         elif event == "disconnected" and name in self._here:
             self._here.discard(name)
             self._left.append(name)
-        return not self._over and bool(self._came or self._left)
+        elif event in {"enrolled", "left"}:
+            self._places = int(details.get("members", self._places))
+            self._here -= {name} if event == "left" else set()
+            (self._joined if event == "enrolled" else self._gone).append(name)
+        return not self._over and bool(self._came or self._left or self._joined or self._gone)
 
     def count(self) -> str:
         """How many are there."""
@@ -40,9 +46,12 @@ class Attendance:
 
     def line(self) -> str:
         """Who came and who left since the last line."""
-        came, left, self._came, self._left = self._came, self._left, [], []
-        words = [f"{verb} {_names(names)}" for verb, names in (("came:", came), ("left:", left)) if names]
-        return "; ".join([self.count(), *words])
+        news = {
+            "came:": self._came, "left:": self._left, "new in the swarm:": self._joined,
+            "no longer in the swarm:": self._gone,
+        }  # fmt: skip
+        self._came, self._left, self._joined, self._gone = [], [], [], []
+        return "; ".join([self.count(), *(f"{verb} {_names(names)}" for verb, names in news.items() if names)])
 
 
 class ServeDisplay(Display):
@@ -52,9 +61,6 @@ class ServeDisplay(Display):
         super().__init__()
         self._attendance, self._lock = Attendance(places), threading.Lock()
         self._timer: threading.Timer | None = None
-
-    def __enter__(self) -> ServeDisplay:
-        return self
 
     def heard(self, event: str, details: Mapping[str, Any]) -> None:
         """Something happened around the rounds; any thread may say so."""
@@ -72,7 +78,7 @@ class ServeDisplay(Display):
     def _say(self) -> None:
         with self._lock:
             self._timer, line = None, self._attendance.line()
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self._tell(line)
 
 
 def _names(names: list[str]) -> str:

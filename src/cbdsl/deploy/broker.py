@@ -25,7 +25,7 @@ Kind = Literal["auto", "mosquitto", "embedded"]
 KINDS = ("auto", "mosquitto", "embedded")
 LOOPBACK = "127.0.0.1"
 MESSAGE_LIMIT = 112 * 1024
-"""Bytes of payload a broker need take: a chunk of 100 KiB, what describes it, and room."""
+"""Bytes of a message that a broker need take: a chunk of 100 KiB, what describes it, its topic, and room."""
 QUEUE_LIMIT = 128 * 1024 * 1024
 """Bytes that may wait for one client: who joins is sent the model and the shared samples at once."""
 
@@ -39,16 +39,23 @@ USERNAME = "swarm"
 PASSWORD_VARIABLE = "CBDSL_BROKER_PASSWORD"
 """Where a password is handed over: other users can read a command line, not an environment."""
 
-# Runs before the broker in the broker's own process: it then ends with its parent, however the parent ends, and may
-# open as many files as this machine allows.
+_NOT_ROOT = ("mosquitto", "nobody")  # who a broker is that root starts: the first there is
+
+# Runs before the broker in the broker's own process: it then ends with its parent, however the parent ends, may open as
+# many files as this machine allows, and is not root where it need not be.
 _GUARD = """
 import ctypes, os, resource, signal, sys
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)
+user, group = int(sys.argv[2]), int(sys.argv[3])
+if user != os.geteuid():
+    os.setgroups([])
+    os.setgid(group)
+    os.setuid(user)
+ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # after that: a change of user undoes it
 if os.getppid() != int(sys.argv[1]):
     sys.exit("the process that asked for a broker is gone")
-os.execv(sys.argv[2], sys.argv[2:])
+os.execv(sys.argv[4], sys.argv[4:])
 """
 
 _WELCOME = b"\x20\x02\x00\x00"  # the CONNACK of MQTT 3.1.1
@@ -57,7 +64,7 @@ _DISCONNECT = b"\xe0\x00"
 _PLAIN_CONFIG = f"""\
 # Written by cbdsl for a broker that lives as long as one command, on this machine alone.
 persistence false
-message_size_limit {MESSAGE_LIMIT}
+max_packet_size {MESSAGE_LIMIT}
 max_queued_messages 5000
 max_queued_bytes {QUEUE_LIMIT}
 set_tcp_nodelay true
@@ -157,25 +164,44 @@ def _start(plan: _Plan, port: int) -> tuple[subprocess.Popen[bytes], list[int]]:
 
 
 def _launch(plan: _Plan, ports: Sequence[int]) -> subprocess.Popen[bytes]:
-    folder, environment = plan.folder, dict(os.environ)
+    folder, environment, user = plan.folder, dict(os.environ), (os.geteuid(), os.getegid())
     if plan.kind == "mosquitto":
         text = _on_loopback(plan.text, ports)
         if plan.config is None:
             text = f"{text}{_who_may_come(folder, plan.password)}"
         written = folder / "mosquitto.conf"
         written.write_text(text, encoding="utf-8")
-        command = [str(find_mosquitto()), "-c", str(written.resolve())]
+        command = [str(find_mosquitto()), "-c", str(written.resolve()) if plan.config else written.name]
+        if plan.config is None and sys.platform == "linux":
+            user = _hand_over(folder, user)
     else:
         command = [sys.executable, "-m", "cbdsl.deploy.embedded", str(ports[0])]
         environment[PASSWORD_VARIABLE] = plan.password
     if sys.platform == "linux":
-        command = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *command]
+        command = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *map(str, user), *command]
     where = plan.config.parent if plan.config else folder  # relative paths start at the configuration's own folder
     with (folder / "broker.log").open("ab") as log:
         return subprocess.Popen(  # a session of its own: Ctrl-C is for us, and we end the broker last
             command, cwd=where, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             env=environment,
         )  # fmt: skip
+
+
+def _hand_over(folder: Path, user: tuple[int, int]) -> tuple[int, int]:
+    """Who the broker runs as. Instead of root somebody else, who is let into this folder, not into those above it."""
+    if user[0] != 0:
+        return user
+    import pwd  # noqa: PLC0415 - not on every platform
+
+    there = {one.pw_name: (one.pw_uid, one.pw_gid) for one in pwd.getpwall()}
+    somebody = next((there[name] for name in _NOT_ROOT if name in there), None)
+    if somebody is None:
+        return user
+    folder.chmod(folder.stat().st_mode | 0o011)
+    for path in (folder / "mosquitto.conf", folder / "passwords"):
+        if path.exists():
+            os.chown(path, *somebody)
+    return somebody
 
 
 def _on_loopback(text: str, ports: Sequence[int]) -> str:
@@ -195,10 +221,10 @@ def _who_may_come(folder: Path, password: str) -> str:
     salt = os.urandom(12)
     hashed = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _HASH_TURNS)
     words = ["", "7", str(_HASH_TURNS), *(base64.b64encode(one).decode() for one in (salt, hashed))]
-    path = (folder / "passwords").resolve()
+    path = folder / "passwords"
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(f"{USERNAME}:{'$'.join(words)}\n")
-    return f"allow_anonymous false\npassword_file {path}\n"
+    return f"allow_anonymous false\npassword_file {path.name}\n"
 
 
 def _free_port() -> int:
@@ -234,7 +260,7 @@ def _answers(port: int, plan: _Plan) -> bool:
                 plan.config is not None
             ):  # it listens only after it has read its keys; more it says to certificates alone
                 return True
-            connection.sendall(_connect_packet(plan.password))
+            connection.sendall(connect_packet(plan.password))
             welcomed = connection.recv(len(_WELCOME)) == _WELCOME
             connection.sendall(_DISCONNECT)
             return welcomed
@@ -242,7 +268,7 @@ def _answers(port: int, plan: _Plan) -> bool:
         return False
 
 
-def _connect_packet(password: str) -> bytes:
+def connect_packet(password: str) -> bytes:
     """MQTT 3.1.1 CONNECT with a clean session and no client id."""
     words = (USERNAME.encode(), password.encode()) if password else ()
     body = b"\x00\x04MQTT\x04" + (b"\xc2" if password else b"\x02") + b"\x00\x0a\x00\x00"

@@ -20,7 +20,7 @@ class Held:
         self.relative = assignment is not None and assignment.codecs.down.relative
         self._assignment = assignment
         self.model = np.zeros(assignment.size if assignment is not None and self.relative else 0, np.float32)
-        self.digest, self._version = b"", 0
+        self.digest, self.version = b"", 0
 
     def reach(self, mail: Mail, order: OrderMessage) -> bool:
         """Whether the model that an order is about is here, or can be made of what came; then it is `model`."""
@@ -30,7 +30,7 @@ class Held:
             if mail.model.digest == order.model_digest:
                 self._take(wire.weights_from_bytes(mail.model.content), order.version, order.model_digest)
             return self.digest == order.model_digest
-        starts = [(self._version, self.model)]
+        starts = [(self.version, self.model)]
         if mail.model.content:
             starts.append((mail.model.filled, wire.weights_from_bytes(mail.model.content)))
         return any(self._follow(mail, version, model, order) for version, model in starts)
@@ -53,4 +53,4 @@ class Held:
         return True
 
     def _take(self, model: Floats, version: int, digest: bytes) -> None:
-        self.model, self._version, self.digest = model, version, digest
+        self.model, self.version, self.digest = model, version, digest

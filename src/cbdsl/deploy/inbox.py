@@ -106,6 +106,10 @@ class Inbox:
                 self._changed.notify_all()
 
     def _take(self, sender: Origin, payload: bytes) -> Hello | None:
+        if self._roster.has_left(sender.worker):
+            if sender.kind == "status":  # its last will is not its fault
+                return None
+            raise WireError("from a worker that is no longer in the roster")
         if sender.kind == "hello":
             hello = wire.decode(payload, Hello)
             self._greeted(sender.worker, hello)
@@ -116,11 +120,11 @@ class Inbox:
             return None
         if worker is None:
             raise WireError("from an unknown worker")
+        self._seen(sender.worker)  # whatever becomes of what it says
         if sender.kind == "claim":
             self._claim(worker, wire.decode(payload, ClaimMessage))
         else:
             self._piece(worker, sender.number, payload)
-        self._seen(sender.worker)
         return None
 
     def _greeted(self, name: str, hello: Hello) -> None:
@@ -380,6 +384,14 @@ class Inbox:
                 else:
                     self._roster.note_samples(name, samples)
             return sorted(name for name in newcomers if self._roster.number(name) is not None)
+
+    def dismiss(self, names: Iterable[str]) -> None:
+        """These have left the swarm: nobody waits for them any more."""
+        with self._changed:
+            for name in names:
+                presence = self._presence(name)
+                presence.online, presence.since = False, _LONG_AGO
+            self._changed.notify_all()
 
     def awaited(self, answers: Collection[WorkerId]) -> tuple[int, float]:
         """How many participants have answered or are waited for, and the most patience with one of the latter."""

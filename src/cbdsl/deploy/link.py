@@ -16,6 +16,7 @@ import socket
 import ssl
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +28,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 
 from cbdsl.deploy import topics
 from cbdsl.deploy.broker import PASSWORD_VARIABLE
-from cbdsl.deploy.handshake import explain, refusal
+from cbdsl.deploy.handshake import RIGHTS, context_of, explain, not_let_in, refusal
 from cbdsl.deploy.meter import Meter
 from cbdsl.deploy.turnstile import Turnstile
 from cbdsl.errors import UserError
@@ -37,6 +38,7 @@ _log = logging.getLogger("cbdsl.deploy")
 KEEPALIVE = 30  # seconds; a broker takes a client for gone after one and a half times that
 _AT_ONCE = 200  # subscriptions in one packet: packets have a largest size
 _LONGEST_PAUSE = 30.0  # seconds between attempts to reach a broker that is down
+_OFTEN, _SPAN = 3, 60.0  # connections lost within so many seconds: somebody else may be using our certificate
 
 
 class Link(Protocol):
@@ -105,6 +107,8 @@ def parse_address(
         port = parts.port
     except ValueError as error:
         raise UserError(f"'{url}' is not the address of a broker: {error}. Write mqtt://host:1883.") from error
+    if not _can_be_a_host(parts.hostname or ""):
+        raise UserError(f"'{url}' is not the address of a broker: no host can have that name. Write mqtt://host:1883.")
     if parts.scheme not in {"mqtt", "mqtts"} or not parts.hostname or parts.path not in {"", "/"}:
         raise UserError(f"'{url}' is not the address of a broker. Write mqtt://host:1883 or mqtts://host:8883.")
     tls = parts.scheme == "mqtts"
@@ -123,6 +127,15 @@ def parse_address(
     return Address(
         parts.hostname, port or (8883 if tls else 1883), tls, ca, certificate, key, username, password
     )  # fmt: skip
+
+
+def _can_be_a_host(name: str) -> bool:
+    """Whether a name can be looked up at all: others would end the thread that tries."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return "\0" not in name
 
 
 def exposed(address: Address) -> str:
@@ -170,18 +183,21 @@ class MqttLink:
         self._patterns: list[str] = []
         self._heard: dict[str, None] = {}  # what the broker was asked for: in order, and quickly found
         self._lock, self._said = threading.Lock(), ""
+        self._since, self._before = time.monotonic(), ""  # when it was lost or first wanted; "again" if it was up
+        self._losses: list[float] = []  # when the last ones were
+        self._failure: type[BaseException] | None = None  # of the last attempt
         self._last: mqtt.MQTTMessageInfo | None = None
         self.connected = threading.Event()
         client = mqtt.Client(CallbackAPIVersion.VERSION2, f"cbdsl-{secrets.token_hex(8)}", protocol=mqtt.MQTTv311)
         client.on_connect, client.on_disconnect, client.on_message = self._up, self._down, self._arrived
-        client.on_connect_fail, client.on_socket_open = self._failed, _send_at_once
+        client.on_connect_fail, client.on_socket_open, client.on_subscribe = self._failed, _send_at_once, self._granted
         client.reconnect_delay_set(random.uniform(0.2, 0.6), _LONGEST_PAUSE)  # type: ignore[arg-type]
         client.max_inflight_messages_set(100)
         if will is not None:
             client.will_set(will.topic, will.payload, qos=1, retain=True)
         if address.username:
             client.username_pw_set(address.username, address.password)
-        self._context = _context(address) if address.tls else None
+        self._context = context_of(address) if address.tls else None
         if self._context is not None:
             client.tls_set_context(self._context)
         self._client = client
@@ -235,9 +251,12 @@ class MqttLink:
 
     def _up(self, _client: mqtt.Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:  # noqa: ANN401
         if reason.is_failure:
-            self._say(f"the broker at {self._address} refuses the connection: {reason}")
+            self._say(f"the broker at {self._address} refuses the connection: {not_let_in(str(reason), self._address)}")
             return
-        self._say("")
+        if self._said and len(self._losses) < _OFTEN:
+            seconds = time.monotonic() - self._since
+            _log.info("connected %sto the broker at %s after %.0f s", self._before, self._address, seconds)
+        self._said, self._before, self._failure = "", "again ", None
         with self._lock:
             self._heard = {}
         self._listen()
@@ -249,17 +268,38 @@ class MqttLink:
         was_up = self.connected.is_set()
         self.connected.clear()
         if was_up and reason.is_failure:
-            self._say(f"lost the broker at {self._address}; trying again")
+            self._lost()
         elif reason.is_failure and not self._said:
-            why = refusal(self._address.host, self._address.port, self._context) if self._context else ""
+            why = _clause(refusal(self._address, self._context))
+            self._say(f"the broker at {self._address} closes the connection before it is made{why}. Trying again")
+
+    def _lost(self) -> None:
+        """Say so; of a connection that comes and goes, once and with what is probably the reason."""
+        now = self._since = time.monotonic()
+        self._losses = [*(one for one in self._losses if now - one < _SPAN), now][-_OFTEN - 1 :]
+        text = f"lost the broker at {self._address}"
+        if len(self._losses) < _OFTEN:
+            self._say(f"{text}; trying again")
+        elif len(self._losses) == _OFTEN:
             self._say(
-                f"the broker at {self._address} closes the connection before it is made{_clause(why)}. Trying again"
+                f"{text} {_OFTEN} times within {_SPAN:.0f} s. If another process uses this certificate, each ends the "
+                "other's connection: stop one, or give it a name of its own. Trying again in silence until it lasts"
             )
+        else:
+            self._said = text
 
     def _failed(self, *_: Any) -> None:  # noqa: ANN401
         error = sys.exc_info()[1]  # paho calls this where it has caught the error
+        kind = None if error is None else type(error)
+        if kind is self._failure and self._said:  # to find out why may take a connection of its own
+            return
+        self._failure = kind
         what = "will not talk to" if isinstance(error, ssl.SSLCertVerificationError) else "cannot reach"
-        self._say(f"{what} the broker at {self._address}{_clause(explain(error, self._address.host))}. Trying again")
+        self._say(f"{what} the broker at {self._address}{_clause(explain(error, self._address))}. Trying again")
+
+    def _granted(self, _client: mqtt.Client, _data: Any, _mid: int, codes: list[Any], _properties: Any) -> None:  # noqa: ANN401
+        if any(code.is_failure for code in codes):
+            _log.warning("the broker at %s does not let us hear what we ask for. %s", self._address, RIGHTS)
 
     def _arrived(self, _client: mqtt.Client, _data: Any, message: mqtt.MQTTMessage) -> None:  # noqa: ANN401
         try:
@@ -318,14 +358,3 @@ def _send_at_once(_client: mqtt.Client, _data: Any, connection: Any) -> None:  #
     """Without Nagle's delay: small messages would wait for acknowledgements, some 40 ms at every step of a round."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-
-def _context(address: Address) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=str(address.ca) if address.ca else None)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        if address.certificate is not None and address.key is not None:
-            context.load_cert_chain(address.certificate, address.key)
-    except (ssl.SSLError, OSError) as error:
-        raise UserError(f"The certificates cannot be used: {error}. Give the PEM files of this swarm.") from error
-    return context

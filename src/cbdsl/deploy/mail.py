@@ -6,8 +6,9 @@ An order that was overtaken is forgotten, so nothing piles up while a worker tra
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from cbdsl.codecs.travel import longest_update
@@ -17,8 +18,11 @@ from cbdsl.deploy.particle import Assignment, understand
 from cbdsl.deploy.wire import Announcement, Assembly, Invitation, OrderMessage, Piece, Welcome, WireError
 from cbdsl.workers.local import KEPT_VERSIONS
 
-_NOTHING = bytes(wire.DIGEST_BYTES)
 _Content = TypeVar("_Content", OrderMessage, Invitation)
+
+
+class _OtherRunError(WireError):
+    """A message of another run than the one that was announced."""
 
 
 class Parcel:
@@ -28,7 +32,7 @@ class Parcel:
         """size: bytes; or with `least` the most there may be."""
         self._size, self._least, self._round = size, size if least is None else least, -1
         self._assembly: Assembly | None = None
-        self.digest, self.content, self.filled = _NOTHING, b"", -1  # filled: the sending that is whole
+        self.digest, self.content, self.filled = wire.NO_DIGEST, b"", -1  # filled: the sending that is whole
 
     def add(self, piece: Piece) -> None:
         """Take a piece of the newest sending."""
@@ -61,6 +65,7 @@ class Letter(Generic[_Content]):
 
     message: _Content
     fresh: bool = True
+    since: float = field(default_factory=time.monotonic)  # when it came
 
 
 class Mail:
@@ -94,6 +99,10 @@ class Mail:
         with self.changed:
             try:
                 return self._take(topic, payload)
+            except _OtherRunError as error:
+                if self.order is None or self.order.message.task != "finish":  # else it is of the next: it comes again
+                    self._events.refuse(str(error), "the server")
+                return ""
             except WireError as error:
                 self._events.refuse(str(error), "the server")
                 return ""
@@ -180,4 +189,4 @@ class Mail:
     def _check_run(self, run: bytes) -> None:
         assert self.assignment is not None
         if run != self.assignment.run:
-            raise WireError("from another run")
+            raise _OtherRunError("from another run")

@@ -5,6 +5,7 @@ For its owner's eyes alone. Whatever is found in the folder, reading it takes no
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -16,13 +17,26 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cbdsl.deploy.wire import DIGEST_BYTES, RUN_BYTES, digest_of
+from cbdsl.deploy.wire import NO_DIGEST, RUN_BYTES, digest_of
 from cbdsl.files import private_folder, write_atomically
 from cbdsl.protocol.messages import Claim
 from cbdsl.text import one_line
 from cbdsl.workers.swarm import Particles
 
 _log = logging.getLogger("cbdsl.deploy")
+
+README = """\
+The state of a worker (`cbdsl work --state`); with it the worker goes on after a stop. Nothing here is ever sent whole.
+
+README.txt         this page
+state.npz          position, velocity and best model after the last round, and what was claimed; without it the worker
+                   starts from the global model
+shared.bin         the shared samples as the server sent them, so that they are fetched once
+model.safetensors  the trained model of the last run; `cbdsl predict` and `cbdsl export` use it
+wire.json          bytes on this worker's connection, by direction and kind of message
+samples.npz        its own samples, and worker.log what it said, where `cbdsl swarm` put them here
+.NAME.partial      a file that was being written when the process was killed; it may be removed
+"""
 
 _MOST_META = 4096  # bytes of what is not a model
 _HEADER = 4096  # bytes that describe an array, at most
@@ -50,7 +64,7 @@ class Last(NamedTuple):
     model_digest: bytes
 
 
-_NEVER = Last(bytes(RUN_BYTES), 0, 0, bytes(DIGEST_BYTES))
+_NEVER = Last(bytes(RUN_BYTES), 0, 0, NO_DIGEST)
 
 
 class Keeper:
@@ -61,6 +75,8 @@ class Keeper:
         self._state, self._shared = folder / "state.npz", folder / "shared.bin"
         self._shared_digest: bytes | None = None  # of what is in the file; none: not looked at yet
         self.ledger = folder / "wire.json"
+        with contextlib.suppress(OSError):  # no state is lost without it
+            write_atomically(folder / "README.txt", README.encode(), private=True)
 
     def save(self, memory: Memory) -> None:
         """Write the state whole, or leave the old one."""

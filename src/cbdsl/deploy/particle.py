@@ -16,6 +16,7 @@ from cbdsl import register
 from cbdsl import spec as specs
 from cbdsl.arrays import Floats, Samples
 from cbdsl.codecs.travel import Codecs, codecs_of
+from cbdsl.data.scaling import Scaling
 from cbdsl.deploy.memory import Memory
 from cbdsl.deploy.samples import SharedLayout, unpack_shared
 from cbdsl.deploy.wire import Announcement, OrderMessage, WireError, weights_to_bytes
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 _ROW = np.zeros(1, np.int32)  # there is one
 _SEEDS = 2**64
 _LARGEST = float(np.finfo(np.float32).max)
+_LONGEST_NAME = 100  # letters of the name of a class, as in a model's file, or of a weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +55,9 @@ class Assignment:
     layout: SharedLayout
     shared_digest: bytes
     shared_size: int
+    scaling: Scaling | None = None  # what the server did to features; a device's own are scaled already
+    class_names: tuple[str, ...] = ()
+    tensors: tuple[str, ...] = ()  # names of the weights in a model's file; none: the layers' own
 
 
 def understand(announcement: Announcement) -> Assignment:
@@ -62,6 +67,8 @@ def understand(announcement: Announcement) -> Assignment:
         method: Method = register.method.make(spec.method, spec.options.of(spec.method))
         codecs = codecs_of(spec)
         shape = json.loads(announcement.shape)
+        names, tensors = _names(announcement.class_names), _names(announcement.tensors)
+        scaling = _scaling(announcement)
         described = announcement.architecture
         architecture = Architecture.from_dict(json.loads(described)) if described else None
     except (
@@ -91,11 +98,34 @@ def understand(announcement: Announcement) -> Assignment:
     )
     if not fits:
         raise WireError("an announcement whose network does not fit its sizes")
+    if scaling is not None and len(scaling.mean) != shape[0]:
+        raise WireError("an announcement whose scaling does not fit its samples")
+    if len(names) > announcement.classes:
+        raise WireError("an announcement that names more classes than there are")
+    if tensors and (architecture is None or not len(set(tensors)) == len(tensors) == len(architecture.tensors())):
+        raise WireError("an announcement whose names of weights do not fit its network")
     layout = SharedLayout(announcement.shared_training, announcement.shared_scoring, tuple(shape))
     return Assignment(
         announcement.run, spec, architecture, announcement.size, announcement.vectors, method, codecs,
-        announcement.classes, layout, announcement.shared_digest, announcement.shared_size,
+        announcement.classes, layout, announcement.shared_digest, announcement.shared_size, scaling, names,
+        tensors,
     )  # fmt: skip
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = json.loads(text)
+    if not isinstance(names, list) or not all(
+        isinstance(name, str) and len(name) <= _LONGEST_NAME and name.isprintable() for name in names
+    ):
+        raise ValueError("impossible names of classes or weights")
+    return tuple(names)
+
+
+def _scaling(announcement: Announcement) -> Scaling | None:
+    if not announcement.scaling:
+        return None
+    mean, deviation = np.frombuffer(announcement.scaling, "<f8").reshape(2, -1).tolist()
+    return Scaling(tuple(mean), tuple(deviation), announcement.shades)
 
 
 def make_engine(assignment: Assignment, threads: int) -> Engine:
@@ -143,7 +173,7 @@ class Particle:
                 f"samples here have shape {own.features.shape[1:]} and labels up to {own.labels.max()}."
             )
         spec, layout = assignment.spec, assignment.layout
-        self.number, self.size, self._assignment = number, assignment.size, assignment
+        self.number, self.size, self.assignment = number, assignment.size, assignment
         self.method = assignment.method
         engine = make_engine(assignment, threads)
         samples = Samples.joined([own, unpack_shared(shared, layout, assignment.classes)])
@@ -194,7 +224,7 @@ class Particle:
         self._round, self._version, self._received = order.round, order.version, received
         claim = None if order.task == "average" else self._claim(self._particles)
         return Memory(
-            self._assignment.run, self.number, order.round, self._particles, claim, order.version, order.model_digest
+            self.assignment.run, self.number, order.round, self._particles, claim, order.version, order.model_digest
         )
 
     def upload(self) -> bytes | None:
@@ -223,7 +253,7 @@ class Particle:
         if self._liar is not None:
             score = self._liar.claim(self.method.upload(particles)[0], score, self._round, self._received)
         commitment = b""
-        if self._assignment.spec.defence.commitment:
+        if self.assignment.spec.defence.commitment:
             sent = self._sent()
             commitment = commitment_of(self._received if sent is None else sent[1])
         return Claim(float(np.float32(score)), commitment)

@@ -24,11 +24,10 @@ from pathlib import Path
 
 from cbdsl.deploy import topics, wire
 from cbdsl.deploy.certificates import AUTHORITY_DAYS, Authority, Issued, is_name, serials
+from cbdsl.deploy.identity import MONITOR_NAME, SERVER_NAME, organization_of
 from cbdsl.deploy.provision_files import (
     LARGEST_MODEL,
     LOCAL_HOSTS,
-    MONITOR_NAME,
-    SERVER_NAME,
     Provisioned,
     access_rules,
     broker_config,
@@ -81,7 +80,7 @@ def provision(  # noqa: PLR0913 - the last ones by name
         server_host=server_host, server_port=inner, largest_model=largest_model,
     )  # fmt: skip
     with _writing(out), _all_or_nothing(out) as folder:
-        authority = Authority.new(f"cbdsl {swarm}")
+        authority = Authority.new(organization_of(swarm))
         (folder / "ca" / "issued").mkdir(parents=True)
         _write_pair(folder / "ca", "ca", authority.pem())
         (folder / "broker" / "data").mkdir(parents=True)
@@ -232,28 +231,28 @@ def _record(out: Path, worker: str) -> Path:
 
 def _write_broker(folder: Path, known: Provisioned, authority: Authority) -> None:
     hosts = tuple(dict.fromkeys((*known.hosts, known.server_host, *LOCAL_HOSTS)))
-    _write_pair(folder / "broker", "broker", authority.issue_broker(f"cbdsl {known.swarm}", hosts, known.days))
+    _write_pair(folder / "broker", "broker", authority.issue_broker(organization_of(known.swarm), hosts, known.days))
     _write(folder / "broker" / "ca.crt", authority.pem().certificate)
 
 
 def _write_rules(folder: Path, known: Provisioned) -> None:
     _write(folder / "broker" / "mosquitto.conf", broker_config(known))
-    _write(folder / "broker" / "acl", access_rules(known))
+    _write(folder / "broker" / "acl", access_rules(known), mode=0o600)  # newer brokers warn of files that all can read
 
 
 def _write_server(folder: Path, known: Provisioned, authority: Authority) -> None:
-    issued = authority.issue_client(f"cbdsl {known.swarm}", SERVER_NAME, known.days)
+    issued = authority.issue_client(organization_of(known.swarm), SERVER_NAME, known.days)
     _write_member(folder / "server", "server", issued, authority, server_readme(known))
 
 
 def _write_monitor(folder: Path, known: Provisioned, authority: Authority) -> None:
-    issued = authority.issue_client(f"cbdsl {known.swarm}", MONITOR_NAME, known.days)
+    issued = authority.issue_client(organization_of(known.swarm), MONITOR_NAME, known.days)
     _write_member(folder / "monitor", "monitor", issued, authority, monitor_readme(known))
 
 
 def _write_worker(folder: Path, name: str, known: Provisioned, authority: Authority) -> None:
     """The record first: a certificate that nobody can revoke must not exist."""
-    issued, record = authority.issue_client(f"cbdsl {known.swarm}", name, known.days), _record(folder, name)
+    issued, record = authority.issue_client(organization_of(known.swarm), name, known.days), _record(folder, name)
     _write(record, (record.read_bytes() if record.exists() else b"") + issued.certificate)
     _write_member(folder / "workers" / name, "worker", issued, authority, worker_readme(known, name))
 

@@ -7,10 +7,8 @@ from pathlib import Path
 
 from cbdsl.deploy import topics
 from cbdsl.deploy.broker import MESSAGE_LIMIT, QUEUE_LIMIT
+from cbdsl.deploy.identity import MONITOR_NAME, SERVER_NAME
 from cbdsl.deploy.wire import piece_count
-
-SERVER_NAME, MONITOR_NAME = "parameter.server", "swarm.monitor"
-"""Common names that no worker can have, for their dots."""
 
 LARGEST_MODEL = 1_000_000
 """Numbers in the largest model that workers may upload, unless more is asked for."""
@@ -95,7 +93,8 @@ def access_rules(known: Provisioned) -> str:
     root = topics.root(known.swarm)
     may_write = (*_MAY_WRITE, *(f"upload/{number}" for number in range(known.pieces)))
     writes = "\n".join(f"pattern write {topics.from_worker(known.swarm, '%u', what)}" for what in may_write)
-    reads = "\n".join(f"pattern read {root}/{what}" for what in _MAY_READ)
+    reads = "\n".join(f"topic read {root}/{what}" for what in _MAY_READ)
+    members = "\n".join(f"user {name}\n{reads}\n" for name in known.workers if name not in known.revoked)
     refused = "\n".join(f"user {name}\ntopic deny {root}/#\n" for name in known.revoked)
     return f"""\
 # Who may publish (write) and receive (read) what. Everything that is not listed is refused.
@@ -114,9 +113,10 @@ topic read {topics.from_worker(known.swarm, "+", "status")}
 
 # Revoked workers: these lines silence a connection that is still open; crl.pem refuses the next one.
 {refused}
-# Every worker: it writes as itself, reads what is for all and what is for it. %u is the name in its certificate.
+# The workers, by name: they read what is for all of them.
+{members}
+# Everybody writes as itself and reads what is for it. %u is the name in its certificate.
 pattern read {topics.to_worker(known.swarm, "%u", "#")}
-{reads}
 
 # A model of {known.largest_model:,} numbers is uploaded in {known.pieces} pieces, and a worker can leave as many on the
 # broker and no more. Larger models do not arrive: cbdsl provision DIR --largest-model NUMBERS allows them.
@@ -150,10 +150,8 @@ max_connections {_SERVER_CONNECTIONS}
 acl_file acl
 allow_anonymous false
 
-# No message of a swarm is larger than 100 KiB. Over the first limit it is not passed on; over the second the sender is
-# cut off before its packet is stored.
-message_size_limit {MESSAGE_LIMIT}
-max_packet_size {MESSAGE_LIMIT + 16 * 1024}
+# No message of a swarm is larger than 100 KiB. Who sends a larger one is cut off before it is stored.
+max_packet_size {MESSAGE_LIMIT}
 
 # For each client: what is under way, and what waits. A worker that joins is sent the model and the shared samples at
 # once, so both must fit here: raise the limits if they are larger together.
@@ -219,12 +217,13 @@ Certificates and broker rules of the swarm '{known.swarm}', made by `cbdsl provi
 ca/        The authority. Who has ca.key can make members. Keep this folder off the network, and keep a copy.
 broker/    To the machine of the broker ({", ".join(known.hosts)}). Start it there:
                cd broker && mosquitto -c mosquitto.conf
+           (As root it becomes the user mosquitto, who must be able to read it all: chown -R mosquitto: broker)
 server/    To the machine of the parameter server. README.txt in it has the command.
 monitor/   For whoever watches the broker. README.txt in it has the command.
 workers/   One folder for each device. README.txt in it has the command. Delete it here once it is there.
 
 More workers:        cbdsl provision DIR --add --names NAME,NAME
-    then copy broker/mosquitto.conf to the broker and restart it: its limits follow from the number of workers.
+    then copy broker/acl and broker/mosquitto.conf to the broker and restart it: until then they hear nothing.
 Shut a worker out:   cbdsl provision DIR --revoke NAME
     then copy broker/crl.pem and broker/acl to the broker and restart it.
 Larger models:       cbdsl provision DIR --largest-model NUMBERS
@@ -244,7 +243,8 @@ The parameter server of the swarm '{known.swarm}'. In this folder:
         --ca ca.crt --cert server.crt --key server.key --out RUN
 
 SPEC is a preset or a TOML file; RUN is the folder of the run, and the same command goes on with it after a stop.
-roster.txt has the workers that may take part, one a line. A run keeps its roster: change it for the next run only.
+roster.txt has the workers that may take part, one a line. It may change while a run is played: the server reads it
+again before the next round, lets new names in and those go that are gone.
 server.key is secret: whoever has it can command every worker.
 
 {_door_of(known)}

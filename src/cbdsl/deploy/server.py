@@ -7,32 +7,30 @@ what it hears in a round is in the journal before anybody decides on it.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cbdsl.arrays import Floats
-from cbdsl.codecs.travel import Codecs, longest_update
+from cbdsl.codecs.travel import Codecs
 from cbdsl.deploy import topics, wire
 from cbdsl.deploy.deadlines import Deadlines
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.inbox import Inbox
 from cbdsl.deploy.journal import Journal
 from cbdsl.deploy.link import Address, Link
+from cbdsl.deploy.notices import Notices
 from cbdsl.deploy.patience import upload_limit
 from cbdsl.deploy.phases import Phases
-from cbdsl.deploy.roster import Roster
+from cbdsl.deploy.roster import Roster, RosterFile
 from cbdsl.deploy.wire import Announcement, Hello, Invitation, OrderMessage, Welcome
 from cbdsl.errors import UserError
 from cbdsl.protocol.messages import Claim, Order, Upload, WorkerId
-from cbdsl.protocol.releases import keyframe_before
-from cbdsl.workers.local import KEPT_VERSIONS, VERSION_BYTES
+from cbdsl.workers.local import VERSION_BYTES
 
 _log = logging.getLogger("cbdsl.deploy")
 
-_NOTHING = bytes(wire.DIGEST_BYTES)
 _FAREWELL_SECONDS = 5.0  # how long the end of a run waits for workers to hear of it
 _LONGEST_FAREWELL = 30.0  # and for the broker, if that is away
 _START_SECONDS = 10.0  # a start model is sent to a worker once in so long, however often it says hello
@@ -50,6 +48,7 @@ class ServerConfig:
     address: Address
     deadlines: Deadlines = field(default_factory=Deadlines)
     names: tuple[str, ...] = ()
+    roster: RosterFile | None = None  # the file that the names are from: it may change while the run is played
 
 
 class NetworkSwarm:
@@ -76,48 +75,34 @@ class NetworkSwarm:
         self._run, self._roster, self._journal, self._events = announcement.run, roster, journal, events
         self._starts = [wire.weights_to_bytes(start) for start in starts]
         numbers = announcement.size * announcement.vectors
-        self._codecs = codecs
         sizes = (VERSION_BYTES + 1, VERSION_BYTES + 1 + codecs.up.longest(numbers))
         if not codecs.up.relative:
             sizes = (4 * numbers, 4 * numbers)
         self.inbox = Inbox(config.swarm, self._run, sizes, roster, events, config.deadlines, self._is_astray)
-        self._lock, self._link = threading.Lock(), None  # type: tuple[threading.Lock, Link | None]
-        self._retained: dict[str, bytes] = {}
-        pieces = range(wire.piece_count(longest_update(codecs, numbers)) if codecs.down.relative else 0)
-        slots = [topics.update(config.swarm, slot, piece) for slot in range(KEPT_VERSIONS) for piece in pieces]
-        self._changing = (topics.order(config.swarm), *slots)  # topics whose content changes from round to round
+        self._roster_file = config.roster
+        if config.names:
+            self._follow(config.names)
+        self._link: Link | None = None
+        self.notices = Notices(config.swarm, announcement, shared, codecs, self._retain)
         self._claims: Mapping[WorkerId, Claim] = {}  # of the round that is played
         self._asked: set[WorkerId] = set()  # who holds an invitation
         self._gathering = True
-        self._played, self._model, self._version = played, _NOTHING, 0
-        self._digests: dict[int, bytes] = {}  # of the last versions of w^g
+        self._played = played
         self._started: dict[str, float] = {}  # when a start model was last sent to a worker
         self._upload_times: deque[float] = deque(maxlen=_UPLOADS_SEEN)
         self.phases = Phases()
-        self._retain(topics.spec(config.swarm), wire.encode(announcement))
-        if shared:
-            for piece in wire.pieces(self._run, 0, shared):
-                self._retain(topics.shared(config.swarm, piece.index), wire.encode(piece))
 
     # --- the connection
 
     def start(self, make_link: MakeLink) -> None:
         """Connect and listen."""
-        self._link = make_link(self.handle, self.greet)
+        self._link = make_link(self.handle, self._greet)
         self._link.subscribe(topics.from_all(self._swarm))
         self._link.open()
 
-    def greet(self) -> None:
-        """After every connection: say again all that is retained, for the broker may have forgotten it.
-
-        And clear what an earlier process left there that is not so any more, such as the order of a later round. The
-        announcement comes last: whoever hears it may fetch the rest.
-        """
-        with self._lock:
-            retained = dict.fromkeys(self._changing, b"") | self._retained
-        announcement = topics.spec(self._swarm)
-        for topic in sorted(retained, key=lambda one: one == announcement):
-            self._send(topic, retained[topic], retain=True)
+    def _greet(self) -> None:
+        """After every connection: whatever the broker has forgotten, or still has of an earlier process."""
+        self.notices.say_again()
 
     def handle(self, topic: str, payload: bytes) -> None:
         """Take a message from the link."""
@@ -126,7 +111,7 @@ class NetworkSwarm:
             return
         enrolled = [] if self._gathering else self.inbox.enrol()
         for name in enrolled:
-            self._events.note("enrolled", worker=name)
+            self._events.note("enrolled", worker=name, members=self._roster.places)
             self._welcome(name, None)
         if sender.worker not in enrolled:
             self._welcome(sender.worker, hello)
@@ -134,7 +119,9 @@ class NetworkSwarm:
     def gather(self) -> None:
         """Wait until everybody is there, or until those who are not have had their time."""
         for _ in range(self._deadlines.patience):
-            self._until(lambda: self.inbox.present() >= self._roster.places, self._deadlines.join_seconds)
+            self._look_at_roster()
+            everybody = lambda: self.inbox.present() >= self._roster.places  # noqa: E731
+            self._until(everybody, self._deadlines.join_seconds, self._look_at_roster)
             if self.inbox.online():
                 break
             _log.warning("no worker has connected yet; waiting")
@@ -144,23 +131,47 @@ class NetworkSwarm:
         for name in self.inbox.enrol():
             self._welcome(name, None)
         present = self.inbox.online()
-        self._events.note("gathered", present=present, missing=sorted(set(self._roster.names) - set(present)))
+        self._events.note("gathered", present=present, missing=sorted(set(self._roster.listed()) - set(present)))
 
-    def finish(self, round_number: int) -> None:
-        """Tell the workers that the run is over, then leave nothing behind on the broker."""
-        order_message = OrderMessage(self._run, round_number, "finish", b"", 0.0, 0.0, self._version, self._model)
+    def members(self) -> Sequence[WorkerId]:
+        """Who is in the swarm now: the roster's file may have changed."""
+        self._look_at_roster()
+        return self._roster.members()
+
+    def _look_at_roster(self) -> None:
+        if self._roster_file is not None and self._roster_file.has_changed():
+            self._follow(self._roster_file.names)
+
+    def _follow(self, names: Sequence[str]) -> None:
+        """Let newcomers in, and those go who are not named any more."""
+        try:
+            joined, left = self._roster.follow(names)
+        except UserError as error:
+            _log.warning("%s The swarm stays as it is", error)
+            return
+        self.inbox.dismiss(left)
+        for event, changed in (("enrolled", joined), ("left", left)):
+            for name in changed:
+                self._events.note(event, worker=name, members=self._roster.places)
+
+    def finish(self, round_number: int, model: Floats, version: int, updates: Sequence[bytes]) -> None:
+        """Tell the workers that the run is over, and what it came to: w^g (V D,), as in `Notices`.
+
+        Announcement, last order and w^g stay on the broker until the next run, for those who are away now.
+        """
+        self.notices.set_last_model(model, version, updates)
+        order_message = OrderMessage(
+            self._run, round_number, "finish", b"", 0.0, 0.0, self.notices.version, self.notices.model
+        )
         self._events.note("over", round=round_number)  # whoever leaves from here on has done its part
-        self._retain(topics.order(self._swarm), wire.encode(order_message))
+        self.notices.order(order_message)
         gone = time.monotonic() + _LONGEST_FAREWELL  # without a broker, too
 
         def over() -> bool:
             return (self.inbox.somebody_came() and not self.inbox.present()) or time.monotonic() > gone
 
         self._until(over, _FAREWELL_SECONDS)
-        with self._lock:
-            retained, self._retained = list(self._retained), {}
-        for topic in retained:
-            self._send(topic, b"", retain=True)
+        self.notices.clear()
 
     def close(self) -> None:
         """Leave the broker."""
@@ -176,21 +187,21 @@ class NetworkSwarm:
         self.phases.begin()
         self._roster.save()
         if order.global_best is not None:
-            self.set_model(order.global_best, order.version, order.updates)
+            self.notices.set_model(order.global_best, order.version, order.updates)
         self._journal.begin(order.round)
         self.inbox.begin(order.round, order.task, order.participants)
         order_message = OrderMessage(
             self._run, order.round, order.task, wire.bits_of(order.participants), float(order.inertia),
-            float(order.learning_rate), self._version, self._model,
+            float(order.learning_rate), self.notices.version, self.notices.model,
         )  # fmt: skip
-        self._retain(topics.order(self._swarm), wire.encode(order_message))
+        self.notices.order(order_message)
         if order.task == "average":
             return {}
         if self._journal.claims is not None:  # an earlier process had heard them all
             self._claims = self.inbox.close_claims(self._journal.claims)
             return self._claims
         open_round = self.inbox.open_round
-        self._collect(lambda: open_round.claims, self._order_again)
+        self._collect(lambda: open_round.claims, self.notices.order_again)
         claims = self._claims = self.inbox.close_claims()
         self.phases.answered(time.monotonic() - started, open_round.times.values())
         self._journal.note_claims(claims)
@@ -210,33 +221,6 @@ class NetworkSwarm:
             if heard[worker] is None:
                 self._events.note("silent", round=self.inbox.open_round.round, worker=self._roster.name(worker))
         return {worker: model for worker, model in heard.items() if model is not None}
-
-    def recall(self, version: int, references: Sequence[Floats]) -> None:
-        """The last versions of w^g, (D,) each and the present one last: by them a worker's state is recognised."""
-        for age, reference in enumerate(reversed(references)):
-            self._digests[version - age] = wire.digest_of(wire.weights_to_bytes(reference))
-
-    def set_model(self, model: Floats, version: int, updates: Sequence[bytes], keyframe: Floats | None = None) -> None:
-        """Put w^g (V D,) where every worker can fetch it: what leads to it, and now and then the whole.
-
-        keyframe: the last version that was put out whole, after a restart.
-        """
-        content = wire.weights_to_bytes(model)
-        self._model = wire.digest_of(content)
-        self._digests = {one: digest for one, digest in self._digests.items() if one > version - KEPT_VERSIONS}
-        self._digests[version] = self._model
-        first = version + 1 - len(updates)
-        for number, update in enumerate(updates, first):
-            if number > self._version:
-                for piece in wire.pieces(self._run, number, update):
-                    slot = topics.update(self._swarm, number % KEPT_VERSIONS, piece.index)
-                    self._retain(slot, wire.encode(piece))
-        whole = keyframe_before(version) if self._codecs.down.relative else version
-        if whole > self._version or (whole and keyframe is not None):
-            content = wire.weights_to_bytes(model if whole == version or keyframe is None else keyframe)
-            for piece in wire.pieces(self._run, whole, content):
-                self._retain(topics.model(self._swarm, piece.index), wire.encode(piece))
-        self._version = version
 
     def _upload_invited(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Upload]:
         """The models of workers that are asked for them."""
@@ -306,7 +290,7 @@ class NetworkSwarm:
             return
         start = self._starts[number] if number < len(self._starts) else b""
         forget = hello.round if hello is not None and self._is_astray(hello) else 0
-        digest = wire.digest_of(start) if start else _NOTHING
+        digest = wire.digest_of(start) if start else wire.NO_DIGEST
         welcome = Welcome(self._run, number, digest, forget, self._newest())
         self._send(topics.to_worker(self._swarm, name, "welcome"), wire.encode(welcome))
         now = time.monotonic()
@@ -326,8 +310,8 @@ class NetworkSwarm:
         if hello.run != self._run:
             return False
         ahead = hello.round > self._newest()
-        other = self._digests.get(hello.model_version, hello.model_digest) != hello.model_digest
-        return ahead or other or hello.model_version > self._version
+        other = self.notices.digests.get(hello.model_version, hello.model_digest) != hello.model_digest
+        return ahead or other or hello.model_version > self.notices.version
 
     def _newest(self) -> int:
         """The last round of which a worker can have an order, or a state."""
@@ -359,11 +343,6 @@ class NetworkSwarm:
             seconds=round(time.monotonic() - started, 3),
         )  # fmt: skip
 
-    def _order_again(self) -> None:
-        """Who has answered answers again, which costs a message; who was not reached is."""
-        topic = topics.order(self._swarm)
-        self._send(topic, self._retained[topic], retain=True)
-
     def _until(
         self, done: Callable[[], bool], limit: float | Callable[[], float], nudge: Callable[[], None] | None = None
     ) -> bool:
@@ -376,8 +355,6 @@ class NetworkSwarm:
         )
 
     def _retain(self, topic: str, payload: bytes) -> None:
-        with self._lock:
-            self._retained[topic] = payload
         if self._link is not None and self._link.is_up():  # otherwise `greet` says it
             self._send(topic, payload, retain=True)
 

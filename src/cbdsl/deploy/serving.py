@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from cbdsl import plugins
+from cbdsl.arrays import Floats
 from cbdsl.deploy import wire
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.journal import Journal
@@ -26,18 +27,21 @@ from cbdsl.deploy.samples import pack_shared
 from cbdsl.deploy.server import MakeLink, NetworkSwarm, ServerConfig
 from cbdsl.deploy.turnstile import Turnstile
 from cbdsl.deploy.wire import Announcement
-from cbdsl.engines.architecture import ArchitectureError
 from cbdsl.errors import UserError
-from cbdsl.files import write_atomically, write_json
+from cbdsl.files import read_json, read_text, write_json
+from cbdsl.models.network import Network
+from cbdsl.models.saved import Card
 from cbdsl.protocol.fedavg import averaging
 from cbdsl.protocol.messages import WorkerId
 from cbdsl.protocol.releases import keyframe_of
+from cbdsl.protocol.state import ServerState
 from cbdsl.runs.folder import Checkpoint, RunFolder
 from cbdsl.runs.play import Played, conclude, rounds
 from cbdsl.runs.records import RoundRecord, finite
 from cbdsl.runs.result import Result
 from cbdsl.runs.stage import Stage
-from cbdsl.spec import Options, Spec
+from cbdsl.spec import Options, Spec, init_file
+from cbdsl.spec import read as read_spec
 from cbdsl.spec_groups import DataSpec, DefenceSpec, SelectionSpec, ServerSpec, VerificationSpec
 
 
@@ -59,13 +63,25 @@ class OpenRun:
     records: list[RoundRecord]
 
 
+def at_hand(spec: Spec, out: Path) -> Spec:
+    """The spec; of a run that has begun with the folder's own copy of the model it started from, if that has gone."""
+    kept, begun = out / "init.safetensors", out / "spec.toml"
+    gone = bool(spec.init) and not init_file(spec.init).is_file()
+    own = gone and kept.is_file() and begun.is_file() and read_spec(begun).init == spec.init
+    return replace(spec, init=str(kept)) if own else spec
+
+
 def open_run(stage: Stage, out: Path) -> OpenRun:
     """A new folder, or the folder of this very run."""
     if not (out / "spec.toml").exists():
-        return OpenRun(RunFolder.create(out, stage.spec, private=True), None, [])
+        folder = RunFolder.create(out, stage.spec, private=True)
+        if stage.spec.init:
+            folder.keep_init(stage.spec.init, stage.network.tensors(stage.initial[0]))
+        return OpenRun(folder, None, [])
     folder, spec = RunFolder.open(out, private=True)
     try:
-        if spec != stage.spec:
+        own = stage.spec.init == str(out / "init.safetensors")
+        if spec != (replace(stage.spec, init=spec.init) if own else stage.spec):
             raise UserError(f"{out} holds another run. Give another --out, or serve {out / 'spec.toml'} to go on.")
         checkpoint, records = folder.go_on(stage.key)
     except BaseException:
@@ -98,20 +114,19 @@ def serve(
         events.note("started", round=state.round)
         if stage.spec.defence.aggregator == "mean" and not stage.split.workers:  # who deals knows the numbers itself
             stage = replace(stage, server=replace(stage.server, combine=averaging(_Sizes(roster), stated=True)))
-        shared = _shared(stage)
-        announcement = announce(stage, _run_of(out, config.swarm), shared)
-        starts = list(stage.initial) if len(stage.initial) > 1 else []
-        codecs = stage.server.policy.codecs
-        journal = Journal(out / "journal.bin")
+        shared = shared_of(stage)
+        announcement = announce(stage, run_of(out / "deployment.json", config.swarm), shared)
         network = NetworkSwarm(
-            config, announcement, shared, roster, journal, events, codecs=codecs, starts=starts, played=state.round
-        )
+            config, announcement, shared, roster, Journal(out / "journal.bin"), events,
+            codecs=stage.server.policy.codecs, starts=list(stage.initial) if len(stage.initial) > 1 else [],
+            played=state.round,
+        )  # fmt: skip
         if stage.server.method.vectors == 1:
-            network.recall(state.version, state.references)
-        message = stage.server.method.broadcast(state.global_best, state.memory)
-        network.set_model(message, state.version, state.updates, keyframe_of(state))
+            network.notices.recall(state.version, state.references)
+        network.notices.set_model(_message(stage, state), state.version, state.updates, keyframe_of(state))
         try:
-            gate = Turnstile(config.swarm, config.names, 4 * announcement.size * announcement.vectors, events)
+            names = roster.listed if config.names else tuple
+            gate = Turnstile(config.swarm, names, 4 * announcement.size * announcement.vectors, events)
             network.start(
                 make_link or (lambda handle, greet: MqttLink(config.address, handle, greet, meter, turnstile=gate))
             )
@@ -119,17 +134,17 @@ def serve(
                 on_ready(network)
             if state.round < stage.spec.rounds:
                 network.gather()
-            for played in rounds(stage, first, network):
+            for played in rounds(stage, first, network, members=network.members):
                 state, line = played.state, _named(played, roster, network)
                 _note_claims(claims, played, roster)
                 opened.records.append(line)
                 opened.folder.append(line)
-                opened.folder.save_checkpoint(Checkpoint(state, None), stage.key)
+                opened.folder.save_checkpoint(state, None, stage.key)
                 meter.save(NOW_AND_THEN)
                 events.save(NOW_AND_THEN)
                 if on_round is not None:
                     on_round(line)
-            network.finish(state.round)
+            network.finish(state.round, _message(stage, state), state.version, state.updates)
         finally:
             network.close()
             meter.save()
@@ -141,6 +156,11 @@ def serve(
         return Served(result, meter.counts(), dict(events.refusals))
     finally:
         opened.folder.close()
+
+
+def _message(stage: Stage, state: ServerState) -> Floats:
+    """w^g, and what else the method sends with it, (V D,)."""
+    return stage.server.method.broadcast(state.global_best, state.memory)
 
 
 def _name_workers(out: Path, result: Result, roster: Roster) -> None:
@@ -179,20 +199,19 @@ class _Sizes(dict[WorkerId, int]):
 def announce(stage: Stage, run: bytes, shared: bytes) -> Announcement:
     """What workers are told of a run."""
     spec, dataset, parts = stage.spec, stage.dataset, stage.split
-    architecture = ""
+    architecture, card = "", Card.of(stage.network, stage.dataset.scaling, stage.dataset.class_names)
     own = any(plugins.model_in(name)[1] == spec.model for name in spec.plugins)
-    if spec.engine != "torch" or own:
-        try:
-            described = stage.network.description()
-            if described.shape == dataset.shape:  # one that takes samples as rows runs on torch
-                architecture = json.dumps(described.to_dict())
-        except ArchitectureError as error:  # then only torch can run it, where its code is
-            if own:
-                raise UserError(
-                    f"The model {spec.model} cannot be sent to devices: {error}. Devices get a network as data, never "
-                    "its code; docs/parts.md has the layers that can be described."
-                ) from error
-    return Announcement(
+    if own and card.graph is None:
+        raise UserError(
+            f"The model {spec.model} cannot be sent to devices: {card.obstacle}. Devices get a network as data, never "
+            "its code; docs/parts.md has the layers that can be described."
+        )
+    # What cannot be described, or takes samples as rows, runs on torch alone, where its code is.
+    if card.graph is not None and (spec.engine != "torch" or own) and card.graph.shape == dataset.shape:
+        architecture = json.dumps(card.graph.to_dict())
+    tensors = list(card.tensors) if architecture and _sends_names(stage.network, card) else []
+    scaling = (*card.scaling.mean, *card.scaling.deviation) if card.scaling else ()
+    announcement = Announcement(
         run=run,
         spec=for_workers(spec).to_toml(),
         architecture=architecture,
@@ -202,9 +221,38 @@ def announce(stage: Stage, run: bytes, shared: bytes) -> Announcement:
         classes=dataset.classes,
         shared_training=len(parts.shared_training) if spec.shares_training else 0,
         shared_scoring=len(parts.shared_scoring) if spec.shares_scoring else 0,
-        shared_digest=wire.digest_of(shared) if shared else bytes(wire.DIGEST_BYTES),
+        shared_digest=wire.digest_of(shared) if shared else wire.NO_DIGEST,
         shared_size=len(shared),
+        scaling=np.array(scaling, "<f8").tobytes(),
+        shades=card.scaling is not None and card.scaling.shades,
+        class_names=json.dumps(card.class_names, ensure_ascii=False),
+        tensors=json.dumps(tensors),
     )
+    _check_size(announcement)
+    return announcement
+
+
+def _sends_names(network: Network, card: Card) -> bool:
+    """Whether a module of one's own has other names for its weights than its layers; far too many are not sent."""
+    layers = card.graph.tensors() if card.graph is not None else {}
+    same_shapes = [shape for _, shape in network.tensor_shapes()] == list(layers.values())
+    longest = max(map(len, card.tensors), default=0)
+    return same_shapes and card.tensors != tuple(layers) and longest <= 100 and sum(map(len, card.tensors)) < 10_000
+
+
+def _check_size(announcement: Announcement) -> None:
+    """Refuse a run that devices cannot be told of in one message."""
+    try:
+        fits = len(wire.encode(announcement)) <= wire.MAX_MESSAGE
+    except wire.WireError:
+        fits = False
+    if not fits:
+        raise UserError(
+            f"This run cannot be announced to devices in one message of {wire.MAX_MESSAGE // 1024} KiB: the spec has "
+            f"{len(announcement.spec):,} letters, the network {len(announcement.architecture):,}, the scaling of "
+            f"features {len(announcement.scaling):,} bytes, the names of classes {len(announcement.class_names):,} "
+            "letters. Scale features beforehand, shorten the names of classes, or give a network of fewer layers."
+        )
 
 
 def for_workers(spec: Spec) -> Spec:
@@ -228,32 +276,27 @@ def for_workers(spec: Spec) -> Spec:
     )
 
 
-def _shared(stage: Stage) -> bytes:
+def shared_of(stage: Stage) -> bytes:
     """D_tr and D_sc as they are sent, as far as the spec shares them."""
-    spec, parts, train = stage.spec, stage.split, stage.dataset.train
-    chosen = np.concatenate(
-        [
-            parts.shared_training if spec.shares_training else parts.shared_training[:0],
-            parts.shared_scoring if spec.shares_scoring else parts.shared_scoring[:0],
-        ]
-    )
-    return pack_shared(train.taken(chosen))
+    spec, parts = stage.spec, stage.split
+    training = parts.shared_training if spec.shares_training else parts.shared_training[:0]
+    scoring = parts.shared_scoring if spec.shares_scoring else parts.shared_scoring[:0]
+    return pack_shared(stage.dataset.train.taken(np.concatenate([training, scoring])))
 
 
-def _run_of(out: Path, swarm: str) -> bytes:
-    """The number by which this run's messages are known; drawn once and kept."""
-    path = out / "deployment.json"
-    if path.exists():
-        try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            run, of = bytes.fromhex(stored["run"]), str(stored["swarm"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(
-                f"{path} is damaged ({error}). Restore it: workers know the run by what is in it."
-            ) from error
-        if of != swarm:
-            raise UserError(f"{out} is a run of the swarm '{of}', not of '{swarm}'. Give --swarm {of}.")
-        return run
-    run = os.urandom(wire.RUN_BYTES)
-    write_atomically(path, (json.dumps({"run": run.hex(), "swarm": swarm}) + "\n").encode())
+def run_of(path: Path, swarm: str = "") -> bytes:
+    """The number by which workers know a run; drawn once and kept in this file, so that they go on with their state.
+
+    swarm: its name, if it has one.
+    """
+    if not path.exists():
+        named = {"swarm": swarm} if swarm else {}
+        write_json(path, {"run": os.urandom(wire.RUN_BYTES).hex(), **named}, private=True)
+    try:
+        stored = read_json(read_text(path))
+        run, of = bytes.fromhex(stored["run"]), str(stored["swarm"]) if swarm else ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error}). Restore it: workers know the run by what is in it.") from error
+    if of != swarm:
+        raise UserError(f"{path.parent} is a run of the swarm '{of}', not of '{swarm}'. Give --swarm {of}.")
     return run

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cbdsl.deploy import topics
@@ -35,8 +35,8 @@ class _Account:
 class Turnstile:
     """A bucket of tokens for every name: a message costs one, a second gives as many as the bucket holds."""
 
-    def __init__(self, swarm: str, names: Sequence[str], upload: int, events: Events) -> None:
-        """names: everybody who may come; empty if anybody may. upload: bytes of the largest one."""
+    def __init__(self, swarm: str, names: Callable[[], Sequence[str]], upload: int, events: Events) -> None:
+        """names: everybody who may come now; empty if anybody may. upload: bytes of the largest one."""
         self._swarm, self._names, self._events = swarm, names, events
         self._burst = 300.0 + 6 * piece_count(upload)  # messages that a worker may send at once, and in a second
         self._accounts: dict[str, _Account] = {}
@@ -67,7 +67,8 @@ class Turnstile:
         """What to subscribe to now: while somebody is shut out, each of the others instead of all."""
         now, everybody = time.monotonic(), topics.from_all(self._swarm)
         shut = {name for name, account in list(self._accounts.items()) if now < account.until}
-        if not shut or not self._names or everybody not in wanted:
+        names = self._names() if shut and everybody in wanted else ()
+        if not names:
             return dict.fromkeys(wanted)
-        others = (topics.from_worker(self._swarm, name, "#") for name in self._names if name not in shut)
+        others = (topics.from_worker(self._swarm, name, "#") for name in names if name not in shut)
         return dict.fromkeys([*(pattern for pattern in wanted if pattern != everybody), *others])

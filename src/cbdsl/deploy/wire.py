@@ -20,7 +20,7 @@ import numpy as np
 from cbdsl.arrays import Floats
 from cbdsl.protocol.messages import Claim
 
-VERSION = 4
+VERSION = 5
 MAX_MESSAGE = 100 * 1024  # managed brokers refuse more
 CHUNK = MAX_MESSAGE - 256  # bytes of data in a piece; the rest is for the fields around it
 MAX_WHOLE = 2**30  # bytes of the largest thing sent in pieces
@@ -28,6 +28,7 @@ MAX_ROUND = 2**31 - 1
 MAX_WORKERS = 100_000
 RUN_BYTES = 8
 DIGEST_BYTES = 16
+NO_DIGEST = bytes(DIGEST_BYTES)  # of what there is none of
 SESSION_BYTES = 8
 
 
@@ -71,6 +72,10 @@ class Announcement:
     shared_scoring: int  # samples of D_sc in it
     shared_digest: bytes
     shared_size: int  # bytes as sent; 0 if nothing is shared
+    scaling: bytes = b""  # means, then deviations, one a channel, float64; empty: features are used as they are
+    shades: bool = False  # of the scaling: the features were bytes, of which 255 counts as 1
+    class_names: str = "[]"  # JSON
+    tensors: str = "[]"  # JSON: what the network's own code calls its weights, in their order; empty: as its layers do
 
 
 @dataclass(frozen=True)
@@ -177,6 +182,7 @@ _SCHEMA: dict[type[Any], tuple[int, tuple[_Check, ...]]] = {
         (
             _RUN, _text(40_000), _text(50_000), _whole(1, MAX_WHOLE // 4), _whole(1, 8), _text(200),
             _whole(1, 2**31 - 1), _whole(0, 2**31 - 1), _whole(0, 2**31 - 1), _DIGEST, _whole(0, MAX_WHOLE),
+            _bytes(0, 60_000), _truth, _text(20_000), _text(20_000),
         ),
     ),
     Welcome: (4, (_RUN, _whole(0, MAX_WORKERS - 1), _DIGEST, _ROUND, _ROUND)),

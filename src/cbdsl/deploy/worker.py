@@ -21,20 +21,24 @@ from cbdsl.deploy import topics, wire
 from cbdsl.deploy.budget import Budget
 from cbdsl.deploy.events import Events
 from cbdsl.deploy.held import Held
+from cbdsl.deploy.kept import Kept
 from cbdsl.deploy.link import Link, Will
 from cbdsl.deploy.mail import Letter, Mail
 from cbdsl.deploy.memory import Keeper, Memory
 from cbdsl.deploy.meter import NOW_AND_THEN, Meter
 from cbdsl.deploy.particle import Assignment, Particle
+from cbdsl.deploy.waiting import BROKER, Wait, Waiting, awaited
 from cbdsl.deploy.wire import ClaimMessage, Hello, Invitation, OrderMessage, Status, Welcome
 from cbdsl.text import one_line
 
 _log = logging.getLogger("cbdsl.deploy")
 
 _Result = TypeVar("_Result")
-_NOTHING = bytes(wire.DIGEST_BYTES)
 _WAIT_SECONDS = 1.0  # how often a worker without mail looks whether it is to stop
 _HELLO_SECONDS = (5.0, 60.0)  # a worker that is not welcomed says hello again, at first and at last after so long
+
+_LAST_MODEL_SECONDS = 60.0  # how long a worker waits for the trained model once it hears that a run is over
+_ASK_SECONDS = 5.0  # and how often it asks for it
 
 MakeLink = Callable[[Callable[[str, bytes], None], Callable[[], None], Will, Meter], Link]
 """Connects: given what to call with a message, what to call after every connection, and the last will."""
@@ -60,8 +64,11 @@ class Worker:
         self._budget = budget or Budget(own)
         self._swarm, self._name, self._own, self._attack = swarm, name, own, attack
         self._keeper = Keeper(folder)
+        self._kept, self._keeps_all = Kept(folder, name), False
+        self._asked = 0.0  # when the trained model was last asked for
         self._meter = Meter(self._keeper.ledger)
-        self._mail = Mail(swarm, name, Events(), self._budget.understand)
+        self._events, self._waiting = Events(), Waiting(name)
+        self._mail = Mail(swarm, name, self._events, self._budget.understand)
         self._session = os.urandom(wire.SESSION_BYTES)
         self._particle: Particle | None = None
         self._memory: Memory | None = None
@@ -132,15 +139,20 @@ class Worker:
     def _introduce_again(self) -> None:
         """A worker that is not welcomed, or whose start has not come, says hello again."""
         waits = self._mail.assignment is not None and self._run != self._mail.assignment.run
+        if _is_last(self._mail.order):
+            return
         if waits and time.monotonic() >= self._hello_at:
             self._hello_pause = min(2 * self._hello_pause, _HELLO_SECONDS[1])
             self._introduce()
 
     # --- the worker's side
 
-    def run(self, stay: bool = False) -> None:
-        """Work until the run is over, or with `stay` until told to stop."""
-        self._stays = stay
+    def run(self, stay: bool = False, keep_model: bool = False) -> None:
+        """Work until the run is over, or with `stay` until told to stop.
+
+        keep_model: write w^g down whenever there is another one, not only at the end.
+        """
+        self._stays, self._keeps_all = stay, keep_model
         self._link.open()
         try:
             while not self._stopped:
@@ -152,8 +164,15 @@ class Worker:
                     self._attempt(step)
                 else:
                     self._introduce_again()
+                self._waiting.on(self._awaits() if step is None else None)
         finally:
             self.leave()
+
+    def _awaits(self) -> Wait:
+        if not self._link.is_up():
+            return BROKER
+        with self._mail.changed:
+            return awaited(self._mail, self._events, self._swarm, self._name, self._run, self._given_up)
 
     def _attempt(self, step: Callable[[], _Result]) -> _Result | None:
         """Do something for the server; a run that cannot be played here is left, and the next one waited for."""
@@ -182,8 +201,8 @@ class Worker:
         mail, order, invitation = self._mail, self._mail.order, self._mail.invitation
         if mail.assignment is None:
             return None
-        urgent = self._next_news(order)
-        if urgent is not None:
+        urgent = self._next_news(mail.assignment, order)
+        if urgent is not None or _is_last(order):
             return urgent
         if self._particle is None or self._run != mail.assignment.run:
             return self._next_preparation(mail.assignment)
@@ -196,7 +215,7 @@ class Worker:
             return partial(self._upload, invitation.message)
         return None
 
-    def _next_news(self, order: Letter[OrderMessage] | None) -> Callable[[], None] | None:
+    def _next_news(self, assignment: Assignment, order: Letter[OrderMessage] | None) -> Callable[[], None] | None:
         """What changes everything: the run is over, or the server does not know the history of the state here."""
         welcome, before = self._mail.welcome, self._judged
         self._judged = welcome
@@ -205,10 +224,20 @@ class Worker:
             return self._start_anew if welcome.forget == self._keeper.last().round else self._introduce
         if self._mail.ahead:
             return self._fetch_again
-        if order is not None and order.fresh and order.message.task == "finish":
+        if order is not None and order.fresh and _is_last(order) and self._is_settled(order):
             order.fresh = False
-            return self._finish
+            return partial(self._finish, order.message, assignment, self._held)
         return None
+
+    def _is_settled(self, last: Letter[OrderMessage]) -> bool:
+        """Whether the model that a run came to is here, or was waited for in vain; it is asked for now and then."""
+        if self._kept.is_final(last.message) or self._reach(last.message):
+            return True
+        now = time.monotonic()
+        if now >= max(self._asked, last.since) + _ASK_SECONDS:
+            self._asked = now
+            self._link.subscribe(topics.model(self._swarm, "+"))
+        return now >= last.since + _LAST_MODEL_SECONDS
 
     def _next_preparation(self, assignment: Assignment) -> Callable[[], None] | None:
         """Build what the run needs, once its number, the shared samples and the start are here."""
@@ -216,9 +245,9 @@ class Worker:
         if welcome is None or mail.shared.digest != assignment.shared_digest or assignment.run == self._given_up:
             return None
         start = b""
-        if welcome.start_digest == mail.start.digest != _NOTHING:
+        if welcome.start_digest == mail.start.digest != wire.NO_DIGEST:
             start = mail.start.content
-        elif welcome.start_digest != _NOTHING and self._keeper.last().run != assignment.run:
+        elif welcome.start_digest != wire.NO_DIGEST and self._keeper.last().run != assignment.run:
             return None
         if not self._budget.may_begin():
             return None
@@ -233,6 +262,10 @@ class Worker:
 
     def _can_play(self, order_message: OrderMessage) -> bool:
         done = self._memory is not None and order_message.round <= self._memory.round
+        return self._reach(order_message, done)
+
+    def _reach(self, order_message: OrderMessage, done: bool = False) -> bool:
+        """Whether the model of an order is here; if not, fetch what leads to it. done: it is not needed any more."""
         if done or self._held.reach(self._mail, order_message):
             if self._held.relative and self._fetching:
                 self._link.unsubscribe(topics.model(self._swarm, "+"))
@@ -270,6 +303,8 @@ class Worker:
             self._start_anew()
             return
         assert self._particle is not None
+        if self._keeps_all and self._held.digest == order_message.model_digest:
+            self._kept.keep(self._particle.assignment, self._held, order_message)
         if not wire.has_bit(order_message.participants, self._particle.number):
             return
         if self._memory is None or order_message.round > self._memory.round:
@@ -318,9 +353,21 @@ class Worker:
             for piece in wire.pieces(self._run, self._memory.round, upload):
                 self._say(f"upload/{piece.index}", wire.encode(piece))
 
-    def _finish(self) -> None:
+    def _finish(self, order_message: OrderMessage, assignment: Assignment, held: Held) -> None:
+        """The run is over: keep what it came to. Whoever was done with it before, or had no part, waits for another."""
+        had_it = self._kept.is_final(order_message)
+        plays = self._particle is not None and self._run == order_message.run
+        took_part = self._mail.welcome is not None or self._keeper.last().run == order_message.run
+        self._particle = None  # its memory is for what comes next
+        if not had_it:
+            self._kept.keep_last(assignment, held, order_message)
+        self._stopped = not self._stays and (plays or (took_part and not had_it))
         _log.info("worker %s: the run is over", self._name)
-        self._stopped = not self._stays
 
     def _say(self, what: str, payload: bytes, retain: bool = False) -> None:
         self._link.publish(topics.from_worker(self._swarm, self._name, what), payload, retain)
+
+
+def _is_last(order: Letter[OrderMessage] | None) -> bool:
+    """Whether an order says that the run is over."""
+    return order is not None and order.message.task == "finish"

@@ -37,7 +37,7 @@ class Facts:
     @property
     def workers(self) -> int:
         """How many there are."""
-        return self.spec.workers if self.spec else 0
+        return max(self.spec.workers, len(self.names)) if self.spec else 0
 
     @property
     def finished(self) -> bool:

@@ -158,7 +158,7 @@ function item(first, rest) {
 }
 
 function showVerdicts(shown) {
-  get("verdicts-title").textContent = `Invitations in round ${shown.round}`;
+  get("verdicts-title").textContent = `Verdicts of round ${shown.round}`;
   const rows = shown.verdicts.slice(0, 200).map((row) => [row[0], row[1], known(row[2], decimal), known(row[3], decimal), row[4]]);
   fill(get("verdicts"), ["worker", "outcome", "claimed", "measured", "reason"], rows);
 }

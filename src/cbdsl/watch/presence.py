@@ -34,7 +34,7 @@ class Presence:
             self._missing, self._over = set(), False
         elif kind == "connected" and len(self._states) < _MOST_NAMES:
             self._states[worker] = "here"
-        elif kind == "disconnected" and worker in self._states:
+        elif kind in ("disconnected", "left") and worker in self._states:
             self._states[worker] = "done" if self._over else "away"
         elif kind == "closed":
             missing = event.get("missing")
@@ -61,6 +61,7 @@ _WORDS = {
     "refused": "refused a message from {worker}: {reason}",
     "flood": "{worker} sends too much and is not listened to for a while",
     "enrolled": "{worker} has joined",
+    "left": "{worker} is no longer in the swarm",
     "started": "the server was started",
     "over": "the last round is played",
 }

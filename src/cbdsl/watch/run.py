@@ -73,6 +73,7 @@ class RunView:
             if self.facts.refresh():
                 self._forget()  # another run than before
                 self._rounds = Tail(self.place, "rounds.jsonl")
+            self.tally.workers = self.facts.workers  # some may have joined
             for _ in range(_PATIENCE):
                 if not self._read_rounds():
                     break
@@ -216,6 +217,7 @@ class RunView:
                 (one.copy() for round_of, one in reversed(self._copies) if round_of <= round_number),
                 Tally(self.facts.workers),
             )
+            tally.workers = self.facts.workers
             for line in self._lines_between(tally.round, round_number):
                 try:
                     tally.add(RoundRecord.from_json(as_object(line)))
