@@ -82,7 +82,7 @@ def test_grouping_and_threads_change_no_number(method: str) -> None:
     found = []
     for block, threads in ((100, 1), (1, 1), (2, 2)):
         stage = Stage.prepare(spec, Given(model=perceptron, data=blobs()), threads)
-        stage.memory_swarm._block = block
+        stage.memory_swarm.rows.block = block
         found.append([played.state.global_best.tobytes() for played in rounds(stage, stage.first_state())])
     assert found[0] == found[1] == found[2]
 
@@ -102,7 +102,7 @@ def test_what_topk_leaves_out_is_sent_later() -> None:
     spec = resolve(spec_with("topk", method="fedavg", options__topk__share=0.1))
     stage = Stage.prepare(spec, Given(model=perceptron, data=blobs()), 1)
     swarm = stage.memory_swarm
-    work = swarm._workers.at(np.arange(1, dtype=np.int32), 1, 0.0, 0.1, 1)
+    work = swarm.workers.at(np.arange(1, dtype=np.int32), 1, 0.0, 0.1, 1)
     rows = type(swarm.particles)(*(array[:1] for array in vars(swarm.particles).values()))
     received = np.zeros(stage.engine.size, np.float32)
     uploads = np.random.default_rng(1).normal(size=(1, len(received))).astype(np.float32)

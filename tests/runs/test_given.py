@@ -66,6 +66,22 @@ def test_a_selection_and_an_aggregator_can_be_objects_or_functions() -> None:
     np.testing.assert_allclose(own.weights, named.weights, rtol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["method", "attack", "aggregator", "selection", "partition"])
+def test_a_class_where_an_object_is_wanted(kind: str) -> None:
+    class Own(Nudge):
+        pass
+
+    spec = small_spec(attack__byzantine=1)
+    with pytest.raises(UserError, match=rf"^{kind} is a class; give an object: {kind}=Own\(\)\.$"):
+        cbdsl.run(spec, model=perceptron, data=blobs(), **{kind: Own})  # type: ignore[arg-type]
+
+
+def test_a_registered_class_is_known_by_its_name() -> None:
+    spec = small_spec(method="fedavg", attack__byzantine=1, rounds=1)
+    result = cbdsl.run(spec, model=perceptron, data=blobs(), attack=Scaled)  # type: ignore[arg-type]
+    assert result.spec.attack.name == "scaled"
+
+
 class Elsewhere:
     """Workers behind a wall: carries every call over it and counts."""
 

@@ -182,23 +182,41 @@ class InterruptionError(Exception):
     pass
 
 
-@pytest.mark.parametrize("method", register.method.names())
-@pytest.mark.parametrize("stop_after", [1, 3, 5])
-def test_an_interrupted_run_resumes_to_the_same_numbers(method: str, stop_after: int, tmp_path: Path) -> None:
-    spec = small_spec(method=method, attack__byzantine=1)
-    whole = cbdsl.run(spec, model=perceptron, data=blobs(), out=tmp_path / "whole")
+def interrupted(spec: cbdsl.Spec, after: int, folder: Path) -> cbdsl.Result:
+    """A run that is stopped after a round and resumed."""
 
     def stop(line: cbdsl.RoundRecord) -> None:
-        if line.round == stop_after:
+        if line.round == after:
             raise InterruptionError
 
     with pytest.MonkeyPatch.context() as patch, pytest.raises(InterruptionError):
         patch.setattr("cbdsl.runs.play._CHECKPOINT_SECONDS", 0.0)
         patch.setattr("cbdsl.runs.play._CHECKPOINT_SHARE", 0.0)
-        cbdsl.run(spec, model=perceptron, data=blobs(), out=tmp_path / "part", callbacks=[After(stop)])
-    resumed = cbdsl.resume(tmp_path / "part", model=perceptron, data=blobs())
+        cbdsl.run(spec, model=perceptron, data=blobs(), out=folder, callbacks=[After(stop)])
+    return cbdsl.resume(folder, model=perceptron, data=blobs())
+
+
+@pytest.mark.parametrize("method", register.method.names())
+@pytest.mark.parametrize("stop_after", [1, 3, 5])
+def test_an_interrupted_run_resumes_to_the_same_numbers(method: str, stop_after: int, tmp_path: Path) -> None:
+    spec = small_spec(method=method, attack__byzantine=1)
+    whole = cbdsl.run(spec, model=perceptron, data=blobs(), out=tmp_path / "whole")
+    resumed = interrupted(spec, stop_after, tmp_path / "part")
     assert lines(tmp_path / "part") == lines(tmp_path / "whole")
     np.testing.assert_array_equal(resumed.weights, whole.weights)
+
+
+@pytest.mark.parametrize("method", ["cb-dsl", "restart"])
+def test_a_run_that_was_stopped_after_a_round_without_a_better_model_remembers_the_one_before(
+    method: str, tmp_path: Path
+) -> None:
+    spec = small_spec(method=method, rounds=12, local__learning_rate=2.0)
+    whole = cbdsl.run(spec, model=perceptron, data=blobs(), out=tmp_path / "whole")
+    kept = [line.round for line in whole.rounds[1:-1] if not line.accepted and whole.rounds[0].accepted]
+    assert kept, "every round had a better model: nothing is tested"
+    for number in kept[:2]:
+        interrupted(spec, number, tmp_path / f"part-{number}")
+        assert lines(tmp_path / f"part-{number}") == lines(tmp_path / "whole")
 
 
 def test_a_run_stopped_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:

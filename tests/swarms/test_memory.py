@@ -59,22 +59,22 @@ def test_rows_of_different_lengths_are_padded() -> None:
 
 def test_a_worker_trains_on_its_own_and_the_shared_samples() -> None:
     stage = stage_of(small_spec(shared="both"))
-    own = stage.memory_swarm._workers.held.training[2].indices
+    own = stage.memory_swarm.workers.held.training[2].indices
     assert own.tolist() == [*stage.split.workers[2], *stage.split.shared_training]
-    assert stage.memory_swarm._workers.held.scoring.tolist() == stage.split.shared_scoring.tolist()
+    assert stage.memory_swarm.workers.held.scoring.tolist() == stage.split.shared_scoring.tolist()
 
 
 def test_without_shared_data_a_worker_knows_its_own_alone() -> None:
     stage = stage_of(small_spec(shared="none"))
-    np.testing.assert_array_equal(stage.memory_swarm._workers.held.training[2].indices, stage.split.workers[2])
-    np.testing.assert_array_equal(stage.memory_swarm._workers.held.scoring, np.stack(stage.split.workers))
+    np.testing.assert_array_equal(stage.memory_swarm.workers.held.training[2].indices, stage.split.workers[2])
+    np.testing.assert_array_equal(stage.memory_swarm.workers.held.scoring, np.stack(stage.split.workers))
 
 
 def test_the_hold_out_reaches_no_worker() -> None:
     for shared in ("none", "score", "train", "both"):
         stage = stage_of(small_spec(shared=shared))
-        seen = set(stage.memory_swarm._workers.held.scoring.ravel().tolist())
-        seen |= {index for own in stage.memory_swarm._workers.held.training for index in own.indices.tolist()}
+        seen = set(stage.memory_swarm.workers.held.scoring.ravel().tolist())
+        seen |= {index for own in stage.memory_swarm.workers.held.training for index in own.indices.tolist()}
         assert not seen & set(stage.split.holdout.tolist())
 
 
@@ -83,7 +83,7 @@ def test_the_hold_out_reaches_no_worker() -> None:
 def test_the_order_and_grouping_of_workers_change_nothing(method: str, draw: str) -> None:
     spec = small_spec(method=method, swarm__draw=draw)
     plain, shuffled = stage_of(spec), stage_of(spec, threads=2)
-    shuffled.memory_swarm._block = 2
+    shuffled.memory_swarm.rows.block = 2
     for stage, participants in ((plain, range(6)), (shuffled, [4, 1, 5, 0, 3, 2])):
         stage.swarm.report(first_order(stage, participants))
     for name, array in vars(plain.memory_swarm.particles).items():
@@ -151,7 +151,7 @@ def test_every_attack_plays_and_leaves_the_honest_alone(name: str, method: str) 
 def test_an_attack_is_the_same_however_workers_are_grouped() -> None:
     spec = small_spec(attack__byzantine=3, attack__name="label-flip")
     plain, grouped = stage_of(spec), stage_of(spec, threads=2)
-    grouped.memory_swarm._block = 2
+    grouped.memory_swarm.rows.block = 2
     for stage in (plain, grouped):
         play_one(stage)
     np.testing.assert_array_equal(plain.memory_swarm.particles.positions, grouped.memory_swarm.particles.positions)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from cbdsl.cli import extras, interrupts
-from cbdsl.cli.options import Jobs, Plugins, Settings
+from cbdsl.cli.options import Jobs, On, Plugins, Settings
 from cbdsl.settings import numbers, parse_setting, words
 
 
@@ -31,6 +31,7 @@ def arena(  # noqa: PLR0913, PLR0917 - one parameter an option
     quick: Annotated[bool, typer.Option("--quick", help="A taste, in minutes: four attacks, six defences.")] = False,
     out: Annotated[Path | None, typer.Option(help="The folder; the same one continues what was stopped.")] = None,
     jobs: Jobs = None,
+    on: On = None,
 ) -> None:
     """Set every attack on every defence: heatmaps, worst cases, detection, cost: one page."""
     interrupts.go_on_with(interrupts.command_line())
@@ -56,9 +57,10 @@ def arena(  # noqa: PLR0913, PLR0917 - one parameter an option
     folder = out or Path("arena-quick" if quick else "arena")
     tasks = job.tasks_of(contest)
     refuse_idle([task.spec for task in tasks], own)
-    typer.echo(forecast(tasks, folder, jobs).words(), err=True)
+    if on is None:
+        typer.echo(forecast(tasks, folder, jobs).words(), err=True)
     with SweepDisplay(len(tasks), folder) as display:
-        held = job.hold(contest, folder, jobs, display.show)
+        held = job.hold(contest, folder, jobs, display.show, on)
     from cbdsl.report import arena_page  # noqa: PLC0415 - matplotlib loads slowly
 
     print_arena(held, arena_page.write(contest, held.bouts, folder, interrupts.command_line()))

@@ -111,13 +111,13 @@ def go_on_with(command: str) -> None:
     INTERRUPTS.advise(f"Go on with: {command}")
 
 
-def go_on_in(folder: Path) -> None:
-    """If interrupted, say how a run in a folder goes on, or that it has not begun."""
+def go_on_in(folder: Path, on: str | None = None) -> None:
+    """If interrupted, say how a run in a folder goes on, or that it has not begun. on: the place of its workers."""
     import shlex  # noqa: PLC0415
 
     def advice() -> str:
         if (folder / "spec.toml").exists():
-            return f"Go on with: cbdsl resume {shlex.quote(str(folder))}"
+            return f"Go on with: cbdsl resume {shlex.quote(str(folder))}{f' --on {shlex.quote(on)}' if on else ''}"
         return f"Nothing was played yet. Start again with: {command_line()}"
 
     INTERRUPTS.advise(advice)

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
@@ -32,24 +33,26 @@ class _TimeLeft(ProgressColumn):
         return Text("" if seconds is None else f"{clock(seconds)} left", style="cyan")
 
 
-class Display(Callback):
-    """Shows the rounds of one run as they are played."""
+class _Bar:
+    """A bar in a terminal; elsewhere a line from time to time."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit: str, width: int, every: float = _LOG_SECONDS) -> None:
+        """Unit: of what is counted. every: seconds between lines."""
         self._console = plain_console(stderr=True)
         self._bar = Progress(
-            TextColumn("round"),
+            TextColumn(unit),
             MofNCompleteColumn(),
-            BarColumn(bar_width=16),
+            BarColumn(bar_width=width),
             TextColumn("{task.fields[state]}"),
             _TimeLeft(),
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._uploads = self._uplink = self._played = 0
-        self._spent, self._logged = 0.0, time.monotonic()
+        self._unit, self._every, self._started = unit, every, time.monotonic()
+        self._task, self._logged = self._bar.add_task("", total=None, state="", left=None), self._started
 
-    def __enter__(self) -> Display:
+    def __enter__(self) -> Self:
+        self._bar.start()
         return self
 
     def __exit__(
@@ -57,15 +60,38 @@ class Display(Callback):
     ) -> None:
         self._bar.stop()
 
+    def _tell(self, line: str | Text, style: str = "") -> None:
+        self._console.print(line, style=style, highlight=False, soft_wrap=True)
+
+    def _advance(self, done: int, total: int, state: str, left: float | None) -> None:
+        """Show how far it is. left: seconds, if they can be told."""
+        self._bar.update(self._task, completed=done, total=total, state=state, left=left)
+        now = time.monotonic()
+        if not self._console.is_terminal and (done == total or now - self._logged > self._every):
+            self._logged = now
+            self._tell(f"{self._unit} {done}/{total}  {state}{'' if left is None else f'  {clock(left)} left'}")
+
+
+class Display(_Bar, Callback):
+    """Shows the rounds of one run as they are played."""
+
+    def __init__(self) -> None:
+        super().__init__("round", 16)
+        self._uploads = self._uplink = self._played = 0
+        self._spent = 0.0
+
+    def __enter__(self) -> Self:  # the bar comes with `begin`
+        return self
+
     def begin(self, spec: Spec, folder: Path | None, note: str = "", bar: bool = True) -> None:
         """Say what is about to be run."""
         self._rounds = spec.rounds
-        self._console.print(headline(spec), highlight=False, soft_wrap=True)
+        self._tell(headline(spec))
         if folder is not None:
-            self._console.print(f"folder: {folder}", highlight=False, soft_wrap=True)
+            self._tell(f"folder: {folder}")
         if note:
-            self._console.print(note, style="yellow", highlight=False, soft_wrap=True)
-        self._task = self._bar.add_task("", total=spec.rounds, state="first round", left=None)
+            self._tell(note, "yellow")
+        self._bar.update(self._task, total=spec.rounds, state="first round")
         if bar:
             self._bar.start()
 
@@ -90,65 +116,47 @@ class Display(Callback):
 
     def show(self, line: RoundRecord) -> None:
         """Show a round that was just played."""
-        self._uploads += line.uploads
-        self._uplink += line.uplink_bytes
+        self.count([line])
         self._spent += line.seconds
         self._played += 1
-        left = (self._rounds - line.round) * self._spent / self._played
         score = "" if line.global_score is None else f"  F^g {line.global_score:.4f}"
         state = (
             f"accuracy {line.test_accuracy:6.2%}{score}  uploads {self._uploads:,}  bans {len(line.banned)}  "
             f"uplink {size(self._uplink)}{self.state()}"
         )
-        self._bar.update(self._task, completed=line.round, state=state, left=left)
-        now, last = time.monotonic(), line.round == self._rounds
-        if not self._console.is_terminal and (last or now - self._logged > _LOG_SECONDS):
-            self._logged = now
-            self._console.print(
-                f"round {line.round}/{self._rounds}  {state}  {clock(left)} left", highlight=False, soft_wrap=True
-            )
+        self._advance(line.round, self._rounds, state, (self._rounds - line.round) * self._spent / self._played)
 
 
-class SweepDisplay:
+class SweepDisplay(_Bar):
     """Shows how far a grid of runs is."""
 
     def __init__(self, runs: int, out: Path) -> None:
-        self._console = plain_console(stderr=True)
-        self._console.print(f"{runs} runs, folder: {out}", highlight=False, soft_wrap=True)
-        self._bar = Progress(
-            TextColumn("rounds"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:.0f} %"),
-            _TimeLeft(),
-            console=self._console,
-            disable=not self._console.is_terminal,
-        )
-        self._task = self._bar.add_task("", total=None, left=None)
-        self._started = self._logged = time.monotonic()
+        super().__init__("rounds", 24, 3 * _LOG_SECONDS)
+        self._tell(f"{runs} runs, folder: {out}")
         self._before: float | None = None  # the share of the work that earlier processes had done
-
-    def __enter__(self) -> SweepDisplay:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
 
     def show(self, played: int, total: int, share: float) -> None:
         """Show how many rounds are done of how many, and by the share of the work how long it will take."""
         if self._before is None:
             self._before = share
-        now = time.monotonic()
         here = share - self._before
-        left = (1 - share) * (now - self._started) / here if here > 0 else None
-        self._bar.update(self._task, completed=played, total=total, left=left)
-        if not self._console.is_terminal and now - self._logged > 3 * _LOG_SECONDS:
-            self._logged = now
-            remaining = f"  {clock(left)} left" if left is not None else ""
-            self._console.print(f"rounds {played}/{total}{remaining}", highlight=False)
+        left = (1 - share) * (time.monotonic() - self._started) / here if here > 0 else None
+        self._advance(played, total, f"{100 * played // max(1, total)} %", left)
+
+
+class PassDisplay(_Bar):
+    """Shows how far a generator has learned."""
+
+    def __init__(self, out: Path) -> None:
+        super().__init__("pass", 24)
+        self._tell(f"folder: {out}")
+        self._played = 0
+
+    def show(self, number: int, total: int, loss: float) -> None:
+        """Show a pass that was just made."""
+        self._played += 1
+        left = (total - number) * (time.monotonic() - self._started) / self._played
+        self._advance(number, total, f"loss {loss:.2f}", left)
 
 
 def headline(spec: Spec) -> Text:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cbdsl.cli import extras, interrupts
-from cbdsl.cli.options import Jobs, Settings
+from cbdsl.cli.options import Jobs, On, Settings
 from cbdsl.settings import parse_setting
 
 
@@ -20,6 +20,7 @@ def reproduce(
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="The folder; the same one continues a job that was stopped.")] = None,
     jobs: Jobs = None,
+    on: On = None,
 ) -> None:
     """Run what is behind the paper's figures, judge its claims, measure its theorems: one page."""
     interrupts.go_on_with(interrupts.command_line())
@@ -37,7 +38,7 @@ def reproduce(
     refuse_idle([task.spec for task in tasks], [key for key, _ in chosen])
     with SweepDisplay(len(tasks), folder) as display:
         words = ["cbdsl reproduce", *(["--quick"] if quick else []), *(f"--set {text}" for text in settings or [])]
-        made = job.reproduce(plan, folder, jobs, display.show)
+        made = job.reproduce(plan, folder, jobs, display.show, on)
     from cbdsl.report import reproduction  # noqa: PLC0415 - matplotlib loads slowly
 
     print_claims(made.claims, reproduction.write(made, " ".join(words)))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cbdsl.cli import extras, interrupts
-from cbdsl.cli.options import Json, Threads
+from cbdsl.cli.options import Json, On, Shards, Threads
 from cbdsl.cli.spec_options import SpecWords, takes_spec
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ def run(
     words: SpecWords,
     out: Annotated[Path | None, typer.Option(help="A new folder for the run; runs/<name> if not given.")] = None,
     threads: Threads = None,
+    on: On = None,
+    shards: Shards = None,
     as_json: Json = False,
 ) -> None:
     """Run one experiment and leave a folder that explains itself."""
@@ -31,24 +33,26 @@ def run(
     from cbdsl.runs import play  # noqa: PLC0415
 
     folder = out or run_folder(spec)
-    interrupts.go_on_in(folder)
+    interrupts.go_on_in(folder, on)
     with Display() as display:
-        result = play.run(spec, out=folder, threads=threads, callbacks=[display])
+        result = play.run(spec, out=folder, threads=threads, on=on, shards=shards, callbacks=[display])
     conclude(result, as_json)
 
 
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that was stopped.")],
     threads: Threads = None,
+    on: On = None,
+    shards: Shards = None,
     as_json: Json = False,
 ) -> None:
     """Go on with a run that was stopped; it ends as if it had not been."""
-    interrupts.go_on_in(folder)
+    interrupts.go_on_in(folder, on)
     from cbdsl.cli.progress import Display  # noqa: PLC0415
     from cbdsl.runs import play  # noqa: PLC0415
 
     with Display() as display:
-        result = play.resume(folder, threads=threads, callbacks=[display])
+        result = play.resume(folder, threads=threads, on=on, shards=shards, callbacks=[display])
     conclude(result, as_json)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,9 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from cbdsl import plugins, register
-from cbdsl import spec as specs
 from cbdsl.errors import UserError
-from cbdsl.presets import PRESETS, preset, preset_or_file
+from cbdsl.presets import PRESETS, preset, preset_or_file, read_start
 from cbdsl.settings import parse_setting
 from cbdsl.spec import Spec
 from cbdsl.spec_groups import CodecSpec, SelectionSpec, SwarmSpec
@@ -68,9 +67,15 @@ class SpecWords:
         refuse_idle([whole], self.given)
         return whole
 
+    def refuse_varied(self, keys: Iterable[str]) -> None:
+        """Refuse options for settings that a sweep or a search varies."""
+        for key in keys:
+            if key in self.given:
+                raise UserError(f"{key} is set by an option and varied by --over. Leave one out.")
+
     def _beginning(self) -> Spec:
         if self.from_file:
-            return specs.read(Path(self.start))
+            return read_start(Path(self.start))
         return preset_or_file(self.start) if self.start else preset(DEFAULT_PRESET)
 
 

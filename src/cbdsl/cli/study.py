@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cbdsl.cli import extras, interrupts
-from cbdsl.cli.options import Jobs, Settings
+from cbdsl.cli.options import Jobs, On, Settings
 from cbdsl.settings import parse_setting, words
 
 
@@ -24,6 +24,7 @@ def study(  # noqa: PLR0913, PLR0917 - one parameter an option
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="The folder; the same one continues what was stopped.")] = None,
     jobs: Jobs = None,
+    on: On = None,
 ) -> None:
     """Compare ways of learning on hapt, fashion or cifar10, clean and attacked: a table and a page."""
     interrupts.go_on_with(interrupts.command_line())
@@ -46,7 +47,7 @@ def study(  # noqa: PLR0913, PLR0917 - one parameter an option
     refuse_idle(specs, own)
     folder = out or Path(f"study-{name}-quick" if quick else f"study-{name}")
     with SweepDisplay(len(specs), folder) as display:
-        held = job.hold(plan, folder, jobs, display.show)
+        held = job.hold(plan, folder, jobs, display.show, on)
     from cbdsl.report import field_page  # noqa: PLC0415 - matplotlib loads slowly
 
     print_study(held, field_page.write(held, folder, interrupts.command_line()))

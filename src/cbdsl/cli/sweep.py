@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cbdsl.cli import extras, interrupts
-from cbdsl.cli.options import Jobs
+from cbdsl.cli.options import Jobs, On
 from cbdsl.cli.spec_options import SpecWords, takes_spec
-from cbdsl.errors import UserError
 
 if TYPE_CHECKING:
     from cbdsl.spec import Spec
@@ -27,6 +25,7 @@ def sweep(
     ],
     out: Annotated[Path, typer.Option(help="The folder of the sweep; the same one continues it.")] = Path("sweep"),
     jobs: Jobs = None,
+    on: On = None,
 ) -> None:
     """Run a grid of experiments in parallel; finished ones are not run again."""
     interrupts.go_on_with(interrupts.command_line())
@@ -39,7 +38,7 @@ def sweep(
     keys = [key for key, _ in axes]
     points = checked_points(words, axes)
     with SweepDisplay(len(points), out) as display:
-        results = run_all(points, out, jobs, display.show)
+        results = run_all(points, out, jobs, display.show, on)
     write_table(results, keys, out)
     print_sweep(results, keys, out)
     if len({result.spec.seed for result in results}) > 1:
@@ -56,16 +55,10 @@ def sweep(
 
 def checked_points(words: SpecWords, axes: Axes) -> list[Spec]:
     """Every point of a grid, resolved: what is wrong with any of them is found before the first one is run."""
-    from cbdsl.runs.resolve import refuse_idle, resolve  # noqa: PLC0415
+    from cbdsl.runs.resolve import resolve_all, to_vary  # noqa: PLC0415
     from cbdsl.study.sweep import grid  # noqa: PLC0415
 
     keys = [key for key, _ in axes]
-    for key in keys:
-        if key in words.given:
-            raise UserError(f"{key} is set by an option and swept by --over. Leave one out.")
-    start = words.spec()
-    if "method" in keys and "shared" not in (*keys, *words.given):
-        start = replace(start, shared="default")  # each method brings its own
-    points = [resolve(point) for point in grid(start, axes)]
-    refuse_idle(points, [*keys, *words.given])
-    return points
+    words.refuse_varied(keys)
+    start = to_vary(words.spec(), keys, words.given)
+    return resolve_all(grid(start, axes), [*keys, *words.given])

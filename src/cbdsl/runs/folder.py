@@ -8,8 +8,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -19,10 +19,11 @@ from safetensors.numpy import save as safetensors_bytes
 
 from cbdsl import plugins
 from cbdsl import spec as specs
-from cbdsl.archives import load_arrays
+from cbdsl.archives import load_arrays, map_arrays, save_arrays
 from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
 from cbdsl.files import (
+    is_free,
     private_file,
     private_folder,
     read_json,
@@ -31,7 +32,7 @@ from cbdsl.files import (
     write_atomically,
     write_json,
 )
-from cbdsl.models.saved import Card
+from cbdsl.models.saved import Card, file_of
 from cbdsl.plain import from_plain
 from cbdsl.protocol.state import BackOff, ServerState
 from cbdsl.runs.readme import README
@@ -48,6 +49,9 @@ class Checkpoint:
     particles: Particles | None  # none once the run is finished, or if workers keep nothing between rounds
 
 
+_ROWS = tuple(each.name for each in fields(Particles))
+
+
 class RunFolder:
     """The folder of one run, open for one process at a time."""
 
@@ -60,7 +64,7 @@ class RunFolder:
     def create(path: Path, spec: Spec, private: bool = False) -> RunFolder:
         """Start a folder; it must not exist or be empty. private: see `RunFolder`; a new folder is the owner's, too."""
         try:
-            if path.exists() and not (path.is_dir() and all(file.name.startswith(".") for file in path.iterdir())):
+            if not is_free(path):
                 raise UserError(
                     f"{path} exists and is not an empty folder; nothing was overwritten. "
                     f"Give another --out, or continue that run with: cbdsl resume {path}"
@@ -70,7 +74,7 @@ class RunFolder:
             else:
                 path.mkdir(parents=True, exist_ok=True)
             folder = RunFolder(path, private)
-            folder._acquire()
+            folder.acquire()
             write_atomically(path / "spec.toml", spec.to_toml().encode(), private)
             write_atomically(path / "README.txt", README.encode())
             for name in spec.plugins:
@@ -89,7 +93,7 @@ class RunFolder:
         folder = RunFolder(path, private)
         spec = specs.read(path / "spec.toml")
         try:
-            folder._acquire()
+            folder.acquire()
             for name in spec.plugins:
                 _compare_plugin(path, name)
                 _keep_plugin(path / "plugins", name)
@@ -100,6 +104,27 @@ class RunFolder:
             folder.close()
             raise
         return folder, spec
+
+    @staticmethod
+    def take(path: Path) -> RunFolder:
+        """A folder of more than a run, made if it is not there, for this process alone."""
+        folder = RunFolder(path)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            folder.acquire()
+        except OSError as error:
+            raise UserError(f"The folder {path} cannot be written: {error.strerror}. Give another --out.") from error
+        return folder
+
+    def acquire(self) -> None:
+        """Have the folder for oneself until `close`; an error if another process has it."""
+        lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            raise UserError(f"Another process is working in {self.path}. Wait for it, or give another --out.") from None
+        self._lock = lock
 
     def close(self) -> None:
         """Let other processes have the folder."""
@@ -145,9 +170,8 @@ class RunFolder:
         text = "".join(json.dumps(line.to_json(), allow_nan=False) + "\n" for line in records)
         write_atomically(self.path / "rounds.jsonl", text.encode(), self._private)
 
-    def save_checkpoint(self, checkpoint: Checkpoint, key: str) -> None:
-        """Write the checkpoint whole, or leave the old one."""
-        state = checkpoint.state
+    def save_checkpoint(self, state: ServerState, rows: Mapping[str, Any] | None, key: str) -> None:
+        """Write a checkpoint whole, or leave the old one. rows: the workers' arrays by name, if they are to be kept."""
         meta = {
             "key": key,
             "round": state.round,
@@ -163,17 +187,21 @@ class RunFolder:
         arrays["references"] = np.array(state.references, np.float32)
         arrays["updates"] = np.frombuffer(b"".join(state.updates), np.uint8)
         arrays["meta"] = np.array(json.dumps(meta))
-        if checkpoint.particles is not None:
-            arrays |= vars(checkpoint.particles)
-        replace_atomically(self.path / "checkpoint.npz", lambda file: np.savez(file, **arrays), self._private)
+        arrays |= rows or {}
+        replace_atomically(self.path / "checkpoint.npz", lambda file: save_arrays(file, arrays), self._private)
 
-    def load_checkpoint(self, key: str) -> Checkpoint | None:
-        """Read the checkpoint; none if the run was stopped before its first one."""
+    def mapped_rows(self) -> Particles | None:
+        """The workers of the last checkpoint, if they are in it: read from its file when they are used."""
+        rows = map_arrays(self.path / "checkpoint.npz", _ROWS)
+        return Particles(**rows) if rows else None
+
+    def load_checkpoint(self, key: str, mapped: bool = False) -> Checkpoint | None:
+        """Read the checkpoint; none if the run was stopped before its first one. mapped: leave its rows in the file."""
         path = self.path / "checkpoint.npz"
         if not path.exists():
             return None
         try:
-            arrays = load_arrays(path)
+            arrays = load_arrays(path, without=_ROWS if mapped else ())
             meta = read_json(str(arrays.pop("meta")))
             state = ServerState(
                 round=int(meta["round"]),
@@ -188,7 +216,7 @@ class RunFolder:
                 references=tuple(arrays.pop("references")),
                 updates=_cut(arrays.pop("updates").tobytes(), meta["updates"]),
             )
-            particles = Particles(**arrays) if arrays else None
+            particles = self.mapped_rows() if mapped else Particles(**arrays) if arrays else None
             _check_sizes(state, particles)
         except (OSError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
@@ -202,29 +230,18 @@ class RunFolder:
             )
         return Checkpoint(state, particles)
 
-    def go_on(self, key: str) -> tuple[Checkpoint | None, list[RoundRecord]]:
+    def go_on(self, key: str, mapped: bool = False) -> tuple[Checkpoint | None, list[RoundRecord]]:
         """Where the run was stopped: its checkpoint, and the rounds before it; later ones are played again."""
-        checkpoint = self.load_checkpoint(key)
+        checkpoint = self.load_checkpoint(key, mapped)
         records = self.records(checkpoint.state.round if checkpoint else 0)
         self.rewind(records)
         return checkpoint, records
 
     def finish(self, summary: Summary, tensors: dict[str, Floats], card: Card) -> None:
         """Write the model, with what it says of itself, and the summary."""
-        metadata = {"format": "pt", "cbdsl_spec_key": summary.spec_key, **card.metadata()}
-        write_atomically(
-            self.path / "model.safetensors", _in_order(safetensors_bytes(tensors, metadata)), self._private
-        )
+        content = file_of(card, tensors, {"spec_key": summary.spec_key})
+        write_atomically(self.path / "model.safetensors", content, self._private)
         write_json(self.path / "summary.json", asdict(summary), self._private)
-
-    def _acquire(self) -> None:
-        lock = (self.path / ".lock").open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise UserError(f"Another process is working in {self.path}. Wait for it, or give another --out.") from None
-        self._lock = lock
 
 
 def _check_sizes(state: ServerState, particles: Particles | None) -> None:
@@ -240,16 +257,6 @@ def _cut(joined: bytes, lengths: Sequence[int]) -> tuple[bytes, ...]:
     """Updates from their bytes one after the other."""
     ends = np.cumsum([0, *lengths])
     return tuple(joined[first:last] for first, last in pairwise(ends))
-
-
-def _in_order(content: bytes) -> bytes:
-    """The same .safetensors with its metadata sorted: the library writes them in another order every time."""
-    start = 8 + int.from_bytes(content[:8], "little")
-    header = json.loads(content[8:start])
-    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text + content[start:]
 
 
 def _keep_plugin(folder: Path, name: str) -> None:

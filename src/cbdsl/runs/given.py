@@ -17,6 +17,7 @@ from cbdsl.data import Dataset, load
 from cbdsl.data.partition import Partition
 from cbdsl.errors import UserError
 from cbdsl.methods.base import Method
+from cbdsl.presets import preset
 from cbdsl.protocol.aggregators import Rule
 from cbdsl.protocol.messages import Swarm
 from cbdsl.protocol.selection import Selection
@@ -61,6 +62,8 @@ def gather(  # noqa: PLR0913, PLR0917 - everything that `run` takes
                 if all(isinstance(value, (str, int, float, bool)) for value in values.values()):
                     options[name] = values
                     return name, None
+        if isinstance(part, type):
+            raise UserError(f"{kind.kind} is a class; give an object: {kind.kind}={part.__name__}().")
         return CUSTOM, part
 
     method_name, method_part = named(method, own_method, spec.method)
@@ -73,6 +76,11 @@ def gather(  # noqa: PLR0913, PLR0917 - everything that `run` takes
         if own_partition not in (None, "by-client"):
             raise UserError("clients and a partition are given; each says who holds which samples. Leave one out.")
         base = own_data or load(spec.data.source, spec.options.of(spec.data.source))
+        if spec.workers not in {len(clients), preset(spec.preset).workers if spec.preset else Spec().workers}:
+            raise UserError(
+                f"workers is {spec.workers}, but {len(clients)} clients are given, and each is a worker. Leave workers "
+                "out, or give as many clients."
+            )
         data, workers, partition_name = base.with_clients(clients), len(clients), "by-client"
         options.pop(spec.data.source, None)  # used already
     if own_attack is not None and not spec.attack.byzantine:

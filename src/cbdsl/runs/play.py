@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,10 +19,11 @@ from cbdsl.methods.base import Method
 from cbdsl.models.saved import Card
 from cbdsl.presets import preset
 from cbdsl.protocol.aggregators import Rule
-from cbdsl.protocol.messages import Order, RoundLog, Swarm
+from cbdsl.protocol.messages import Order, RoundLog, Swarm, WorkerId
 from cbdsl.protocol.selection import Selection
 from cbdsl.protocol.state import ServerState
 from cbdsl.register import CUSTOM
+from cbdsl.runs.elsewhere import workers_on
 from cbdsl.runs.folder import Checkpoint, RunFolder
 from cbdsl.runs.given import Client, Init, gather
 from cbdsl.runs.records import RoundRecord, record, summarise
@@ -29,6 +31,7 @@ from cbdsl.runs.resolve import resolve
 from cbdsl.runs.result import Result
 from cbdsl.runs.stage import ModelBuilder, Stage
 from cbdsl.spec import Spec
+from cbdsl.swarms.stacked import StackedSwarm
 
 Watch = Callable[[Stage, Order], None]
 _CHECKPOINT_SECONDS = 5.0
@@ -50,6 +53,8 @@ def run(  # noqa: PLR0913 - all but the first by name
     participation: float | None = None,
     init: Init | None = None,
     swarm: Callable[[Stage], Swarm] | None = None,
+    on: str | None = None,
+    shards: int | None = None,
     out: Path | str | None = None,
     threads: int | None = None,
     callbacks: Sequence[Callback] | None = None,
@@ -59,26 +64,31 @@ def run(  # noqa: PLR0913 - all but the first by name
 
     model: a function without arguments that returns a fresh `nn.Module` (a class will do), or a network's name.
     data: arrays of your own; instead of `spec.data.source`.
-    clients: natural clients, one set of samples a worker; D_G, hold-out and test set come from the data.
+    clients: natural clients, a set of samples and a worker each; D_G, hold-out and test set come from the data.
     method, attack, aggregator, selection, partition: parts of your own, as objects or by their registered names.
     participation: who takes part in a round, a share of the workers or their number.
     init: start from this model: a run's result or folder, a .safetensors file, or flat weights (D,).
     swarm: makes workers that live elsewhere; given the stage, it returns what the server talks to.
+    on: a Ray cluster for the workers: "ray" starts one here, "auto" finds one, or its address. It changes no number.
+    shards: into how many parts the workers are divided there, one a processor if not given; nor does this.
     out: a new folder for the records; none are written without it.
     threads: how many threads to use, all cores if not given. It changes the time and no number.
     callbacks: hear of the start, of every round and of the end; in a notebook a progress bar if not given.
     watch: called after every round with all that was built and the order that was carried out.
     """
     start = preset(spec) if isinstance(spec, str) else spec
-    chosen, given = gather(
-        start, model, data, clients, method, attack, aggregator, selection, partition, participation, init, swarm
-    )
-    whole = resolve(chosen, given.parts.method)
-    stage = Stage.prepare(whole, given, threads)
-    folder = RunFolder.create(Path(out), stage.spec) if out is not None else None
-    if folder is not None and whole.init:
-        folder.keep_init(whole.init, stage.network.tensors(stage.initial[0]))
-    return _play(stage, folder, None, [], callbacks, watch)
+    with workers_on(on, shards, threads, swarm) as make:
+        chosen, given = gather(
+            start, model, data, clients, method, attack, aggregator, selection, partition, participation, init, make
+        )
+        whole = resolve(chosen, given.parts.method)
+        stage = Stage.prepare(whole, given, threads)
+        if on is not None:
+            assert stage.swarm  # made now: a cluster that cannot be had leaves no folder behind
+        folder = RunFolder.create(Path(out), stage.spec) if out is not None else None
+        if folder is not None and whole.init:
+            folder.keep_init(whole.init, stage.network.tensors(stage.initial[0]))
+        return _play(stage, folder, None, [], callbacks, watch)
 
 
 def resume(  # noqa: PLR0913 - all but the first by name
@@ -93,6 +103,8 @@ def resume(  # noqa: PLR0913 - all but the first by name
     selection: Selection | None = None,
     partition: Partition | None = None,
     swarm: Callable[[Stage], Swarm] | None = None,
+    on: str | None = None,
+    shards: int | None = None,
     threads: int | None = None,
     callbacks: Sequence[Callback] | None = None,
 ) -> Result:
@@ -100,34 +112,38 @@ def resume(  # noqa: PLR0913 - all but the first by name
 
     What was given to `run` as objects has to be given again; plugins are imported as the folder says. Workers that live
     elsewhere (swarm=...) must answer an order that they carried out before as they did then: rounds since the last
-    checkpoint are played again.
+    checkpoint are played again. on, shards: see `run`; a run can go on elsewhere than it was started.
     """
-    folder, spec = RunFolder.open(Path(path))
-    try:
+    with ExitStack() as stack:
+        make = stack.enter_context(workers_on(on, shards, threads, swarm))
+        folder, spec = RunFolder.open(Path(path))
+        stack.callback(folder.close)
         if (folder.path / "deployment.json").exists():
             raise UserError(
                 f"The workers of {path} live in processes of their own. Go on with the command that started it: "
                 "cbdsl serve or cbdsl swarm, with the same --out."
             )
+        if (folder.path / "flower.json").exists():
+            raise UserError(
+                f"The workers of {path} are nodes of a Flower federation. Go on with flwr run, as it was started and "
+                f"with -c 'out=\"{folder.path.resolve()}\"'."
+            )
         chosen, given = gather(
-            spec, model, data, clients, method, attack, aggregator, selection, partition, None, None, swarm
+            spec, model, data, clients, method, attack, aggregator, selection, partition, None, None, make
         )
         if spec.init:
             kept = folder.path / "init.safetensors"
             given = replace(given, init=kept)
             chosen = replace(chosen, init=spec.init if spec.init == CUSTOM else str(kept))
         stage = Stage.prepare(resolve(chosen, given.parts.method), given, threads)
-        checkpoint, records = folder.go_on(stage.key)
+        checkpoint, records = folder.go_on(stage.key, mapped=on is not None)
         unfinished = checkpoint is not None and checkpoint.state.round < spec.rounds and checkpoint.particles is None
-        if unfinished and stage.remembers and stage.make_swarm is None:
+        if unfinished and stage.remembers and swarm is None:
             raise UserError(
                 f"The workers of {path} lived elsewhere (swarm=...), and what they remember is not in the folder. Give "
                 "the swarm again: cbdsl.resume(..., swarm=...)."
             )
-    except BaseException:
-        folder.close()
-        raise
-    return _play(stage, folder, checkpoint, records, callbacks)
+        return _play(stage, folder, checkpoint, records, callbacks)
 
 
 def _play(
@@ -141,14 +157,16 @@ def _play(
     """Play the rounds that are left, and write down what happens."""
     listeners = Many(default_callbacks() if callbacks is None else callbacks)
     try:
-        if stage.note and not callbacks:
-            logging.getLogger("cbdsl").warning(stage.note)
-        where = folder.path if folder else None
-        listeners.start(Start(stage.spec, where, stage.note, len(records), tuple(records)))
+        where, swarm = folder.path if folder else None, stage.swarm
+        rows = swarm if isinstance(swarm, StackedSwarm) else None
+        note = " ".join(filter(None, (stage.note, rows.note if rows else "")))
+        if note and not callbacks:
+            logging.getLogger("cbdsl").warning(note)
+        listeners.start(Start(stage.spec, where, note, len(records), tuple(records)))
         state = checkpoint.state if checkpoint else stage.first_state()
-        if checkpoint and checkpoint.particles:
+        if checkpoint and rows:
             received = stage.server.method.broadcast(state.global_best, state.memory)
-            stage.memory_swarm.restore(checkpoint.particles, state.round, received)
+            rows.restore(checkpoint.particles, state.round, received)
         keeper = _Keeper(stage, folder)
         for played in rounds(stage, state):
             state = played.state
@@ -178,14 +196,21 @@ class Played:
     record: RoundRecord
 
 
-def rounds(stage: Stage, state: ServerState, swarm: Swarm | None = None, measured: bool = True) -> Iterator[Played]:
+def rounds(
+    stage: Stage,
+    state: ServerState,
+    swarm: Swarm | None = None,
+    measured: bool = True,
+    members: Callable[[], Sequence[WorkerId]] | None = None,
+) -> Iterator[Played]:
     """Play the rounds that are left, with the stage's swarm or another one. The one loop over rounds there is.
 
     measured: test w^g after every round; who does not look at the accuracy need not wait for it, and gets NaN.
+    members: asked before every round who is in the swarm, where workers join and leave.
     """
     while state.round < stage.spec.rounds:
         started = time.perf_counter()
-        order = stage.server.order(state)
+        order = stage.server.order(state, members() if members is not None else None)
         state, log = stage.server.play(state, order, swarm or stage.swarm)
         accuracy = stage.test_accuracy(state) if measured else math.nan
         seconds = round(time.perf_counter() - started, 4)
@@ -208,8 +233,9 @@ class _Keeper:
 
     def __init__(self, stage: Stage, folder: RunFolder | None) -> None:
         self._stage, self._folder = stage, folder
-        self._keeps_swarm = stage.remembers and stage.make_swarm is None
-        size = sum(array.nbytes for array in vars(stage.memory_swarm.particles).values()) if self._keeps_swarm else 0
+        swarm = stage.swarm if stage.remembers else None
+        self._swarm = swarm if isinstance(swarm, StackedSwarm) else None
+        size = sum(array.nbytes for array in self._swarm.kept.values()) if self._swarm else 0
         self._last, self._cost = time.monotonic(), size / _CHECKPOINT_SPEED  # a guess, until one was written
 
     def consider(self, state: ServerState) -> None:
@@ -219,7 +245,9 @@ class _Keeper:
         started = time.monotonic()
         finished = state.round == self._stage.spec.rounds
         if finished or started - self._last >= max(_CHECKPOINT_SECONDS, _CHECKPOINT_SHARE * self._cost):
-            particles = self._stage.memory_swarm.particles if self._keeps_swarm and not finished else None
-            self._folder.save_checkpoint(Checkpoint(state, particles), self._stage.key)
+            swarm = None if finished else self._swarm
+            self._folder.save_checkpoint(state, swarm.kept if swarm else None, self._stage.key)
+            if swarm:
+                swarm.saved(self._folder.mapped_rows, state.round)
             self._last = time.monotonic()
             self._cost = self._last - started

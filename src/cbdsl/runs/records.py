@@ -30,14 +30,14 @@ class RoundRecord:
     participants: int  # workers that were ordered to take part
     accepted: list[int]
     refuted: list[int]
-    declined: list[int]  # believed, but not used
+    declined: list[int]  # not used, and not refuted: in averaging rounds, left out
     silent: list[int]
     banned: list[int]  # all workers banned so far
     set_aside: dict[str, str]  # claims that could not be true, and why
     uploads: int  # models sent up, believed or not
     uplink_bytes: int
     downlink_bytes: int
-    verdicts: list[dict[str, Any]]  # every invitation: worker, outcome, claimed, measured, reason
+    verdicts: list[dict[str, Any]]  # worker, outcome, claimed, measured, reason; of averages, who was left out alone
     traffic: dict[str, list[int]]  # kind -> [messages, payload bytes]
     wasted_bytes: int  # of uploads that were not used
     seconds: float
@@ -117,7 +117,7 @@ def lowest_of(accuracies: Sequence[float | None], classes: Iterable[int]) -> flo
 
 def record(log: RoundLog, state: ServerState, participants: int, accuracy: float, seconds: float) -> RoundRecord:
     """The record of a round that was just played."""
-    invited = [asdict(verdict) for verdict in log.verdicts if verdict.claimed is not None]
+    invited = [asdict(verdict) for verdict in log.verdicts if verdict.claimed is not None or verdict.reason]
     for verdict in invited:
         del verdict["payload"]
     return RoundRecord(
@@ -220,18 +220,23 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     rows.append(("traffic", f"{size(summary.uplink_bytes)} up, {size(summary.downlink_bytes)} down, payload alone"))
     if summary.byzantine:
         caught = sorted(set(summary.byzantine) & set(summary.banned))
-        rows.append(("attackers", f"workers {_names(summary.byzantine)}; banned: {_names(caught) or 'none'}"))
+        rows.append(("attackers", f"{_workers(summary.byzantine)}; banned: {_names(caught) or 'none'}"))
     honest = sorted(set(summary.banned) - set(summary.byzantine))
     if honest:
-        rows.append(("honest but banned", _names(honest)))
+        rows.append(("honest but banned", _workers(honest)))
     if summary.attack_success is not None:
         rows.append(("attack success", f"{summary.attack_success:.1%} of triggered test images"))
     if summary.aimed_accuracy is not None:
         rows.append(("aimed-at classes", f"{summary.aimed_accuracy:.1%} accuracy in the worst of them"))
     if summary.wasted_uplink_bytes:
-        rows.append(("wasted", f"{size(summary.wasted_uplink_bytes)} of uploads that were refuted or declined"))
+        why = "left out" if summary.conversation == "average" else "refuted or declined"
+        rows.append(("wasted", f"{size(summary.wasted_uplink_bytes)} of uploads that were {why}"))
     rows.append(("time", f"{clock(summary.seconds)} ({summary.seconds:.1f} s) on the {summary.engine} engine"))
     return rows
+
+
+def _workers(numbers: list[int]) -> str:
+    return f"worker{'' if len(numbers) == 1 else 's'} {_names(numbers)}"
 
 
 def _names(workers: list[int]) -> str:

@@ -14,6 +14,7 @@ from cbdsl.codecs.travel import Codecs, codecs_of
 from cbdsl.engines.choose import check_device
 from cbdsl.errors import UserError
 from cbdsl.methods.base import Method
+from cbdsl.presets import preset
 from cbdsl.protocol.aggregators import demand, parse
 from cbdsl.register import CUSTOM
 from cbdsl.runs.defence import method_of, selection_of
@@ -53,6 +54,8 @@ def _method(spec: Spec) -> Method:
 
 
 def _check_names(spec: Spec, method: Method) -> None:
+    if spec.preset:
+        preset(spec.preset)
     if spec.attack.byzantine and spec.attack.name != CUSTOM:
         make_attack(spec)
     if spec.selection.name != CUSTOM:
@@ -116,6 +119,25 @@ def _check_defence(spec: Spec, method: Method) -> None:
                 f"The method '{spec.method}' sends more than a model, and robust aggregators know models alone; given "
                 f"defence.aggregator={spec.defence.aggregator}. Use mean, or another method."
             )
+
+
+def to_vary(start: Spec, keys: Sequence[str], given: Sequence[str]) -> Spec:
+    """The spec that values of these keys are set on. given: dotted keys that a user set.
+
+    Where methods are compared each brings its own part of D_G, unless it is said which.
+    """
+    own = "method" in keys and "shared" not in (*keys, *given)
+    return replace(start, shared="default") if own else start
+
+
+def resolve_all(points: Iterable[Spec], given: Iterable[str]) -> list[Spec]:
+    """All points of a grid or of a search, resolved: what is wrong with any of them is found before the first is run.
+
+    given: dotted keys that a user set or varies; see `refuse_idle`.
+    """
+    found = [resolve(point) for point in points]
+    refuse_idle(found, given)
+    return found
 
 
 def refuse_idle(points: Sequence[Spec], given: Iterable[str]) -> None:
@@ -219,6 +241,11 @@ _RULES: tuple[tuple[Callable[[str], bool], Callable[[Spec, Method], bool], str],
         _among("shared"),
         lambda spec, method: spec.shared == "train" and not method.gradients,
         "in '{method}' nobody trains, so D_tr is not used. Use --shared score, or leave it out.",
+    ),
+    (
+        _among("data.shared_source"),
+        lambda spec, _: spec.shared == "none" and spec.defence.aggregator == "mean",
+        "nobody uses D_G in this run. Add --shared both (or train, or score).",
     ),
     (
         _among("defence.declared"),

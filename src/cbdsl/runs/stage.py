@@ -20,6 +20,7 @@ from cbdsl.byzantine.adversary import Adversary, PublicData
 from cbdsl.byzantine.attack import Attack, make_attack
 from cbdsl.data import Dataset, Split, load, split
 from cbdsl.data.partition import Partition, as_seen
+from cbdsl.data.shared import with_shared
 from cbdsl.engines.architecture import Architecture, ArchitectureError
 from cbdsl.engines.base import Engine
 from cbdsl.engines.choose import choose_engine
@@ -35,7 +36,8 @@ from cbdsl.rng import seed_of, stream
 from cbdsl.runs.defence import Parts, server_of
 from cbdsl.runs.records import Finale
 from cbdsl.spec import Spec, init_file
-from cbdsl.swarms.memory import MemorySwarm, workers_at_once
+from cbdsl.swarms.memory import MemorySwarm
+from cbdsl.swarms.rows import workers_at_once
 from cbdsl.workers.batches import padded
 from cbdsl.workers.local import Holdings, Lesson, LocalWorkers
 
@@ -94,6 +96,7 @@ class Stage:
             dataset.train.labels, spec.data, spec.workers if deal else 0, spec.seed, dataset.clients, partition, secret
         )
         dataset = replace(dataset, train=as_seen(dataset.train, parts, partition, spec.seed))
+        dataset, parts = with_shared(dataset, parts, spec.data)
         network = network_of(spec, dataset.shape, dataset.classes, given.model)
         choice = choose_engine(spec.engine, network.subject, dataset.shape, threads or default_threads(), spec.device)
         engine = choice.engine
@@ -113,26 +116,32 @@ class Stage:
     def memory_swarm(self) -> MemorySwarm:
         """The workers in memory, made when they are first needed."""
         spec, method = self.spec, self.server.method
-        held = holdings(self.split, self.dataset.train, spec)
+        held, adversary = self.cast
+        workers = LocalWorkers(
+            self.engine, held, spec.local, spec.swarm, spec.seed, range(spec.workers), method.gradients,
+            self.server.policy.codecs.up,
+        )  # fmt: skip
+        return MemorySwarm(method, workers, self.initial, adversary, spec.defence.commitment)
+
+    @property
+    def cast(self) -> tuple[Holdings, Adversary]:
+        """Who works with what, poison included, and who lies."""
+        held = holdings(self.split, self.dataset.train, self.spec)
         adversary = self._adversary(held)
         poisoned = adversary.poisoned()
         training = tuple(poisoned.get(worker, lesson) for worker, lesson in enumerate(held.training))
-        workers = LocalWorkers(
-            self.engine, Holdings(training, held.scored, held.scoring), spec.local, spec.swarm, spec.seed,
-            range(spec.workers), method.gradients, self.server.policy.codecs.up,
-        )  # fmt: skip
-        return MemorySwarm(method, workers, self.initial, adversary, spec.defence.commitment)
+        return Holdings(training, held.scored, held.scoring), adversary
 
     @property
     def remembers(self) -> bool:
         """Whether workers keep anything from one round to the next."""
         return self.server.method.remembers or self.server.policy.codecs.up.feedback
 
-    @property
+    @cached_property
     def key(self) -> str:
         """What the numbers of a run depend on: the spec, the engine that was chosen for it, a model it starts from.
 
-        Of plugins the run's folder keeps copies, and compares them itself.
+        Of plugins the run's folder keeps copies, and compares them itself. Read once: files may go meanwhile.
         """
         start = f"-{commitment_of(self.initial[0]).hex()[:8]}" if self.spec.init else ""
         return f"{replace(self.spec, plugins=()).key()}-{self.engine.name}{start}"

@@ -23,7 +23,7 @@ from cbdsl.engines.native_engine import NativeEngine, available, default_threads
 from cbdsl.models.zoo import usual
 from cbdsl.study import bench_torch
 from cbdsl.study.bench_torch import Task
-from cbdsl.swarms.memory import workers_at_once
+from cbdsl.swarms.rows import workers_at_once
 
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Called with the turns taken, all turns and what comes next; an exception it raises ends the measurement."""

@@ -1,4 +1,4 @@
-"""Many runs: a grid of specs, played by parallel processes, each run in a folder named by the hash of its whole spec.
+"""Many runs: a grid of specs, played side by side (`pools`), each run in a folder named by the hash of its whole spec.
 
 Finished runs are recognised by that hash and never played twice; stopped ones go on. How a run is played is
 `experiment`'s affair, what the results mean is `paper`'s or the reader's.
@@ -11,19 +11,12 @@ import io
 import itertools
 import json
 import math
-import multiprocessing
-import os
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
-from queue import Empty
 from typing import Any
 
 from cbdsl.callbacks import Callback
-from cbdsl.engines.native import default_threads
 from cbdsl.errors import UserError, shown
 from cbdsl.files import write_atomically
 from cbdsl.runs import play
@@ -34,11 +27,10 @@ from cbdsl.runs.records import RoundRecord, Summary
 from cbdsl.runs.resolve import resolve
 from cbdsl.settings import parse_setting, setting_values, words
 from cbdsl.spec import Spec
-from cbdsl.study.processes import deaf_children
+from cbdsl.study.pools import do_all
 
 OnProgress = Callable[[int, int, float], None]  # rounds played here or earlier, rounds in all, share of the work done
 
-_PATIENCE = 0.2  # seconds between looks at the processes
 _MOST_POINTS = 100_000  # runs of one grid
 
 
@@ -131,19 +123,30 @@ class Task:
 
 
 def run_all(
-    specs: Sequence[Spec], out: Path, jobs: int | None = None, on_progress: OnProgress | None = None
+    specs: Sequence[Spec],
+    out: Path,
+    jobs: int | None = None,
+    on_progress: OnProgress | None = None,
+    on: str | None = None,
 ) -> list[Finished]:
     """Play every spec that is not finished in `out`/runs; the results in the order of the specs.
 
     jobs: processes at a time; as many as there are cores if not given. Together they use as many threads as cores.
+    on: a Ray cluster that does it, see `cbdsl.run`.
     """
     tasks = [Task(resolve(spec)) for spec in specs]
-    perform(tasks, out, jobs, on_progress)
+    perform(tasks, out, jobs, on_progress, on)
     return [finished(task.folder(out)) for task in tasks]
 
 
-def perform(tasks: Sequence[Task], out: Path, jobs: int | None = None, on_progress: OnProgress | None = None) -> None:
-    """Do every task that is not done, each once, in the order given."""
+def perform(
+    tasks: Sequence[Task],
+    out: Path,
+    jobs: int | None = None,
+    on_progress: OnProgress | None = None,
+    on: str | None = None,
+) -> None:
+    """Do every task that is not done, each once, in the order given; here, or on a cluster."""
     distinct = dict.fromkeys(tasks)
     total, work = sum(task.spec.rounds for task in distinct), sum(task.work for task in distinct) or 1.0
     missing = [task for task in distinct if not task.is_done(out)]
@@ -153,25 +156,12 @@ def perform(tasks: Sequence[Task], out: Path, jobs: int | None = None, on_progre
         on_progress(played, total, worked / work)
     if not missing:
         return
-    count, threads = sharing(len(missing), jobs)
     failed: list[str] = []
-    context = multiprocessing.get_context("spawn")  # a fork would inherit threads that are not there
-    news: multiprocessing.queues.Queue[float] = context.Queue()
-    with ProcessPoolExecutor(count, context, _start_process, (news, threads, os.getpid())) as pool:
-        try:
-            with deaf_children():
-                pending = {pool.submit(_do, task, task.folder(out)) for task in missing}
-            while pending:
-                done, pending = wait(pending, _PATIENCE, FIRST_EXCEPTION)
-                failed += [words for future in done if (words := future.result())]
-                rounds = list(_drain(news))
-                played, worked = played + len(rounds), worked + sum(rounds)
-                if on_progress is not None and pending:
-                    on_progress(min(played, total), total, min(worked / work, 1.0))
-        except BaseException:  # not cancelled first: the pool would trip over futures that are cancelled
-            for process in list((pool._processes or {}).values()):
-                process.terminate()
-            raise
+    for news in do_all(missing, out, jobs, on):
+        failed += news.failed
+        played, worked = played + len(news.rounds), worked + sum(news.rounds)
+        if on_progress is not None:
+            on_progress(min(played, total), total, min(worked / work, 1.0))
     if failed:
         raise UserError(
             f"{len(failed)} of {len(missing)} could not be done: {' '.join(failed[:10])} The others are in {out}: mend "
@@ -179,13 +169,6 @@ def perform(tasks: Sequence[Task], out: Path, jobs: int | None = None, on_progre
         )
     if on_progress is not None:
         on_progress(total, total, 1.0)
-
-
-def sharing(tasks: int, jobs: int | None) -> tuple[int, int]:
-    """How many processes do so many tasks, and how many threads each of them has."""
-    cores = default_threads()
-    count = max(1, min(jobs or cores, tasks))
-    return count, max(1, cores // count)
 
 
 def write_table(results: Sequence[Finished], axes: Sequence[str], out: Path) -> None:
@@ -202,40 +185,6 @@ def write_rows(rows: Sequence[dict[str, Any]], out: Path) -> None:
     writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
     write_atomically(out / "results.csv", text.getvalue().encode())
     write_atomically(out / "results.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
-
-
-_news: Any = None
-_threads = 1
-_parent = 0
-
-
-def _start_process(news: Any, threads: int, parent: int) -> None:  # noqa: ANN401 - a queue of the spawn context
-    global _news, _threads, _parent
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
-    _news, _threads, _parent = news, threads, parent
-
-
-def _do(task: Task, folder: Path) -> str:
-    """Do one task, in a process of its own; what a user has to mend about it, if anything: the others go on."""
-
-    def report(_: object) -> None:
-        if os.getppid() != _parent:  # whoever asked is gone: stop, so that a new sweep finds the folder free
-            os._exit(1)
-        _news.put(task.round_work)
-
-    if folder.name != task.spec.key():
-        raise UserError("A plugin was edited while the sweep was running. Start it again: finished runs are kept.")
-    module, _, function = task.kind.performer.partition(":")
-    perform_task: Performer = getattr(import_module(module), function)
-    try:
-        perform_task(task.spec, folder, _threads, report)
-    except UserError as error:
-        return f"{folder}: {error}"
-    return ""
-
-
-Performer = Callable[[Spec, Path, int, Callable[[object], None]], None]
-"""Takes a spec, its folder, the threads it may use, and what to call after every round."""
 
 
 class _Reporter(Callback):
@@ -257,15 +206,6 @@ def perform_run(
         play.resume(folder, threads=threads, callbacks=[_Reporter(report)])
     else:
         play.run(spec, out=folder, threads=threads, callbacks=[_Reporter(report)], watch=watch)
-
-
-def _drain(news: Any) -> Iterator[float]:  # noqa: ANN401
-    """The work of every round that was played since."""
-    while True:
-        try:
-            yield news.get_nowait()
-        except Empty:
-            return
 
 
 def finished(path: Path) -> Finished:

@@ -83,7 +83,8 @@ class Work:
     def train(self, start: Floats, proximal: float = 0.0, corrections: Floats | None = None) -> Floats:
         """Local SGD from given positions, (k, D) -> (k, D), a new array.
 
-        proximal: pulls every step back to where the row started. corrections: (k, D), added to every gradient.
+        proximal: pulls every step back to where the row started.
+        corrections: (k, D), added to every gradient.
         """
         owner, local = self.workers, self.workers.local
         if not owner.gradients:
@@ -153,7 +154,8 @@ class Work:
     ) -> Particles:
         """Score new positions (k, D) and keep the better of them and w^p (Eq. 6); as they will arrive, with a codec.
 
-        received: w^g (D,), against which the codec packs. which: (k,), the rows to score; all if not given.
+        received: w^g (D,), against which the codec packs.
+        which: (k,), the rows to score; all if not given.
         """
         chosen = np.flatnonzero(np.ones(len(self.rows), bool) if which is None else which).astype(np.int32)
         part = replace(self, rows=self.rows[chosen])
@@ -221,8 +223,6 @@ def made_content(codec: Codec, model: Floats, received: Floats, version: int) ->
     """Any model (V D,) as a worker sends it now, and what it is on the other side."""
     if not codec.relative:
         return model, model
-    if model.shape != received.shape:
-        return wrapped(b"", version), received
     pack, arrives = codec.passed(model, received)
     return wrapped(squeezed(pack), version), arrives
 

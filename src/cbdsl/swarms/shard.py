@@ -1,0 +1,202 @@
+"""A shard: a range of a swarm's workers in a process of its own, on whichever machine there is room for it.
+
+Carries orders out on its rows and hands out parts of them. It knows neither the server nor who lies, and remembers by
+itself nothing that whoever started it cannot tell it again: a shard that died is made anew, given rows and orders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import cbdsl
+from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples
+from cbdsl.codecs.base import Codec
+from cbdsl.engines import native_engine
+from cbdsl.engines.choose import choose_engine
+from cbdsl.errors import UserError
+from cbdsl.methods.base import Method
+from cbdsl.models.network import Network
+from cbdsl.protocol.messages import Order, Upload, WorkerId
+from cbdsl.spec_groups import LocalSpec, SwarmSpec
+from cbdsl.swarms.rows import Rows
+from cbdsl.workers.local import Holdings, Lesson, LocalWorkers
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """What all shards of a run have in common."""
+
+    method: Method
+    codec: Codec  # how workers send models
+    network: Network
+    engine: str  # the one that the server has
+    local: LocalSpec
+    swarm: SwarmSpec
+    seed: int
+    commits: bool  # whether claims come with a digest of their model
+
+
+@dataclass(frozen=True, eq=False)
+class Plot:
+    """What one shard has to itself."""
+
+    names: range  # of its workers
+    initial: Floats  # (1, D) for all, or (k, D)
+    held: Holdings  # the samples of its workers and those that are shared, and no others
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Where a shard lives, and what its numbers depend on beside the run."""
+
+    host: str
+    build: str  # the native engine's instructions and compiler, or torch's version
+    layout: dict[str, tuple[tuple[int, ...], str]]  # of its arrays: a row's shape, and the type
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What comes back for an order."""
+
+    scores: Floats  # (k,), what the participants claim
+    commitments: tuple[bytes, ...]
+    models: Floats  # (f, V D), of those the attackers speak for
+    own_scores: Doubles  # (f,)
+
+
+@dataclass(frozen=True)
+class Behind:
+    """The answer of a shard that is not where it is thought to be: it was started again."""
+
+    at: int
+
+
+class Shard:
+    """Some workers of a swarm. Every call says after which round they should be; a shard that is not says so."""
+
+    _rows: Rows  # once it is prepared
+
+    def __init__(self, code: str, threads: int) -> None:
+        """Threads: of its engine. It has no workers yet: see `prepare`."""
+        if code != code_digest():
+            raise UserError(
+                f"{platform.node()} has another cbdsl ({cbdsl.__version__}, {code_digest()}) than the machine that "
+                f"asks ({code}). Install the same one on every machine, and start Ray there again."
+            )
+        self._threads, self._token, self._at = threads, 0, -1
+        self._layout: dict[str, tuple[tuple[int, ...], str]] = {}
+
+    def prepare(self, token: int, recipe: Recipe, plot: Plot) -> None:
+        """Rows as at the start, for whoever shows this token to fill; until `settle` they are those of no round."""
+        if self._token:
+            del self._rows  # first: a machine has room for one set of rows
+        self._token, self._at = 0, -1
+        network = recipe.network
+        engine = choose_engine(recipe.engine, network.subject, network.shape, self._threads, "cpu").engine
+        workers = LocalWorkers(
+            engine, plot.held, recipe.local, recipe.swarm, recipe.seed, plot.names, recipe.method.gradients,
+            recipe.codec,
+        )  # fmt: skip
+        self._rows = Rows(recipe.method, workers, plot.initial, recipe.commits)
+        arrays = vars(self._rows.particles)
+        self._layout = {name: (array.shape[1:], array.dtype.str) for name, array in arrays.items()}
+        self._token, self._at, self._build = token, -1, build_of(recipe.engine)
+
+    def facts(self, at: int) -> Facts | Behind:
+        """See `Facts`."""
+        return Facts(platform.node(), self._build, self._layout) if at == self._at else Behind(self._at)
+
+    def report(self, at: int, order: Order, model: Floats | None, told: Sequence[WorkerId]) -> Answer | Behind:
+        """Carry an order out. model: w^g, if it is new. told: whose models the attackers speak for."""
+        if order.round == self._at != at:  # asked twice: the answer was lost on its way
+            claims = self._rows.claims(order)
+        elif self._at != at:
+            return Behind(self._at)
+        else:
+            self._at = -1  # whatever ends this half-way, nobody takes the rows for those of a round
+            claims = self._rows.carry_out(replace(order, global_best=model))
+            self._at = order.round
+        return Answer(
+            np.array([claim.score for claim in claims.values()], np.float32),
+            tuple(claim.commitment for claim in claims.values()),
+            self._rows.models(told) if len(told) else np.zeros((0, 0), np.float32),
+            self._rows.scores(told) if len(told) else np.zeros(0),
+        )
+
+    def models(self, at: int, workers: Sequence[WorkerId]) -> tuple[Floats, Doubles] | Behind:
+        """What these workers would send and claim, (k, V D) and (k,)."""
+        return (self._rows.models(workers), self._rows.scores(workers)) if at == self._at else Behind(self._at)
+
+    def contents(self, at: int, workers: Sequence[WorkerId]) -> list[Upload] | Behind:
+        """The messages of these workers."""
+        return self._rows.contents(workers) if at == self._at else Behind(self._at)
+
+    def block(self, at: int, name: str, first: int, last: int) -> NDArray[Any] | Behind:
+        """Some rows of one array."""
+        if at != self._at:
+            return Behind(self._at)
+        found: NDArray[Any] = getattr(self._rows.particles, name)[first:last]
+        return found
+
+    def put(self, token: int, name: str, first: int, block: NDArray[Any]) -> Behind | None:
+        """Write rows of one array. A shard that does not know the token has died since."""
+        if token != self._token:
+            return Behind(self._at)
+        getattr(self._rows.particles, name)[first : first + len(block)] = block
+        return None
+
+    def settle(self, token: int, at: int, received: Floats | None) -> Behind | None:
+        """From now on the rows are those after a round. received: what the server last sent."""
+        if token != self._token:
+            return Behind(self._at)
+        if received is not None:
+            self._rows.receive(received)
+        self._at = at
+        return None
+
+
+def part_of(held: Holdings, first: int, last: int) -> Holdings:
+    """What some of the workers hold, with the samples that they need and no others."""
+    lessons = held.training[first:last]
+    scoring = held.scoring if held.scoring.ndim == 1 else held.scoring[first:last]
+    used: dict[int, tuple[Samples, list[Indices]]] = {id(held.scored): (held.scored, [scoring.ravel()])}
+    for lesson in lessons:
+        used.setdefault(id(lesson.samples), (lesson.samples, []))[1].append(lesson.indices)
+    kept = {pool: np.unique(np.concatenate(lists)) for pool, (_, lists) in used.items()}
+    kept = {pool: indices[indices != PADDING] for pool, indices in kept.items()}
+    pools = {pool: samples.taken(kept[pool]) for pool, (samples, _) in used.items()}
+
+    def moved(pool: int, indices: Indices) -> Indices:
+        places = np.searchsorted(kept[pool], indices).astype(np.int32)
+        return np.where(indices == PADDING, np.int32(PADDING), places)
+
+    training = (Lesson(pools[id(one.samples)], moved(id(one.samples), one.indices)) for one in lessons)
+    return Holdings(tuple(training), pools[id(held.scored)], moved(id(held.scored), scoring))
+
+
+def build_of(engine: str) -> str:
+    """What the last digits depend on beside the code: the native engine's build for this processor, or torch."""
+    if engine == "native":
+        info = native_engine.info()
+        return f"{info.instructions}, {info.compiler}"
+    from importlib import metadata  # noqa: PLC0415
+
+    return f"torch {metadata.version('torch')} on {platform.machine()}"
+
+
+@cache
+def code_digest() -> str:
+    """A digest of the package's Python files: machines with the same one play the same rounds."""
+    home, digest = Path(cbdsl.__file__).parent, hashlib.sha256()
+    for file in sorted(home.rglob("*.py")):
+        digest.update(str(file.relative_to(home)).encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:12]

@@ -1,0 +1,190 @@
+"""The whole app on a Grid in this process: the simulator's rounds for every conversation, and nodes that misbehave."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed here; `make flower-test` has an environment for it")
+
+from flwr.app import Message
+from local_grid import HANDLERS, LocalGrid, context_of, federation
+
+from cbdsl.errors import UserError
+from cbdsl.flower import letters, members, swarm
+from cbdsl.flower.letters import Context
+from cbdsl.flower.server import play
+from cbdsl.presets import preset
+from cbdsl.runs import play as simulator
+from cbdsl.runs.resolve import resolve
+from cbdsl.settings import parse_setting
+
+SMALL = (
+    "workers=5 data.samples_per_worker=60 data.shared_training=40 data.shared_scoring=80 data.holdout=80 model=softmax"
+)
+
+
+@pytest.fixture
+def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(swarm, "LEAST", 1.0)
+    monkeypatch.setattr(members, "LEAST", 1.0)
+
+
+def rounds_of(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def simulated(folder: Path, settings: str, rounds: int) -> list[dict[str, Any]]:
+    options = dict(parse_setting(text) for text in settings.split())
+    spec = resolve(preset("paper-iid").with_settings({**options, "rounds": rounds}))
+    simulator.run(spec, out=folder, callbacks=[])
+    return rounds_of(folder)
+
+
+def played(
+    tmp_path: Path, settings: str = SMALL, rounds: int = 3, grid: LocalGrid | None = None, **more: object
+) -> None:
+    grid = grid or federation(5, tmp_path / "state")
+    wishes = {"settings": settings, "rounds": rounds, "upload_seconds": 1, **more}
+    play(grid, context_of(tmp_path / "run", **wishes))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "method=cb-dsl",
+        "method=cb-dsl defence.guard=true defence.commitment=true selection.name=soup selection.k=2",
+        "method=restart selection.name=rotation selection.k=2 codec.up=q4 codec.down=q4",
+        "method=cb-dsl codec.up=q8 codec.down=topk",
+        "method=cb-dsl participation=0.6",
+        "method=fedavg",
+        "method=scaffold",
+        "method=fedavg codec.up=topk",
+        "method=pso",
+        "method=cb-dsl attack.name=sign-flip attack.byzantine=1",
+        "method=cb-dsl attack.name=liar attack.byzantine=2",
+        "method=fedavg attack.name=sign-flip attack.byzantine=2 defence.aggregator=median",
+    ],
+)
+def test_the_rounds_are_those_of_the_simulator(tmp_path: Path, settings: str) -> None:
+    wanted = simulated(tmp_path / "simulated", f"{SMALL} {settings}", 6)
+    played(tmp_path, f"{SMALL} {settings}", 6)
+    assert rounds_of(tmp_path / "run") == wanted
+    if "cb-dsl attack" in settings:
+        assert wanted[-1]["banned"], "the liars are found out, here and there"
+    assert (tmp_path / "run/model.safetensors").read_bytes() == (tmp_path / "simulated/model.safetensors").read_bytes()
+    assert not list((tmp_path / "state").iterdir()), "desks are cleared when the run is over"
+
+
+class StoppedError(BaseException):
+    """As a signal ends a process, whatever it is about."""
+
+
+@pytest.mark.parametrize(
+    "settings", ["method=cb-dsl", "method=restart selection.name=rotation codec.up=q4 codec.down=q4"]
+)
+def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(tmp_path: Path, settings: str) -> None:
+    wanted = simulated(tmp_path / "simulated", f"{SMALL} {settings}", 5)
+    grid = federation(5, tmp_path / "state")
+
+    def stopping(message: Message, context: Context) -> Message:
+        reply = HANDLERS[letters.ORDER](message, context)
+        if grid.nodes[103].heard.count(letters.ORDER) == 4:
+            raise StoppedError
+        return reply
+
+    grid.nodes[103].instead = {letters.ORDER: stopping}
+    with pytest.raises(StoppedError):
+        played(tmp_path, f"{SMALL} {settings}", 5, grid)
+    assert len(rounds_of(tmp_path / "run")) == 3
+    grid.nodes[103].instead = {}
+    played(tmp_path, f"{SMALL} {settings}", 5, LocalGrid(dict(grid.nodes)))
+    assert rounds_of(tmp_path / "run") == wanted
+
+
+def own_files(tmp_path: Path, count: int) -> list[str]:
+    rng = np.random.default_rng(0)
+    paths = [tmp_path / f"own-{number}.npz" for number in range(count)]
+    for number, path in enumerate(paths):
+        size = 20 + 10 * number
+        features = rng.standard_normal((size, 1, 28, 28)).astype(np.float32)
+        np.savez(path, features=features, labels=rng.integers(10, size=size))
+    return [str(path) for path in paths]
+
+
+@pytest.mark.parametrize("method", ["cb-dsl", "fedavg"])
+def test_nodes_work_on_samples_of_their_own(tmp_path: Path, method: str) -> None:
+    grid = federation(5, tmp_path / "state")
+    for node, path in zip(grid.nodes.values(), own_files(tmp_path, 5), strict=True):
+        node.config["data-path"] = path
+    played(tmp_path, f"{SMALL} method={method}", 2, grid, own_data=True)
+    lines = rounds_of(tmp_path / "run")
+    assert len(lines) == 2
+    assert (tmp_path / "run/.secret").is_file(), "the hold-out is drawn by a number that nodes do not know"
+
+
+@pytest.mark.usefixtures("_in_haste")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"partition-id": None}, "no partition-id"),
+        ({"partition-id": "two"}, "partition-id='two'"),
+        ({"data-path": "/nowhere.npz"}, "own-data=true"),
+    ],
+)
+def test_what_a_node_lacks_is_said(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    grid = federation(5, tmp_path / "state")
+    for key, value in change.items():
+        grid.nodes[102].config.pop(key) if value is None else grid.nodes[102].config.update({key: value})
+    with pytest.raises(UserError, match=message):
+        played(tmp_path, grid=grid)
+
+
+@pytest.mark.usefixtures("_in_haste")
+@pytest.mark.parametrize("path", ["", "/nowhere/samples.npz"])
+def test_a_node_without_its_samples_says_so(tmp_path: Path, path: str) -> None:
+    grid = federation(5, tmp_path / "state", **({"data-path": path} if path else {}))
+    with pytest.raises(UserError, match=r"Node 10. cannot take part.*(data-path|/nowhere/samples.npz)"):
+        played(tmp_path, grid=grid, own_data=True)
+
+
+@pytest.mark.usefixtures("_in_haste")
+@pytest.mark.parametrize(
+    ("wishes", "message"),
+    [
+        ({"settings": f"{SMALL} workers=9"}, "9 workers and the federation 5 nodes.*num-supernodes=9"),
+        ({"spec": "paper-iod"}, "Did you mean 'paper-iid'"),
+        ({"rounds": "many"}, "rounds='many'; give a int"),
+        ({"settings": f"{SMALL} attack.name=alie attack.byzantine=2"}, "needs all workers' models"),
+        ({"settings": f"{SMALL} defence.aggregator=krum"}, "defence.aggregator has no effect here"),
+        ({"settings": SMALL, "join_seconds": -1.0}, "join_seconds must be"),
+        ({"settings": f"{SMALL} model='softmax"}, r"cannot be read.*No closing quotation.*close every quote"),
+    ],
+)
+def test_what_cannot_be_run_is_said(tmp_path: Path, wishes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        played(tmp_path, **wishes)
+
+
+def test_another_run_in_the_folder_is_left_alone(tmp_path: Path) -> None:
+    played(tmp_path, rounds=1)
+    with pytest.raises(UserError, match="holds another run"):
+        played(tmp_path, f"{SMALL} seed=1", rounds=1)
+
+
+def test_the_simulator_does_not_go_on_with_a_run_whose_workers_are_nodes(tmp_path: Path) -> None:
+    played(tmp_path, rounds=1)
+    with pytest.raises(UserError, match=r'nodes of a Flower federation.*flwr run.*out=".*run"'):
+        simulator.resume(tmp_path / "run", callbacks=[])
+
+
+def test_a_damaged_number_of_the_run_is_said(tmp_path: Path) -> None:
+    played(tmp_path, rounds=1)
+    (tmp_path / "run/flower.json").write_text("{")
+    with pytest.raises(UserError, match=r"flower.json is damaged.*Restore it"):
+        played(tmp_path, rounds=1)
