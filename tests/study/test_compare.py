@@ -235,9 +235,11 @@ def test_a_sweeps_index_leads_from_words_to_folders(tmp_path: Path) -> None:
         words = f"swarm.inertia {result.spec.swarm.inertia[0]:g}, seed {result.spec.seed}"
         assert f'>{words}</td><td data-label="Folder"><a href="runs/{key}/">{key}</a>' in text
         assert (tmp_path / "runs" / key).is_dir()
-    assert text.index('id="groups"') < text.index('id="figure"') < text.index('id="runs"')
+    assert text.index('id="figure"') < text.index('id="groups"') < text.index('id="runs"')
     assert (tmp_path / "groups.csv").read_text().startswith("swarm.inertia,runs,seeds,final_accuracy_mean,")
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == {"sweep.png", "sweep.svg", "sweep.pdf"}
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        f"sweep.{ending}" for ending in ("png", "svg", "pdf", "csv")
+    }
 
 
 def test_comparing_loads_no_matplotlib() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,7 +75,10 @@ def test_a_quick_look_says_so_first() -> None:
     assert lead(plan).startswith(f"A quick look, and no result: {plan.start.rounds} of ")
     assert "one seed (0)" in lead(plan)
     assert not lead(Plan("hapt")).startswith("A quick look")
-    assert "Not the preset: rounds = 2." in lead(Plan("hapt", settings={"rounds": 2}))
+    short = lead(Plan("hapt", settings={"rounds": 2}))
+    assert "Not the preset: rounds = 2." in short
+    assert short.startswith("A quick look, and no result: 2 of ")
+    assert lead(Plan("hapt", seeds=(0,))).startswith("A quick look, and no result: 30 rounds, one seed (0).")
 
 
 def test_what_is_not_there_is_named() -> None:
@@ -130,6 +134,8 @@ def test_a_study_leaves_a_folder_that_explains_itself_and_goes_on(tmp_path: Path
     for label in ("FedAvg", "CB-DSL + D_G", "verified rotation"):
         assert label.replace(" ", "\u00a0") in text
     assert "drawn from the training set first" in text
+    assert 0 < text.index("<figure") < text.index("<table")
+    assert re.search(r"A quick look, and no result: 2 of \d+ rounds, seeds 0, 1\. Highest without attackers", text)
     assert all(f'href="runs/{run.folder.name}/"' in text for run in whole.runs)
     rows = list(csv.DictReader((out / "results.csv").open()))
     assert len(rows) == 12
@@ -137,7 +143,9 @@ def test_a_study_leaves_a_folder_that_explains_itself_and_goes_on(tmp_path: Path
     assert all((out / row["folder"] / "spec.toml").exists() for row in rows)
     assert json.loads((out / "study.json").read_text())["name"] == "hapt"
     assert (out / "table.md").read_text().startswith(lead(whole.plan))
-    assert {path.name for path in (out / "figures").iterdir()} == {"study.png", "study.svg", "study.pdf"}
+    assert {path.name for path in (out / "figures").iterdir()} == {
+        f"study.{ending}" for ending in ("png", "svg", "pdf", "csv")
+    }
 
 
 def test_without_the_data_one_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +169,7 @@ def test_the_command_prints_the_table_and_the_page(tmp_path: Path, windows: str)
     assert lines[-1] == "page: study-fashion-quick/study.html"
     assert [line.split("  ")[0] for line in lines[2:-1]] == ["FedAvg + D_tr", "CB-DSL + D_G"]
     text = (tmp_path / "study-fashion-quick" / "study.html").read_text()
-    assert "<p>A quick look, and no result" in text
+    assert '<p class="lead">A quick look, and no result' in text
 
 
 def test_its_help_names_the_studies_and_the_ways(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def defence_named(name: str) -> Defence:
         label, shared = (name, "both") if ours else (f"{name} + D_tr", "train")
         return Defence(label, {"method": name, "shared": shared}, ours)
     known = [*register.aggregator.names(), *register.selection.names(), *register.method.names()]
-    raise unknown("defence", name, dict.fromkeys([*DEFENCES, *known]))
+    raise unknown("defence", name, dict.fromkeys([*DEFENCES, *known]), register.OWN)
 
 
 @dataclass(frozen=True)
@@ -208,9 +208,11 @@ class Arena:
     bouts: tuple[Bout, ...]
 
 
-def hold(contest: Contest, out: Path, jobs: int | None = None, on_progress: OnProgress | None = None) -> Arena:
+def hold(
+    contest: Contest, out: Path, jobs: int | None = None, on_progress: OnProgress | None = None, on: str | None = None
+) -> Arena:
     """Run what is missing in a folder, then judge every bout anew."""
-    perform(tasks_of(contest), out, jobs, on_progress)
+    perform(tasks_of(contest), out, jobs, on_progress, on)
     bouts = judge(contest, lambda spec: finished(Task(spec).folder(out)).summary)
     write_rows([asdict(bout) for bout in bouts], out)
     write_json(out / "contest.json", asdict(contest))

@@ -175,12 +175,14 @@ class Study:
         return tuple(run for entry in self.entries for run in (*entry.clean, *entry.attacked))
 
 
-def hold(plan: Plan, out: Path, jobs: int | None = None, on_progress: OnProgress | None = None) -> Study:
+def hold(
+    plan: Plan, out: Path, jobs: int | None = None, on_progress: OnProgress | None = None, on: str | None = None
+) -> Study:
     """Run what is missing in a folder; then write study.json, the results and the table anew."""
     source = plan.start.data.source
     if source in ENTRIES:
         demand(ENTRIES[source])  # once, and not for every run
-    found = dict(zip(plan._keys(), run_all(plan.specs(), out, jobs, on_progress), strict=True))
+    found = dict(zip(plan._keys(), run_all(plan.specs(), out, jobs, on_progress, on), strict=True))
     entries = tuple(
         Entry(
             WAYS[way].label,
@@ -209,13 +211,19 @@ def lead(plan: Plan) -> str:
     start, whole = plan.start, preset(plan.name)
     seeds = f"seeds {', '.join(map(str, plan.seeds))}" if len(plan.seeds) > 1 else f"one seed ({plan.seeds[0]})"
     spread = ", mean ± standard deviation" if len(plan.seeds) > 1 else ""
-    quick = f"A quick look, and no result: {start.rounds} of {whole.rounds} rounds, {seeds}. " if plan.quick else ""
+    rounds = f"{start.rounds} of {whole.rounds} rounds" if start.rounds < whole.rounds else f"{start.rounds} rounds"
+    quick = f"A quick look, and no result: {rounds}, {seeds}. " if is_quick(plan) else ""
     other = ", ".join(f"{key} = {value}" for key, value in plan.settings.items())
     changed = f" Not the preset: {other}." if other else ""
     return (
-        f"{quick}{FIELDS[plan.name].title}: preset {plan.name}, {start.workers} workers, {start.rounds} rounds, "
-        f"{seeds}; final test accuracy{spread}.{attack_words(plan)}{changed}"
+        f"{quick}{FIELDS[plan.name].title}: preset {plan.name}, {start.workers} workers"
+        f"{'' if quick else f', {rounds}, {seeds}'}; final test accuracy{spread}.{attack_words(plan)}{changed}"
     )
+
+
+def is_quick(plan: Plan) -> bool:
+    """Whether a study has too few rounds or seeds to say anything for sure."""
+    return len(plan.seeds) == 1 or plan.start.rounds < preset(plan.name).rounds
 
 
 def attack_words(plan: Plan) -> str:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from cbdsl.runs import play
 from cbdsl.spec import Spec
-from cbdsl.study.sweep import Task, sharing
+from cbdsl.study.pools import sharing
+from cbdsl.study.sweep import Task
 
 _ROUNDS = 2
 

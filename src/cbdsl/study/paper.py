@@ -85,6 +85,10 @@ EQUAL_WORK = "cb-dsl-equal"
 """CB-DSL without D_G, but with as many local steps as with D_G: sharing D_tr makes an epoch longer."""
 
 
+LABELS = {key: approach.label for key, approach in APPROACHES.items()} | {EQUAL_WORK: "CB-DSL, no D_G, equal steps"}
+"""What figures, tables and sentences call an approach."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """How much to run."""
@@ -93,6 +97,11 @@ class Plan:
     seeds: tuple[int, ...]
     rounds_share: float  # of the preset's rounds
     settings: tuple[tuple[str, Any], ...] = ()  # other settings for every run, such as another model or other data
+
+    @property
+    def as_published(self) -> bool:
+        """Whether its runs are the paper's, and as long."""
+        return self.rounds_share >= 1 and not self.settings
 
 
 FULL = Plan(("paper", "script"), (0, 1, 2), 1.0)

@@ -14,15 +14,16 @@ from typing import Any, Literal
 
 from cbdsl.runs.records import RoundRecord, finite
 from cbdsl.student import tail
-from cbdsl.study.paper import EQUAL_WORK
+from cbdsl.study.paper import EQUAL_WORK, LABELS
 from cbdsl.study.sweep import Finished
 
-ClaimVerdict = Literal["holds", "holds in this regime", "undecided", "does not hold"]
+ClaimVerdict = Literal["holds", "holds in this regime", "undecided", "does not hold", "not judged"]
 
 SIGNIFICANCE = 0.05  # one-sided, of the paired t-test over seeds
 FAILED = 0.20  # a ten-class model below this has learned next to nothing
 NEAR = 0.01  # "effectively defends": within one point of the clean run
 FLAT = 0.2  # "flattens": the last third's slope is at most this share of the first third's
+DIVERGED = 100.0  # a model that is farther from the genie than this, in lengths of the genie, has diverged
 FEWEST_ROUNDS = 3  # a curve's first and last third, each with a slope of its own
 
 
@@ -34,6 +35,11 @@ class Evidence:
     runs: Mapping[tuple[int, str], Sequence[Finished]]  # (figure, approach) -> one run a seed, in the order of seeds
     divergence: Mapping[str, Sequence[Sequence[float]]]  # approach -> a curve a seed: mean divergence by round
 
+    @property
+    def seeds(self) -> int:
+        """How many there are of every run."""
+        return min(map(len, self.runs.values()))
+
     def final(self, figure: int, approach: str) -> list[float]:
         """Final test accuracy, one number a seed."""
         return [run.summary.final_accuracy for run in self.runs[figure, approach]]
@@ -41,6 +47,15 @@ class Evidence:
     def rounds(self, figure: int, approach: str) -> list[Sequence[RoundRecord]]:
         """The rounds of every seed."""
         return [run.rounds for run in self.runs[figure, approach]]
+
+    def final_divergence(self, approach: str) -> list[float]:
+        """Weight divergence after the last round, one number a seed."""
+        return [curve[-1] for curve in self.divergence[approach]]
+
+
+def diverged(value: float) -> bool:
+    """Whether a weight divergence says no more than that there is no model left."""
+    return not value <= DIVERGED
 
 
 @dataclass(frozen=True)
@@ -76,15 +91,18 @@ class JudgedClaim:
 
 
 def judge(evidence: Sequence[Evidence]) -> list[JudgedClaim]:
-    """Judge every claim in every regime."""
+    """Judge every claim in every regime; one seed shows what was measured and decides nothing."""
     rows = []
     for claim in PAPER_CLAIMS:
         found = {item.regime: claim.check(item) for item in evidence}
+        alone = {item.regime for item in evidence if item.seeds == 1}
         everywhere = all(judgement.holds for judgement in found.values())
         for regime, judgement in found.items():
             verdict: ClaimVerdict = "undecided" if judgement.holds is None else "does not hold"
             if judgement.holds:
                 verdict = "holds" if everywhere else "holds in this regime"
+            if regime in alone:
+                verdict = "not judged"
             rows.append(
                 JudgedClaim(claim.id, claim.text, claim.figure, regime, verdict, judgement.measured, judgement.numbers)
             )
@@ -94,11 +112,11 @@ def judge(evidence: Sequence[Evidence]) -> list[JudgedClaim]:
 def paired(differences: Sequence[float]) -> tuple[bool | None, float | None]:
     """Is the mean of paired differences above zero? The verdict and the one-sided p-value of a paired t-test.
 
-    With one seed there is nothing to test: the sign decides.
+    With one seed there is nothing to test, and no verdict.
     """
     mean = fmean(differences)
     if len(differences) < 2:
-        return mean > 0, None
+        return None, None
     deviation = stdev(differences)
     if deviation == 0:
         p = 0.0 if mean > 0 else 1.0
@@ -115,7 +133,7 @@ def _percent(values: Sequence[float]) -> str:
 
 
 def _chance(p: float | None) -> str:
-    return "one seed, no test" if p is None else f"p = {p:.3f}" if p >= 0.001 else "p < 0.001"
+    return "" if p is None else f" (p = {p:.3f})" if p >= 0.001 else " (p < 0.001)"
 
 
 def _better(figure: int, one: str, other: str) -> Callable[[Evidence], Judgement]:
@@ -124,9 +142,8 @@ def _better(figure: int, one: str, other: str) -> Callable[[Evidence], Judgement
     def check(evidence: Evidence) -> Judgement:
         first, second = evidence.final(figure, one), evidence.final(figure, other)
         holds, p = paired([a - b for a, b in zip(first, second, strict=True)])
-        return Judgement(
-            holds, f"{_percent(first)} against {_percent(second)} ({_chance(p)})", {one: first, other: second, "p": p}
-        )
+        text = f"{LABELS[one]}: {_percent(first)}; {LABELS[other]}: {_percent(second)}{_chance(p)}"
+        return Judgement(holds, text, {one: first, other: second, "p": p})
 
     return check
 
@@ -137,7 +154,8 @@ def _best_of_all(figure: int, one: str, others: Sequence[str]) -> Callable[[Evid
         rivals = {other: evidence.final(figure, other) for other in others}
         strongest = max(rivals, key=lambda other: fmean(rivals[other]))
         holds, p = paired([a - b for a, b in zip(first, rivals[strongest], strict=True)])
-        text = f"{_percent(first)}; the best of the others, {strongest}: {_percent(rivals[strongest])} ({_chance(p)})"
+        next_best = f"{LABELS[strongest]}: {_percent(rivals[strongest])}"
+        text = f"{LABELS[one]}: {_percent(first)}; the best of the others, {next_best}{_chance(p)}"
         return Judgement(holds, text, {one: first, **rivals, "p": p})
 
     return check
@@ -148,7 +166,7 @@ def _fails(figure: int, approaches: Sequence[str]) -> Callable[[Evidence], Judge
 
     def check(evidence: Evidence) -> Judgement:
         finals = {approach: evidence.final(figure, approach) for approach in approaches}
-        text = "; ".join(f"{approach}: {_percent(values)}" for approach, values in finals.items())
+        text = "; ".join(f"{LABELS[approach]}: {_percent(values)}" for approach, values in finals.items())
         return Judgement(all(max(values) < FAILED for values in finals.values()), text, dict(finals))
 
     return check
@@ -199,9 +217,8 @@ def _fewer_rounds(figure: int, rival: str) -> Callable[[Evidence], Judgement]:
         gains = [(theirs or length + 1) - (ours or length + 1) for ours, theirs in pairs]
         holds, p = paired([float(gain) for gain in gains])
         words = ", ".join(f"round {ours or 'never'} against {theirs}" for ours, theirs in pairs)
-        return Judgement(
-            holds, f"to {rival}'s final {_percent(targets)}: {words} ({_chance(p)})", {"rounds": pairs, "p": p}
-        )
+        text = f"to the final accuracy of {LABELS[rival]}, {_percent(targets)}: {words}{_chance(p)}"
+        return Judgement(holds, text, {"rounds": pairs, "p": p})
 
     return check
 
@@ -223,11 +240,12 @@ def _rises_then_flattens(evidence: Evidence) -> Judgement:
         early = (curve[third] - curve[0]) / third
         late = (curve[-1] - curve[-1 - third]) / third
         slopes[approach] = (early, late)
-    holds = all(early > 0 and abs(late) <= FLAT * early for early, late in slopes.values())
+    gone = {name for name in approaches if any(map(diverged, evidence.final_divergence(name)))}
+    holds = not gone and all(early > 0 and abs(late) <= FLAT * early for early, late in slopes.values())
     text = "; ".join(
-        f"{name}: slope {early:+.3f} a round in the first third, {late:+.3f} in the last"
-        if math.isfinite(late)
-        else f"{name}: the weights of most workers overflow"
+        f"{LABELS[name]}: diverged"
+        if name in gone
+        else f"{LABELS[name]}: slope {early:+.3f} a round in the first third, {late:+.3f} in the last"
         for name, (early, late) in slopes.items()
     )
     return Judgement(holds, text, {"slopes": {name: list(map(finite, pair)) for name, pair in slopes.items()}})
@@ -237,15 +255,18 @@ def _lower_divergence(without: str) -> Callable[[Evidence], Judgement]:
     """Divergence ends lower with D_G than in another run, paired by seed."""
 
     def check(evidence: Evidence) -> Judgement:
-        ours, theirs = ([curve[-1] for curve in evidence.divergence[name]] for name in ("cb-dsl-g", without))
+        ours, theirs = (evidence.final_divergence(name) for name in ("cb-dsl-g", without))
         numbers = {"cb-dsl-g": list(map(finite, ours)), without: list(map(finite, theirs))}
-        if not all(map(math.isfinite, theirs)):
-            kept = all(map(math.isfinite, ours))
-            with_set = f"{fmean(ours):.2f} with D_G" if kept else "with D_G too"
-            return Judgement(kept, f"{with_set}; without, the weights of most workers overflow", numbers)
+        ours_gone, theirs_gone = (any(map(diverged, values)) for values in (ours, theirs))
+        words = [
+            "diverged" if gone else f"{fmean(values):.2f}"
+            for values, gone in ((ours, ours_gone), (theirs, theirs_gone))
+        ]
+        text = f"{words[0]} with D_G, {words[1]} without"
+        if ours_gone or theirs_gone:
+            return Judgement(theirs_gone and not ours_gone, text, numbers)
         holds, p = paired([a - b for a, b in zip(theirs, ours, strict=True)])
-        text = f"{fmean(ours):.2f} with D_G, {fmean(theirs):.2f} without ({_chance(p)})"
-        return Judgement(holds, text, {**numbers, "p": p})
+        return Judgement(holds, text + _chance(p), {**numbers, "p": p})
 
     return check
 

@@ -48,10 +48,12 @@ class Reproduction:
         }
 
 
-def reproduce(plan: Plan, out: Path, jobs: int | None = None, on_progress: OnProgress | None = None) -> Reproduction:
+def reproduce(
+    plan: Plan, out: Path, jobs: int | None = None, on_progress: OnProgress | None = None, on: str | None = None
+) -> Reproduction:
     """Run everything that is missing in a folder, then judge the claims anew."""
     _claim_folder(out, plan)
-    perform(tasks_of(plan), out, jobs, on_progress)
+    perform(tasks_of(plan), out, jobs, on_progress, on)
     evidence = tuple(gather(plan, regime, out) for regime in plan.regimes)
     claims = judge(evidence)
     write_json(out / "claims.json", [asdict(claim) for claim in claims])
