@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from cbdsl.report.style import INK, PALE, dress, new_figure, spread_labels
+from cbdsl.report.drawing import Drawing
+from cbdsl.report.style import PALE, SMALL, TEXT, dress, new_figure, spread_labels
 from cbdsl.study.arena import ABSENT, Bout, Contest, defence_named
 
 _MAP = mpl.colormaps["cividis"]  # the same to every eye
@@ -22,54 +22,65 @@ def worst_of(bouts: Iterable[Bout], preset: str, defence: str) -> Bout:
     return min(own, key=lambda bout: bout.accuracy)
 
 
-def heatmap(contest: Contest, bouts: Sequence[Bout], preset: str, count: int) -> Figure:
-    """Defences down, attacks across; in every cell the final accuracy, and as its colour what was lost.
+def heatmap(contest: Contest, bouts: Sequence[Bout], preset: str, count: int) -> Drawing:
+    """Attacks down, defences across; in every cell the final accuracy, and as its colour what was lost.
 
     Colours fall with the root of the loss, so that five points show beside ninety.
     """
     there = [bout for bout in bouts if bout.preset == preset and bout.byzantine in (0, count)]
     found = {(bout.defence, bout.attack): bout for bout in there}
-    columns = ["", ABSENT, *contest.attacks]
-    figure = new_figure(2.9 + 0.62 * len(columns), 1.3 + 0.36 * len(contest.defences))
+    attacks = {"": "nobody Byzantine", ABSENT: "attackers absent"} | {name: name for name in contest.attacks}
+    figure = new_figure(2.3 + 0.58 * len(contest.defences), 2.4 + 0.3 * len(attacks))
     axes = figure.subplots()
-    for row, defence in enumerate(contest.defences):
-        for column, attack in enumerate(columns):
-            bout = found[defence, attack]
-            colour = _MAP(1 - math.sqrt(min(max(bout.lost, 0.0), 1.0)))
-            axes.add_patch(mpl.patches.Rectangle((column, row), 0.96, 0.92, facecolor=colour, edgecolor="none"))
-            ink = "#fdfdfd" if sum(colour[:3]) < 1.5 else "#000000"  # not the page's colours: cells keep theirs
-            weight = "normal" if bout.stands else "bold"
-            axes.text(
-                column + 0.48, row + 0.48, f"{bout.accuracy:.0%}".rstrip("%") + ("" if bout.stands else " ✗"),
-                ha="center", va="center", color=ink, fontsize=9, fontweight=weight,
-            )  # fmt: skip
-    axes.set_xlim(0, len(columns))
-    axes.set_ylim(len(contest.defences), 0)
-    dress(axes, f"Test accuracy in %, {preset}, {count} {'attackers' if count > 1 else 'attacker'}")
+    for row, attack in enumerate(attacks):
+        for column, defence in enumerate(contest.defences):
+            _draw_bout(axes, column, row, found[defence, attack])
+    axes.set_xlim(0, len(contest.defences))
+    axes.set_ylim(len(attacks), 0)
+    dress(axes, "")
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    axes.set_xticks(
-        [column + 0.48 for column in range(len(columns))],
-        ["nobody Byzantine", "attackers absent", *contest.attacks],
-        rotation=45,
-        ha="right",
-    )
-    axes.set_yticks(
-        [row + 0.46 for row in range(len(contest.defences))], [defence_named(name).label for name in contest.defences]
-    )
+    labels = [defence_named(name).label for name in contest.defences]
+    axes.xaxis.tick_top()
+    axes.set_xticks([column + 0.4 for column in range(len(labels))], labels, rotation=45, ha="left")
+    axes.set_yticks([row + 0.46 for row in range(len(attacks))], list(attacks.values()))
     axes.tick_params(length=0)
-    return figure
+    rows = [
+        (preset, defence_named(bout.defence).label, attacks[bout.attack], bout.byzantine, bout.seeds, bout.accuracy,
+         bout.lowest, bout.highest, bout.remainder, bout.lost)
+        for bout in there
+    ]  # fmt: skip
+    head = ("preset", "defence", "attack", "attackers", "seeds", "accuracy", "lowest", "highest", "attackers_absent",
+            "lost")  # fmt: skip
+    return Drawing(figure, head, rows)
 
 
-def cost(contest: Contest, bouts: Sequence[Bout]) -> Figure:
+def _draw_bout(axes: Axes, column: int, row: int, bout: Bout) -> None:
+    colour = _MAP(1 - math.sqrt(min(max(bout.lost, 0.0), 1.0)))
+    axes.add_patch(mpl.patches.Rectangle((column, row), 0.96, 0.92, facecolor=colour, edgecolor="none"))
+    ink = "#fdfdfd" if sum(colour[:3]) < 1.5 else "#000000"  # not the page's colours: cells keep theirs
+    fell = bout.seeds > 1 and not bout.stands  # one seed shows a number, and is no verdict
+    axes.text(
+        column + 0.48, row + 0.48, f"{100 * bout.accuracy:.0f}{' ✗' * fell}",
+        ha="center", va="center", color=ink, fontsize=SMALL, fontweight="bold" if fell else "normal",
+    )  # fmt: skip
+
+
+def cost(contest: Contest, bouts: Sequence[Bout]) -> Drawing:
     """Uplink across, worst accuracy up: one point a defence, one panel a preset."""
-    figure = new_figure(8.5, 4.6 * len(contest.presets))
+    figure = new_figure(9.6, 4.4 * len(contest.presets))
     panels = figure.subplots(len(contest.presets), 1, squeeze=False)[:, 0]
+    rows: list[tuple[object, ...]] = []
     for axes, preset in zip(panels, contest.presets, strict=True):
         words = f" ({preset})" if len(contest.presets) > 1 else ""
         dress(axes, f"Accuracy under the worst attack, and the uplink it takes{words}")
-        _draw_costs(axes, {name: worst_of(bouts, preset, name) for name in contest.defences})
-    return figure
+        worst = {name: worst_of(bouts, preset, name) for name in contest.defences}
+        _draw_costs(axes, worst)
+        rows += [
+            (preset, defence_named(name).label, bout.accuracy, bout.attack, bout.byzantine, bout.uplink_bytes)
+            for name, bout in worst.items()
+        ]
+    return Drawing(figure, ("preset", "defence", "worst_accuracy", "attack", "attackers", "uplink_bytes"), rows)
 
 
 def _draw_costs(axes: Axes, points: dict[str, Bout]) -> None:
@@ -81,8 +92,9 @@ def _draw_costs(axes: Axes, points: dict[str, Bout]) -> None:
             across, height = points[name].uplink_bytes / 1e6, 100 * points[name].accuracy
             axes.plot(across, height, marker, color=colour, markersize=8 if ours else 6)
             axes.annotate(
-                defence_named(name).label, (across, height), (across * 1.25, label - down), color=colour, fontsize=9,
-                va="center", arrowprops={"arrowstyle": "-", "color": PALE, "linewidth": 0.6, "relpos": (0, 0.5)},
+                defence_named(name).label, (across, height), (across * 1.25, label - down), color=colour,
+                fontsize=SMALL, va="center",
+                arrowprops={"arrowstyle": "-", "color": PALE, "linewidth": 0.6, "relpos": (0, 0.5)},
             )  # fmt: skip
     spans = [bout.uplink_bytes / 1e6 for bout in points.values()]
     axes.set_xscale("log")
@@ -90,5 +102,5 @@ def _draw_costs(axes: Axes, points: dict[str, Bout]) -> None:
     axes.xaxis.set_minor_formatter("")
     axes.set_xlim(min(spans) / 1.5, max(spans) * 6)
     axes.set_ylim(-4, 104)
-    axes.set_xlabel("uplink of the whole run, MB (payload)", color=INK)
-    axes.set_ylabel("accuracy, %", color=INK)
+    axes.set_xlabel("uplink of the whole run, MB (payload)", fontsize=TEXT)
+    axes.set_ylabel("accuracy, %", fontsize=TEXT)

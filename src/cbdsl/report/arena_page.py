@@ -6,47 +6,43 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
-from cbdsl import register
+from cbdsl import presets, register
 from cbdsl.files import write_atomically
 from cbdsl.report.arena_figures import cost, heatmap, worst_of
-from cbdsl.report.html import Section, bullets, document, picture, table
-from cbdsl.report.style import save, themed_svg
-from cbdsl.report.words import attack_words, listed
+from cbdsl.report.drawing import Drawing, keep
+from cbdsl.report.html import Section, bullets, document, table
+from cbdsl.report.words import attack_words, listed, listed_span, seeds_words
 from cbdsl.study.arena import ABSENT, TOLERATED, TOLERATED_AIMED, Bout, Cell, Contest, defence_named
 from cbdsl.text import size
 
-_CROSSED = (
-    "<p>Final test accuracy in percent; the darker, the more is lost against the same defence with the attackers "
-    f"absent. ✗: more than {TOLERATED * 100:.0f} points.</p>"
+_SHADED = (
+    "Final test accuracy in percent; the darker, the more is lost against the same defence with the attackers absent."
 )
+_CROSSED = f" ✗: more than {TOLERATED * 100:.0f} points, where there is more than one seed."
 
 
 def write(contest: Contest, bouts: Sequence[Bout], out: Path, command: str) -> Path:
     """Write figures and page into a folder."""
-    (out / "figures").mkdir(exist_ok=True)
 
-    def keep(drawn: Figure, name: str, description: str) -> str:
-        save(drawn, out / "figures" / name)
-        return picture(themed_svg(drawn, name, description))
+    def kept(drawn: Drawing, name: str, description: str, caption: str = "") -> str:
+        return keep(drawn, out / "figures" / name, description, caption)
 
     maps = [
         Section(
             f"map-{preset}-{count}",
             _where(contest, preset, _attackers(count)),
             _where(contest, preset, f"Accuracy with {_attackers(count)}"),
-            _CROSSED
-            + keep(
+            kept(
                 heatmap(contest, bouts, preset, count),
                 f"accuracy-{preset}-{count}",
                 f"Accuracy with {_attackers(count)}, by defence and attack, {preset}",
+                _SHADED + _CROSSED * (len(contest.seeds) > 1),
             ),
         )
         for preset in contest.presets
         for count in sorted(contest.byzantine, reverse=True)
     ]
-    price = keep(cost(contest, bouts), "cost", "Worst accuracy against uplink")
+    price = kept(cost(contest, bouts), "cost", "Worst accuracy against uplink")
     sections = [
         Section(
             "worst", "Worst case", "The worst that can happen to each defence, and its price",
@@ -85,17 +81,40 @@ def _against(contest: Contest, bout: Bout) -> str:
 
 def _lead(contest: Contest, bouts: Sequence[Bout]) -> str:
     workers = contest.spec(Cell(contest.presets[0], contest.defences[0]), 0).workers
-    words = [
+    words = [f"A quick look, and no result: {_rounds(contest)}, {_seeds(contest)}."] if _is_quick(contest) else []
+    words += [
         f"{len(contest.defences)} ways of learning together against {len(contest.attacks)} attacks with "
-        f"{listed(contest.byzantine)} Byzantine workers of {workers}, {_seeds(contest)}."
+        f"{listed(contest.byzantine)} Byzantine workers of {workers}"
+        f"{'' if words else f', {_rounds(contest)}, {_seeds(contest)}'}."
     ]
     for preset in contest.presets:
         best = max(contest.defences, key=lambda name: worst_of(bouts, preset, name).accuracy)
         worst = worst_of(bouts, preset, best)
         place = f" on {escape(preset)}" if len(contest.presets) > 1 else ""
-        under = f"under {_under(worst)}" if worst.attacked else "and no attack costs it more than its workers' absence"
-        words.append(f"Best in the worst case{place}: <b>{_label(best)}</b>, {worst.accuracy:.1%} {under}.")
+        under = (
+            f"under {worst.attack} with {_attackers(worst.byzantine)}"
+            if worst.attacked
+            else "and no attack costs it more than its workers' absence"
+        )
+        words.append(f"Highest in the worst case{place}: <b>{_label(best)}</b>, {worst.accuracy:.1%} {under}.")
     return " ".join(words)
+
+
+def _is_quick(contest: Contest) -> bool:
+    return len(contest.seeds) == 1 or any(here < whole for here, whole in _lengths(contest))
+
+
+def _rounds(contest: Contest) -> str:
+    here, whole = (listed_span(column) for column in zip(*_lengths(contest), strict=True))
+    return f"{here} rounds" if here == whole else f"{here} of {whole} rounds"
+
+
+def _lengths(contest: Contest) -> list[tuple[int, int]]:
+    """The rounds of every preset: as they are here, and as it has them."""
+    return [
+        (contest.spec(Cell(name, contest.defences[0]), contest.seeds[0]).rounds, presets.preset(name).rounds)
+        for name in contest.presets
+    ]
 
 
 def _seeds(contest: Contest) -> str:
@@ -103,16 +122,15 @@ def _seeds(contest: Contest) -> str:
     numbers = {name: contest.seeds_of(name) for name in contest.defences}
     kinds = set(numbers.values())
     if len(kinds) == 1:
-        seeds = kinds.pop()
-        return f"{len(seeds)} seeds" if len(seeds) > 1 else f"one seed ({seeds[0]})"
+        return seeds_words(kinds.pop())
     words = {seeds: f"{len(seeds)} seed{'s' * (len(seeds) > 1)} ({listed(seeds)})" for seeds in kinds}
     return f"{words[contest.seeds]} for our own defences and FedAvg, {words[contest.other_seeds]} for the others"
 
 
 def _worst(contest: Contest, bouts: Sequence[Bout], preset: str) -> str:
     head = (
-        "Defence", "Nobody Byzantine", "Worst case", "Under", "Largest loss", "Bouts lost", "Honest banned",
-        "Backdoor", "Aimed-at class", "Uplink",
+        "Defence", "Nobody Byzantine", "Worst case", "Under (attack, attackers)", "Largest loss",
+        f"Lost over {TOLERATED * 100:.0f} points", "Honest banned", "Backdoor", "Aimed-at class", "Uplink",
     )  # fmt: skip
     rows = []
     for defence in contest.defences:
@@ -123,21 +141,22 @@ def _worst(contest: Contest, bouts: Sequence[Bout], preset: str) -> str:
         fooled = [bout.attack_success for bout in fought if bout.attack_success is not None]
         aimed = [bout.aimed_accuracy for bout in fought if bout.aimed_accuracy is not None]
         rows.append((
-            f"<b>{_label(defence)}</b>", f"{clean.accuracy:.1%}", _span(worst), _under(worst),
-            f"{_points(dearest.lost)} ({_under(dearest)})",
-            f'<span class="{"no" if lost else "yes"}">{lost} of {len(fought)}</span>',
+            f"<b>{_label(defence)}</b>", f"{clean.accuracy:.1%}", _span(worst).replace(" to ", "\u00a0to\u00a0"),
+            _under(worst), _points(dearest.lost) + (f" ({_under(dearest)})" if dearest.lost > 0 else ""),
+            _judged(f"{lost} of {len(fought)}", not lost, clean.seeds),
             f"{sum(bout.false_bans for bout in own):g}", _share(max(fooled, default=None)),
-            _share(min(aimed, default=None)), size(clean.uplink_bytes),
+            _share(min(aimed, default=None)), _size(clean.uplink_bytes),
         ))  # fmt: skip
     note = (
-        f"<p>Losses are against the remainder: the same defence and seeds with the attackers absent. A bout is lost if "
-        f"the attack costs more than {TOLERATED * 100:.0f} points of that. Honest banned: the sum over all bouts, a "
-        "run each. Backdoor: the highest share of triggered images that were taken for the target. Aimed-at class: the "
+        f"<p>Losses are against the remainder: the same defence and seeds with the attackers absent. Lost "
+        f"over {TOLERATED * 100:.0f} points: in how many bouts; coloured where there is more than one seed. "
+        "Honest banned: the sum over all bouts, a run each. Backdoor: the highest share of triggered "
+        "images that were taken for the target. Aimed-at class: the "
         "lowest accuracy of a class that an attack was after. Uplink: of a run in which nobody is Byzantine.</p>"
     )
     several = len(contest.presets) > 1
     heading = f"<h3>{escape(preset)}</h3>" if several else ""
-    return heading + (note if preset == contest.presets[0] else "") + _wide(table(head, rows))
+    return heading + table(head, rows, wide=True) + (note if preset == contest.presets[-1] else "")
 
 
 def _under(bout: Bout) -> str:
@@ -174,7 +193,8 @@ def _breaks(contest: Contest, bouts: Sequence[Bout]) -> str:
         for bout in ours
         if bout.false_bans
     ]
-    return bullets(items) if items else "<p>Nowhere in this arena.</p>"
+    seen = "<p>Seen on one seed: it may be chance.</p>" if len(contest.seeds) == 1 else ""
+    return seen + (bullets(items) if items else "<p>Nowhere in this arena.</p>")
 
 
 def _detection(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
@@ -189,7 +209,7 @@ def _detection(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
         totals.append((
             f"<b>{_label(defence)}</b>", _share(banned / (banned + wrong) if banned + wrong else None),
             _share(banned / there if there else None), f"{wrong:g}",
-            f"{max(bout.uploads for bout in own):g}", size(max(bout.wasted_bytes for bout in own)),
+            f"{max(bout.uploads for bout in own):g}", _size(max(bout.wasted_bytes for bout in own)),
         ))  # fmt: skip
     head = ("Defence", "Attack", "Attackers", "Loss", "Banned", "Precision", "Recall", "Honest banned", "Uploads",
             "Wasted")  # fmt: skip
@@ -197,7 +217,7 @@ def _detection(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
         (
             escape(_where(contest, bout.preset, defence_named(bout.defence).label)), escape(bout.attack or "none"),
             str(bout.byzantine), _points(bout.lost), f"{bout.banned:g}", _share(bout.precision), _share(bout.recall),
-            f"{bout.false_bans:g}", f"{bout.uploads:g}", size(bout.wasted_bytes),
+            f"{bout.false_bans:g}", f"{bout.uploads:g}", _size(bout.wasted_bytes),
         )
         for bout in bouts
         if bout.defence in ours
@@ -214,12 +234,12 @@ def _detection(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
         "Most uploads in a run",
         "Most wasted in a run",
     )
-    every = f"<details><summary>All {len(rows)} bouts</summary>{_wide(table(head, rows))}</details>"
+    every = f"<details><summary>All {len(rows)} bouts</summary>{table(head, rows, wide=True)}</details>"
     alarms = _false_alarms(contest, [bout for bout in bouts if bout.defence in ours])
     return [
         Section(
             "detection", "Detection", "Who is caught, who is wronged, what is wasted",
-            note + table(top, totals) + alarms + every,
+            note + table(top, totals, wide=True) + alarms + every,
         )
     ]  # fmt: skip
 
@@ -242,14 +262,14 @@ def _backdoor(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
         "means that the accuracy above hides a backdoor.</p>"
     )
     head = (*_FOUGHT, "Attack success")
-    return [Section("backdoor", "Backdoor", "Backdoors", note + table(head, rows))] if rows else []
+    return [Section("backdoor", "Backdoor", "Backdoors", note + table(head, rows, wide=True))] if rows else []
 
 
 def _aimed(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
     rows = [
         (
             *_fought(contest, bout),
-            f'<span class="{"yes" if bout.keeps_aimed else "no"}">{_share(bout.aimed_accuracy)}</span>',
+            _judged(_share(bout.aimed_accuracy), bout.keeps_aimed, bout.seeds),
             _share(bout.aimed_remainder),
         )
         for bout in bouts
@@ -260,7 +280,11 @@ def _aimed(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
         f"aimed at, the one known worst; marked where it loses more than {TOLERATED_AIMED * 100:.0f} points.</p>"
     )
     head = (*_FOUGHT, "Aimed-at class", "The same, attackers absent")
-    return [Section("aimed", "Aimed-at", "Classes that attacks aim at", note + table(head, rows))] if rows else []
+    return (
+        [Section("aimed", "Aimed-at", "Classes that attacks aim at", note + table(head, rows, wide=True))]
+        if rows
+        else []
+    )
 
 
 _FOUGHT = ("Defence", "Attack", "Attackers", "Accuracy", "Loss")
@@ -298,7 +322,7 @@ def _method(contest: Contest, command: str) -> str:
         "are Byzantine but absent. They claim no number and upload nothing, and everybody else is as before; so a loss "
         "is what the attack does, without the data that attackers keep to themselves.</p>"
         "<p>Beside this page: <code>results.csv</code>, <code>results.jsonl</code>, <code>figures/</code> (PNG, SVG, "
-        "PDF) and <code>runs/</code>, a folder for every run.</p>"
+        "PDF, and CSV) and <code>runs/</code>, a folder for every run.</p>"
     )
 
 
@@ -320,14 +344,19 @@ def _knowledge(contest: Contest, workers: int) -> str:
     return " ".join(words)
 
 
-def _wide(written: str) -> str:
-    """A table of many columns, which scrolls sideways where the screen is too narrow for it."""
-    return f'<div class="scroll">{written}</div>'
+def _judged(words: str, good: bool, seeds: int) -> str:
+    """Words in the colour of a verdict, which one seed does not give."""
+    return f'<span class="{"yes" if good else "no"}">{words}</span>' if seeds > 1 else words
 
 
 def _span(bout: Bout) -> str:
     spread = f" ({bout.lowest:.1%} to {bout.highest:.1%})" if bout.seeds > 1 else ""
     return f"{bout.accuracy:.1%}{spread}"
+
+
+def _size(count: float) -> str:
+    """Bytes for people, on one line."""
+    return size(count).replace(" ", "\u00a0")
 
 
 def _points(loss: float) -> str:

@@ -8,15 +8,15 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 
 from cbdsl.errors import UserError
 from cbdsl.files import write_atomically
-from cbdsl.report.curves import accuracy_curves, dress_accuracy, plot
-from cbdsl.report.html import Section, bullets, document, picture, table
-from cbdsl.report.style import INK, MARKERS, SHADES, new_figure, save, themed_svg
-from cbdsl.report.words import listed
+from cbdsl.report.curves import ACCURACY_HEAD, accuracy_curves, accuracy_rows, dress_accuracy, plot
+from cbdsl.report.drawing import Drawing, keep
+from cbdsl.report.html import Section, bullets, document, table
+from cbdsl.report.style import INK, MARKERS, SHADES, new_figure
+from cbdsl.report.words import listed, listed_span, seeds_words
 from cbdsl.runs.records import RoundRecord
 from cbdsl.study.compare import (
     Comparison,
@@ -28,6 +28,7 @@ from cbdsl.study.compare import (
     run_words,
     value_words,
 )
+from cbdsl.study.paper import LABELS
 from cbdsl.study.sweep import Finished
 from cbdsl.text import size
 
@@ -38,15 +39,15 @@ _LOOKS = ("cb-dsl-g", "fedavg", "cb-dsl-sc", "cb-dsl", "fedavg-tr", "cb-dsl-equa
 _LINES = {"-": "", "--": "- - "}  # and how a label shows them
 
 
-def draw(comparison: Comparison) -> Figure:
+def draw(comparison: Comparison) -> Drawing:
     """Accuracy by round and by uploaded byte, a line a group; of many groups those that end best."""
     groups = drawn(comparison)
     longest = max(len(group.label) for group in groups)
     canvas = new_figure(9.6 + 0.075 * longest, 4.3)
     by_round, by_byte = canvas.subplots(1, 2, sharey=True)
     pairs = []
-    for index, group in enumerate(groups):
-        look, (line, sign) = _LOOKS[index % len(_LOOKS)], list(_LINES.items())[index // len(_LOOKS)]
+    for group, (look, line) in zip(groups, _looks([group.label for group in groups]), strict=True):
+        sign = _LINES[line]
         label = sign + group.label.replace("$", r"\$")
         pairs.append(accuracy_curves(label, SHADES[look][0], MARKERS[look], _of_one_length(group), line))
     values = [value for curve, _ in pairs for row in curve.rows for value in row]
@@ -60,7 +61,16 @@ def draw(comparison: Comparison) -> Figure:
     if sent and max(sent) < _SHORT * min(sent):
         by_byte.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     by_byte.tick_params(which="minor", color=INK)
-    return canvas
+    rows = [row for group in groups for row in accuracy_rows(group.label, group.runs)]
+    return Drawing(canvas, ACCURACY_HEAD, rows)
+
+
+def _looks(labels: Sequence[str]) -> list[tuple[str, str]]:
+    """A colour and a line for every label: the paper's approaches look the same on every page."""
+    own = {label: key for key, label in LABELS.items() if label in labels}
+    free = [(look, line) for line in _LINES for look in _LOOKS if line != "-" or look not in own.values()]
+    rest = iter(free)
+    return [(own[label], "-") if label in own else next(rest) for label in labels]
 
 
 def drawn(comparison: Comparison) -> Sequence[Group]:
@@ -69,18 +79,17 @@ def drawn(comparison: Comparison) -> Sequence[Group]:
     return [group for group in comparison.groups if group in best]
 
 
-def keep(comparison: Comparison, stem: Path) -> str:
-    """Write the figure as PNG, SVG and PDF; gives it as SVG for a page."""
-    figure = draw(comparison)
-    save(figure, stem)
-    return themed_svg(figure, stem.name, "Test accuracy by round and by uploaded bytes, a line for every group")
+def figure(comparison: Comparison, stem: Path, caption: str) -> str:
+    """Write the figure and its numbers; gives it for a page."""
+    description = "Test accuracy by round and by uploaded bytes, a line for every group"
+    return keep(draw(comparison), stem, description, caption)
 
 
-def build(comparison: Comparison, svg: str, out: Path, title: str, table_file: str) -> str:
-    """The page, to be written into a folder; svg: the figure. Links lead from that folder to those of the runs."""
+def build(comparison: Comparison, shown: str, out: Path, title: str, table_file: str) -> str:
+    """The page, to be written into a folder; shown: the figure. Links lead from that folder to those of the runs."""
     sections = [
+        Section("figure", "Figure", "How it went", shown),
         Section("groups", "Groups", "What came out", _notes(comparison) + _groups(comparison)),
-        Section("figure", "Figure", "How it got there", picture(svg, _caption(comparison))),
         Section("runs", "Runs", "Every run and its folder", _runs(comparison, out)),
         Section("same", "Settings", "What all runs share", _common(comparison)),
         Section("method", "Method", "How to read this", _method(comparison, table_file)),
@@ -99,16 +108,17 @@ def write_sweep_index(results: Sequence[Finished], axes: Sequence[str], out: Pat
     axes: the settings that were swept, dotted.
     """
     title = f"Sweep over {', '.join(axes)}"
-    return _write(group_results(results, axes), out, "index", title, table="groups", figure="sweep")
+    return _write(group_results(results, axes), out, "index", title, table="groups", drawing="sweep")
 
 
 def _write(
-    comparison: Comparison, out: Path, page: str, title: str, table: str = "comparison", figure: str = "comparison"
+    comparison: Comparison, out: Path, page: str, title: str, table: str = "comparison", drawing: str = "comparison"
 ) -> Path:
     try:
-        (out / "figures").mkdir(parents=True, exist_ok=True)
+        out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / f"{table}.csv", csv_text(comparison).encode())
-        text = build(comparison, keep(comparison, out / "figures" / figure), out, title, f"{table}.csv")
+        shown = figure(comparison, out / "figures" / drawing, caption(comparison))
+        text = build(comparison, shown, out, title, f"{table}.csv")
         write_atomically(out / f"{page}.html", text.encode())
     except OSError as error:
         raise UserError(f"The folder {out} cannot be written: {error.strerror}. Give another --out.") from error
@@ -122,14 +132,20 @@ def _of_one_length(group: Group) -> list[Sequence[RoundRecord]]:
 
 def _lead(comparison: Comparison) -> str:
     runs, groups = len(comparison.runs), len(comparison.groups)
+    seeds = sorted({run.spec.seed for run in comparison.runs})
+    rounds = listed_span(run.summary.rounds for run in comparison.runs)
+    length = f"{rounds} round{'s' * (rounds != '1')}"
     if groups == 1:
         method = escape(comparison.runs[0].spec.method)
-        return f"One run of {method}." if runs == 1 else f"{runs} runs of {method} that differ by their seed alone."
+        how = f", {length}" if runs == 1 else f" that differ by their seed alone: {length}, {seeds_words(seeds)}"
+        return f"{'One run' if runs == 1 else f'{runs} runs'} of {method}{how}."
     keys = listed(f"<code>{escape(key)}</code>" for key in comparison.keys)
     best = max(comparison.groups, key=lambda group: group.row.final_accuracy.mean)
+    few = max(len(group.runs) for group in comparison.groups) == 1
     return (
-        f"{runs} runs in {groups} groups, which differ in {keys}. "
-        f"Best at the end: <b>{escape(best.label)}</b>, {100 * best.row.final_accuracy.mean:.1f} %."
+        f"{runs} runs in {groups} groups, {length}, {seeds_words(seeds)}; they differ in {keys}. "
+        f"Highest at the end: <b>{escape(best.label)}</b>, {100 * best.row.final_accuracy.mean:.1f} %"
+        f"{', on one seed: a difference may be chance' * few}."
     )
 
 
@@ -140,12 +156,12 @@ def _notes(comparison: Comparison) -> str:
 def _groups(comparison: Comparison) -> str:
     heads, rows = comparison_rows(comparison)
     settings = len(comparison.keys)
-    names = ["Group", *(head.capitalize() for head in heads[settings:])]
+    names = ["Group", *(head[:1].upper() + head[1:] for head in heads[settings:])]
     cells = [
         (_group(group, comparison), escape(row[settings]), *(_unbroken(cell) for cell in row[settings + 1 :]))
         for group, row in zip(comparison.groups, rows, strict=True)
     ]
-    return f'<div class="scroll">{table(names, cells)}</div>'
+    return table(names, cells, wide=True)
 
 
 def _group(group: Group, comparison: Comparison) -> str:
@@ -161,7 +177,8 @@ def _unbroken(cell: str) -> str:
     return escape(cell.replace(" ", "\u00a0"))
 
 
-def _caption(comparison: Comparison) -> str:
+def caption(comparison: Comparison) -> str:
+    """What lines and bands are, and which groups are shown."""
     shown, there = len(drawn(comparison)), len(comparison.groups)
     several = any(len(group.runs) > 1 for group in comparison.groups)
     words = ["Lines are means over seeds, bands reach from the lowest seed to the highest."] if several else []
@@ -172,7 +189,7 @@ def _caption(comparison: Comparison) -> str:
 
 def _runs(comparison: Comparison, out: Path) -> str:
     rows = [_run(run, comparison.telling, out) for run in comparison.runs]
-    return table(("Run", "Folder", "Final accuracy", "Uplink", "Uploads", "Bans"), rows)
+    return table(("Run", "Folder", "Final accuracy", "Uplink", "Uploads", "Bans"), rows, wide=True)
 
 
 def _run(run: Finished, keys: Sequence[str], out: Path) -> tuple[str, ...]:
@@ -201,5 +218,5 @@ def _method(comparison: Comparison, table_file: str) -> str:
         f"the best round. {spread}Bytes are payload, scores and models of all workers together; uploads count every "
         "model that was sent, used or not. Bans count workers at the end.</p>"
         f"<p>Beside this page: <code>{escape(table_file)}</code>, the table in numbers, and <code>figures/</code> "
-        "(PNG, SVG, PDF).</p>"
+        "(PNG, SVG, PDF, and CSV with what they show).</p>"
     )

@@ -11,8 +11,9 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
-from cbdsl.report.style import EVERYWHERE, dress, spread_labels
+from cbdsl.report.style import EVERYWHERE, SMALL, dress, spread_labels
 from cbdsl.runs.records import RoundRecord
+from cbdsl.study.sweep import Finished
 from cbdsl.text import size
 
 
@@ -44,6 +45,20 @@ def accuracy_curves(
     return Curve(label, colour, marker, rounds, accuracy, line), Curve(
         label, colour, marker, bytes_sent, accuracy, line
     )
+
+
+ACCURACY_HEAD = ("name", "seed", "round", "test_accuracy", "uplink_bytes_so_far")
+
+
+def accuracy_rows(name: str, runs: Sequence[Finished]) -> list[tuple[object, ...]]:
+    """The numbers behind some runs' accuracy curves, under `ACCURACY_HEAD`."""
+    return [
+        (name, run.spec.seed, record.round, record.test_accuracy, sent)
+        for run in runs
+        for record, sent in zip(
+            run.rounds, itertools.accumulate(record.uplink_bytes for record in run.rounds), strict=True
+        )
+    ]
 
 
 def plot(
@@ -81,7 +96,7 @@ def plot(
                 textcoords="offset points",
                 va="center",
                 color=curve.colour,
-                fontsize=9.5,
+                fontsize=SMALL,
                 annotation_clip=False,
             )
 

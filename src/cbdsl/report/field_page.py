@@ -7,20 +7,20 @@ from html import escape
 from pathlib import Path
 
 from cbdsl.files import write_atomically
-from cbdsl.report.comparison import keep
-from cbdsl.report.html import Section, document, picture, table
+from cbdsl.report.comparison import caption, figure
+from cbdsl.report.html import Section, document, table
 from cbdsl.report.words import attack_words, work_words
 from cbdsl.study import field
-from cbdsl.study.compare import Comparison, group_results
-from cbdsl.study.field import FIELDS, Study
+from cbdsl.study.compare import Comparison, group_results, percent_words
+from cbdsl.study.field import FIELDS, Entry, Study
 from cbdsl.study.sweep import Finished
 
 
 def write(study: Study, out: Path, command: str) -> Path:
     """Write figures/ and study.html into the study's folder; gives the page."""
-    (out / "figures").mkdir(exist_ok=True)
-    svg = keep(labelled(study), out / "figures" / "study")
-    write_atomically(out / "study.html", build(study, svg, command).encode())
+    clean = labelled(study)
+    shown = figure(clean, out / "figures" / "study", f"Clean runs. {caption(clean)}".strip())
+    write_atomically(out / "study.html", build(study, shown, command).encode())
     return out / "study.html"
 
 
@@ -31,32 +31,54 @@ def labelled(study: Study) -> Comparison:
     return replace(found, groups=groups)
 
 
-def build(study: Study, svg: str, command: str) -> str:
-    """The page; svg: the figure."""
+def build(study: Study, shown: str, command: str) -> str:
+    """The page; shown: the figure of the clean runs."""
     heads, rows = field.table(study)
     cells = [tuple(escape(cell.replace(" ", "\u00a0")) for cell in row) for row in rows]
-    names = ("Way of learning", *(head.capitalize() for head in heads[1:]))
-    several = len(study.plan.seeds) > 1
-    caption = "Clean runs. " + "Lines are means over seeds, bands from the lowest to the highest." * several
+    names = ("Way of learning", *(head[:1].upper() + head[1:] for head in heads[1:]))
     sections = [
-        Section("table", "Table", "What came out", f'<div class="scroll">{table(names, cells)}</div>'),
-        Section("figure", "Figure", "How it got there", picture(svg, caption)),
+        Section("figure", "Figure", "How it went", shown),
+        Section("table", "Table", "What came out", table(names, cells, wide=True)),
         Section("method", "Method", "How this was made", _method(study, command)),
         Section("runs", "Runs", "Every run and its folder", _runs(study)),
     ]
-    return document(FIELDS[study.plan.name].title, escape(field.lead(study.plan)), sections)
+    words = escape(field.lead(study.plan))
+    quick, stop, rest = words.partition(". ") if field.is_quick(study.plan) else ("", "", words)
+    lead = f"{quick}{stop}{_headline(study)} {rest}"  # how little was run comes first
+    return document(FIELDS[study.plan.name].title, lead, sections)
+
+
+def _headline(study: Study) -> str:
+    """Who ends highest, and who gets how far with the fewest bytes."""
+
+    def words(entry: Entry) -> str:
+        return f"<b>{escape(entry.label)}</b>, {escape(percent_words(entry.accuracy()))}"
+
+    best = max(study.entries, key=lambda entry: entry.accuracy().mean)
+    leanest = min(study.entries, key=lambda entry: entry.share)
+    uplink = f"with {100 * leanest.share:.1f} % of FedAvg's uplink"
+    if leanest is best:
+        return f"Highest without attackers, and least sent: {words(best)}, {uplink}."
+    return f"Highest without attackers: {words(best)}. Least sent: {words(leanest)}, {uplink}."
 
 
 def _method(study: Study, command: str) -> str:
     plan, start = study.plan, study.plan.start
-    data, hours = start.data, sum(run.summary.seconds for run in study.runs) / 3600
+    data, minutes = start.data, sum(run.summary.seconds for run in study.runs) / 60
+    took = (
+        f"{minutes / 60:.1f} hours"
+        if minutes >= 60
+        else f"{60 * minutes:.0f} seconds"
+        if minutes < 2
+        else f"{minutes:.0f} minutes"
+    )
     rotation = [run.spec for run in study.runs if run.spec.selection.name == "rotation"]
     turns = (
         f"In verified rotation {rotation[0].selection.k} workers upload in turn, 4 bits a number. " if rotation else ""
     )
     attack = attack_words(field.ATTACK["attack.name"]) if plan.attacked else ""
     return (
-        f"<p>Made by <code>{escape(command)}</code>: {len(study.runs)} runs, {hours:.1f} hours one after the other. "
+        f"<p>Made by <code>{escape(command)}</code>: {len(study.runs)} runs, {took} one after the other. "
         f"Model {escape(start.model)}, data {escape(data.source)}, {escape(data.partition)}; "
         f"{escape(work_words(start.local))}, batches of {start.local.batch_size}, rate {start.local.learning_rate:g}. "
         f"D_tr ({data.shared_training:,} samples), D_sc ({data.shared_scoring:,}) and the server's hold-out "
@@ -67,8 +89,9 @@ def _method(study: Study, command: str) -> str:
         "payload of clean runs, all workers together, mean over seeds; D_G itself, which workers get once, is not "
         "counted. Banned: workers over all attacked runs.</p>"
         "<p>Beside this page: <code>table.md</code>, <code>results.csv</code> and <code>results.jsonl</code> (a row a "
-        "run), <code>study.json</code> (what was asked for), <code>figures/</code> and <code>runs/</code>. The same "
-        "command continues a study that was stopped, and plays nothing twice.</p>"
+        "run), <code>study.json</code> (what was asked for), <code>figures/</code> (with their "
+        "numbers) and <code>runs/</code>. The same command continues a study that was stopped, and plays nothing "
+        "twice.</p>"
     )
 
 
@@ -78,7 +101,7 @@ def _runs(study: Study) -> str:
         for entry in study.entries
         for run in (*entry.clean, *entry.attacked)
     ]
-    return table(("Run", "Seed", "Folder", "Final accuracy", "Best", "Seconds"), rows)
+    return table(("Run", "Seed", "Folder", "Final accuracy", "Best", "Seconds"), rows, wide=True)
 
 
 def _run(label: str, run: Finished) -> tuple[str, ...]:

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape, unescape
 from importlib import resources
 
 from cbdsl.report.style import SHADES
 
-_NOTHING_FROM_OUTSIDE = "default-src 'none'; style-src 'unsafe-inline'"
+SYMBOLS = {
+    "D_G": "the small data set that all workers share, made of D_tr and D_sc; the server has it, too",
+    "D_tr": "its training part: every worker trains on it beside its own data",
+    "D_sc": "its scoring part: every model is scored on it, so scores can be compared and checked",
+    "w^g": "the global model",
+    "w^p": "a worker's own best model so far",
+    "F^g": "the score of w^g, a mean loss: the lower, the better",
+    "U": "the number of workers",
+    "genie": "a worker that trains on the data of all of them",
+    "EMD": "earth mover's distance: how unlike a worker's mix of classes is to everybody's",
+    "Phi_E": "the rate in Theorem 1, which speaks only where it is positive",
+}
+"""What the pages abbreviate; a page explains those that it has."""
+
+_TAG = re.compile(r"<[^>]*>")
+_NUMBER = re.compile(r"([-+]?[\d,]*\d(?:\.\d+)?(?:e[-+]?\d{1,2})?)(?:\s±\s[\d.,]+)?(?:\s(B|kB|MB|GB)\b)?(?![\w.])")
+_UNITS = {None: 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 @dataclass(frozen=True)
@@ -23,20 +42,32 @@ class Section:
 
 
 def document(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """A page of sections with links to them; the lead is HTML."""
+    """A page of sections with links to them; the lead is HTML, and its first sentence is what a reader remembers."""
     links = "".join(f'<a href="#{section.anchor}">{escape(section.link)}</a>' for section in sections)
     body = "".join(
         f'<section id="{section.anchor}"><h2>{escape(section.title)}</h2>{section.body}</section>'
         for section in sections
     )
+    script = _file("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_NOTHING_FROM_OUTSIDE}">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_style()}</style></head><body>"
-        f"<header><h1>{escape(title)}</h1><p>{lead}</p><nav>{links}</nav></header>"
-        f"<main>{body}</main></body></html>\n"
+        f'<header><h1>{escape(title)}</h1><p class="lead">{lead}</p>{_symbols(lead + body)}<nav>{links}</nav></header>'
+        f"<main>{body}</main><script>{script}</script></body></html>\n"
     )
+
+
+def _symbols(text: str) -> str:
+    """The symbols that a page has, folded away."""
+    words = unescape(_TAG.sub(" ", text))
+    there = [name for name in SYMBOLS if re.search(rf"(?<![\w^]){re.escape(name)}(?![\w^])", words)]
+    items = "".join(f"<dt><b>{name}</b></dt><dd>{SYMBOLS[name]}</dd>" for name in there)
+    summary = f"<summary>What {', '.join(there)} mean{'s' * (len(there) == 1)}</summary>"
+    return f'<details class="symbols">{summary}<dl>{items}</dl></details>' if there else ""
 
 
 def table(
@@ -44,27 +75,45 @@ def table(
     rows: Iterable[Sequence[str]],
     labels: Sequence[str] | None = None,
     anchors: Iterable[str] | None = None,
+    wide: bool = False,
 ) -> str:
-    """A table that becomes a list of cards on a narrow screen.
+    """A table that can be sorted, and becomes a list of cards on a narrow screen.
 
     head: plain words. rows: HTML, a cell for every word of the head. labels: what a card calls its cells, if not by the
-    words of the head. anchors: an id for every row.
+    words of the head. anchors: an id for every row. wide: too many columns for cards; it scrolls sideways instead.
     """
     names = [escape(word) for word in (labels or head)]
-    top = "".join(f"<th>{escape(word)}</th>" for word in head)
+    top = "".join(f'<th scope="col">{escape(word)}</th>' for word in head)
     written = [
-        "".join(f'<td data-label="{name}">{cell}</td>' for name, cell in zip(names, row, strict=True)) for row in rows
+        "".join(f'<td data-label="{name}"{_sort_key(cell)}>{cell}</td>' for name, cell in zip(names, row, strict=True))
+        for row in rows
     ]
     openings = ["<tr>"] * len(written) if anchors is None else [f'<tr id="{escape(anchor)}">' for anchor in anchors]
     body = "".join(f"{opening}{cells}</tr>" for opening, cells in zip(openings, written, strict=True))
-    return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    kind = "" if wide else ' class="cards"'
+    made = f"<table{kind}><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="Table">{made}</div>' if wide else made
 
 
-def picture(svg: str, caption: str = "", anchor: str = "") -> str:
-    """A figure, which scrolls sideways where the screen is too narrow for it; the caption is HTML."""
+def _sort_key(cell: str) -> str:
+    """The number that a cell begins with, in bytes where it is bytes: words are sorted as they are."""
+    found = _NUMBER.match(unescape(_TAG.sub("", cell)).strip())
+    return f' data-sort="{float(found[1].replace(",", "")) * _UNITS[found[2]]:.12g}"' if found else ""
+
+
+def picture(svg: str, caption: str = "", anchor: str = "", numbers: tuple[str, str] | None = None) -> str:
+    """A figure, which scrolls sideways where the screen is too narrow for it; the caption is HTML.
+
+    numbers: a file name and CSV text, which come with the page.
+    """
     name = f' id="{escape(anchor)}"' if anchor else ""
     words = f"<figcaption>{caption}</figcaption>" if caption else ""
-    return f'<figure{name}>{words}<div class="scroll">{svg}</div></figure>'
+    data = ""
+    if numbers is not None:
+        code = base64.b64encode(numbers[1].encode()).decode()
+        link = f'download="{escape(numbers[0])}" href="data:text/csv;charset=utf-8;base64,{code}"'
+        data = f'<a class="numbers" {link}>The numbers of this figure (CSV)</a>'
+    return f'<figure{name}>{words}<div class="scroll">{svg}</div>{data}</figure>'
 
 
 def bullets(items: Iterable[str]) -> str:
@@ -86,6 +135,9 @@ def _style() -> str:
     """The page's style sheet: the variables of both themes, then the rules."""
     light = _LIGHT + "".join(f"--{key}:{shades[0]};" for key, shades in SHADES.items())
     dark = _DARK + "".join(f"--{key}:{shades[1]};" for key, shades in SHADES.items())
-    rules = (resources.files("cbdsl.report") / "page.css").read_text(encoding="utf-8")
-    themes = f":root{{color-scheme:light dark;{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
-    return f"{themes}\n{rules}"
+    themes = f":root{{color-scheme:light dark;{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
+    return f"{themes}\n{_file('page.css')}"
+
+
+def _file(name: str) -> str:
+    return (resources.files("cbdsl.report") / name).read_text(encoding="utf-8")

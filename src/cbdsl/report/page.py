@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from cbdsl.report.html import Section, bullets, document, picture, table
-from cbdsl.report.words import attackers_words, regime_words
-from cbdsl.study.paper import FIGURES, READING_ERROR, REGIMES, Plan
-from cbdsl.study.paper_claims import SIGNIFICANCE, JudgedClaim
+from cbdsl.report.html import Section, bullets, document, table
+from cbdsl.report.words import attackers_words, regime_words, rounds_words, seeds_words
+from cbdsl.study.paper import FIGURES, READING_ERROR, REGIMES, Plan, Regime
+from cbdsl.study.paper_claims import DIVERGED, SIGNIFICANCE, JudgedClaim
 
 _MARKS = {"holds": "✓", "holds in this regime": "✓", "undecided": "~", "does not hold": "✗"}
 _CLASSES = {"holds": "yes", "holds in this regime": "partly", "undecided": "open", "does not hold": "no"}
 
 
 def build(
-    plan: Plan, claims: Sequence[JudgedClaim], figures: Mapping[tuple[int, str], str], theory: str, command: str
+    plan: Plan,
+    claims: Sequence[JudgedClaim],
+    overview: str,
+    figures: Mapping[tuple[int, Regime], str],
+    theory: str,
+    command: str,
 ) -> str:
-    """The whole page. figures: (number, regime) -> SVG; theory: HTML."""
+    """The whole page. figures: (number, regime) -> HTML, as overview and theory are."""
     sections = [
+        Section("ends", "Overview", "Where every approach ended", overview),
         Section("claims", "Claims", "What the paper claims, and what we measure", _claims(claims, plan)),
         *(_figure(figure.number, figure.title, figures, plan) for figure in FIGURES),
         Section("theory", "Theory", "The theorems, measured", theory),
@@ -28,21 +34,34 @@ def build(
 
 
 def _lead(claims: Sequence[JudgedClaim], plan: Plan) -> str:
+    length = f"{rounds_words(plan)}, {seeds_words(plan.seeds)}"
+    other = ", ".join(f"{key} = {value}" for key, value in plan.settings)
+    words = [f"Not the paper's experiment ({escape(other)})."] if other else []
+    quick = len(plan.seeds) == 1 or plan.rounds_share < 1
+    if quick:
+        unjudged = " No claim is judged on one seed: the page only compares." if len(plan.seeds) == 1 else ""
+        words.insert(0, f"A quick look: {length}.{unjudged}")
     counts = []
-    for regime in plan.regimes:
+    for regime in plan.regimes if len(plan.seeds) > 1 else ():
         rows = [claim for claim in claims if claim.regime == regime]
         good = sum(claim.verdict.startswith("holds") for claim in rows)
         counts.append(f"<b>{good} of {len(rows)}</b> claims hold {escape(REGIMES[regime])}")
-    return (
+    words += [f"{'; '.join(counts)}."] if counts else []
+    words.append(
         f"Figures {FIGURES[0].number} to {FIGURES[-1].number} of “CB-DSL: Communication-efficient and Byzantine-robust "
-        f"Distributed Swarm Learning on Non-i.i.d. Data” (arXiv 2208.05578) from fresh runs, {_seeds(plan)}. "
-        f"{'; '.join(counts)}."
+        "Distributed Swarm Learning on Non-i.i.d. Data” (arXiv 2208.05578) from fresh runs"
+        f"{'' if quick else f', {length}'}."
     )
+    return " ".join(words)
 
 
-def _seeds(plan: Plan) -> str:
-    names = ", ".join(map(str, plan.seeds))
-    return f"seeds {names}" if len(plan.seeds) > 1 else f"one seed ({names})"
+def overview_caption(plan: Plan) -> str:
+    """What the marks of the first figure are."""
+    marks = {"paper": "dots", "script": "diamonds"}
+    words = "; ".join(f"{marks[regime]}: {REGIMES[regime]}" for regime in plan.regimes)
+    span = ", lines reach from the lowest seed to the highest" if len(plan.seeds) > 1 else ""
+    stars = "; hollow stars: read off the published plots, at the same round" if plan.as_published else ""
+    return f"{escape(words[0].upper() + words[1:])}{span}{stars}."
 
 
 def _claims(claims: Sequence[JudgedClaim], plan: Plan) -> str:
@@ -59,8 +78,9 @@ def _claims(claims: Sequence[JudgedClaim], plan: Plan) -> str:
         "Differences are paired by seed; a claim <i>holds</i> if the mean difference has the claimed sign and a "
         f"one-sided paired t-test gives p &lt; {SIGNIFICANCE:g}, and is <i>undecided</i> if only the sign is right."
         if len(plan.seeds) > 1
-        else "With one seed there is nothing to test: the sign of a difference decides."
+        else "There is one seed, so nothing can be tested, and no claim is judged: these are plain comparisons."
     )
+    test += f" <i>Diverged</i>: farther from the genie's model than {DIVERGED:g} times that model's length."
     shown = table(
         ("Fig.", "Claim", *regimes), rows, ("Figure", "Claim", *regimes), (f"claim-{first.id}" for first in firsts)
     )
@@ -68,19 +88,15 @@ def _claims(claims: Sequence[JudgedClaim], plan: Plan) -> str:
 
 
 def _verdict(claim: JudgedClaim) -> str:
+    measured = escape(claim.measured).replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
+    if claim.verdict == "not judged":
+        return measured
     badge = f'<span class="badge {_CLASSES[claim.verdict]}">{_MARKS[claim.verdict]} {escape(claim.verdict)}</span>'
-    return f'{badge}<span class="measured">{escape(claim.measured)}</span>'
+    return f'{badge}<span class="measured">{measured}</span>'
 
 
-def _figure(number: int, title: str, figures: Mapping[tuple[int, str], str], plan: Plan) -> Section:
-    parts = "".join(
-        picture(
-            figures[number, regime],
-            f"<b>{escape(regime)} regime</b>, {escape(regime_words(regime, plan))}",
-            f"figure{number}-{regime}",
-        )
-        for regime in plan.regimes
-    )
+def _figure(number: int, title: str, figures: Mapping[tuple[int, Regime], str], plan: Plan) -> Section:
+    parts = "".join(figures[number, regime] for regime in plan.regimes)
     return Section(f"figure{number}", f"Figure {number}", f"Figure {number}: {title}", parts)
 
 
@@ -88,19 +104,11 @@ def _method(plan: Plan, command: str) -> str:
     band = (
         "Lines are means over seeds, bands reach from the lowest seed to the highest. " if len(plan.seeds) > 1 else ""
     )
-    other = ", ".join(f"{key} = {value}" for key, value in plan.settings)
-    changed = f"<p>Not the paper's experiment: {escape(other)}.</p>" if other else ""
-    fewer = (
-        f"<p>This is a quick look: {plan.rounds_share:.0%} of the rounds, {_seeds(plan)}. "
-        "Run without <code>--quick</code> for the whole.</p>"
-        if plan.rounds_share < 1 and "rounds" not in dict(plan.settings)
-        else ""
-    )
     attackers = "".join(f"<p>{escape(words)}</p>" for words in [attackers_words(plan)] if words)
-    stars = f"Hollow stars are values read off the published plots (± {READING_ERROR:g}). " if not plan.settings else ""
+    stars = f"Hollow stars are values read off the published plots (± {READING_ERROR:g}). " if plan.as_published else ""
     return (
-        f"{changed}{fewer}<p>Made by <code>{escape(command)}</code>. {band}{stars}The uplink counts payload bytes of "
+        f"<p>Made by <code>{escape(command)}</code>. {band}{stars}The uplink counts payload bytes of "
         "every score and every model, refuted ones too. Nothing was tuned so that a claim comes true.</p>"
-        f"{attackers}<p>Beside this page: <code>claims.json</code>, <code>figures/</code> (PNG, SVG, PDF) and "
+        f"{attackers}<p>Beside this page: <code>claims.json</code>, <code>figures/</code> (PNG, SVG, PDF, and CSV) and "
         "<code>runs/</code>, a folder for every run with its spec, its rounds and its model.</p>"
     )

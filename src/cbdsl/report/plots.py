@@ -14,16 +14,17 @@ _BLUE, _ORANGE = SHADES["cb-dsl-g"][0], SHADES["fedavg"][0]
 
 
 def save_accuracy_plot(path: Path, summary: Summary, records: Sequence[RoundRecord]) -> None:
-    """Test accuracy by round; marks where an upload was refuted."""
+    """Test accuracy by round; marks where an upload was refuted, or where everybody uploads, left out."""
     figure = new_figure(7, 4.2)
     axes = figure.subplots()
     rounds = [line.round for line in records]
     accuracy = [line.test_accuracy for line in records]
     axes.plot(rounds, accuracy, color=_BLUE, linewidth=2, marker="o", markersize=3.5)
-    refuted = [line for line in records if line.refuted]
-    if refuted:
-        heights = [line.test_accuracy for line in refuted]
-        axes.plot([line.round for line in refuted], heights, "X", color=_ORANGE, markersize=10, label="upload refuted")
+    averaged = summary.conversation == "average"  # earlier versions recorded what was left out as refuted
+    marked = [line for line in records if line.refuted or (averaged and line.declined)]
+    if marked:
+        heights, words = [line.test_accuracy for line in marked], "upload left out" if averaged else "upload refuted"
+        axes.plot([line.round for line in marked], heights, "X", color=_ORANGE, markersize=10, label=words)
         axes.legend(frameon=False, loc="lower right")
     end = (rounds[-1], accuracy[-1])
     axes.annotate(f"{end[1]:.1%}", end, xytext=(-6, 8), textcoords="offset points", ha="right", color=_BLUE)

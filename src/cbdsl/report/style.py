@@ -14,6 +14,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 INK, PALE, PAPER = "#222222", "#d0d0d0", "#ffffff"
+TEXT, SMALL = 10.5, 9.5  # points: on a page 14 and 12.7 pixels, as its tables and notes have
+_PIXELS, _SHRINKS = 96, 0.75  # of an inch on a page; how far a figure may shrink before it scrolls
 
 # Okabe and Ito's palette, lightened for dark pages. approach -> (light, dark)
 SHADES = {
@@ -38,16 +40,16 @@ def new_figure(width: float, height: float) -> Figure:
 
 def dress(axes: Axes, title: str) -> None:
     """Quiet axes: a title at the left, a pale grid, no box."""
-    axes.set_title(title, loc="left", fontsize=11, color=INK)
+    axes.set_title(title, loc="left", fontsize=TEXT, color=INK)
     axes.grid(color=PALE, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.set_facecolor(PAPER)
     axes.spines[["top", "right"]].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color(INK)
-    axes.tick_params(colors=INK)
-    axes.xaxis.label.set_color(INK)
-    axes.yaxis.label.set_color(INK)
+    axes.tick_params(colors=INK, labelsize=TEXT)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set(color=INK, fontsize=TEXT)
 
 
 def save(figure: Figure, stem: Path) -> None:
@@ -59,7 +61,7 @@ def save(figure: Figure, stem: Path) -> None:
 
 
 def themed_svg(figure: Figure, name: str, description: str) -> str:
-    """A figure as an SVG element for a page: its colours are the page's variables, its text the page's font."""
+    """A figure as an SVG element for a page: the page's colours and font, and drawn no larger than its text is."""
     buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
@@ -70,7 +72,9 @@ def themed_svg(figure: Figure, name: str, description: str) -> str:
         svg = svg.replace(colour, f"var({variable})")
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
     svg = re.sub(r'(href="#|url\(#)', rf"\1{name}-", svg)
-    svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt" ', "", svg, count=1)
+    width, height = (_PIXELS * inches for inches in figure.get_size_inches())
+    size = f'width="{width:.0f}" height="{height:.0f}" style="min-width:{_SHRINKS * width:.0f}px" '
+    svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt" ', size, svg, count=1)
     return svg.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from cbdsl import register
 from cbdsl.byzantine.attack import make_attack
+from cbdsl.presets import preset
 from cbdsl.spec import Spec
 from cbdsl.spec_groups import LocalSpec
 from cbdsl.study.paper import FIGURES, REGIMES, Plan, Regime, spec_of
@@ -17,6 +18,29 @@ def listed(values: Iterable[object]) -> str:
     """`1, 5 and 10`."""
     words = [str(value) for value in values]
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def rounds_words(plan: Plan) -> str:
+    """`9 of 30 rounds`, or `30 rounds` if they are all that the presets have."""
+    pairs = [
+        (spec_of(figure, figure.approaches[0], regime, plan.seeds[0], plan).rounds, whole.rounds)
+        for figure in FIGURES
+        for regime in plan.regimes
+        for whole in [preset(f"{regime}-{figure.setting}")]
+    ]
+    here, there = (listed_span(column) for column in zip(*pairs, strict=True))
+    return f"{here} rounds" if here == there else f"{here} of {there} rounds"
+
+
+def listed_span(values: Iterable[int]) -> str:
+    """`3`, or `3 to 9`."""
+    found = sorted(set(values))
+    return str(found[0]) if len(found) == 1 else f"{found[0]} to {found[-1]}"
+
+
+def seeds_words(seeds: Sequence[int]) -> str:
+    """`seeds 0, 1 and 2`, or `one seed (0)`."""
+    return f"seeds {listed(seeds)}" if len(seeds) > 1 else f"one seed ({seeds[0]})"
 
 
 def regime_words(regime: Regime, plan: Plan) -> str:
