@@ -3,14 +3,23 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+FLOWER := .venv-flower
 
-.PHONY: run test explore hostile lint bench sanitize clean
+.PHONY: run test test-cluster flower-test explore hostile arm-test package-test lint docs bench sanitize clean
 
 run: $(READY)
 	$(BIN)/cbdsl run --preset paper-iid
 
 test: $(READY) lint
 	$(BIN)/pytest --numprocesses 2 --dist loadfile
+
+# Runs on a Ray cluster of two nodes on this machine, with actors, nodes and drivers that are killed; minutes.
+test-cluster: $(READY)
+	$(BIN)/pytest -m cluster
+
+# The Flower app in an environment of its own, without torch: flwr wants another Ray, typer and rich than the rest.
+flower-test: $(FLOWER)/.ready
+	$(FLOWER)/bin/pytest tests/flower
 
 # Property tests on fresh random examples, more of them; `make test` always takes the same ones.
 explore: $(READY)
@@ -20,10 +29,24 @@ explore: $(READY)
 hostile: $(READY)
 	$(BIN)/pytest tests/hostile -m "hostile or not hostile"
 
+# Kernels and exported C for ARM, cross-compiled and run by an emulator; sizes for a Cortex-M4, and how far claims are off.
+# Nothing is installed: what is missing is skipped, with the line that installs it.
+arm-test: $(READY)
+	$(BIN)/pytest tests/arm -m arm -rsP
+
+# sdist and wheel: built, installed into an environment without torch, and used there.
+package-test: $(READY)
+	$(BIN)/pytest tests/packaging -m package
+
 lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation site in build/site: notebooks are run, warnings are errors, nothing is fetched.
+docs: $(READY)
+	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/site
+	@echo "open build/site/index.html"
 
 bench: $(READY)
 	$(BIN)/cbdsl bench
@@ -33,8 +56,15 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
+$(FLOWER)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(FLOWER)
+	grep -E '^(cbor2|hypothesis|numpy|paho-mqtt|pytest|safetensors|tomli_w)==' constraints.txt >$(FLOWER)/constraints.txt
+	$(FLOWER)/bin/pip install --quiet --disable-pip-version-check --constraint $(FLOWER)/constraints.txt \
+		'flwr[simulation]==1.41.0' hypothesis pytest --editable .
+	touch $(FLOWER)/.ready
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER) build dist src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # The native engine's tests on a build that checks every address and every undefined operation.
 sanitize: $(READY)

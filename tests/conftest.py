@@ -10,7 +10,8 @@ from hypothesis import settings
 
 from cbdsl.data.sources import Dataset, load
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "deploy")]  # helpers of more than one folder
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE / "deploy"), str(HERE / "export")]  # helpers of more than one folder
 
 # A shell's background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

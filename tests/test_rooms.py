@@ -39,6 +39,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("watch",),
     ("theory",),
     ("deploy",),
+    ("flower",),
     ("study",),
     ("report", "export"),
     ("testing",),

@@ -21,6 +21,12 @@ def refused(*words: str, cwd: Path) -> str:
 
 
 def test_a_presets_name_is_neither_a_path_nor_markup(tmp_path: Path) -> None:
+    (tmp_path / "spec.toml").write_text('preset = "../../x[/red]"\n')
+    assert "Unknown preset '../../x[/red]'" in refused("run", "spec.toml", cwd=tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["spec.toml"]
+
+
+def test_a_files_name_is_neither_a_path_nor_markup(tmp_path: Path) -> None:
     home = tmp_path / "deep" / "home"
     home.mkdir(parents=True)
     arrays: dict[str, Any] = {
@@ -30,7 +36,7 @@ def test_a_presets_name_is_neither_a_path_nor_markup(tmp_path: Path) -> None:
     (home / "[").mkdir()
     np.savez(home / data, train_labels=np.arange(400) % 3, test_labels=np.arange(400) % 3, **arrays)
     (home / "spec.toml").write_text(
-        f'preset = "../../x[/red]"\nworkers = 3\nrounds = 1\nmodel = "softmax"\n[data]\nsource = {json.dumps(data)}\n'
+        f'workers = 3\nrounds = 1\nmodel = "softmax"\n[data]\nsource = {json.dumps(data)}\n'
         "samples_per_worker = 20\nshared_scoring = 50\nshared_training = 20\nholdout = 50\n"
     )
     before = {path for path in tmp_path.rglob("*") if home not in path.parents}

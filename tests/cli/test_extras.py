@@ -45,7 +45,7 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
     assert lines["matplotlib"] == "not installed (pip install 'cbdsl[study]')"
     assert lines["cryptography"] == lines["amqtt"] == "not installed (pip install 'cbdsl[deploy]')"
     assert lines["onnx"] == "not installed (pip install 'cbdsl[export]')"
-    assert lines["engine"] == "native, for sequential models; the rest needs torch, which is not installed"
+    assert lines["engine"] == "native, for models made of known layers; the rest needs torch, which is not installed"
     assert lines["devices"] == "cpu; GPUs need torch, which is not installed (pip install 'cbdsl[torch]')"
     whole = cbdsl("doctor", cwd=tmp_path).stdout
     assert "not installed" not in whole
@@ -136,3 +136,10 @@ def test_a_run_with_json_loads_neither_torch_nor_matplotlib(tmp_path: Path) -> N
 def test_help_loads_no_library_that_computes(tmp_path: Path) -> None:
     assert not loaded("--help", cwd=tmp_path) & {"numpy", "cbdsl.runs.play", *LIBRARIES}
     assert not loaded("run", "--help", cwd=tmp_path) & {"numpy", "cbdsl.runs.play", *LIBRARIES}
+
+
+def test_a_generator_says_that_it_needs_torch(tmp_path: Path) -> None:
+    done = bare("generate", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "torch is needed here" in done.stderr
+    assert "cbdsl[torch]" in done.stderr

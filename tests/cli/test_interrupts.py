@@ -20,6 +20,10 @@ LONG = [*SMALL, "--rounds", "100000"]
 DEAF = {"PYTHONUNBUFFERED": "1", "COLUMNS": "200", "NO_COLOR": "1"}
 
 
+# What Python says when it is interrupted while it starts itself, on a busy machine: nothing of ours runs yet.
+NOT_UP = re.compile("Could not import runpy module|Fatal Python error: init")
+
+
 def interrupted(words: list[str], cwd: Path, ready: Callable[[], bool] | float) -> tuple[int, str, str]:
     """Start a command, wait until it is ready or for so many seconds, press Ctrl-C: exit code, output, errors."""
     process = subprocess.Popen(
@@ -38,6 +42,8 @@ def interrupted(words: list[str], cwd: Path, ready: Callable[[], bool] | float) 
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
+    if not callable(ready) and NOT_UP.search(errors):
+        return interrupted(words, cwd, 2 * ready)
     return process.returncode, out, errors
 
 

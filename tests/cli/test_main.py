@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ def test_a_run_ends_with_a_summary_and_a_folder_that_explains_itself(tmp_path: P
     assert done.returncode == 0, done.stderr
     for word in ("accuracy", "uploads", "FedAvg", "traffic", "attackers", "banned", "folder"):
         assert word in done.stdout
+    assert re.search(r"attackers +worker (\d); banned: \1 *\n", done.stdout)
     folder = tmp_path / "runs" / "mnist-iid-cb-dsl-liar1-seed5"
     assert {path.name for path in folder.iterdir()} == {
         ".lock", "README.txt", "accuracy.png", "checkpoint.npz", "model.safetensors", "rounds.jsonl", "spec.toml",
@@ -77,10 +79,16 @@ def test_resume_of_a_finished_run_prints_its_summary(tmp_path: Path) -> None:
         (["run", "--preset", "paper-iid", "--spec", "x.toml"], "--preset and --spec are given"),
         (["run", "strong-iid", "--preset", "paper-iid"], "SPEC and --preset are given"),
         (["run", "paper-idd"], "Unknown preset 'paper-idd'. Did you mean 'paper-iid'?"),
-        (["run", "--plugin", "nowhere.py"], "The plugin 'nowhere.py' is neither a Python file nor a module"),
+        (["run", "--plugin", "nowhere.py"], "There is no file nowhere.py."),
+        (["run", "--model", "nowhere.py:Net"], "There is no file nowhere.py, which was to hold the model Net."),
+        (["run", "--set", "preset=paper-noniid"], "preset says where a spec starts"),
         (["run", "--rounds", "3", "--set", "rounds=4"], "rounds is given twice: by --rounds and by --set rounds=4"),
         (["run", "--soup", "2", "--select", "best"], "--soup 2 and --select best are given"),
         (["run", "--select", "worst"], "Unknown selection 'worst'"),
+        (["run", "--select", "two-best"], "One of your own comes with its file: --plugin FILE"),
+        (["run", "--method", "fedavg", "--aggregator", "mine"], "One of your own comes with its file: --plugin FILE"),
+        (["run", "--data", "mine"], "One of your own comes with its file: --plugin FILE"),
+        (["arena", "--defences", "mine"], "One of your own comes with its file: --plugin FILE"),
         (["run", "--participation", "51"], "participation must be a share"),
         (["swarm", "--broker", "rabbit"], "Unknown broker 'rabbit'"),
         (["theory", "paper-idd"], "Did you mean 'paper-iid'?"),
@@ -88,6 +96,9 @@ def test_resume_of_a_finished_run_prints_its_summary(tmp_path: Path) -> None:
         (["presets", "paper-idd"], "Unknown preset 'paper-idd'."),
         (["resume", "nowhere"], "is not the folder of a run"),
         (["bench", "--workers", "many"], "--workers takes whole numbers"),
+        (["bench", "--shards", "2"], "--shards has no effect where --on is not given"),
+        (["bench", "--on", "ray", "--quick", "--batch", "5"], "--batch and --quick have no effect where a cluster"),
+        (["bench", "--codecs", "q4", "--models", "cnn"], "--models has no effect where codecs are measured"),
         (["run", *SMALL, "--out", "full"], "not an empty folder; nothing was overwritten"),
         (["run", *SMALL, "--out", "full/file.txt"], "not an empty folder; nothing was overwritten"),
         (["run", *SMALL, "--out", "full/file.txt/below"], "cannot be written"),

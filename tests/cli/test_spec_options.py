@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -166,7 +167,7 @@ def test_an_option_that_matters_in_one_point_of_a_sweep_is_welcome() -> None:
         checked_points(words, [("seed", [0, 1])])
     with pytest.raises(UserError, match="do not move as a swarm"):
         checked_points(SpecWords(options={"method": "fedavg"}), [("swarm.inertia", [0.1, 0.2])])
-    with pytest.raises(UserError, match="seed is set by an option and swept"):
+    with pytest.raises(UserError, match="seed is set by an option and varied"):
         checked_points(SpecWords(options={"seed": 1}), [("seed", [0, 1])])
 
 
@@ -219,6 +220,20 @@ def test_a_server_of_real_workers_takes_no_option_of_simulated_ones(tmp_path: Pa
         cwd=tmp_path,
     )
     assert "--workers is 3, but roster.txt names 2" in done.stderr
+
+
+def test_a_run_that_has_begun_keeps_its_number_of_workers_whatever_the_roster_names_now(tmp_path: Path) -> None:
+    from cbdsl.cli.deployment import _with_roster  # noqa: PLC0415
+    from cbdsl.deploy.roster import RosterFile  # noqa: PLC0415
+
+    (tmp_path / "roster.txt").write_text("east\nwest\nnorth\n")
+    listed, words = RosterFile(tmp_path / "roster.txt"), SpecWords("paper-iid", False, (), {})
+    assert _with_roster(words, listed, tmp_path / "run").options["workers"] == 3
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "spec.toml").write_text(Spec(workers=2).to_toml())
+    assert _with_roster(words, listed, tmp_path / "run").options["workers"] == 2
+    with pytest.raises(UserError, match="began with 2"):
+        _with_roster(replace(words, options={"workers": 3}), listed, tmp_path / "run")
 
 
 def test_folders_are_named_after_what_was_run() -> None:

@@ -15,6 +15,8 @@ from cbdsl.cli.data import data
 from cbdsl.cli.deployment import serve, swarm, work
 from cbdsl.cli.doctor import doctor
 from cbdsl.cli.export import export
+from cbdsl.cli.flower import flower
+from cbdsl.cli.generate import generate
 from cbdsl.cli.listing import list_parts, presets
 from cbdsl.cli.predict import predict
 from cbdsl.cli.provision import provision
@@ -23,6 +25,7 @@ from cbdsl.cli.run import resume, run
 from cbdsl.cli.study import study
 from cbdsl.cli.sweep import sweep
 from cbdsl.cli.theory import theory
+from cbdsl.cli.tune import tune
 from cbdsl.cli.watch import watch
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -45,11 +48,12 @@ def common(version: _Version = False) -> None:
 
 
 _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
-    "Run": {"run": run, "resume": resume, "watch": watch},
+    "Run": {"run": run, "resume": resume, "watch": watch, "generate": generate},
     "Study": {
         "sweep": sweep,
         "compare": compare,
         "study": study,
+        "tune": tune,
         "reproduce": reproduce,
         "arena": arena,
         "theory": theory,
@@ -62,4 +66,5 @@ _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
 for _title, _commands in _GROUPS.items():
     for _name, _command in _commands.items():
         app.command(_name, rich_help_panel=_title)(_command)
+app.add_typer(flower, name="flower", rich_help_panel="Deploy")
 app.add_typer(data, name="data", rich_help_panel="Look up")

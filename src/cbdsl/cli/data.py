@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,9 @@ from cbdsl.cli import extras, interrupts
 from cbdsl.cli.spec_options import SpecWords, takes_spec
 from cbdsl.errors import UserError
 from cbdsl.text import size
+
+if TYPE_CHECKING:
+    from cbdsl.arrays import Indices
 
 data = typer.Typer(no_args_is_help=True, help="Fetch data sets by name, look at them, and draw who holds what.")
 
@@ -144,5 +147,10 @@ def show(
     out.parent.mkdir(parents=True, exist_ok=True)
     save_partition(out, counts, title)
     held, kinds = counts.sum(axis=0), (counts > 0).sum(axis=0)
-    typer.echo(f"a worker holds {held.min():,} to {held.max():,} samples, of {kinds.min()} to {kinds.max()} classes")
+    typer.echo(f"a worker holds {_range(held, 'sample', 'samples')}, of {_range(kinds, 'class', 'classes')}")
     typer.echo(f"picture: {out}")
+
+
+def _range(counts: Indices, one: str, many: str) -> str:
+    least, most = counts.min(), counts.max()
+    return f"{least:,} to {most:,} {many}" if least < most else f"{most:,} {one if most == 1 else many}"

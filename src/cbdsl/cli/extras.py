@@ -7,7 +7,14 @@ from importlib import metadata
 
 from cbdsl.errors import missing
 
-EXTRAS = {"torch": "torch", "matplotlib": "study", "cryptography": "deploy", "amqtt": "deploy", "onnx": "export"}
+EXTRAS = {
+    "torch": "torch",
+    "matplotlib": "study",
+    "cryptography": "deploy",
+    "amqtt": "deploy",
+    "onnx": "export",
+    "ray": "ray",
+}
 """Libraries and the extras that bring them: pip install 'cbdsl[study]'."""
 
 

@@ -15,6 +15,8 @@ cbdsl run paper-iid --set local.epochs=3 --set data.partition=dirichlet
 ```
 
 ```toml
+preset = "paper-iid"    # what is not in this file is as there; without this line, as in the tables below
+
 [local]
 epochs = 3
 

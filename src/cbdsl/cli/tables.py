@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from cbdsl.study.field import Study
     from cbdsl.study.paper_claims import JudgedClaim
     from cbdsl.study.sweep import Finished
+    from cbdsl.study.tune import Tuning
 
 
 def print_sweep(results: Sequence[Finished], axes: Sequence[str], out: Path) -> None:
@@ -75,6 +76,26 @@ def print_study(study: Study, page: Path) -> None:
     console.print(f"page: {page}", highlight=False, soft_wrap=True)
 
 
+def print_tuning(tuning: Tuning, out: Path) -> None:
+    """What a search found, and what it is worth on other seeds, on standard output."""
+    from cbdsl.study.compare import percent_words  # noqa: PLC0415
+    from cbdsl.study.tune import verdict  # noqa: PLC0415
+
+    best = tuning.outcome.best
+    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for key, value in best.values.items():
+        table.add_row(key, str(value))
+    table.add_row("hold-out", f"{best.error:.2%} wrong; try {best.number} of {tuning.plan.budget} by {best.search}")
+    if tuning.plan.repeats > 1 or len(tuning.plan.by) > 1:
+        for name in tuning.plan.by:
+            table.add_row(f"by {name}", f"{percent_words(tuning.ends(name))} wrong on the hold-out at best")
+    table.add_row("test set", verdict(tuning))
+    table.add_row("spec", str(out / "best.toml"))
+    plain_console().print(table, highlight=False, soft_wrap=True)
+
+
 def print_claims(claims: Sequence[JudgedClaim], page: Path) -> None:
     """The verdicts on the paper's claims, on standard output."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -82,7 +103,7 @@ def print_claims(claims: Sequence[JudgedClaim], page: Path) -> None:
         table.add_column(heading)
     colours = {"holds": "green", "holds in this regime": "green", "undecided": "yellow", "does not hold": "red"}
     for claim in claims:
-        verdict = Text(claim.verdict, style=colours[claim.verdict])
+        verdict = Text(claim.verdict, style=colours.get(claim.verdict, ""))
         table.add_row(str(claim.figure), claim.claim, claim.regime, verdict, claim.measured)
     console = plain_console()
     console.print(table, highlight=False)

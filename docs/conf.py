@@ -1,0 +1,37 @@
+"""How the documentation site is built: `make docs`. Nothing is fetched; what is generated comes from the code."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+
+import cbdsl
+
+project = "cbdsl"
+version = release = cbdsl.__version__
+copyright = "the cbdsl authors, Apache-2.0"  # noqa: A001 - Sphinx wants this name
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "site_pages", "site_notebooks"]
+
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 4
+myst_links_external_new_tab = False
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_class_signature = "separated"
+autodoc_type_aliases = {name: name for name in ("ArrayLike", "Doubles", "Floats", "Indices", "Rule")}
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 100
+add_module_names = False
+
+html_theme = "furo"
+html_title = f"cbdsl {version}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_show_sphinx = False
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
+pygments_style = "friendly"
+pygments_dark_style = "github-dark"
