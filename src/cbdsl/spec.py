@@ -125,6 +125,8 @@ class Spec:
         tree["data"]["shared_source"] = content_digest(Path(self.data.shared_source))
         if not self.data.shared_source:  # and those from before there were generators
             del tree["data"]["shared_source"]
+        if self.swarm.storage == "float32":  # and those from before there was another
+            del tree["swarm"]["storage"]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_toml(self) -> str:

@@ -70,6 +70,7 @@ class SwarmSpec:
     sgd_from: Literal["current", "moved"] = "current"  # SGD starts at w_t (as printed) or after the swarm move
     velocity: Literal["full", "swarm"] = "full"  # v = w_{t+1} - w_t (as printed) or the swarm terms alone
     start: Literal["together", "apart"] = "together"  # one initial model for all, or one per worker
+    storage: Literal["float32", "bfloat16"] = "float32"  # of positions and velocities, from one round to the next
 
     def __post_init__(self) -> None:
         for value in self.inertia:

@@ -17,6 +17,7 @@ from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
 from cbdsl.spec_groups import Shared
 from cbdsl.workers.local import Work
+from cbdsl.workers.storage import opened, stored
 from cbdsl.workers.swarm import Particles, move, recovered
 
 Conversation = Literal["swarm", "average"]
@@ -84,7 +85,11 @@ class SwarmMethod(Method):
 
 
 def play_part(method: Method, work: Work, rows: Particles, received: Floats) -> Particles:
-    """A worker's round with what a codec needs: `move`, and where everybody uploads, what is sent."""
+    """A worker's round with what a codec needs: `move`, and where everybody uploads, what is sent.
+
+    Rows are what was kept of them; see `storage`.
+    """
+    rows = opened(stored(rows, work.swarm))
     after = method.move(work, rows, received)
     if not work.workers.codec.relative:
         return after

@@ -19,6 +19,7 @@ from cbdsl.runs.stage import Stage
 from cbdsl.swarms.ray import RaySwarm
 from cbdsl.swarms.ray_cluster import check_place, connected, machines
 from cbdsl.swarms.shard import Plot, Recipe, build_of, part_of
+from cbdsl.workers.storage import bytes_of_row
 
 MakeSwarm = Callable[[Stage], Swarm]
 
@@ -84,7 +85,7 @@ def ray_swarm(stage: Stage, ray: Any, shards: int | None = None) -> RaySwarm:  #
 def bytes_of_shard(stage: Stage, workers: int) -> int:
     """What so many workers take: three rows each, their packs, and samples; a round's blocks come with the process."""
     codec, size = stage.server.policy.codecs.up, stage.engine.size
-    row = 12 * size + 12 + (codec.longest(size) if codec.relative else 0)
+    row = bytes_of_row(size, stage.spec.swarm, codec.longest(size) if codec.relative else 0)
     train, parts = stage.dataset.train, stage.split
     own = max(map(len, parts.workers)) * workers
     shared = len(parts.shared_training) + len(parts.shared_scoring)

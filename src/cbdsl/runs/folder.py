@@ -38,6 +38,7 @@ from cbdsl.protocol.state import BackOff, ServerState
 from cbdsl.runs.readme import README
 from cbdsl.runs.records import RoundRecord, Summary
 from cbdsl.spec import Spec
+from cbdsl.workers.storage import whole
 from cbdsl.workers.swarm import Particles
 
 
@@ -247,7 +248,7 @@ class RunFolder:
 def _check_sizes(state: ServerState, particles: Particles | None) -> None:
     """ValueError unless all models are rows of one length."""
     size = state.global_best.shape
-    rows = [] if particles is None else [*particles.positions[:1], *particles.velocities[:1]]
+    rows = [] if particles is None else [*whole(particles.positions[:1]), *whole(particles.velocities[:1])]
     models = [state.global_best, *state.references, *rows]
     if len(size) != 1 or any(model.shape != size or model.dtype != np.float32 for model in models):
         raise ValueError("models of different sizes")

@@ -27,7 +27,7 @@ class MemorySwarm(StackedSwarm):
 
     @property
     def particles(self) -> Particles:
-        """The arrays of all workers."""
+        """All workers; see `Rows.particles`."""
         return self.rows.particles
 
     def carry_out(self, order: Order) -> Mapping[WorkerId, Claim]:
@@ -49,13 +49,13 @@ class MemorySwarm(StackedSwarm):
     @property
     def kept(self) -> Mapping[str, Any]:
         """See `StackedSwarm.kept`."""
-        return vars(self.particles)
+        return vars(self.rows.kept)
 
     def restore(self, particles: Particles | None, round_number: int, received: Floats) -> None:
         """See `StackedSwarm.restore`."""
         del round_number
         if particles is not None:
-            self.rows.particles = particles
+            self.rows.kept = particles
         self._received = received
         self.rows.receive(received)
 

@@ -107,7 +107,7 @@ class Shard:
             recipe.codec,
         )  # fmt: skip
         self._rows = Rows(recipe.method, workers, plot.initial, recipe.commits)
-        arrays = vars(self._rows.particles)
+        arrays = vars(self._rows.kept)
         self._layout = {name: (array.shape[1:], array.dtype.str) for name, array in arrays.items()}
         self._token, self._at, self._build = token, -1, build_of(recipe.engine)
 
@@ -144,14 +144,14 @@ class Shard:
         """Some rows of one array."""
         if at != self._at:
             return Behind(self._at)
-        found: NDArray[Any] = getattr(self._rows.particles, name)[first:last]
+        found: NDArray[Any] = getattr(self._rows.kept, name)[first:last]
         return found
 
     def put(self, token: int, name: str, first: int, block: NDArray[Any]) -> Behind | None:
         """Write rows of one array. A shard that does not know the token has died since."""
         if token != self._token:
             return Behind(self._at)
-        getattr(self._rows.particles, name)[first : first + len(block)] = block
+        getattr(self._rows.kept, name)[first : first + len(block)] = block
         return None
 
     def settle(self, token: int, at: int, received: Floats | None) -> Behind | None:
