@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -188,6 +189,50 @@ def test_workers_are_added_and_the_brokers_limits_grow_with_them(keys: Path) -> 
 def settings(keys: Path, word: str) -> list[str]:
     lines = (keys / "broker" / "mosquitto.conf").read_text().splitlines()
     return [line.partition(" ")[2] for line in lines if line.startswith(f"{word} ")]
+
+
+def test_adding_that_was_interrupted_is_done_by_doing_it_again(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, left = module._write, 0
+
+    def fails(*words: Any, **rest: Any) -> None:  # noqa: ANN401
+        nonlocal left
+        left -= 1
+        if not left:
+            raise KeyboardInterrupt
+        write(*words, **rest)
+
+    monkeypatch.setattr(module, "_write", fails)
+    for after in range(1, 9):
+        name, left = f"new-{after}", after
+        with pytest.raises(KeyboardInterrupt):
+            add_workers(keys, [name])
+        assert name not in (keys / "server" / "roster.txt").read_text().split()
+        add_workers(keys, [name])
+        home = keys / "workers" / name
+        assert sorted(path.name for path in home.iterdir() if path.name[0] != ".") == sorted(FOR_A_WORKER)
+        assert (keys / "server" / "roster.txt").read_text().split().count(name) == 1
+        assert f"user {name}\n" in (keys / "broker" / "acl").read_text()
+        with pytest.raises(UserError, match="has its certificate"):
+            add_workers(keys, [name])
+
+
+def test_who_is_put_back_keeps_its_keys(keys: Path) -> None:
+    (keys / "server" / "roster.txt").write_text("bert\n")
+    before = contents(keys / "workers" / "anna")
+    add_workers(keys, ["anna"])
+    assert contents(keys / "workers" / "anna") == before
+    assert (keys / "server" / "roster.txt").read_text() == "bert\nanna\n"
+
+
+def test_what_is_replaced_keeps_its_owner_and_mode(keys: Path) -> None:
+    rules = keys / "broker" / "acl"
+    rules.chmod(0o640)
+    somebody = 12345 if os.geteuid() == 0 else os.getuid()
+    os.chown(rules, somebody, -1)
+    for change in (lambda: add_workers(keys, ["carl"]), lambda: revoke(keys, ["bert"]), lambda: renew(keys)):
+        change()
+        assert (rules.stat().st_uid, rules.stat().st_mode & 0o777) == (somebody, 0o640)
+    assert (keys / "workers" / "anna" / "worker.key").stat().st_mode & 0o777 == 0o600
 
 
 def test_limits_follow_from_the_roster(tmp_path: Path) -> None:

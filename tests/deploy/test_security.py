@@ -362,6 +362,61 @@ def test_revoked_added_and_renewed_workers(tmp_path: Path) -> None:
         assert wait_for(lambda: back.received == [(f"{ROOT}/down/order", b"kept", True)])
 
 
+def elsewhere(home: Path) -> tuple[int, int]:
+    """Have a broker's folder use two free ports; which ones."""
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        ports = (int(first.getsockname()[1]), int(second.getsockname()[1]))
+    config, outer, inner = home / "mosquitto.conf", f"listener {ports[0]} 127.0.0.1", f"listener {ports[1]}"
+    config.write_text(config.read_text().replace("listener 8883", outer).replace("listener 8884", inner))
+    return ports
+
+
+def give_away(home: Path) -> None:
+    for path in (home, *home.rglob("*")):
+        shutil.chown(path, "mosquitto", "mosquitto")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a broker that becomes somebody else")
+def test_a_broker_that_is_somebody_else_reads_the_new_rules(tmp_path: Path) -> None:
+    """Who is revoked in the very folder that a broker runs in is silenced by a reload, and the rules are not lost."""
+    keys, ours = tmp_path / "keys", tmp_path / "keys" / "broker"
+    provision(keys, ["anna", "bert"], SWARM, ["localhost"])
+    for folder in (tmp_path, *tmp_path.parents):  # it has to get there
+        if folder.owner() == "root" and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o011)
+    keys.chmod(0o711)
+    ports = elsewhere(ours)
+    give_away(ours)
+    log = tmp_path / "broker.log"
+    with log.open("wb") as file, ExitStack() as stack:
+        process = subprocess.Popen([str(find_mosquitto()), "-c", "mosquitto.conf"], cwd=ours, stdout=file, stderr=file)
+        stack.callback(process.wait, 20)
+        stack.callback(process.terminate)
+        assert wait_for(lambda: " running" in log.read_text() or process.poll() is not None, 20)
+        server = Client(ports[1], "", context(keys / "server", "server")).connect()
+        anna = Client(ports[0], "", worker(keys, "anna")).connect()
+        bert = Client(ports[0], "", worker(keys, "bert")).connect()
+        for client in (server, anna, bert):
+            stack.callback(client.close)
+        server.subscribe(f"{ROOT}/from/#")
+        anna.subscribe(f"{ROOT}/down/#")
+        settle(anna, server)
+        revoke(keys, ["anna"])
+        process.send_signal(signal.SIGHUP)
+        assert wait_for(lambda: "Reloading config" in log.read_text(), 20)
+        time.sleep(0.5)
+        server.received.clear()
+        anna.received.clear()
+        anna.publish(f"{ROOT}/from/anna/claim", b"still here")
+        anna.publish(f"{ROOT}/from/bert/claim", b"as somebody else")
+        bert.publish(f"{ROOT}/from/bert/hello", b"fine")
+        server.publish(f"{ROOT}/down/order", b"not for anna")
+        assert wait_for(lambda: server.topics() == [f"{ROOT}/from/bert/hello"])
+        time.sleep(0.5)
+        assert anna.received == []
+        assert "nable to open" not in log.read_text()
+
+
 @pytest.mark.parametrize("as_root", [True, False])
 def test_the_broker_starts_as_the_page_says_and_warns_of_nothing(tmp_path: Path, as_root: bool) -> None:
     """As root, who becomes the user mosquitto, and as that user itself; by whoever else runs the tests, as that one."""
@@ -369,17 +424,9 @@ def test_the_broker_starts_as_the_page_says_and_warns_of_nothing(tmp_path: Path,
     provision(tmp_path / "keys", ["anna", "bert"], SWARM, ["localhost"])
     revoke(tmp_path / "keys", ["bert"])
     shutil.copytree(tmp_path / "keys" / "broker", ours)
-    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
-        ports = [str(one.getsockname()[1]) for one in (first, second)]
-    config = (ours / "mosquitto.conf").read_text()
-    (ours / "mosquitto.conf").write_text(
-        config.replace("listener 8883", f"listener {ports[0]} 127.0.0.1").replace(
-            "listener 8884", f"listener {ports[1]}"
-        )
-    )
+    ports = elsewhere(ours)
     if root:
-        for path in (ours, *ours.rglob("*")):
-            shutil.chown(path, "mosquitto", "mosquitto")
+        give_away(ours)
     user = {"user": "mosquitto", "group": "mosquitto", "extra_groups": []} if root and not as_root else {}
     log = tmp_path / "broker.log"
     with log.open("wb") as file:
@@ -388,7 +435,7 @@ def test_the_broker_starts_as_the_page_says_and_warns_of_nothing(tmp_path: Path,
         )  # fmt: skip
     try:
         assert wait_for(lambda: " running" in log.read_text() or process.poll() is not None, 20)
-        anna = Client(int(ports[0]), "", worker(tmp_path / "keys", "anna")).connect()
+        anna = Client(ports[0], "", worker(tmp_path / "keys", "anna")).connect()
         anna.close()
         assert wait_for(lambda: "anna disconnected" in log.read_text())
         assert Path(f"/proc/{process.pid}").stat().st_uid, "it is still root"

@@ -17,8 +17,9 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -103,19 +104,21 @@ def add_workers(out: Path, workers: Sequence[str]) -> Provisioned:
     """Certificates for further workers by the same authority, and the broker's limits for so many."""
     known, authority = read(out), _authority(out)
     _check_workers(workers)
-    for name in workers:
-        if name in known.workers:
+    listed = _read_roster(out)
+    for name in workers:  # whoever has a record and is not listed was taken from the roster, or never got there
+        if name in known.workers and (name in known.revoked or name in [line.strip() for line in listed]):
             raise UserError(
                 f"The worker '{name}' has its certificate, and keys are never overwritten. Give another name, or "
                 f"new keys to everybody: cbdsl provision {out} --renew"
             )
-    now = replace(known, workers=(*known.workers, *workers))
+    now = replace(known, workers=tuple(dict.fromkeys((*known.workers, *workers))))
     with _writing(out):
         for name in workers:
-            _write_worker(out, name, known, authority)
-        _write_roster(out, [*_read_roster(out), *workers])
+            if name not in known.workers or not (out / "workers" / name / "README.txt").exists():
+                _write_worker(out, name, known, authority)
         _write_rules(out, now)
         _write_settings(out, now)
+        _write_roster(out, [*listed, *workers])  # last: with this it is done
     return now
 
 
@@ -294,9 +297,18 @@ def _write_settings(folder: Path, known: Provisioned) -> None:
 
 
 def _write(path: Path, content: bytes | str, mode: int = 0o644) -> None:
-    """Write whole or not at all, readable from the first moment by nobody but those who may."""
+    """Write whole or not at all, readable from the first moment by nobody but those who may.
+
+    What is replaced keeps its owner and its mode: a broker that is somebody else, and cannot read its rules when it
+    looks at them again, goes on without any.
+    """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
+        if path.exists():
+            before = path.stat()
+            with suppress(PermissionError):  # root may give a file away, and others need not
+                os.fchown(stream.fileno(), before.st_uid, before.st_gid)
+            os.fchmod(stream.fileno(), stat.S_IMODE(before.st_mode))
         stream.write(content.encode() if isinstance(content, str) else content)
     beside.replace(path)
 
