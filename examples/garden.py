@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,10 @@ class Garden:
         """Whether a worker has claimed a score."""
         return any(name in one["claims"] for one in self.lines(out, "claims.jsonl"))
 
+    def log_of(self, name: str) -> str:
+        """What a device has said so far."""
+        return (self.folder / "devices" / name / "worker.log").read_text(encoding="utf-8")
+
     def finish(self, server: subprocess.Popen[bytes], out: str) -> dict[str, Any]:
         """Wait for the end of a run; its summary."""
         code = server.wait(PATIENCE)
@@ -170,6 +174,16 @@ def wait_for(what: str, condition: Callable[[], bool], server: subprocess.Popen[
         time.sleep(0.1)
 
 
+@contextlib.contextmanager
+def frozen(server: subprocess.Popen[bytes]) -> Iterator[None]:
+    """A server whose machine stands still for a while; here so that a fast one does not end its run meanwhile."""
+    server.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        server.send_signal(signal.SIGCONT)
+
+
 def say(text: str) -> None:
     """A line with the time."""
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
@@ -177,7 +191,7 @@ def say(text: str) -> None:
 
 def first_run(garden: Garden, names: Sequence[str]) -> dict[str, Any]:
     """A run in which devices and server are killed, one device is added and one is revoked."""
-    rounds = ("--rounds", "50")
+    rounds = ("--rounds", "80")
     server = garden.start_server("first", *rounds)
     for name in names:
         garden.start_device(name)
@@ -198,15 +212,19 @@ def first_run(garden: Garden, names: Sequence[str]) -> dict[str, Any]:
     say(f"killed the server after {played} rounds; it went on")
 
     garden.write_device("porch")
-    cbdsl("provision", f"{garden.folder}/keys", "--add", "--names", "porch")
-    garden.reload_broker()
-    garden.start_device("porch")
+    with frozen(server):
+        cbdsl("provision", f"{garden.folder}/keys", "--add", "--names", "porch")
+        garden.reload_broker()
     wait_for("porch is let in", lambda: garden.happened("first", "enrolled", "porch"), server)
+    with frozen(server):
+        garden.start_device("porch")
+        wait_for("porch says hello", lambda: "the server's welcome" in garden.log_of("porch"))
     wait_for("porch takes part", lambda: garden.claimed("first", "porch"), server)
     say("added porch while the run is played; it takes part")
 
-    cbdsl("provision", f"{garden.folder}/keys", "--revoke", names[-1])
-    garden.reload_broker()
+    with frozen(server):
+        cbdsl("provision", f"{garden.folder}/keys", "--revoke", names[-1])
+        garden.reload_broker()
     wait_for(f"{names[-1]} is out", lambda: garden.happened("first", "left", names[-1]), server)
     say(f"revoked {names[-1]}; {garden.rounds('first')[-1]['participants']} devices took part in the last round")
     return garden.finish(server, "first")

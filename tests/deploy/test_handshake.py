@@ -15,16 +15,17 @@ import ssl
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from member_keys import member
+from member_keys import authority, member, put
 from mqtt_client import Client, wait_for
 
 from cbdsl.deploy.broker import USERNAME, Broker, find_mosquitto, running_broker
 from cbdsl.deploy.link import Address, MqttLink, parse_address
 from cbdsl.deploy.meter import Meter
-from cbdsl.deploy.provision import provision
+from cbdsl.deploy.provision import provision, revoke
 from cbdsl.errors import UserError
 
 pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed")
@@ -189,6 +190,35 @@ def test_a_broker_that_comes_back_is_one_line(tmp_path: Path, caplog: pytest.Log
     assert lost == f"lost the broker at {address}; trying again"
     assert "nobody listens there" in absent
     assert re.fullmatch(rf"connected again to the broker at {address} after \d+ s", back)
+
+
+def test_who_is_shut_out_by_a_restart_is_told_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = tmp_path / "keys"
+    provision(keys, ["anna", "bert"], "lab", ["localhost"])
+    config = keys / "broker" / "mosquitto.conf"
+    started = running_broker(tmp_path / "log", "mosquitto", config=config)
+    with started as first, opened(member(keys, first.port)) as link:
+        assert wait_for(link.is_up, 30)
+        revoke(keys, ["anna"])
+        os.kill(first.pid, signal.SIGKILL)
+        assert wait_for(lambda: "nobody listens there" in caplog.text, 30)
+        with running_broker(tmp_path / "log", "mosquitto", config=config, port=first.port):
+            assert wait_for(lambda: "this member was shut out" in caplog.text, 60), caplog.messages
+
+
+def test_another_reason_of_the_same_kind_is_said_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = tmp_path / "keys"
+    provision(keys, ["anna"], "lab", ["localhost"])
+    monkeypatch.setattr("cbdsl.deploy.certificates._BACKDATED", timedelta(days=1))
+    config = keys / "broker" / "mosquitto.conf"
+    put(keys / "broker", "broker", authority(keys).issue_broker("x", ["elsewhere.local"], 9))
+    with running_broker(tmp_path / "log", "mosquitto", config=config) as first, opened(member(keys, first.port)):
+        assert wait_for(lambda: "its certificate is not for 'localhost'" in caplog.text, 30)
+        put(keys / "broker", "broker", authority(keys).issue_broker("x", ["localhost"], 0))  # past its time
+        os.kill(first.pid, signal.SIGHUP)  # mosquitto reads its certificate again
+        assert wait_for(lambda: "past its time" in caplog.text or "expired" in caplog.text, 60), caplog.messages
 
 
 def test_two_processes_with_one_certificate_are_told_so_once(

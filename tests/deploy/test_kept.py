@@ -23,6 +23,7 @@ from torch import nn
 import cbdsl
 from cbdsl.data.scaling import Scaling
 from cbdsl.deploy import topics, wire
+from cbdsl.deploy.kept import Kept
 from cbdsl.deploy.particle import understand
 from cbdsl.deploy.serving import announce, at_hand
 from cbdsl.deploy.wire import Announcement, OrderMessage, WireError
@@ -110,6 +111,26 @@ def test_a_device_that_is_done_with_a_run_or_had_no_part_in_it_waits_for_the_nex
         assert workers.threads[0].is_alive()
         assert workers.threads[6].is_alive()
         assert kept(tmp_path, "w0").stat().st_mtime_ns == written
+
+
+def test_a_device_that_is_to_stop_while_it_keeps_the_model_stops(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staying, keep_last = Worker.run, Kept.keep_last
+    monkeypatch.setattr(Worker, "run", lambda self: staying(self, stay=True))
+    stage, bus = prepared(small_spec(rounds=3)), Bus()
+    with crew(bus, stage, tmp_path) as workers:
+
+        def told_to_stop(self: Kept, *words: Any) -> None:  # noqa: ANN401
+            for worker in workers.workers.values():
+                worker.stop()
+            keep_last(self, *words)
+
+        monkeypatch.setattr(Kept, "keep_last", told_to_stop)
+        play(bus, stage, tmp_path, workers.names)
+        for thread in workers.threads.values():
+            thread.join(20)
+            assert not thread.is_alive()
 
 
 def test_with_keep_model_a_device_has_the_global_model_of_every_round(
@@ -238,7 +259,8 @@ def test_one_set_of_devices_plays_run_after_run_each_from_where_the_last_one_end
         assert all(thread.is_alive() for thread in workers.threads.values())
 
 
-def test_a_second_run_goes_on_when_the_first_ones_folder_is_gone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_second_run_goes_on_when_what_it_began_with_is_gone_or_another_one(changed: bool, tmp_path: Path) -> None:
     stage, bus = prepared(small_spec(rounds=3)), Bus()
     (tmp_path / "second").mkdir()
 
@@ -253,8 +275,10 @@ def test_a_second_run_goes_on_when_the_first_ones_folder_is_gone(tmp_path: Path)
         with pytest.raises(KeyboardInterrupt):
             play(bus, second, tmp_path / "second", workers.names, on_round=stop)
         out = tmp_path / "second" / "run"
-        assert at_hand(again, out) == again
-        shutil.rmtree(tmp_path / "run")
+        shutil.copy(tmp_path / "second" / workers.names[0] / "model.safetensors", tmp_path / "run") if changed else None
+        assert at_hand(again, out).init == str(out / "init.safetensors")
+        if not changed:
+            shutil.rmtree(tmp_path / "run")
         assert at_hand(replace(again, init="elsewhere"), out).init == "elsewhere"  # another one than it began with
         third = Stage.prepare(at_hand(again, out), Given(model=perceptron, data=blobs()), 1)
         assert third.key == second.key
@@ -354,6 +378,9 @@ def test_scaling_and_names_of_classes_arrive_as_they_are() -> None:
         {"class_names": "[" * 20_000},
         {"tensors": '["a", "b"]'},  # of four
         {"tensors": '["a", "a", "b", "c"]'},
+        {"tensors": '["a", "b", "c", "__metadata__"]'},  # what a file says of itself stands there
+        {"architecture": "", "tensors": "[]", "scaling": b"", "shape": "[1048575, 1048575]"},
+        {"architecture": "", "tensors": "[]", "scaling": b"", "shape": "[1048575, 1048575, 1048575, 1048575]"},
         {"tensors": '["a", "b", "c", "../../d\\n"]'},
         {"tensors": '["a", "b", "c", 4]'},
         {"tensors": "{}"},

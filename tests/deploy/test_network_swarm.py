@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -416,6 +417,49 @@ def test_a_torn_journal_keeps_what_was_whole(tmp_path: Path) -> None:
     again.begin(5)
     assert again.claims is None
     assert not path.exists()
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_the_end_waits_until_the_broker_has_taken_the_trained_model(
+    taken: bool,
+    make: Callable[..., NetworkSwarm],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("cbdsl.deploy.server._FAREWELL_SECONDS", 0.1)
+    monkeypatch.setattr("cbdsl.deploy.server._SLOW_LINE", 1e9 if not taken else 1)
+    looks: list[float] = []
+
+    def settled(_: BusLink, seconds: float) -> bool:
+        looks.append(seconds)
+        time.sleep(0.02)
+        return taken and len(looks) > 30
+
+    network = make()
+    monkeypatch.setattr(BusLink, "settled", settled)
+    network.finish(1, model(7.0), 2, ())
+    assert len(looks) == 31 if taken else 1 <= len(looks) < 31
+    assert ("Give the same command again" in caplog.text) is not taken
+
+
+def test_what_is_said_again_does_not_come_after_what_was_said_since(make: Callable[..., NetworkSwarm]) -> None:
+    network, topic = make(), topics.order("s")
+    network.report(replace(order(), participants=()))
+    broker: dict[str, bytes] = {}
+    threads: list[threading.Thread] = []
+    last = OrderMessage(RUN, 1, "finish", b"", 0.0, 0.0, 1, bytes(16))
+
+    def slowly(where: str, payload: bytes) -> None:
+        if where == topic and not threads:
+            threads.append(threading.Thread(target=network.notices.order, args=(last,)))
+            threads[0].start()
+            threads[0].join(0.3)
+        broker[where] = payload
+
+    network.notices._say = slowly
+    network.notices.say_again()
+    threads[0].join(10)
+    assert wire.decode(broker[topic], OrderMessage).task == "finish"
 
 
 def test_the_end_leaves_the_trained_model_on_the_broker_and_nothing_else(

@@ -229,7 +229,10 @@ def test_what_is_replaced_keeps_its_owner_and_mode(keys: Path) -> None:
     rules.chmod(0o640)
     somebody = 12345 if os.geteuid() == 0 else os.getuid()
     os.chown(rules, somebody, -1)
-    for change in (lambda: add_workers(keys, ["carl"]), lambda: revoke(keys, ["bert"]), lambda: renew(keys)):
+    changes: list[Callable[[], object]] = [
+        lambda: add_workers(keys, ["carl"]), lambda: revoke(keys, ["bert"]), lambda: renew(keys),
+    ]  # fmt: skip
+    for change in changes:
         change()
         assert (rules.stat().st_uid, rules.stat().st_mode & 0o777) == (somebody, 0o640)
     assert (keys / "workers" / "anna" / "worker.key").stat().st_mode & 0o777 == 0o600

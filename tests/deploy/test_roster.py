@@ -18,10 +18,12 @@ from test_worker import PACE, Crew, prepared, without_time
 
 import cbdsl
 from cbdsl.deploy import topics, wire
+from cbdsl.deploy.events import Events
+from cbdsl.deploy.journal import Journal
 from cbdsl.deploy.link import Address
 from cbdsl.deploy.roster import Roster, RosterFile
 from cbdsl.deploy.server import NetworkSwarm, ServerConfig
-from cbdsl.deploy.serving import Served, open_run, serve
+from cbdsl.deploy.serving import Served, announce, open_run, serve
 from cbdsl.errors import UserError
 from cbdsl.models.saved import read_model
 from cbdsl.protocol.messages import Order
@@ -140,6 +142,19 @@ def test_a_damaged_file_changes_nothing_and_is_told_of_once(
         path.write_bytes(content)
         with pytest.raises(UserError, match=reason):
             RosterFile(path)
+
+
+def test_half_a_file_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(tmp_path / "roster.txt", ("north", "south", "porch"))
+    listed = RosterFile(path)
+    path.write_text("north\nsou")
+    assert not listed.has_changed()
+    assert "its last line has no end" in caplog.text
+    assert listed.names == ("north", "south", "porch")
+    path.write_text("north\nsouth\n")
+    assert listed.has_changed()
+    path.write_text("north\nsouth")
+    assert RosterFile(path).names == ("north", "south")  # as an editor may leave it, before a run
 
 
 def test_a_file_that_is_being_written_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -409,6 +424,15 @@ def test_who_is_put_back_has_its_number_again(tmp_path: Path, guests: Guests) ->
     assert json.loads((tmp_path / "run" / "roster.json").read_text()).get("left") is None
 
 
+def test_who_is_taken_from_the_roster_says_so_once(
+    tmp_path: Path, guests: Guests, caplog: pytest.LogCaptureFixture
+) -> None:
+    served(guests.bus, guests.stage, tmp_path, on_round=at(2, lambda: write(tmp_path / "roster.txt", OLD[1:])))
+    told = [line for line in caplog.messages if "takes no part in the run any more" in line]
+    assert len(told) == 1
+    assert told[0].startswith("worker w0 ")
+
+
 def test_everybody_may_be_replaced(tmp_path: Path, guests: Guests) -> None:
     """A file of nobody is an error; a file of nobody that was there before is not."""
 
@@ -420,6 +444,48 @@ def test_everybody_may_be_replaced(tmp_path: Path, guests: Guests) -> None:
     outcome = served(guests.bus, guests.stage, tmp_path, on_round=on_round)
     assert {line.participants for line in outcome.result.rounds[2:]} == {1}
     assert outcome.result.summary.rounds == 12
+
+
+def test_everybody_may_be_replaced_while_a_round_waits_for_them(
+    tmp_path: Path, guests: Guests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cbdsl.deploy.inbox.NUDGE_SECONDS", 0.1)
+
+    def lose(topic: str) -> bool:
+        rounds = tmp_path / "run" / "rounds.jsonl"
+        if not topic.endswith("/down/order") or not rounds.exists() or rounds.read_text().count("\n") < 2:
+            return False
+        guests.bus.lose = lambda _: False
+        for number in range(6):
+            guests.stop(number)
+        write(tmp_path / "roster.txt", ["new"])
+        guests.invite("new")
+        return True
+
+    guests.bus.lose = lose
+    outcome = served(guests.bus, guests.stage, tmp_path)
+    assert [line.participants for line in outcome.result.rounds[:3]] == [6, 6, 6]
+    assert {line.participants for line in outcome.result.rounds[3:]} == {1}
+    assert outcome.result.summary.rounds == 12
+    claims = [json.loads(line)["claims"] for line in (tmp_path / "run" / "claims.jsonl").read_text().splitlines()]
+    assert set(claims[-1]) == {"new"}
+
+
+def test_a_newcomer_is_heard_where_each_member_is_listened_to_by_name(tmp_path: Path) -> None:
+    """The link then has to ask the broker again for all that there is to hear."""
+    stage, bus = prepared(small_spec()), Bus()
+    roster = Roster(tmp_path / "roster.json", 6, OLD)
+    network = NetworkSwarm(
+        ServerConfig("s", Address("x", 1), PACE, OLD), announce(stage, b"run-0001", b""), b"", roster,
+        Journal(tmp_path / "journal.bin"), Events(), codecs=stage.server.policy.codecs,
+    )  # fmt: skip
+    network.start(bus.link)
+    (link,) = bus.links
+    before = link.patterns.count(topics.from_all("s"))
+    network._follow([*OLD[1:], "new"])
+    assert link.patterns.count(topics.from_all("s")) == before + 1
+    network._follow(OLD[2:])  # nobody is new
+    assert link.patterns.count(topics.from_all("s")) == before + 1
 
 
 def test_the_same_command_goes_on_with_another_roster_and_gives_everybody_the_model(tmp_path: Path) -> None:

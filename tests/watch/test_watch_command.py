@@ -120,6 +120,9 @@ def test_attendance_says_who_came_and_who_left() -> None:
     assert attendance.line() == "16 of 20 here; new in the swarm: porch; no longer in the swarm: w00"
     attendance.take("over", {})
     assert not attendance.take("disconnected", {"worker": "w04"})  # everybody leaves in the end
+    again = Attendance(20)  # a server that goes on: some had joined since the run began
+    assert not again.take("started", {"round": 3, "members": 23})
+    assert again.count() == "0 of 23 here"
 
 
 def test_counts_of_refusals_survive_a_restart(tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ class Attendance:
         elif event == "disconnected" and name in self._here:
             self._here.discard(name)
             self._left.append(name)
+        elif event == "started":
+            self._places = int(details.get("members", self._places))
         elif event in {"enrolled", "left"}:
             self._places = int(details.get("members", self._places))
             self._here -= {name} if event == "left" else set()

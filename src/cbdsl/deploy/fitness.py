@@ -57,7 +57,7 @@ class Device:
         """Its own, or one in their place; or what is wrong with them."""
         shape, classes = assignment.layout.shape, assignment.classes
         if self.data is None:
-            return Samples(np.zeros((1, *shape), np.float32), np.zeros(1, np.int32))
+            return Samples(np.broadcast_to(np.float32(0), (1, *shape)), np.zeros(1, np.int32))
         try:
             own = read_samples(self.data)
         except UserError as error:

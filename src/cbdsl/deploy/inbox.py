@@ -389,8 +389,9 @@ class Inbox:
         """These have left the swarm: nobody waits for them any more."""
         with self._changed:
             for name in names:
-                presence = self._presence(name)
-                presence.online, presence.since = False, _LONG_AGO
+                presence = self._present.get(name)
+                if presence is not None:
+                    presence.online, presence.since = False, _LONG_AGO
             self._changed.notify_all()
 
     def awaited(self, answers: Collection[WorkerId]) -> tuple[int, float]:

@@ -38,6 +38,7 @@ _log = logging.getLogger("cbdsl.deploy")
 KEEPALIVE = 30  # seconds; a broker takes a client for gone after one and a half times that
 _AT_ONCE = 200  # subscriptions in one packet: packets have a largest size
 _LONGEST_PAUSE = 30.0  # seconds between attempts to reach a broker that is down
+_CLOSED = "closed"  # what an attempt failed of that the broker ended before it was a connection
 _OFTEN, _SPAN = 3, 60.0  # connections lost within so many seconds: somebody else may be using our certificate
 
 
@@ -185,7 +186,7 @@ class MqttLink:
         self._lock, self._said = threading.Lock(), ""
         self._since, self._before = time.monotonic(), ""  # when it was lost or first wanted; "again" if it was up
         self._losses: list[float] = []  # when the last ones were
-        self._failure: type[BaseException] | None = None  # of the last attempt
+        self._failure: object = None  # what the last attempt failed of
         self._last: mqtt.MQTTMessageInfo | None = None
         self.connected = threading.Event()
         client = mqtt.Client(CallbackAPIVersion.VERSION2, f"cbdsl-{secrets.token_hex(8)}", protocol=mqtt.MQTTv311)
@@ -251,6 +252,7 @@ class MqttLink:
 
     def _up(self, _client: mqtt.Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:  # noqa: ANN401
         if reason.is_failure:
+            self._failure = _CLOSED
             self._say(f"the broker at {self._address} refuses the connection: {not_let_in(str(reason), self._address)}")
             return
         if self._said and len(self._losses) < _OFTEN:
@@ -269,7 +271,8 @@ class MqttLink:
         self.connected.clear()
         if was_up and reason.is_failure:
             self._lost()
-        elif reason.is_failure and not self._said:
+        elif reason.is_failure and self._failure != _CLOSED:  # to find out why takes a connection of its own
+            self._failure = _CLOSED
             why = _clause(refusal(self._address, self._context))
             self._say(f"the broker at {self._address} closes the connection before it is made{why}. Trying again")
 
@@ -290,8 +293,8 @@ class MqttLink:
 
     def _failed(self, *_: Any) -> None:  # noqa: ANN401
         error = sys.exc_info()[1]  # paho calls this where it has caught the error
-        kind = None if error is None else type(error)
-        if kind is self._failure and self._said:  # to find out why may take a connection of its own
+        kind = (type(error), *(getattr(error, word, None) for word in ("errno", "verify_code", "reason")))
+        if kind == self._failure:  # as above
             return
         self._failure = kind
         what = "will not talk to" if isinstance(error, ssl.SSLCertVerificationError) else "cannot reach"

@@ -27,7 +27,8 @@ class Notices:
     ) -> None:
         """codecs: how models travel. say: hands a topic and what is to be retained there to the broker, if it is up."""
         self._swarm, self._run, self._codecs, self._say = swarm, announcement.run, codecs, say
-        self._lock, self._retained = threading.Lock(), {}  # type: tuple[threading.Lock, dict[str, bytes]]
+        self._retained: dict[str, bytes] = {}
+        self._lock = threading.RLock()  # until it is said: what another thread says meanwhile must not come before it
         numbers = announcement.size * announcement.vectors
         pieces = range(wire.piece_count(longest_update(codecs, numbers)) if codecs.down.relative else 0)
         slots = [topics.update(swarm, slot, piece) for slot in range(KEPT_VERSIONS) for piece in pieces]
@@ -49,11 +50,12 @@ class Notices:
         And clear what an earlier process left there that is not so any more, such as the order of a later round. The
         announcement comes last: whoever hears it may fetch the rest.
         """
-        with self._lock:
-            retained = dict.fromkeys(self._changing, b"") | self._retained
         announcement = topics.spec(self._swarm)
-        for topic in sorted(retained, key=lambda one: one == announcement):
-            self._say(topic, retained[topic])
+        with self._lock:
+            known = {*self._changing, *self._retained}
+        for topic in sorted(known, key=lambda one: (one == announcement, one)):
+            with self._lock:
+                self._say(topic, self._retained.get(topic, b""))
 
     def order(self, order_message: OrderMessage) -> None:
         """Give an order."""
@@ -62,7 +64,8 @@ class Notices:
     def order_again(self) -> None:
         """Who has answered answers again, which costs a message; who was not reached is."""
         topic = topics.order(self._swarm)
-        self._say(topic, self._retained[topic])
+        with self._lock:
+            self._say(topic, self._retained[topic])
 
     def recall(self, version: int, references: Sequence[Floats]) -> None:
         """The last versions of w^g, (D,) each and the present one last: by them a worker's state is recognised."""
@@ -100,9 +103,14 @@ class Notices:
         stays = (topics.spec(self._swarm), topics.order(self._swarm), topics.model(self._swarm, ""))
         with self._lock:
             done = [topic for topic in self._retained if not topic.startswith(stays)]
-            self._retained = {topic: content for topic, content in self._retained.items() if topic not in done}
-        for topic in done:
-            self._say(topic, b"")
+            for topic in done:
+                del self._retained[topic]
+                self._say(topic, b"")
+
+    def bytes_left(self) -> int:
+        """How much is retained, as far as it is known here."""
+        with self._lock:
+            return sum(map(len, self._retained.values()))
 
     def _put_whole(self, version: int, content: bytes) -> None:
         for piece in wire.pieces(self._run, version, content):
@@ -112,4 +120,4 @@ class Notices:
     def _put(self, topic: str, payload: bytes) -> None:
         with self._lock:
             self._retained[topic] = payload
-        self._say(topic, payload)
+            self._say(topic, payload)

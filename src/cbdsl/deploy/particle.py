@@ -7,6 +7,7 @@ swarm of such processes and the simulator reach the same numbers.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -89,6 +90,7 @@ def understand(announcement: Announcement) -> Assignment:
         not isinstance(shape, list)
         or not 1 <= len(shape) <= 4
         or not all(type(n) is int and 0 < n < 2**20 for n in shape)
+        or math.prod(shape) >= 2**31
     ):
         raise WireError("an announcement with an impossible shape of samples")
     fits = architecture is None or (
@@ -102,7 +104,8 @@ def understand(announcement: Announcement) -> Assignment:
         raise WireError("an announcement whose scaling does not fit its samples")
     if len(names) > announcement.classes:
         raise WireError("an announcement that names more classes than there are")
-    if tensors and (architecture is None or not len(set(tensors)) == len(tensors) == len(architecture.tensors())):
+    distinct = len(set(tensors) - {"__metadata__"})  # a word of safetensors' own
+    if tensors and (architecture is None or not distinct == len(tensors) == len(architecture.tensors())):
         raise WireError("an announcement whose names of weights do not fit its network")
     layout = SharedLayout(announcement.shared_training, announcement.shared_scoring, tuple(shape))
     return Assignment(

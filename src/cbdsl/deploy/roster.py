@@ -42,7 +42,7 @@ class RosterFile:
             return False
         self._seen = stamp
         try:
-            before, self.names = self.names, _names(self.path)
+            before, self.names = self.names, _names(self.path, whole=True)
         except UserError as error:
             _log.warning("%s The swarm stays as it is: %d names", error, len(self.names))
             return False
@@ -57,10 +57,16 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _names(path: Path) -> tuple[str, ...]:
-    """The names in a file, one a line; lines that start with # say nothing."""
+def _names(path: Path, whole: bool = False) -> tuple[str, ...]:
+    """The names in a file, one a line; lines that start with # say nothing.
+
+    whole: refuse a file whose last line has no end, for the rest of it may be on its way.
+    """
     try:
-        lines = [line.strip() for line in read_text(path).splitlines() if not line.startswith("#")]
+        text = read_text(path)
+        if whole and text and not text.endswith("\n"):
+            raise ValueError("its last line has no end; is it still being copied? If not, end it with a new line")
+        lines = [line.strip() for line in text.splitlines() if not line.startswith("#")]
         names = [check_name(line, "worker") for line in lines if line]
     except (OSError, ValueError) as error:
         raise UserError(f"The roster {path} cannot be read: {str(error).rstrip('.')}.") from error

@@ -33,6 +33,7 @@ _log = logging.getLogger("cbdsl.deploy")
 
 _FAREWELL_SECONDS = 5.0  # how long the end of a run waits for workers to hear of it
 _LONGEST_FAREWELL = 30.0  # and for the broker, if that is away
+_SLOW_LINE = 20_000  # bytes a second, with which what is left for the broker should be there
 _START_SECONDS = 10.0  # a start model is sent to a worker once in so long, however often it says hello
 _UPLOADS_SEEN = 64  # the last ones, whose times say how long the next may take
 
@@ -80,9 +81,9 @@ class NetworkSwarm:
             sizes = (4 * numbers, 4 * numbers)
         self.inbox = Inbox(config.swarm, self._run, sizes, roster, events, config.deadlines, self._is_astray)
         self._roster_file = config.roster
+        self._link: Link | None = None
         if config.names:
             self._follow(config.names)
-        self._link: Link | None = None
         self.notices = Notices(config.swarm, announcement, shared, codecs, self._retain)
         self._claims: Mapping[WorkerId, Claim] = {}  # of the round that is played
         self._asked: set[WorkerId] = set()  # who holds an invitation
@@ -150,6 +151,8 @@ class NetworkSwarm:
             _log.warning("%s The swarm stays as it is", error)
             return
         self.inbox.dismiss(left)
+        if joined and self._link is not None:  # it may be listening to each member by name
+            self._link.subscribe(topics.from_all(self._swarm))
         for event, changed in (("enrolled", joined), ("left", left)):
             for name in changed:
                 self._events.note(event, worker=name, members=self._roster.places)
@@ -172,6 +175,21 @@ class NetworkSwarm:
 
         self._until(over, _FAREWELL_SECONDS)
         self.notices.clear()
+        if not self._delivered(_FAREWELL_SECONDS + self.notices.bytes_left() / _SLOW_LINE):
+            _log.warning(
+                "the broker has not taken all that it should keep of this run: devices that were away would not get "
+                "the trained model. Give the same command again when the broker can be reached"
+            )
+
+    def _delivered(self, seconds: float) -> bool:
+        """Whether the broker has taken what was sent to it; waits for so long."""
+        last = time.monotonic() + seconds
+        while (link := self._link) is not None and link.is_up():
+            if link.settled(1.0):
+                return True
+            if time.monotonic() > last:
+                return False
+        return False
 
     def close(self) -> None:
         """Leave the broker."""
@@ -261,17 +279,23 @@ class NetworkSwarm:
     def _collect(self, answers: Callable[[], Collection[WorkerId]], nudge: Callable[[], None]) -> None:
         """Wait for the quorum or the deadline, and past the deadline for the first answer."""
         open_round, deadlines = self.inbox.open_round, self._deadlines
-        if not open_round.participants:
-            return
         awaited = (0, 0.0)
 
         def settled() -> bool:
             nonlocal awaited
             awaited = self.inbox.awaited(answers())
-            return len(answers()) >= deadlines.needed(awaited[0])
+            return len(answers()) >= deadlines.needed(awaited[0]) or deserted()
+
+        def deserted() -> bool:
+            """Whether everybody who was to answer has left the swarm since."""
+            return all(self._roster.has_left(self._roster.name(worker)) for worker in open_round.participants)
+
+        def look() -> None:
+            self._look_at_roster()
+            nudge()
 
         for _ in range(deadlines.patience):
-            in_time = self._until(settled, lambda: self.inbox.limit(*awaited), nudge)
+            in_time = self._until(settled, lambda: self.inbox.limit(*awaited), look)
             self.inbox.account(answers(), in_time)
             if in_time or answers():
                 return

@@ -40,7 +40,7 @@ from cbdsl.runs.play import Played, conclude, rounds
 from cbdsl.runs.records import RoundRecord, finite
 from cbdsl.runs.result import Result
 from cbdsl.runs.stage import Stage
-from cbdsl.spec import Options, Spec, init_file
+from cbdsl.spec import Options, Spec
 from cbdsl.spec import read as read_spec
 from cbdsl.spec_groups import DataSpec, DefenceSpec, SelectionSpec, ServerSpec, VerificationSpec
 
@@ -64,10 +64,9 @@ class OpenRun:
 
 
 def at_hand(spec: Spec, out: Path) -> Spec:
-    """The spec; of a run that has begun with the folder's own copy of the model it started from, if that has gone."""
+    """The spec; of a run that has begun with the folder's own copy of the model it started from: that one stays."""
     kept, begun = out / "init.safetensors", out / "spec.toml"
-    gone = bool(spec.init) and not init_file(spec.init).is_file()
-    own = gone and kept.is_file() and begun.is_file() and read_spec(begun).init == spec.init
+    own = bool(spec.init) and kept.is_file() and begun.is_file() and read_spec(begun).init == spec.init
     return replace(spec, init=str(kept)) if own else spec
 
 
@@ -111,7 +110,7 @@ def serve(
         events = Events(out / "events.jsonl", lambda name: roster.number(name) is not None, out / "refused.json")
         events.listener = on_event
         first = state = opened.checkpoint.state if opened.checkpoint else stage.first_state()
-        events.note("started", round=state.round)
+        events.note("started", round=state.round, members=roster.places)
         if stage.spec.defence.aggregator == "mean" and not stage.split.workers:  # who deals knows the numbers itself
             stage = replace(stage, server=replace(stage.server, combine=averaging(_Sizes(roster), stated=True)))
         shared = shared_of(stage)

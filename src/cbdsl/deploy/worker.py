@@ -36,6 +36,7 @@ _log = logging.getLogger("cbdsl.deploy")
 _Result = TypeVar("_Result")
 _WAIT_SECONDS = 1.0  # how often a worker without mail looks whether it is to stop
 _HELLO_SECONDS = (5.0, 60.0)  # a worker that is not welcomed says hello again, at first and at last after so long
+_PASSED_OVER = 3  # orders in a row for others, before a worker says that it takes no part any more
 
 _LAST_MODEL_SECONDS = 60.0  # how long a worker waits for the trained model once it hears that a run is over
 _ASK_SECONDS = 5.0  # and how often it asks for it
@@ -74,6 +75,7 @@ class Worker:
         self._memory: Memory | None = None
         self._held = Held()
         self._run = self._given_up = b""
+        self._passed_over = 0  # orders in a row that were not for this worker
         self._speaking = threading.Lock()
         self._judged: Welcome | None = None
         self._hello_pause = _HELLO_SECONDS[0]
@@ -306,7 +308,9 @@ class Worker:
         if self._keeps_all and self._held.digest == order_message.model_digest:
             self._kept.keep(self._particle.assignment, self._held, order_message)
         if not wire.has_bit(order_message.participants, self._particle.number):
+            self._note_passed_over()
             return
+        self._passed_over = 0
         if self._memory is None or order_message.round > self._memory.round:
             self._memory = self._particle.carry_out(order_message, received)
             self._keeper.save(self._memory)
@@ -319,6 +323,17 @@ class Worker:
             claim = self._memory.claim
             claim_message = ClaimMessage(self._run, self._memory.round, claim.score, claim.commitment)
             self._say("claim", wire.encode(claim_message))
+
+    def _note_passed_over(self) -> None:
+        """Say once that this worker is not asked any more; where some are drawn every round, that means nothing."""
+        assert self._particle is not None
+        self._passed_over += 1
+        if self._passed_over == _PASSED_OVER and self._particle.assignment.spec.participation == 1.0:
+            _log.warning(
+                "worker %s takes no part in the run any more: the server has banned it, or its roster does not name "
+                "it. The server's folder says which: events.jsonl, rounds.jsonl",
+                self._name,
+            )
 
     def _start_anew(self) -> None:
         """The server does not know the history that the state here is of: do without it, as a new worker would."""
@@ -361,7 +376,8 @@ class Worker:
         self._particle = None  # its memory is for what comes next
         if not had_it:
             self._kept.keep_last(assignment, held, order_message)
-        self._stopped = not self._stays and (plays or (took_part and not had_it))
+        if not self._stays and (plays or (took_part and not had_it)):
+            self._stopped = True
         _log.info("worker %s: the run is over", self._name)
 
     def _say(self, what: str, payload: bytes, retain: bool = False) -> None:
