@@ -79,7 +79,7 @@ def hashes_of(words: list[str]) -> dict[str, str]:
         rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
         model = load_file(out / "model.safetensors")
     hashes = {
-        key: hashlib.sha256(json.dumps([line[key] for line in rounds]).encode()).hexdigest()[:12]
+        key: hashlib.sha256(json.dumps([line.get(key) for line in rounds]).encode()).hexdigest()[:12]
         for key in rounds[0]
         if key not in IGNORED
     }

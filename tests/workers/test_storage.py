@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from cbdsl.runs.resolve import refuse_idle, resolve
 from cbdsl.runs.stage import Given, Stage
 from cbdsl.spec import Spec
 from cbdsl.spec_groups import SwarmSpec
+from cbdsl.workers.local import at_rest
 from cbdsl.workers.storage import bytes_of_row, halved, opened, stored, whole
 from helpers import After, blobs, perceptron, small_spec
 
@@ -66,6 +68,20 @@ def test_positions_and_velocities_take_half_the_space_and_the_personal_best_keep
     )
     workers = stage.spec.workers
     assert saved == workers * 4 * stage.engine.size == bytes_of_shard(usual, workers) - bytes_of_shard(stage, workers)
+
+
+def test_rows_are_made_without_a_larger_copy_of_them() -> None:
+    initial = np.ones((1, 10_000), np.float32)
+    at_rest(initial, 1, None, SMALL)
+    tracemalloc.start()
+    try:
+        rows = at_rest(initial, 400, None, SMALL)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    kept = sum(array.nbytes for array in vars(rows).values())
+    assert kept == 400 * bytes_of_row(10_000, SMALL, 0)
+    assert most < kept + 20 * initial.nbytes
 
 
 @pytest.mark.parametrize("codec", ["none", "q4"])

@@ -38,7 +38,7 @@ class Rows:
         self._method, self._workers, self._commits = method, workers, commits
         self._first, self._received = workers.names[0], initial[0]
         self.block = workers_at_once(workers.engine.size)
-        self.kept = stored(at_rest(initial, len(workers.names), workers.codec), workers.swarm)
+        self.kept = at_rest(initial, len(workers.names), workers.codec, workers.swarm)
 
     @property
     def particles(self) -> Particles:

@@ -18,6 +18,7 @@ from cbdsl.engines.base import Engine, Sgd
 from cbdsl.rng import seed_of, stream
 from cbdsl.spec_groups import LocalSpec, SwarmSpec
 from cbdsl.workers.batches import batches_of, stacked
+from cbdsl.workers.storage import as_stored
 from cbdsl.workers.swarm import Coefficients, Particles, remember, remember_sent
 
 KEPT_VERSIONS = 4  # how many versions of w^g a server keeps to decode uploads with, the present one among them
@@ -249,12 +250,12 @@ def scorer(engine: Engine, samples: Samples, indices: Indices) -> Callable[[Floa
     return lambda weights: float(engine.losses(weights[None], samples, indices)[0])
 
 
-def at_rest(initial: Floats, workers: int, codec: Codec | None = None) -> Particles:
-    """Particles without any past: (1, D) for all or (workers, D), a row each."""
-    shape = (workers, initial.shape[1])
+def at_rest(initial: Floats, workers: int, codec: Codec | None = None, swarm: SwarmSpec | None = None) -> Particles:
+    """Particles without any past, as they are stored: (1, D) for all or (workers, D), a row each."""
+    shape, start = (workers, initial.shape[1]), as_stored(initial, swarm or SwarmSpec())
     return Particles(
-        positions=np.broadcast_to(initial, shape).copy(),
-        velocities=np.zeros(shape, np.float32),
+        positions=np.broadcast_to(start, shape).copy(),
+        velocities=np.zeros(shape, start.dtype),
         personal_best=np.broadcast_to(initial, shape).copy(),
         personal_score=np.full(workers, np.inf),
         packs=np.zeros((workers, codec.longest(shape[1]) if codec and codec.relative else 0), np.uint8),

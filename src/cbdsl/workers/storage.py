@@ -25,8 +25,12 @@ _NO_NUMBER = np.uint16(0x7FC0)
 def halved(values: Floats) -> Halves:
     """To the nearest bfloat16, ties to even; what is no number stays none."""
     bits = np.ascontiguousarray(values).view(np.uint32)
-    rounded = bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
-    halves: Halves = (rounded >> np.uint32(16)).astype(np.uint16)
+    rounded = bits >> np.uint32(16)
+    rounded &= np.uint32(1)
+    rounded += np.uint32(0x7FFF)
+    rounded += bits
+    rounded >>= np.uint32(16)
+    halves: Halves = rounded.astype(np.uint16)
     halves[np.isnan(values)] = _NO_NUMBER  # rounded up, its bits would run over
     return halves
 
@@ -38,12 +42,16 @@ def whole(values: NDArray[Any]) -> NDArray[Any]:
     return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
+def as_stored(values: Floats, swarm: SwarmSpec) -> NDArray[Any]:
+    """Positions or velocities as they are kept."""
+    return values if swarm.storage == "float32" else halved(values)
+
+
 def stored(rows: Particles, swarm: SwarmSpec) -> Particles:
     """Rows as they are kept."""
-    if swarm.storage == "float32":
-        return rows
-    halves: dict[str, Any] = {"positions": halved(rows.positions), "velocities": halved(rows.velocities)}
-    return replace(rows, **halves)
+    return replace(
+        rows, positions=as_stored(rows.positions, swarm), velocities=as_stored(rows.velocities, swarm)
+    )  # fmt: skip
 
 
 def opened(rows: Particles) -> Particles:
