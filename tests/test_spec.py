@@ -55,6 +55,8 @@ def test_the_key_changes_with_every_setting() -> None:
     [
         ({"local.epoch": 3}, r"Unknown setting 'local.epoch'. Did you mean 'local.epochs'\?"),
         ({"locl.epochs": 3}, r"Unknown setting 'locl.epochs'. Did you mean 'local.epochs'\?"),
+        ({"local.lr": 3}, r"Unknown setting 'local.lr'. Did you mean 'local.learning_rate'\? All of them: cbdsl list"),
+        ({"num_clients": 3}, r"Did you mean 'workers'\?"),
         ({"seed.x": 3}, r"Unknown setting 'seed.x'"),
         ({"local.epochs.x": 3}, r"Unknown setting 'local.epochs.x'"),
         ({"local": 3}, r"local is a group of settings"),
@@ -162,7 +164,7 @@ def test_resolving_writes_out_what_defines_the_method() -> None:
 
 def test_a_run_without_what_came_later_has_the_key_it_had_before() -> None:
     tree = {key: value for key, value in Spec().to_tree().items() if key != "device"}
-    del tree["data"]["shared_source"]
+    del tree["data"]["shared_source"], tree["swarm"]["storage"]
     assert Spec().key() == hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -22,10 +22,15 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... ({len(text):,} letters)"
 
 
+def close_to(given: str, names: Iterable[str]) -> list[str]:
+    """The name that was probably meant, if there is one."""
+    return difflib.get_close_matches(given[:_LONGEST], list(names), n=1)
+
+
 def unknown(kind: str, given: str, allowed: Iterable[str], besides: str = "") -> UserError:
     """Say that a name is unknown, what it may have meant and which names there are; besides: how else to get one."""
     names = list(allowed)
-    close = difflib.get_close_matches(given[:_LONGEST], names, n=1)
+    close = close_to(given, names)
     hint = f" Did you mean '{close[0]}'?" if close else ""
     return UserError(f"Unknown {kind} {shown(given)}.{hint} Allowed: {', '.join(names)}.{besides and ' '}{besides}")
 

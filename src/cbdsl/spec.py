@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tomli_w
 
-from cbdsl.errors import UserError, shown, unknown
+from cbdsl.errors import UserError, close_to, shown, unknown
 from cbdsl.files import read_text
 from cbdsl.plugins import digest_of as plugin_digest
 from cbdsl.spec_groups import (
@@ -147,15 +147,34 @@ class Spec:
             for step in path:
                 branch = branch.setdefault(step, {}) if path[0] == "options" else branch.get(step, {})
                 if not isinstance(branch, dict):
-                    raise unknown("setting", dotted, dotted_keys())
+                    raise unknown_setting(dotted)
             if leaf not in branch and path[:1] != ["options"]:
-                raise unknown("setting", dotted, dotted_keys())
+                raise unknown_setting(dotted)
             if path[:1] == ["options"] and len(path) != 2:
                 raise UserError(
                     f"'{dotted}' names no part's setting. Write options.PART.SETTING, as in options.fedprox.mu."
                 )
             branch[leaf] = value
         return from_mapping(tree)
+
+
+_OTHER_WORDS = {
+    "lr": "local.learning_rate", "eta": "local.learning_rate", "epoch": "local.epochs", "local_epochs": "local.epochs",
+    "batch": "local.batch_size", "bs": "local.batch_size", "clients": "workers", "n_clients": "workers",
+    "num_clients": "workers", "num_workers": "workers", "num_rounds": "rounds", "n_rounds": "rounds",
+    "attackers": "attack.byzantine", "dataset": "data.source", "alpha": "data.dirichlet_alpha", "c0": "swarm.inertia",
+    "c1": "swarm.cognitive", "c2": "swarm.social",
+}  # fmt: skip
+"""What others, and the paper, call some settings."""
+
+
+def unknown_setting(dotted: str) -> UserError:
+    """Say that there is no such setting, and which one may be meant."""
+    keys = dotted_keys()
+    meant = _OTHER_WORDS.get(dotted.rpartition(".")[2].lower()) or next(iter(close_to(dotted, keys)), "")
+    if not meant:
+        return unknown("setting", dotted, keys)
+    return UserError(f"Unknown setting {shown(dotted)}. Did you mean '{meant}'? All of them: cbdsl list settings.")
 
 
 def init_file(source: str) -> Path:
@@ -246,7 +265,7 @@ def _build(kind: type[_Section], tree: Mapping[str, Any], prefix: str) -> _Secti
     values: dict[str, Any] = {}
     for key, value in tree.items():
         if key not in hints:
-            raise unknown("setting", prefix + key, [prefix + name for name in hints])
+            raise unknown_setting(prefix + key)
         values[key] = _convert(hints[key], value, prefix + key)
     return kind(**values)
 

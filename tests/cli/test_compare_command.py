@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 from helpers import SMALL, cbdsl
@@ -12,7 +15,7 @@ def test_a_sweep_ends_with_its_runs_their_means_over_seeds_and_a_page(tmp_path: 
     done = cbdsl(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].split()[:2] == ["seed", "swarm.inertia"]
+    assert lines[0].split()[:2] == ["seed", "inertia"]
     assert sum("±" in line for line in lines) >= 2
     assert lines[-1] == "page: here/index.html"
     assert {"index.html", "results.csv", "results.jsonl"} <= {path.name for path in (tmp_path / "here").iterdir()}
@@ -23,6 +26,35 @@ def test_a_sweep_ends_with_its_runs_their_means_over_seeds_and_a_page(tmp_path: 
     done = cbdsl("compare", *folders, "--out", "there", cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == "page: there/comparison.html"
     assert (tmp_path / "there" / "comparison.html").exists()
+
+
+def test_a_narrow_terminal_gets_fewer_columns_and_is_told_which(tmp_path: Path) -> None:
+    words = ["sweep", *SMALL, "--rounds", "1", "--over", "seed=0,1", "--over", "swarm.inertia=0.5,0.9", "--out", "here"]
+    assert cbdsl(*words, cwd=tmp_path).returncode == 0
+    folders = [str(path) for path in sorted((tmp_path / "here" / "runs").iterdir())]
+    wide = cbdsl("compare", *folders, cwd=tmp_path).stdout.splitlines()
+    assert "downlink" in wide[0]
+    assert "seeds: 0, 1" in wide
+    command = [sys.executable, "-m", "cbdsl", "compare", *folders]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "80"}
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0].split()[:3] == ["inertia", "runs", "final"]
+    assert "downlink" not in lines[0]
+    assert max(map(len, lines)) <= 80
+    assert "not shown for want of room: best accuracy, downlink" in done.stdout
+
+
+def test_a_folder_of_many_runs_says_how_to_give_them(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        assert cbdsl("run", *SMALL, "--rounds", "1", "--out", f"runs/{name}", cwd=tmp_path).returncode == 0
+    done = cbdsl("compare", "runs", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "runs is not the folder of a run but of many. Give some of them, or all: runs/*" in done.stderr
+    done = cbdsl("resume", "runs", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "runs is not the folder of a run but of many. Give one of them: runs/" in done.stderr
 
 
 def test_what_is_no_finished_run_cannot_be_compared(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import io
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -68,10 +69,25 @@ def test_the_table_for_people_has_a_row_a_group() -> None:
     heads, rows = comparison_rows(group_results(SWEEP))
     assert heads == (
         "method", "local.epochs", "runs", "final accuracy", "best accuracy", "uplink", "downlink", "uploads", "bans",
+        "points from the best",
     )  # fmt: skip
     assert rows[0] == (
         "cb-dsl", "1", "2 (seeds 0, 1)", "91.0 ± 1.4 %", "91.0 ± 1.4 %", "2.0 ± 0 kB", "4.0 ± 0 kB", "2 ± 0", "0 ± 0",
+        "-3.0 ± 0.0",
     )  # fmt: skip
+    assert rows[1][-1] == ""
+
+
+def test_groups_with_the_same_seeds_are_compared_seed_by_seed() -> None:
+    better = [finished([0.5, 0.90 + 0.01 * seed], seed=seed) for seed in (0, 1, 2)]
+    worse = [finished([0.5, value], seed=seed, method="pso") for seed, value in enumerate((0.80, 0.79, 0.84))]
+    gaps = group_results([*worse, *better]).gaps
+    assert gaps[1] is None
+    assert gaps[0] is not None
+    assert gaps[0].mean == pytest.approx(-0.10)
+    assert gaps[0].deviation == pytest.approx(0.02)
+    assert group_results([*worse[:2], *better]).gaps == (None, None)  # other seeds
+    assert group_results([worse[0], better[0]]).gaps == (None, None)  # one seed says nothing
 
 
 def test_one_run_has_no_deviation() -> None:
@@ -211,8 +227,10 @@ def test_a_folder_that_is_no_finished_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not the folder of a finished run"):
         compare([tmp_path / "run"])
     (tmp_path / "sweep" / "runs").mkdir(parents=True)
-    with pytest.raises(UserError, match="not the folder of a run but of many"):
-        compare([tmp_path / "sweep"])
+    shutil.move(tmp_path / "run", tmp_path / "sweep" / "runs" / "one")
+    for many in (tmp_path / "sweep", tmp_path / "sweep" / "runs"):
+        with pytest.raises(UserError, match="not the folder of a run but of many"):
+            compare([many])
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:

@@ -24,15 +24,26 @@ if TYPE_CHECKING:
     from cbdsl.study.tune import Tuning
 
 
+def _short(keys: Sequence[str]) -> list[str]:
+    """Settings as the heads of columns: without their group, where that leaves no two alike."""
+    names = [key.rpartition(".")[2] for key in keys]
+    taken = {"runs", "uplink", "downlink", "uploads", "bans"}
+    return names if len(set(names)) == len(names) and not taken & set(names) else list(keys)
+
+
 def print_sweep(results: Sequence[Finished], axes: Sequence[str], out: Path) -> None:
     """The results of a grid as a table, on standard output."""
+    from cbdsl.study.compare import value_words  # noqa: PLC0415
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in (*axes, "accuracy", "best", "uploads", "uplink", "banned"):
-        table.add_column(heading, justify="left" if heading in axes else "right")
+    for heading in _short(axes):
+        table.add_column(heading)
+    for heading in ("accuracy", "best", "uploads", "uplink", "banned"):
+        table.add_column(heading, justify="right")
     for result in results:
         summary = result.summary
         table.add_row(
-            *(str(value) for value in setting_values(result.spec, axes).values()),
+            *(value_words(value) for value in setting_values(result.spec, axes).values()),
             f"{summary.final_accuracy:.2%}",
             f"{summary.best_accuracy:.2%}",
             f"{summary.uploads:,}",
@@ -46,16 +57,31 @@ def print_sweep(results: Sequence[Finished], axes: Sequence[str], out: Path) -> 
 
 def print_comparison(comparison: Comparison) -> None:
     """Groups of runs, mean ± deviation over the seeds of each, on standard output."""
-    from cbdsl.study.compare import comparison_rows  # noqa: PLC0415
+    from cbdsl.study.compare import PAIRED, comparison_rows  # noqa: PLC0415
 
-    headings, rows = comparison_rows(comparison)
+    console, settings = plain_console(), len(comparison.keys)
+    heads, rows = comparison_rows(comparison)
+    columns = dict(zip((*_short(comparison.keys), *heads[settings:]), zip(*rows, strict=True), strict=True))
+    seeds = {row.seeds for row in comparison.rows}
+    if len(seeds) == 1:  # said once, below
+        columns["runs"] = tuple(str(row.runs) for row in comparison.rows)
+    dropped = []
+    for heading in ("best accuracy", "downlink", "uploads", "bans"):
+        if sum(max(map(len, (head, *cells))) + 2 for head, cells in columns.items()) > console.width:
+            dropped.append(heading)
+            del columns[heading]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in comparison.keys else "right")
-    for row in rows:
+    for place, heading in enumerate(columns):
+        table.add_column(heading, justify="left" if place < settings else "right")
+    for row in zip(*columns.values(), strict=True):
         table.add_row(*map(Text, row))
-    console = plain_console()
     console.print(table, highlight=False)
+    if len(seeds) == 1:
+        console.print(f"seeds: {', '.join(map(str, comparison.rows[0].seeds))}", soft_wrap=True)
+    if PAIRED in columns:
+        console.print(f"{PAIRED}: in final accuracy, seed by seed", soft_wrap=True)
+    if dropped:
+        console.print(f"not shown for want of room: {', '.join(dropped)}", soft_wrap=True)
     for note in comparison.notes:
         console.print(Text(note, style="yellow"), soft_wrap=True)
 

@@ -207,6 +207,15 @@ def _common(comparison: Comparison) -> str:
     return f"<details><summary>{len(rows)} settings</summary>{table(('Setting', 'Value'), rows)}</details>"
 
 
+def _paired(comparison: Comparison) -> str:
+    if not any(comparison.gaps):
+        return ""
+    return (
+        "Points from the best: the difference in final accuracy from the group that ends best, seed by seed, mean and "
+        "standard deviation of these differences; groups without the same seeds have none."
+    )
+
+
 def _method(comparison: Comparison, table_file: str) -> str:
     spread = (
         "± is the standard deviation of a sample over the runs of a group. "
@@ -216,7 +225,7 @@ def _method(comparison: Comparison, table_file: str) -> str:
     return (
         "<p>Runs whose specs differ by the seed alone are one group. Accuracies are on the test set, at the end and in "
         f"the best round. {spread}Bytes are payload, scores and models of all workers together; uploads count every "
-        "model that was sent, used or not. Bans count workers at the end.</p>"
+        f"model that was sent, used or not. Bans count workers at the end. {_paired(comparison)}</p>"
         f"<p>Beside this page: <code>{escape(table_file)}</code>, the table in numbers, and <code>figures/</code> "
         "(PNG, SVG, PDF, and CSV with what they show).</p>"
     )

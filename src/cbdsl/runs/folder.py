@@ -67,8 +67,8 @@ class RunFolder:
         try:
             if not is_free(path):
                 raise UserError(
-                    f"{path} exists and is not an empty folder; nothing was overwritten. "
-                    f"Give another --out, or continue that run with: cbdsl resume {path}"
+                    f"{path} exists and is not an empty folder; nothing was overwritten. Give another --out, or "
+                    f"continue that run with: cbdsl resume {path} (cbdsl.resume in Python, with what was given there)"
                 )
             if private:
                 private_folder(path)
@@ -88,6 +88,9 @@ class RunFolder:
     def open(path: Path, private: bool = False) -> tuple[RunFolder, Spec]:
         """Open the folder of an earlier run. private: see `RunFolder`."""
         if not (path / "spec.toml").is_file():
+            inside = next(path.glob("*/spec.toml"), None) or next(path.glob("runs/*/spec.toml"), None)
+            if inside is not None:
+                raise UserError(f"{path} is not the folder of a run but of many. Give one of them: {inside.parent}")
             raise UserError(
                 f"{path} is not the folder of a run: it has no spec.toml. Start one with: cbdsl run --out {path}"
             )

@@ -230,7 +230,8 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         rows.append(("aimed-at classes", f"{summary.aimed_accuracy:.1%} accuracy in the worst of them"))
     if summary.wasted_uplink_bytes:
         why = "left out" if summary.conversation == "average" else "refuted or declined"
-        rows.append(("wasted", f"{size(summary.wasted_uplink_bytes)} of uploads that were {why}"))
+        told = "; whose and why: `verdicts` in rounds.jsonl" if summary.conversation == "average" else ""
+        rows.append(("wasted", f"{size(summary.wasted_uplink_bytes)} of uploads that were {why}{told}"))
     rows.append(("time", f"{clock(summary.seconds)} ({summary.seconds:.1f} s) on the {summary.engine} engine"))
     return rows
 

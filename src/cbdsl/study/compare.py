@@ -22,6 +22,7 @@ from cbdsl.spec import Spec, dotted_keys
 from cbdsl.study.sweep import Finished
 from cbdsl.text import size
 
+PAIRED = "points from the best"  # the head of a column
 _UNITS = {"B": 1e0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 _FOLLOWS = ("defence.declared",)  # set from other settings; named only if nothing else tells groups apart
 
@@ -96,6 +97,15 @@ class Comparison:
         return tuple(group.row for group in self.groups)
 
     @property
+    def gaps(self) -> tuple[Spread | None, ...]:
+        """How far each group's final accuracy is from that of the best one, seed by seed.
+
+        None for the best one itself, and where seeds are others or fewer than two.
+        """
+        best = max(self.groups, key=lambda group: group.row.final_accuracy.mean)
+        return tuple(None if group is best else _gap(group, best) for group in self.groups)
+
+    @property
     def runs(self) -> tuple[Finished, ...]:
         """All runs, group by group."""
         return tuple(run for group in self.groups for run in group.runs)
@@ -150,7 +160,12 @@ def group_results(results: Sequence[Finished], axes: Sequence[str] | None = None
 def comparison_rows(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """The headings and the cells of a table for people, one row a group."""
     heads = (*comparison.keys, "runs", "final accuracy", "best accuracy", "uplink", "downlink", "uploads", "bans")
-    return heads, [_cells(row, comparison.keys) for row in comparison.rows]
+    rows = [_cells(row, comparison.keys) for row in comparison.rows]
+    gaps = comparison.gaps
+    if any(gaps):
+        heads = (*heads, PAIRED)
+        rows = [(*row, points_words(gap) if gap else "") for row, gap in zip(rows, gaps, strict=True)]
+    return heads, rows
 
 
 def csv_text(comparison: Comparison) -> str:
@@ -158,12 +173,14 @@ def csv_text(comparison: Comparison) -> str:
     text = io.StringIO(newline="")
     measured = [name for measure in MEASURES for name in (f"{measure}_mean", f"{measure}_deviation")]
     writer = csv.writer(text)
-    writer.writerow([*comparison.keys, "runs", "seeds", *measured])
-    for row in comparison.rows:
+    gap_heads = ("gap_to_best_mean", "gap_to_best_deviation")  # of the final accuracy, seed by seed
+    writer.writerow([*comparison.keys, "runs", "seeds", *measured, *gap_heads])
+    for row, gap in zip(comparison.rows, comparison.gaps, strict=True):
         spreads = [getattr(row, measure) for measure in MEASURES]
         numbers = [number for spread in spreads for number in (spread.mean, spread.deviation)]
         settings = [value_words(row.settings[key]) for key in comparison.keys]
-        writer.writerow([*settings, row.runs, " ".join(map(str, row.seeds)), *numbers])
+        behind = (gap.mean, gap.deviation) if gap else ("", "")
+        writer.writerow([*settings, row.runs, " ".join(map(str, row.seeds)), *numbers, *behind])
     return text.getvalue()
 
 
@@ -193,9 +210,19 @@ def short_words(key: str, value: object) -> str:
     return f"{name.replace('_', ' ')} {value_words(value)}"
 
 
+def _gap(group: Group, best: Group) -> Spread | None:
+    seeds, others = ([run.spec.seed for run in one.runs] for one in (group, best))
+    if seeds != others or len(seeds) < 2:
+        return None
+    pairs = zip(group.runs, best.runs, strict=True)
+    return Spread.of([one.summary.final_accuracy - other.summary.final_accuracy for one, other in pairs])
+
+
 def _finished(folder: Path) -> Finished:
-    if not (folder / "summary.json").exists() and (folder / "runs").is_dir():
-        raise UserError(f"{folder} is not the folder of a run but of many. Give some of the folders in {folder}/runs.")
+    if not (folder / "summary.json").exists():
+        for many in (folder, folder / "runs"):
+            if next(many.glob("*/spec.toml"), None) is not None:
+                raise UserError(f"{folder} is not the folder of a run but of many. Give some of them, or all: {many}/*")
     spec, summary, rounds = read_result(folder)
     return Finished(spec, summary, tuple(rounds), folder)
 
@@ -282,6 +309,11 @@ def _runs(row: Row) -> str:
 def percent_words(spread: Spread) -> str:
     """A share as people read it: `93.6 ± 0.6 %`."""
     return f"{100 * spread.mean:.1f}{_plus_minus(spread, 0.01)} %"
+
+
+def points_words(spread: Spread) -> str:
+    """A difference of shares as people read it: `-3.2 ± 0.4`."""
+    return f"{100 * spread.mean:+.1f}{_plus_minus(spread, 0.01)}"
 
 
 def _bytes(spread: Spread) -> str:

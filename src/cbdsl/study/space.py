@@ -17,10 +17,10 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.arrays import Floats
-from cbdsl.errors import UserError, shown, unknown
+from cbdsl.errors import UserError, shown
 from cbdsl.runs.resolve import resolve, to_vary
 from cbdsl.settings import parse_setting, setting_values, words
-from cbdsl.spec import Spec, dotted_keys
+from cbdsl.spec import Spec, dotted_keys, unknown_setting
 
 _HOW = (
     "Write --over swarm.inertia=0.1..1, --over local.learning_rate=1e-3..1e-1:log, or --over local.batch_size=5,10,20."
@@ -123,7 +123,7 @@ def parse_range(text: str, start: Spec) -> Axis:
     """Parse `key=0.1..1`, `key=1e-3..1e-1:log` or `key=a,b,c` of the command line."""
     key, _ = parse_setting(text)
     if not key.startswith("options.") and key not in dotted_keys():
-        raise unknown("setting", key, dotted_keys())
+        raise unknown_setting(key)
     if key in _NEVER:
         raise UserError(f"{key} is nothing to tune: results would not be comparable. {_HOW}")
     span = text.partition("=")[2].strip()

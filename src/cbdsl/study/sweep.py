@@ -56,7 +56,13 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
         whole = parse_setting(f"{key}=[{values}]")[1]  # numbers, pairs and quoted words, as TOML
         span = whole if isinstance(whole, list) else list(words(values))
     if not span:
-        raise UserError(f"{shown(text)} names no values. Write --over seed=0..4 or --over swarm.inertia=0.5,0.9.")
+        why = f"the range {values} is empty" if dots else "names no values"
+        raise UserError(f"{shown(text)}: {why}. Write --over seed=0..4 or --over swarm.inertia=0.5,0.9.")
+    if dots and isinstance(span[0], str):
+        raise UserError(
+            f"{shown(text)}: a range is of whole numbers here, first..last. List others, as in --over "
+            "swarm.inertia=0.1,0.5,0.9."
+        )
     return key, span
 
 
@@ -220,4 +226,7 @@ def _rounds_of(task: Task, out: Path) -> int:
 
 
 def _cell(value: object) -> object:
+    """A value for CSV; a pair of equal numbers, such as a constant inertia, is one number."""
+    if isinstance(value, tuple) and len(set(value)) == 1:
+        return value[0]
     return json.dumps(value) if isinstance(value, (list, dict, tuple)) else value
