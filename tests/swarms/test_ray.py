@@ -157,6 +157,25 @@ def test_a_cluster_that_stays_too_small_ends_the_run_and_the_run_goes_on_here(
     assert [*map(plain, result.rounds), {"weights": result.weights.tobytes()}] == played(None, spec)
 
 
+def test_a_run_that_waits_for_processors_of_others_says_so(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ray_crew, "_LOOK", 0.2)
+    others = [ray.remote(num_cpus=1)(threading.Event).remote() for _ in range(2)]
+    ray.get([one.is_set.remote() for one in others])
+    said = ray_crew.Crew._mention_others
+
+    def leave(crew: ray_crew.Crew) -> None:
+        said(crew)
+        for one in others:
+            ray.kill(one)
+
+    monkeypatch.setattr(ray_crew.Crew, "_mention_others", leave)
+    spec = spec_of(rounds=1)
+    assert played(nodes.address, spec, shards=2) == played(None, spec)
+    assert "2 of 2 shards have not started yet" in caplog.text
+
+
 def test_a_run_changes_places_at_a_checkpoint(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(play, "_CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(play, "_CHECKPOINT_SHARE", 0.0)

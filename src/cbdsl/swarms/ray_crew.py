@@ -27,6 +27,7 @@ from cbdsl.workers.swarm import Particles
 
 PATIENCE = 600.0  # seconds to wait for a cluster that has become too small
 _LOOK = 5.0  # seconds between looks at a cluster that does not answer
+_LOOKS = 4  # looks without any answer until those are mentioned who may use it
 _TRIES = 5  # times that a shard is started again before it answers once
 _BLOCK = 32 * 2**20  # bytes of rows in one message
 _PROCESS = 200 * 2**20  # bytes of an actor without workers: Python, numpy, Ray, blocks of rows that are worked on
@@ -41,6 +42,7 @@ class Actor:
     handle: Any
     names: range  # of its workers
     plot: Any  # a reference to what they hold, for a shard that is started again
+    born: Any  # a reference to an answer that comes as soon as it lives
     tries: int = 0  # since it last answered
 
     def __str__(self) -> str:
@@ -81,7 +83,8 @@ class Crew:
         options = {"num_cpus": self._cpus, "memory": int(self._memory), "max_restarts": -1, "max_task_retries": 1}
         hired = self._ray.remote(**options, scheduling_strategy="SPREAD")(Shard)
         for plot in plots:
-            actor = Actor(hired.remote(code_digest(), max(1, int(self._cpus))), plot.names, self._ray.put(plot))
+            handle = hired.remote(code_digest(), max(1, int(self._cpus)))
+            actor = Actor(handle, plot.names, self._ray.put(plot), handle.facts.remote(0))
             self.actors.append(actor)
             token = next(self._tokens)
             actor.handle.prepare.remote(token, self._recipe, actor.plot)  # all at once; who fails to will be behind
@@ -147,11 +150,14 @@ class Crew:
 
     def _gather(self, calls: Mapping[Actor, Any]) -> dict[Actor, Any]:
         """The answers to calls; it waits for as long as the cluster can give them."""
-        waiting, since = list(calls.values()), None
+        waiting, since, idle = list(calls.values()), None, 0
         while waiting:
             done, waiting = self._ray.wait(waiting, num_returns=len(waiting), timeout=_LOOK)
+            idle = 0 if done else idle + 1
             if done or room_for(machines(self._ray), self._cpus, self._memory) >= len(self.actors):
                 since = None
+                if idle == _LOOKS:
+                    self._mention_others()
             elif waiting:
                 since = self._complain(since)
         return {actor: self._answer(call) for actor, call in calls.items()}
@@ -176,6 +182,16 @@ class Crew:
                 else f"A shard cannot be started on its machine: {' '.join(words.split())} See "
                 "`cbdsl doctor --on ...`: every machine needs the same cbdsl and what the run's own parts import."
             ) from error
+
+    def _mention_others(self) -> None:
+        """Say it where shards have room and are not started all the same; others may compute for long."""
+        births = [actor.born for actor in self.actors]
+        _, unborn = self._ray.wait(births, num_returns=len(births), timeout=0)
+        if unborn:
+            _log.warning(
+                f"{len(unborn)} of {len(births)} shards have not started yet, although the cluster is large enough: "
+                "others seem to use its processors or its memory. Waiting until there is room."
+            )
 
     def _complain(self, since: float | None) -> float:
         now = time.monotonic()
