@@ -105,9 +105,9 @@ def _start(ray: Any, on: str, threads: int | None, place: str | None) -> None:  
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         if on == HERE:
-            ray.init(
-                num_cpus=threads or default_threads(), include_dashboard=False, object_store_memory=_STORE,
-                _node_ip_address="127.0.0.1", _temp_dir=place, **quiet,
+            ray.init(  # local: whatever RAY_ADDRESS names
+                address="local", num_cpus=threads or default_threads(), include_dashboard=False,
+                object_store_memory=_STORE, _node_ip_address="127.0.0.1", _temp_dir=place, **quiet,
             )  # fmt: skip
         else:
             os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "2")  # attempts; Ray's usual twenty take minutes
