@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -242,6 +244,18 @@ def test_parts_of_a_users_own_go_along(nodes: Nodes, tmp_path: Path) -> None:
     )
     spec = spec_of(method="slow", plugins=(str(plugin),))
     assert played(nodes.address, spec, shards=2) == played(None, spec)
+
+
+def test_a_part_that_machines_cannot_import_is_one_message(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    here_alone = ModuleType("here_alone")
+    exec("from cbdsl.methods.cb_dsl import CbDsl\nclass Mine(CbDsl):\n    pass", here_alone.__dict__)
+    monkeypatch.setitem(sys.modules, "here_alone", here_alone)
+    with pytest.raises(UserError, match=r"cannot import what this run needs .*here_alone"):
+        played(nodes.address, spec_of(rounds=1), shards=2, method=here_alone.__dict__["Mine"]())
+    gc.collect()
+    assert "Unhandled error" not in capfd.readouterr().err
 
 
 def test_a_module_of_a_users_own_runs_on_torch(nodes: Nodes) -> None:

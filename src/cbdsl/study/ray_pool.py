@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from cbdsl.errors import UserError
 from cbdsl.files import write_atomically
 from cbdsl.study.pools import PATIENCE, News, do_one
-from cbdsl.swarms.ray_cluster import connected, described, machines, share_of
+from cbdsl.swarms.ray_cluster import cannot_import, connected, described, machines, share_of
 from cbdsl.swarms.shard import code_digest
 
 if TYPE_CHECKING:
@@ -107,12 +107,7 @@ def _ended(ray: Any, call: Any, task: Task, out: Path) -> str:  # noqa: ANN401
     try:
         words, files = ray.get(call)
     except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, ImportError) or "failed to import" in str(error.cause):
-            raise UserError(
-                f"A machine of the cluster cannot import what this study needs ({_last_line(error.cause)}). Every "
-                "machine needs the same cbdsl and what the runs' own parts import: see `cbdsl doctor --on ...`."
-            ) from error
-        raise
+        raise cannot_import(error, "study") or error from None
     except ray.exceptions.RayError as error:
         last = str(error).strip().splitlines()[0]
         return f"{task.folder(out)}: its process ended {_RETRIES + 1} times, most likely for want of memory ({last})."
@@ -120,10 +115,6 @@ def _ended(ray: Any, call: Any, task: Task, out: Path) -> str:  # noqa: ANN401
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out / name, content)  # what shows that it is done comes last
     return str(words)
-
-
-def _last_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 
 def _files(folder: Path) -> dict[str, bytes]:

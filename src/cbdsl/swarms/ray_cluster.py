@@ -89,6 +89,19 @@ def described(have: Sequence[Machine]) -> str:
     return f"{len(have)} machine{'s' * (len(have) != 1)}: {', '.join(each[:8])}" if have else "no machine"
 
 
+def cannot_import(error: Any, what: str) -> UserError | None:  # noqa: ANN401 - Ray's
+    """The sentence for a task's error that is a machine's lack of some module; none for other errors."""
+    words = str(error.cause).strip()
+    last = (words.splitlines() or [type(error.cause).__name__])[-1].strip()
+    lacks = "failed to import" in words or last.startswith(("ImportError:", "ModuleNotFoundError:"))
+    if not (lacks or isinstance(error.cause, ImportError)):
+        return None
+    return UserError(
+        f"A machine of the cluster cannot import what this {what} needs ({last}). Every machine needs the same cbdsl "
+        "and what your own parts import: see `cbdsl doctor --on ...`."
+    )
+
+
 def _module() -> Any:  # noqa: ANN401
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray would otherwise warn of

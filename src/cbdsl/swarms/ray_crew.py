@@ -7,6 +7,7 @@ the bit. What the orders mean is the swarm's affair.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
 from cbdsl.protocol.messages import Order
-from cbdsl.swarms.ray_cluster import described, machines, room_for, share_of
+from cbdsl.swarms.ray_cluster import cannot_import, described, machines, room_for, share_of
 from cbdsl.swarms.shard import Behind, Plot, Shard, code_digest
 from cbdsl.text import size
 from cbdsl.workers.swarm import Particles
@@ -42,7 +43,7 @@ class Actor:
     handle: Any
     names: range  # of its workers
     plot: Any  # a reference to what they hold, for a shard that is started again
-    born: Any  # a reference to an answer that comes as soon as it lives
+    first: list[Any]  # references to the answers to its first calls; it lives when there is the first of them
     tries: int = 0  # since it last answered
 
     def __str__(self) -> str:
@@ -84,15 +85,17 @@ class Crew:
         hired = self._ray.remote(**options, scheduling_strategy="SPREAD")(Shard)
         for plot in plots:
             handle = hired.remote(code_digest(), max(1, int(self._cpus)))
-            actor = Actor(handle, plot.names, self._ray.put(plot), handle.facts.remote(0))
+            actor = Actor(handle, plot.names, self._ray.put(plot), [handle.facts.remote(0)])
             self.actors.append(actor)
-            token = next(self._tokens)
-            actor.handle.prepare.remote(token, self._recipe, actor.plot)  # all at once; who fails to will be behind
-            actor.handle.settle.remote(token, 0, None)
+            token = next(self._tokens)  # all at once; who fails to will be behind
+            actor.first += handle.prepare.remote(token, self._recipe, actor.plot), handle.settle.remote(token, 0, None)
 
     def end(self) -> None:
         """End the actors."""
         for actor in self.actors:
+            for call in actor.first:  # what went wrong was said already; Ray prints errors that nobody looked at
+                with contextlib.suppress(self._ray.exceptions.RayError):
+                    self._ray.get(call, timeout=0)
             self._ray.kill(actor.handle)
         self.actors = []
 
@@ -172,7 +175,7 @@ class Crew:
         except errors.RayTaskError as error:
             if isinstance(error.cause, UserError):
                 raise UserError(str(error.cause)) from error
-            raise
+            raise cannot_import(error, "run") or error from None
         except errors.RayActorError as error:
             words = str(error)
             _, found, mine = words.partition(f"{UserError.__name__}: ")
@@ -185,7 +188,7 @@ class Crew:
 
     def _mention_others(self) -> None:
         """Say it where shards have room and are not started all the same; others may compute for long."""
-        births = [actor.born for actor in self.actors]
+        births = [actor.first[0] for actor in self.actors]
         _, unborn = self._ray.wait(births, num_returns=len(births), timeout=0)
         if unborn:
             _log.warning(
