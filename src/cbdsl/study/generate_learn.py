@@ -21,7 +21,7 @@ from cbdsl.codecs.travel import codecs_of
 from cbdsl.data import Dataset, load, split
 from cbdsl.data.partition import as_seen
 from cbdsl.data.scaling import Scaling
-from cbdsl.data.shared import raw_of
+from cbdsl.data.shared import check_source, raw_of
 from cbdsl.errors import UserError
 from cbdsl.methods.fedavgm import FedAvgM
 from cbdsl.models.modules import initial_weights
@@ -69,7 +69,11 @@ class Material:
 def gather(spec: Spec, source: str) -> Material:
     """The material of a spec. source: `server`, `workers`, or data that the server may use."""
     own = source in {SERVER, WORKERS}
-    data = load(spec.data.source, spec.options.of(spec.data.source)) if own else load(source)
+    data = load(spec.data.source, spec.options.of(spec.data.source))
+    if not own:
+        given = load(source)
+        check_source(source, given, data)
+        data = given
     unseen, whose = data.test, "the test set"
     if own:
         deal = register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
