@@ -6,6 +6,7 @@ would be: workers send weights, never a sample. A server that learns from its ow
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -57,6 +58,14 @@ class Material:
     holders: tuple[Indices, ...]  # whose each of the samples is
     unseen: Samples  # of the same kind, for comparison
     unseen_are: str  # where those are from
+
+    @property
+    def digest(self) -> str:
+        """Of all that is learned from, and of who has how much of it."""
+        content = hashlib.sha256(repr((self.kind, self.scaling, [*map(len, self.holders)])).encode())
+        for array in (self.samples.features, self.samples.labels):
+            content.update(np.ascontiguousarray(array).data)
+        return content.hexdigest()
 
     def rescaled(self, made: Samples) -> Samples:
         """Made samples (N, *shape) as a network is given them."""
