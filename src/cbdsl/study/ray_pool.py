@@ -9,7 +9,7 @@ from __future__ import annotations
 import platform
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _RETRIES = 3  # times that a task is begun again
 
 
-def on_ray(tasks: Sequence[Task], out: Path, jobs: int | None, on: str) -> Iterator[News]:
+def on_ray(tasks: Sequence[Task], out: Path, jobs: int | None, on: str) -> Generator[News]:
     """See `pools.do_all`."""
     with connected(on) as ray:
         have = machines(ray)
