@@ -23,7 +23,7 @@ from cbdsl.methods.cb_dsl import CbDsl
 from cbdsl.protocol.messages import Order
 from cbdsl.runs import elsewhere, play
 from cbdsl.runs.records import RoundRecord
-from cbdsl.swarms import ray_crew
+from cbdsl.swarms import ray_checks, ray_cluster, ray_crew
 from helpers import blobs, small_spec
 from rays import Nodes, plain
 
@@ -290,3 +290,10 @@ def test_machines_that_compute_otherwise_are_named(nodes: Nodes, monkeypatch: py
 
     played(nodes.address, spec_of(rounds=1), shards=2, watch=look)
     assert "the server computes with other instructions" in notes[0]
+
+
+def test_a_machine_that_ended_while_it_was_asked_is_named(nodes: Nodes) -> None:
+    with nodes.spare():
+        have = ray_cluster.machines(ray)
+    told = ray_checks._asked(ray, have)
+    assert ["cannot take part" in ray_checks._machine(*one) for one in zip(have, told, strict=True)].count(True) == 1
