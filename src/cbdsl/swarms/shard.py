@@ -59,7 +59,7 @@ class Facts:
     """Where a shard lives, and what its numbers depend on beside the run."""
 
     host: str
-    build: str  # the native engine's instructions and compiler, or torch's version
+    build: str  # the native engine's instructions, compiler and sources, or torch's version
     layout: dict[str, tuple[tuple[int, ...], str]]  # of its arrays: a row's shape, and the type
 
 
@@ -187,7 +187,7 @@ def build_of(engine: str) -> str:
     """What the last digits depend on beside the code: the native engine's build for this processor, or torch."""
     if engine == "native":
         info = native_engine.info()
-        return f"{info.instructions}, {info.compiler}"
+        return f"{info.instructions}, {info.compiler}, kernels {info.kernels}"
     from importlib import metadata  # noqa: PLC0415
 
     return f"torch {metadata.version('torch')} on {platform.machine()}"
