@@ -108,6 +108,8 @@ def test_a_sweep_on_a_cluster_is_the_sweep_in_processes_though_a_task_is_killed(
     plugin.write_text(WAITING.format(go=str(go)))
     start = small(rounds=10, plugins=(str(plugin),), selection__name="waiting")
     points = grid(start, [("seed", [0, 1, 2])])
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / ".mark-of-another").touch()  # a study that was killed left it
     killed: list[int] = []
 
     def progress(played: int, total: int, share: float) -> None:

@@ -35,7 +35,9 @@ def on_ray(tasks: Sequence[Task], out: Path, jobs: int | None, on: str) -> Gener
         if not cpus:
             raise UserError(f"The cluster has no processor to run on: it has {described(have)}.")
         out.mkdir(parents=True, exist_ok=True)
-        mark = out / f".{uuid.uuid4().hex}"
+        for old in out.glob(".mark-*"):  # of studies that were killed
+            old.unlink(missing_ok=True)
+        mark = out / f".mark-{uuid.uuid4().hex}"
         mark.touch()
         told = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Told).remote()
         do = ray.remote(num_cpus=cpus, max_retries=_RETRIES, scheduling_strategy="SPREAD")(_do)
