@@ -285,6 +285,12 @@ def test_the_page_has_what_was_found_first(held: tuple[Tuning, Path]) -> None:
     assert (out / "figures" / "progress.pdf").stat().st_size > 1000
 
 
+@pytest.mark.filterwarnings("error")
+def test_the_page_is_drawn_where_nothing_is_wrong(held: tuple[Tuning, Path], tmp_path: Path) -> None:
+    right = tuple(replace(one, error=0.0, stopped=False) for one in held[0].candidates)
+    tune_page.write(replace(held[0], candidates=right), tmp_path, "cbdsl tune")
+
+
 def test_the_command_searches_and_refuses(tmp_path: Path) -> None:
     small = [f"--set={key}" for key in ("model=softmax", "workers=4", "rounds=2", "data.shared_scoring=60",
                                         "data.samples_per_worker=30", "data.holdout=120")]  # fmt: skip
