@@ -28,7 +28,6 @@ class Machine:
     """One node of a cluster, as Ray sees it."""
 
     name: str
-    address: str
     node: str  # Ray's own name for it
     cpus: float
     memory: float  # bytes that Ray may give away
@@ -61,8 +60,8 @@ def machines(ray: Any) -> list[Machine]:  # noqa: ANN401 - Ray's module
     """The nodes that are alive."""
     return [
         Machine(
-            each["NodeManagerHostname"], each["NodeManagerAddress"], each["NodeID"],
-            each["Resources"].get("CPU", 0.0), each["Resources"].get("memory", 0.0),
+            each["NodeManagerHostname"], each["NodeID"], each["Resources"].get("CPU", 0.0),
+            each["Resources"].get("memory", 0.0),
         )
         for each in ray.nodes()
         if each["Alive"]

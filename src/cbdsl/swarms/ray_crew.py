@@ -171,7 +171,7 @@ class Crew:
         try:
             return self._ray.get(call)
         except (errors.ObjectLostError, errors.ActorUnavailableError):
-            return Behind(-1)
+            return Behind()
         except errors.RayTaskError as error:
             if isinstance(error.cause, UserError):
                 raise UserError(str(error.cause)) from error
