@@ -6,6 +6,7 @@ CBDSL_SANITIZE=address,undefined builds with those sanitizers, for tests.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import sys
@@ -43,6 +44,11 @@ def levels() -> dict[str, list[str]]:
     return {"": narrow}
 
 
+def kernels() -> str:
+    """A digest of the kernels' sources, by which machines see that they compute alike."""
+    return hashlib.sha256(b"".join(Path(name).read_bytes() for name in (*SOURCES, *HEADERS))).hexdigest()[:12]
+
+
 def extension(suffix: str, flags: list[str]) -> Extension:
     """One library; a failure to build it is a warning, and the torch engine takes over."""
     sanitize = os.environ.get("CBDSL_SANITIZE")
@@ -51,6 +57,7 @@ def extension(suffix: str, flags: list[str]) -> Extension:
         f"cbdsl.engines.native._lanes{suffix}",
         SOURCES,
         depends=HEADERS,
+        define_macros=[("CBDSL_KERNELS", f'"{kernels()}"')],
         language="c++",
         extra_compile_args=[*FLAGS, *flags, *extra],
         extra_link_args=["-pthread", *extra],

@@ -72,8 +72,10 @@ class Nodes:
     def spare(self) -> Iterator[None]:
         """A node more than is needed."""
         self.add()
-        yield
-        self.remove(-1)
+        try:
+            yield
+        finally:
+            self.remove(-1)
 
     @contextmanager
     def without_memory(self) -> Iterator[None]:

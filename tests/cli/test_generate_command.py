@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from helpers import blobs, cbdsl
 
@@ -14,6 +16,7 @@ SMALL = (
     "--workers", "4", "--set", "data.samples_per_worker=40", "--set", "data.shared_training=20",
     "--set", "data.shared_scoring=60", "--set", "data.holdout=30", "--passes", "3",
 )  # fmt: skip
+FEW = ("--samples", "10", "--scoring", "40", "--holdout", "20")  # than a run would use
 
 
 @pytest.fixture
@@ -30,21 +33,24 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_generated_file_is_used_by_a_run_and_the_page_shows_its_privacy(folder: Path) -> None:
-    done = cbdsl("generate", "--data", "own.npz", *SMALL, "--out", "made", "--samples", "40", cwd=folder)
+    done = cbdsl("generate", "--data", "own.npz", *SMALL, "--out", "made", *FEW, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "membership tests" in done.stdout
     assert "prove no privacy" in done.stdout
     page = (folder / "made" / "generated.html").read_text()
     assert "An attacker has" in page
     assert "<polyline" in page
-    assert (folder / "made" / "samples.png").read_bytes().startswith(b"\x89PNG")
-    words = ["run", "--data", "own.npz", "--model", "softmax", "--rounds", "2", *SMALL[:-2]]
-    ran = cbdsl(*words, "--set", "data.shared_source=made/shared.npz", "--out", "run", cwd=folder)
+    assert imread(folder / "made" / "samples.png")[..., :3].min() < 0.5  # something is drawn
+    advised = shlex.split(done.stdout.partition("Use it with: cbdsl ")[2].splitlines()[0])
+    ran = cbdsl(*advised, "--rounds", "2", "--out", "run", cwd=folder)
     assert ran.returncode == 0, ran.stderr
+    assert 'shared_source = "made/shared.npz"' in (folder / "run" / "spec.toml").read_text()
 
 
 def test_the_measures_come_as_json_and_data_of_the_server_s_own_will_do(folder: Path) -> None:
-    done = cbdsl("generate", "--from", "own.npz", "--passes", "2", "--json", "--out", "made", cwd=folder)
+    done = cbdsl(
+        "generate", "--data", "own.npz", "--from", "own.npz", "--passes", "2", "--json", "--out", "made", cwd=folder
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["compared"] == 150
@@ -55,6 +61,7 @@ def test_the_measures_come_as_json_and_data_of_the_server_s_own_will_do(folder: 
     ("words", "said"),
     [
         (["--from", "nowhere"], "neither a data set by name"),
+        (["--from", "mnist"], "mnist has samples of shape (1, 28, 28); the spec's data (own.npz) have"),
         (["--samples", "0"], "--samples must be at least 1"),
         (["--scoring", "0"], "--scoring must be at least 1"),
         (["--rounds", "9"], "rounds has no effect here"),

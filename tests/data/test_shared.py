@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 import cbdsl
 from cbdsl.arrays import Samples
 from cbdsl.data import load, split
-from cbdsl.data.scaling import SCALES
-from cbdsl.data.shared import SharedSet, read_shared, with_shared, write_shared
+from cbdsl.data.scaling import SCALES, Scaling
+from cbdsl.data.shared import SharedSet, check_source, read_shared, with_shared, write_shared
 from cbdsl.errors import UserError
 from cbdsl.runs.resolve import refuse_idle, resolve
 from cbdsl.runs.stage import Given, Stage
@@ -185,3 +186,16 @@ def test_a_file_that_nobody_uses_is_refused(file: Path) -> None:
     spec = resolve(small_spec(data__shared_source=str(file), shared="none"))
     with pytest.raises(UserError, match="nobody uses D_G"):
         refuse_idle([spec], ["data.shared_source"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"classes": CLASSES + 1}, r"own.npz has 4 classes; the spec's data \(blobs\) have 3,"),
+        ({"scaling": Scaling((0.0,) * FEATURES, (1.0,) * FEATURES)}, r"scaled by means .* have .* scaled by nothing,"),
+    ],
+)
+def test_data_of_which_no_run_takes_a_file_is_not_learned_from(change: dict[str, Any], words: str) -> None:
+    check_source("own.npz", blobs(seed=1), blobs())
+    with pytest.raises(UserError, match=words):
+        check_source("own.npz", replace(blobs(), **change), blobs())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Thread
@@ -389,3 +390,8 @@ def test_info_describes_the_library_that_runs() -> None:
     assert found.instructions
     assert found.compiler
     assert peak_multiply_adds(1, 0.01) > 0
+
+
+def test_the_library_was_built_from_the_sources_that_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert info().kernels == runpy.run_path("setup.py")["kernels"](), "install the package again: its kernels changed"

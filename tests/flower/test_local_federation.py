@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +190,18 @@ def test_a_damaged_number_of_the_run_is_said(tmp_path: Path) -> None:
     (tmp_path / "run/flower.json").write_text("{")
     with pytest.raises(UserError, match=r"flower.json is damaged.*Restore it"):
         played(tmp_path, rounds=1)
+
+
+def test_what_takes_longer_to_send_than_to_wait_for_is_looked_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid = federation(5, tmp_path / "state")
+    push = grid.push_messages
+
+    def slow(messages: Iterable[Message]) -> Iterable[str]:
+        time.sleep(0.05)
+        return push(messages)
+
+    monkeypatch.setattr(grid, "push_messages", slow)
+    played(tmp_path, grid=grid, upload_seconds=0.01)
+    assert rounds_of(tmp_path / "run") == simulated(tmp_path / "simulated", SMALL, 3)

@@ -161,6 +161,18 @@ def test_another_plan_leaves_a_folder_alone(source: Path, tmp_path: Path) -> Non
         make(plan_of(source), tmp_path / "full", 1)
 
 
+def test_a_folder_is_left_alone_when_the_samples_of_a_file_have_changed(source: Path, tmp_path: Path) -> None:
+    plan = plan_of(source)
+    make(plan, tmp_path / "out", 1)
+    before = (tmp_path / "out" / "privacy.json").read_bytes()
+    with np.load(source) as stored:
+        arrays = {name: stored[name] for name in stored}
+    np.savez(source, **{**arrays, "train_features": 2 * arrays["train_features"]})
+    with pytest.raises(UserError, match="learned from other samples"):
+        make(plan, tmp_path / "out", 1)
+    assert (tmp_path / "out" / "privacy.json").read_bytes() == before
+
+
 def test_a_folder_is_one_process_s_at_a_time(source: Path, tmp_path: Path) -> None:
     plan, out = plan_of(source), tmp_path / "out"
 

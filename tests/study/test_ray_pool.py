@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
@@ -83,17 +84,42 @@ def test_a_machine_that_cannot_import_what_a_study_needs_is_one_message(
         run_all([resolve(small())], tmp_path, on=nodes.address)
 
 
+# The paper's selection, which waits for a file after three rounds: no machine is so fast that nothing is left to kill.
+WAITING = """
+import time
+from pathlib import Path
+import cbdsl
+from cbdsl.protocol.selection import Best
+
+@cbdsl.register.selection("waiting")
+class Waiting(Best):
+    def invite(self, waiting, believed, view):
+        for _ in range(1200):
+            if view.round <= 3 or Path({go!r}).exists():
+                break
+            time.sleep(0.05)
+        return super().invite(waiting, believed, view)
+"""
+
+
 @pytest.mark.cluster
 def test_a_sweep_on_a_cluster_is_the_sweep_in_processes_though_a_task_is_killed(nodes: Nodes, tmp_path: Path) -> None:
-    points = grid(small(rounds=40), [("seed", [0, 1, 2])])
+    plugin, go = tmp_path / "waiting.py", tmp_path / "go"
+    plugin.write_text(WAITING.format(go=str(go)))
+    start = small(rounds=10, plugins=(str(plugin),), selection__name="waiting")
+    points = grid(start, [("seed", [0, 1, 2])])
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / ".mark-of-another").touch()  # a study that was killed left it
     killed: list[int] = []
 
     def progress(played: int, total: int, share: float) -> None:
         assert played <= total
         assert share <= 1
-        if played > 3 and not killed:
-            killed.append(next(nodes.processes("ray::_do")))
-            os.kill(killed[0], signal.SIGKILL)
+        if played >= 3 and not killed:
+            for process in itertools.islice(nodes.processes("ray::_do"), 1):  # if none is there now, at the next look
+                os.kill(process, signal.SIGKILL)
+                killed.append(process)
+                go.touch()
 
     there = run_all(points, tmp_path / "there", None, progress, nodes.address)
     here = run_all(points, tmp_path / "here", 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -115,15 +116,35 @@ def test_a_loss_that_is_no_number_is_a_bad_score_and_not_a_crash() -> None:
     assert Trial((0.9,), float("inf"), False, 0).score == pytest.approx(0.901)
 
 
+def done_here(tasks: Sequence[Task], out: Path, *_: object) -> Iterator[News]:  # processes take long to start
+    for task in tasks:
+        do_one(task, task.folder(out), 1, lambda _: None)
+        yield News((), ())
+
+
+def test_a_search_connects_to_its_cluster_once_and_not_when_it_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    @contextmanager
+    def connected(on: str) -> Iterator[None]:
+        said.append(on)
+        yield
+        said.append("over")
+
+    monkeypatch.setattr("cbdsl.study.sweep.do_all", done_here)
+    monkeypatch.setattr("cbdsl.study.tune.connected", connected)
+    hold(PLAN, tmp_path, on="ray")
+    assert said == ["ray", "over"]
+    hold(PLAN, tmp_path, on="ray")
+    assert said == ["ray", "over"]
+
+
 def test_another_plan_in_a_folder_finds_what_it_would_find_in_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def here(tasks: Sequence[Task], out: Path, *_: object) -> Iterator[News]:  # processes take long to start
-        for task in tasks:
-            do_one(task, task.folder(out), 1, lambda _: None)
-            yield News((), ())
-
-    monkeypatch.setattr("cbdsl.study.sweep.do_all", here)
+    monkeypatch.setattr("cbdsl.study.sweep.do_all", done_here)
     early = replace(PLAN, by=("swarm",), budget=12, confirm=0)
     whole = replace(early, early=False)
     fresh = [vars(one) for one in hold(whole, tmp_path / "fresh").candidates]
@@ -262,6 +283,12 @@ def test_the_page_has_what_was_found_first(held: tuple[Tuning, Path]) -> None:
     assert best in page[: page.index("<main>")]
     assert page.count("<svg") == 2
     assert (out / "figures" / "progress.pdf").stat().st_size > 1000
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_page_is_drawn_where_nothing_is_wrong(held: tuple[Tuning, Path], tmp_path: Path) -> None:
+    right = tuple(replace(one, error=0.0, stopped=False) for one in held[0].candidates)
+    tune_page.write(replace(held[0], candidates=right), tmp_path, "cbdsl tune")
 
 
 def test_the_command_searches_and_refuses(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,7 +23,7 @@ from cbdsl.methods.cb_dsl import CbDsl
 from cbdsl.protocol.messages import Order
 from cbdsl.runs import elsewhere, play
 from cbdsl.runs.records import RoundRecord
-from cbdsl.swarms import ray_crew
+from cbdsl.swarms import ray_checks, ray_cluster, ray_crew
 from helpers import blobs, small_spec
 from rays import Nodes, plain
 
@@ -157,6 +159,25 @@ def test_a_cluster_that_stays_too_small_ends_the_run_and_the_run_goes_on_here(
     assert [*map(plain, result.rounds), {"weights": result.weights.tobytes()}] == played(None, spec)
 
 
+def test_a_run_that_waits_for_processors_of_others_says_so(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ray_crew, "_LOOK", 0.2)
+    others = [ray.remote(num_cpus=1)(threading.Event).remote() for _ in range(2)]
+    ray.get([one.is_set.remote() for one in others])
+    said = ray_crew.Crew._mention_others
+
+    def leave(crew: ray_crew.Crew) -> None:
+        said(crew)
+        for one in others:
+            ray.kill(one)
+
+    monkeypatch.setattr(ray_crew.Crew, "_mention_others", leave)
+    spec = spec_of(rounds=1)
+    assert played(nodes.address, spec, shards=2) == played(None, spec)
+    assert "2 of 2 shards have not started yet" in caplog.text
+
+
 def test_a_run_changes_places_at_a_checkpoint(nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(play, "_CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(play, "_CHECKPOINT_SHARE", 0.0)
@@ -225,6 +246,18 @@ def test_parts_of_a_users_own_go_along(nodes: Nodes, tmp_path: Path) -> None:
     assert played(nodes.address, spec, shards=2) == played(None, spec)
 
 
+def test_a_part_that_machines_cannot_import_is_one_message(
+    nodes: Nodes, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    here_alone = ModuleType("here_alone")
+    exec("from cbdsl.methods.cb_dsl import CbDsl\nclass Mine(CbDsl):\n    pass", here_alone.__dict__)
+    monkeypatch.setitem(sys.modules, "here_alone", here_alone)
+    with pytest.raises(UserError, match=r"cannot import what this run needs .*here_alone"):
+        played(nodes.address, spec_of(rounds=1), shards=2, method=here_alone.__dict__["Mine"]())
+    gc.collect()
+    assert "Unhandled error" not in capfd.readouterr().err
+
+
 def test_a_module_of_a_users_own_runs_on_torch(nodes: Nodes) -> None:
     def build() -> Any:  # noqa: ANN401
         from torch import nn  # noqa: PLC0415
@@ -257,3 +290,10 @@ def test_machines_that_compute_otherwise_are_named(nodes: Nodes, monkeypatch: py
 
     played(nodes.address, spec_of(rounds=1), shards=2, watch=look)
     assert "the server computes with other instructions" in notes[0]
+
+
+def test_a_machine_that_ended_while_it_was_asked_is_named(nodes: Nodes) -> None:
+    with nodes.spare():
+        have = ray_cluster.machines(ray)
+    told = ray_checks._asked(ray, have)
+    assert ["cannot take part" in ray_checks._machine(*one) for one in zip(have, told, strict=True)].count(True) == 1

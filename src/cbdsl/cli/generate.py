@@ -91,20 +91,39 @@ def generate(  # noqa: PLR0913, PLR0917 - one parameter an option
     if as_json:
         typer.echo(json.dumps({"file": str(made.file), **asdict(made.privacy)}, indent=2))
         return
-    _print(made, words.start or DEFAULT_PRESET)
+    _print(made, words)
 
 
-def _print(made: Made, start: str) -> None:
+def _print(made: Made, words: SpecWords) -> None:
     from cbdsl.study.generate import sentences  # noqa: PLC0415
 
     for line in sentences(made):
         typer.echo(line)
-    few = {
-        "data.shared_training": (made.plan.training, made.plan.spec.data.shared_training),
-        "data.shared_scoring": (made.plan.scoring, made.plan.spec.data.shared_scoring),
-    }
-    sizes = "".join(f" --set {key}={have}" for key, (have, usual) in few.items() if have < usual)
-    typer.echo(f"file: {made.file}. Use it with: cbdsl run {start} --set data.shared_source={made.file}{sizes}")
+    typer.echo(f"file: {made.file}. Use it with: {_command(made, words)}")
     page = made.folder / "generated.html"
     if page.exists():
         typer.echo(f"page: {page}")
+
+
+def _command(made: Made, words: SpecWords) -> str:
+    """A run that takes the file, with what was said of its data and its workers."""
+    import shlex  # noqa: PLC0415
+
+    from cbdsl.models.network import network_of  # noqa: PLC0415
+
+    plan, kind = made.plan, made.material.kind
+    have = {"shared_training": plan.training, "shared_scoring": plan.scoring, "holdout": plan.holdout}
+    few = {f"data.{part}": count for part, count in have.items() if 0 < count < getattr(plan.spec.data, part)}
+    said = {key: value for key, value in words.options.items() if key.partition(".")[0] not in _OF_WORKERS}
+    source = said.pop("data.source", None)
+    settings = {**said, "data.shared_source": str(made.file), **few}
+    line = ["cbdsl", "run", *(["--spec"] if words.from_file else []), words.start or DEFAULT_PRESET]
+    line += [word for plugin in words.plugins for word in ("--plugin", plugin)]
+    line += ["--data", source] if source else []
+    try:
+        network_of(plan.spec, kind.shape, kind.classes)
+    except UserError:  # such as the paper's CNN for what is no image
+        line += ["--model", "mlp"]
+    for key, value in settings.items():
+        line += ["--set", f"{key}={value if isinstance(value, str) else json.dumps(value)}"]
+    return shlex.join(line)

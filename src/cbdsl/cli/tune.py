@@ -51,3 +51,6 @@ def tune(  # noqa: PLR0913, PLR0917 - one parameter an option
         from cbdsl.report import tune_page  # noqa: PLC0415 - matplotlib loads slowly
 
         typer.echo(f"page: {tune_page.write(held, out, interrupts.command_line())}")
+    else:
+        how = extras.how_to_install("matplotlib")
+        typer.echo(f"tuning.html is left out: matplotlib is not installed ({how}).", err=True)

@@ -130,17 +130,39 @@ def _check_scaling(path: Path, arrays: Mapping[str, NDArray[Any]], data: Dataset
             f"{path} must say of each channel by what mean and deviation its features are scaled, in {SCALES[0]} and "
             f"{SCALES[1]}, as many numbers in both; given {given}. Generate it again: cbdsl generate --data {data.name}"
         )
-    own = [np.array([data.scaling.mean, data.scaling.deviation])] if data.scaling else []
+    own = _scales(data.scaling)
     stored = [np.array(found)] if found else []
-    alike = len(own) == len(stored) and all(
-        a.shape == b.shape and np.allclose(a, b, 1e-6, 1e-9) for a, b in zip(own, stored, strict=True)
-    )
-    if not alike:
+    if not _alike(own, stored):
         raise UserError(
             f"{path} was made for features scaled by {_scale_words(stored)}; those of this run's data ({data.name}) "
             f"are scaled by {_scale_words(own)}. Generate the file from the same data: "
             f"cbdsl generate --data {data.name}"
         )
+
+
+def check_source(source: str, given: Dataset, data: Dataset) -> None:
+    """Refuse data to learn from of which a run with other data would take no file."""
+    theirs, own = _scales(given.scaling), _scales(data.scaling)
+    for fits, first, second in (
+        (given.shape == data.shape, f"samples of shape {given.shape}", f"samples of shape {data.shape}"),
+        (given.classes == data.classes, f"{given.classes:,} classes", f"{data.classes:,}"),
+        (_alike(theirs, own), f"features scaled by {_scale_words(theirs)}", f"features scaled by {_scale_words(own)}"),
+    ):
+        if not fits:
+            raise UserError(
+                f"{source} has {first}; the spec's data ({data.name}) have {second}, and no run on those takes what is "
+                "learned here. Name the data of your runs with --data, or learn from samples like theirs."
+            )
+
+
+def _scales(scaling: Scaling | None) -> list[NDArray[Any]]:
+    return [np.array([scaling.mean, scaling.deviation])] if scaling else []
+
+
+def _alike(own: list[NDArray[Any]], stored: list[NDArray[Any]]) -> bool:
+    return len(own) == len(stored) and all(
+        a.shape == b.shape and np.allclose(a, b, 1e-6, 1e-9) for a, b in zip(own, stored, strict=True)
+    )
 
 
 def _scale_words(scales: list[NDArray[Any]]) -> str:

@@ -213,7 +213,7 @@ class FlowerSwarm:
         # Answers to earlier questions are not heard any more. Who was asked to join may still do so, unless its node
         # has left: when it comes back it is asked again, so that nodes that come and go leave no questions behind.
         self._post.keep(lambda one: one.worker is None and self._members.is_met(one.node))
-        started = time.monotonic()
+        started, looked = time.monotonic(), False
         most = seconds or self._deadlines.round_seconds
         heard: dict[WorkerId, _A] = {}
         given_up: set[WorkerId] = set()
@@ -224,6 +224,7 @@ class FlowerSwarm:
         waited = [worker for worker in workers if self._standing_of(worker).is_waited_for(self._round)] or list(workers)
 
         def enough() -> bool:
+            nonlocal looked
             for worker in workers:  # who came back on another node is asked again
                 member = self._members.of.get(worker)
                 if member is not None and addressed.get(worker) != member.node and worker not in heard:
@@ -239,7 +240,8 @@ class FlowerSwarm:
                 if worker not in heard and worker not in given_up and now - absent[worker] <= LEAST
             ]
             limit = most if seconds else max(LEAST, everybodys_limit(times, len(waited), self._deadlines))
-            return not due or now - started > limit
+            late, looked = looked and now - started > limit, True  # time ends nothing before a first look for replies
+            return not due or late
 
         def take(worker: WorkerId, node: int, reply: Letter | None) -> None:
             if worker in heard:  # on another node
@@ -293,16 +295,16 @@ class FlowerSwarm:
         self._post.send([Question(node, worker, write(worker), kind, self._round, seconds) for node, worker in whom])
 
     def _wait(self, enough: Callable[[], bool], limit: float, take: _Take | None = None) -> None:
-        """Look for replies and for nodes until it is enough, or time is up."""
+        """Look for replies and for nodes until it is enough, or time is up: once at least, if it is not enough."""
         started = time.monotonic()
         while not enough():
-            now = time.monotonic()
-            if now > limit:
-                return
             self._welcome(self._members.newcomers(self._grid.get_node_ids))
             replies = self._post.replies()
             for question, reply in replies:
                 self._hear(reply, question, take)
+            now = time.monotonic()
+            if now > limit:
+                return
             if not replies:
                 time.sleep(min(_SLOWEST, max(_QUICKEST, (now - started) / 10)))
 

@@ -124,7 +124,7 @@ def _save_grid(path: Path, shown: Floats) -> None:
                     image.squeeze(-1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=1
                 )
             else:
-                axes[one, place].plot(shown[one, place].reshape(len(shown[one, place]), -1).T, color=INK, linewidth=0.4)
+                axes[one, place].plot(_rows(shown[one, place]).T, color=INK, linewidth=0.4)
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
@@ -164,10 +164,13 @@ def _pixels(image: Floats, corner: tuple[int, int]) -> str:
     )
 
 
+def _rows(sample: Floats) -> Doubles:
+    """A sample as lines: one for each channel, or a single one if it is flat."""
+    return sample.reshape(len(sample) if sample.ndim > 1 else 1, -1).astype(np.float64)
+
+
 def _lines(sample: Floats, corner: tuple[int, int], height: int, width: int) -> str:
-    rows: Doubles = (
-        sample.reshape(len(sample), -1).astype(np.float64) if sample.ndim > 1 else sample[None].astype(float)
-    )
+    rows = _rows(sample)
     across = np.linspace(0, width, rows.shape[1]) + corner[0]
     return "".join(
         '<polyline fill="none" stroke="var(--ink)" stroke-width="0.4" points="'

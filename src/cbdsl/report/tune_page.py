@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from html import escape
 from pathlib import Path
 
@@ -47,8 +48,8 @@ def _lead(tuning: Tuning) -> str:
 def _progress(tuning: Tuning) -> Drawing:
     figure = new_figure(7, 4.2)
     axes = figure.subplots()
-    for name, repeat in itertools.product(tuning.plan.by, range(tuning.plan.repeats)):
-        curve = tuning.curve(name, repeat)
+    curves = {kind: tuning.curve(*kind) for kind in itertools.product(tuning.plan.by, range(tuning.plan.repeats))}
+    for (name, repeat), curve in curves.items():
         label = name if repeat == 0 else None
         alone = tuning.plan.repeats == 1
         axes.step(
@@ -57,15 +58,15 @@ def _progress(tuning: Tuning) -> Drawing:
         )  # fmt: skip
     axes.legend(frameon=False)
     dress(axes, "best so far")
-    axes.set_yscale("log")  # the last steps are the small ones
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    if any(0 < error < math.inf for curve in curves.values() for error in curve):
+        axes.set_yscale("log")  # the last steps are the small ones
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("tries")
     axes.set_ylabel("wrong on the hold-out")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    kinds = itertools.product(tuning.plan.by, range(tuning.plan.repeats))
-    rows = [(name, repeat, *one) for name, repeat in kinds for one in enumerate(tuning.curve(name, repeat), 1)]
+    rows = [(*kind, *one) for kind, curve in curves.items() for one in enumerate(curve, 1)]
     return Drawing(figure, ("search", "repeat", "tries", "lowest_error"), rows)
 
 

@@ -89,10 +89,10 @@ class Plan:
         """How many passes."""
         return self.passes or PASSES.get(self.source, PASSES[SERVER])
 
-    @property
-    def key(self) -> str:
-        """What the generator's weights depend on: not how many samples it makes."""
-        return hashlib.sha256(f"{self.spec.key()}/{self.source}/{self.rounds}".encode()).hexdigest()[:16]
+    def key(self, material: Material) -> str:
+        """What the generator's weights depend on, the samples themselves included: not how many of them it makes."""
+        asked = f"{self.spec.key()}/{self.source}/{self.rounds}/{material.digest}"
+        return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,18 +143,19 @@ def make(
     if threads is not None:
         at_least(1, "threads", threads)
     material = material or gathered(plan)
-    folder = _opened(plan, out)
+    key = plan.key(material)
+    folder = _opened(plan, key, out)
     try:
-        return _made(plan, material, folder, threads or default_threads(), on_pass)
+        return _made(plan, key, material, folder, threads or default_threads(), on_pass)
     finally:
         folder.close()
 
 
-def _made(plan: Plan, material: Material, folder: RunFolder, threads: int, on_pass: OnPass | None) -> Made:
+def _made(plan: Plan, key: str, material: Material, folder: RunFolder, threads: int, on_pass: OnPass | None) -> Made:
     out = folder.path
     learning = Learning(material, plan.spec, plan.rounds, threads)
     passes: list[Pass] = []
-    checkpoint = folder.load_checkpoint(plan.key)
+    checkpoint = folder.load_checkpoint(key)
     if checkpoint is not None:
         learning.restore(checkpoint)
         passes = _read_passes(out / "passes.jsonl", checkpoint.state.round)
@@ -163,7 +164,7 @@ def _made(plan: Plan, material: Material, folder: RunFolder, threads: int, on_pa
         if one.number % _KEPT_EVERY == 0 or one.number == plan.rounds:
             lines = "".join(json.dumps(asdict(each)) + "\n" for each in passes)
             write_atomically(out / "passes.jsonl", lines.encode())
-            folder.save_checkpoint(learning.state, learning.kept, plan.key)
+            folder.save_checkpoint(learning.state, learning.kept, key)
         if on_pass is not None:
             on_pass(one.number, plan.rounds, one.loss)
     if not np.isfinite(learning.weights).all() or not np.isfinite(passes[-1].loss):
@@ -193,16 +194,16 @@ def _privacy(plan: Plan, material: Material, learning: Learning, made: Samples) 
     return measured(rows, members.features, unseen.features, (losses[0], losses[1]))
 
 
-def _opened(plan: Plan, out: Path) -> RunFolder:
+def _opened(plan: Plan, key: str, out: Path) -> RunFolder:
     """A new folder, or that of the same plan, for this process alone; samples may be more or fewer than last time."""
-    asked: dict[str, Any] = {**asdict(plan), "spec": plan.spec.to_tree(), "passes": plan.rounds, "key": plan.key}
+    asked: dict[str, Any] = {**asdict(plan), "spec": plan.spec.to_tree(), "passes": plan.rounds, "key": key}
     path = out / "generate.json"
     if not path.exists() and not is_free(out):
         raise UserError(f"{out} exists and is not an empty folder; nothing was overwritten. Give another --out.")
     folder = RunFolder.take(out)
     try:
         if path.exists():
-            _compare(plan, path)
+            _compare(key, path)
         write_json(path, asked)
         write_atomically(out / "README.txt", README.encode())
     except OSError as error:
@@ -214,14 +215,17 @@ def _opened(plan: Plan, out: Path) -> RunFolder:
     return folder
 
 
-def _compare(plan: Plan, path: Path) -> None:
-    """Refuse a folder that was made by another plan."""
+def _compare(key: str, path: Path) -> None:
+    """Refuse a folder that was made by another plan, or from other samples."""
     try:
         stored = read_json(read_text(path))["key"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged ({error}). Give another --out.") from error
-    if stored != plan.key:
-        raise UserError(f"{path.parent} holds another generator: see {path}. Nothing was changed. Give another --out.")
+    if stored != key:
+        raise UserError(
+            f"{path.parent} holds another generator, or one that learned from other samples: see {path}. Nothing was "
+            "changed. Give another --out."
+        )
 
 
 def _read_passes(path: Path, count: int) -> list[Pass]:

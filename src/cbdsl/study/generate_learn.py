@@ -6,6 +6,7 @@ would be: workers send weights, never a sample. A server that learns from its ow
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -21,7 +22,7 @@ from cbdsl.codecs.travel import codecs_of
 from cbdsl.data import Dataset, load, split
 from cbdsl.data.partition import as_seen
 from cbdsl.data.scaling import Scaling
-from cbdsl.data.shared import raw_of
+from cbdsl.data.shared import check_source, raw_of
 from cbdsl.errors import UserError
 from cbdsl.methods.fedavgm import FedAvgM
 from cbdsl.models.modules import initial_weights
@@ -58,6 +59,14 @@ class Material:
     unseen: Samples  # of the same kind, for comparison
     unseen_are: str  # where those are from
 
+    @property
+    def digest(self) -> str:
+        """Of all that is learned from, and of who has how much of it."""
+        content = hashlib.sha256(repr((self.kind, self.scaling, [*map(len, self.holders)])).encode())
+        for array in (self.samples.features, self.samples.labels):
+            content.update(np.ascontiguousarray(array).data)
+        return content.hexdigest()
+
     def rescaled(self, made: Samples) -> Samples:
         """Made samples (N, *shape) as a network is given them."""
         if not self.kind.shades:
@@ -69,7 +78,11 @@ class Material:
 def gather(spec: Spec, source: str) -> Material:
     """The material of a spec. source: `server`, `workers`, or data that the server may use."""
     own = source in {SERVER, WORKERS}
-    data = load(spec.data.source, spec.options.of(spec.data.source)) if own else load(source)
+    data = load(spec.data.source, spec.options.of(spec.data.source))
+    if not own:
+        given = load(source)
+        check_source(source, given, data)
+        data = given
     unseen, whose = data.test, "the test set"
     if own:
         deal = register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import platform
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from importlib import import_module
@@ -46,7 +46,7 @@ def sharing(tasks: int, jobs: int | None) -> tuple[int, int]:
     return count, max(1, cores // count)
 
 
-def do_all(tasks: Sequence[Task], out: Path, jobs: int | None, on: str | None) -> Iterator[News]:
+def do_all(tasks: Sequence[Task], out: Path, jobs: int | None, on: str | None) -> Generator[News]:
     """Do tasks, with the results in a folder: here, or on a cluster. jobs: so many at a time."""
     if on is None:
         return _here(tasks, out, jobs)
@@ -90,7 +90,7 @@ _threads = 1
 _parent = 0
 
 
-def _here(tasks: Sequence[Task], out: Path, jobs: int | None) -> Iterator[News]:
+def _here(tasks: Sequence[Task], out: Path, jobs: int | None) -> Generator[News]:
     count, threads = sharing(len(tasks), jobs)
     context = multiprocessing.get_context("spawn")  # a fork would inherit threads that are not there
     news: multiprocessing.queues.Queue[float] = context.Queue()

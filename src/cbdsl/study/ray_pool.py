@@ -9,14 +9,14 @@ from __future__ import annotations
 import platform
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cbdsl.errors import UserError
 from cbdsl.files import write_atomically
 from cbdsl.study.pools import PATIENCE, News, do_one
-from cbdsl.swarms.ray_cluster import connected, described, machines, share_of
+from cbdsl.swarms.ray_cluster import cannot_import, connected, described, machines, share_of
 from cbdsl.swarms.shard import code_digest
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _RETRIES = 3  # times that a task is begun again
 
 
-def on_ray(tasks: Sequence[Task], out: Path, jobs: int | None, on: str) -> Iterator[News]:
+def on_ray(tasks: Sequence[Task], out: Path, jobs: int | None, on: str) -> Generator[News]:
     """See `pools.do_all`."""
     with connected(on) as ray:
         have = machines(ray)
@@ -35,7 +35,9 @@ def on_ray(tasks: Sequence[Task], out: Path, jobs: int | None, on: str) -> Itera
         if not cpus:
             raise UserError(f"The cluster has no processor to run on: it has {described(have)}.")
         out.mkdir(parents=True, exist_ok=True)
-        mark = out / f".{uuid.uuid4().hex}"
+        for old in out.glob(".mark-*"):  # of studies that were killed
+            old.unlink(missing_ok=True)
+        mark = out / f".mark-{uuid.uuid4().hex}"
         mark.touch()
         told = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Told).remote()
         do = ray.remote(num_cpus=cpus, max_retries=_RETRIES, scheduling_strategy="SPREAD")(_do)
@@ -107,12 +109,7 @@ def _ended(ray: Any, call: Any, task: Task, out: Path) -> str:  # noqa: ANN401
     try:
         words, files = ray.get(call)
     except ray.exceptions.RayTaskError as error:
-        if isinstance(error.cause, ImportError) or "failed to import" in str(error.cause):
-            raise UserError(
-                f"A machine of the cluster cannot import what this study needs ({_last_line(error.cause)}). Every "
-                "machine needs the same cbdsl and what the runs' own parts import: see `cbdsl doctor --on ...`."
-            ) from error
-        raise
+        raise cannot_import(error, "study") or error from None
     except ray.exceptions.RayError as error:
         last = str(error).strip().splitlines()[0]
         return f"{task.folder(out)}: its process ended {_RETRIES + 1} times, most likely for want of memory ({last})."
@@ -120,10 +117,6 @@ def _ended(ray: Any, call: Any, task: Task, out: Path) -> str:  # noqa: ANN401
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out / name, content)  # what shows that it is done comes last
     return str(words)
-
-
-def _last_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1].strip()
 
 
 def _files(folder: Path) -> dict[str, bytes]:

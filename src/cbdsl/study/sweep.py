@@ -12,6 +12,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -163,11 +164,12 @@ def perform(
     if not missing:
         return
     failed: list[str] = []
-    for news in do_all(missing, out, jobs, on):
-        failed += news.failed
-        played, worked = played + len(news.rounds), worked + sum(news.rounds)
-        if on_progress is not None:
-            on_progress(min(played, total), total, min(worked / work, 1.0))
+    with closing(do_all(missing, out, jobs, on)) as everything:  # closed while there is still a cluster
+        for news in everything:
+            failed += news.failed
+            played, worked = played + len(news.rounds), worked + sum(news.rounds)
+            if on_progress is not None:
+                on_progress(min(played, total), total, min(worked / work, 1.0))
     if failed:
         raise UserError(
             f"{len(failed)} of {len(missing)} could not be done: {' '.join(failed[:10])} The others are in {out}: mend "

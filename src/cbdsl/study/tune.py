@@ -7,7 +7,8 @@ spec. How it looks is `report.tune_page`'s affair.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from cbdsl.study.searches import SEARCHES, demand, first_points
 from cbdsl.study.space import Space
 from cbdsl.study.sweep import Finished, OnProgress, Task, perform, run_all, write_rows
 from cbdsl.study.trials import LEAST_HOLDOUT, TRIAL, Stop, Trial, prepare, read_trial, stop_after
+from cbdsl.swarms.ray_cluster import connected
 
 _HELD_OUT = 1000  # the first seed of the confirmation, counted from the spec's own
 MOST = 10_000  # tries
@@ -121,7 +123,8 @@ def hold(
     """Search, or go on with a search in its folder; then confirm what was found. on: a Ray cluster, if any."""
     folder = RunFolder.take(out)
     try:
-        return _held(plan, _Pool(out, jobs, on), on_progress)
+        with ExitStack() as connections:
+            return _held(plan, _Pool(out, jobs, on, connections), on_progress)
     finally:
         folder.close()
 
@@ -159,6 +162,7 @@ def _search(plan: Plan, name: str, repeat: int, pool: _Pool, progress: _Progress
                 prepare(task, pool.out, stop)
         pool.tried.update(flat)
         progress.part(space.start.rounds * len(flat))
+        pool.connect(flat)
         perform(flat, pool.out, pool.jobs, progress.show, pool.on)
         progress.done()
         scores = np.full(len(points), np.inf)
@@ -185,6 +189,7 @@ def _confirm(plan: Plan, best: Candidate, pool: _Pool, progress: _Progress) -> F
     ours = [plan.space.spec(best.values, seed) for seed in seeds]
     theirs = [replace(start, seed=seed) for seed in seeds]
     progress.part(start.rounds * 2 * plan.confirm)
+    pool.connect([Task(resolve(spec)) for spec in (*ours, *theirs)])
     done = run_all([*ours, *theirs], pool.out, pool.jobs, progress.show, pool.on) if plan.confirm else []
     return Found(best, tuple(done[: plan.confirm]), tuple(done[plan.confirm :]))
 
@@ -211,14 +216,22 @@ def rehearse(plan: Plan) -> None:
         Stage.prepare(resolve(point), threads=1)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Pool:
     """Who does the tries, and where their folders are."""
 
     out: Path
     jobs: int | None
     on: str | None
+    connections: ExitStack
+    is_connected: bool = False
     tried: set[Task] = field(default_factory=set)  # in this search, whatever the folder has of others
+
+    def connect(self, tasks: Sequence[Task]) -> None:
+        """Connect to the cluster, if any, when there is something to do: once, because it takes seconds."""
+        if self.on is not None and not self.is_connected and not all(task.is_done(self.out) for task in tasks):
+            self.connections.enter_context(connected(self.on))
+            self.is_connected = True
 
 
 class _Progress:

@@ -48,7 +48,14 @@ def _asked(ray: Any, have: list[Machine]) -> list[dict[str, Any]]:  # noqa: ANN4
     there = [NodeAffinitySchedulingStrategy(one.node, soft=False) for one in have]
     calls = [ray.remote(num_cpus=0, max_retries=0)(look).options(scheduling_strategy=one).remote() for one in there]
     done, _ = ray.wait(calls, num_returns=len(calls), timeout=_WAIT)
-    return [ray.get(call) if call in done else {"fault": f"no answer in {_WAIT:.0f} s"} for call in calls]
+    return [_answer(ray, call) if call in done else {"fault": f"no answer in {_WAIT:.0f} s"} for call in calls]
+
+
+def _answer(ray: Any, call: Any) -> dict[str, Any]:  # noqa: ANN401
+    try:
+        return dict(ray.get(call))
+    except ray.exceptions.RayError as error:  # such as a machine that ended since
+        return {"fault": (str(error).strip().splitlines() or [type(error).__name__])[0]}
 
 
 def _machine(one: Machine, told: dict[str, Any]) -> str:

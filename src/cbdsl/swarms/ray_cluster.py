@@ -28,7 +28,6 @@ class Machine:
     """One node of a cluster, as Ray sees it."""
 
     name: str
-    address: str
     node: str  # Ray's own name for it
     cpus: float
     memory: float  # bytes that Ray may give away
@@ -61,8 +60,8 @@ def machines(ray: Any) -> list[Machine]:  # noqa: ANN401 - Ray's module
     """The nodes that are alive."""
     return [
         Machine(
-            each["NodeManagerHostname"], each["NodeManagerAddress"], each["NodeID"],
-            each["Resources"].get("CPU", 0.0), each["Resources"].get("memory", 0.0),
+            each["NodeManagerHostname"], each["NodeID"], each["Resources"].get("CPU", 0.0),
+            each["Resources"].get("memory", 0.0),
         )
         for each in ray.nodes()
         if each["Alive"]
@@ -89,6 +88,19 @@ def described(have: Sequence[Machine]) -> str:
     return f"{len(have)} machine{'s' * (len(have) != 1)}: {', '.join(each[:8])}" if have else "no machine"
 
 
+def cannot_import(error: Any, what: str) -> UserError | None:  # noqa: ANN401 - Ray's
+    """The sentence for a task's error that is a machine's lack of some module; none for other errors."""
+    words = str(error.cause).strip()
+    last = (words.splitlines() or [type(error.cause).__name__])[-1].strip()
+    lacks = "failed to import" in words or last.startswith(("ImportError:", "ModuleNotFoundError:"))
+    if not (lacks or isinstance(error.cause, ImportError)):
+        return None
+    return UserError(
+        f"A machine of the cluster cannot import what this {what} needs ({last}). Every machine needs the same cbdsl "
+        "and what your own parts import: see `cbdsl doctor --on ...`."
+    )
+
+
 def _module() -> Any:  # noqa: ANN401
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray would otherwise warn of
@@ -105,9 +117,9 @@ def _start(ray: Any, on: str, threads: int | None, place: str | None) -> None:  
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
     try:
         if on == HERE:
-            ray.init(
-                num_cpus=threads or default_threads(), include_dashboard=False, object_store_memory=_STORE,
-                _node_ip_address="127.0.0.1", _temp_dir=place, **quiet,
+            ray.init(  # local: whatever RAY_ADDRESS names
+                address="local", num_cpus=threads or default_threads(), include_dashboard=False,
+                object_store_memory=_STORE, _node_ip_address="127.0.0.1", _temp_dir=place, **quiet,
             )  # fmt: skip
         else:
             os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "2")  # attempts; Ray's usual twenty take minutes

@@ -7,6 +7,7 @@ the bit. What the orders mean is the swarm's affair.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,13 +21,14 @@ from numpy.typing import NDArray
 from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
 from cbdsl.protocol.messages import Order
-from cbdsl.swarms.ray_cluster import described, machines, room_for, share_of
+from cbdsl.swarms.ray_cluster import cannot_import, described, machines, room_for, share_of
 from cbdsl.swarms.shard import Behind, Plot, Shard, code_digest
 from cbdsl.text import size
 from cbdsl.workers.swarm import Particles
 
 PATIENCE = 600.0  # seconds to wait for a cluster that has become too small
 _LOOK = 5.0  # seconds between looks at a cluster that does not answer
+_LOOKS = 4  # looks without any answer until those are mentioned who may use it
 _TRIES = 5  # times that a shard is started again before it answers once
 _BLOCK = 32 * 2**20  # bytes of rows in one message
 _PROCESS = 200 * 2**20  # bytes of an actor without workers: Python, numpy, Ray, blocks of rows that are worked on
@@ -41,6 +43,7 @@ class Actor:
     handle: Any
     names: range  # of its workers
     plot: Any  # a reference to what they hold, for a shard that is started again
+    first: list[Any]  # references to the answers to its first calls; it lives when there is the first of them
     tries: int = 0  # since it last answered
 
     def __str__(self) -> str:
@@ -81,15 +84,18 @@ class Crew:
         options = {"num_cpus": self._cpus, "memory": int(self._memory), "max_restarts": -1, "max_task_retries": 1}
         hired = self._ray.remote(**options, scheduling_strategy="SPREAD")(Shard)
         for plot in plots:
-            actor = Actor(hired.remote(code_digest(), max(1, int(self._cpus))), plot.names, self._ray.put(plot))
+            handle = hired.remote(code_digest(), max(1, int(self._cpus)))
+            actor = Actor(handle, plot.names, self._ray.put(plot), [handle.facts.remote(0)])
             self.actors.append(actor)
-            token = next(self._tokens)
-            actor.handle.prepare.remote(token, self._recipe, actor.plot)  # all at once; who fails to will be behind
-            actor.handle.settle.remote(token, 0, None)
+            token = next(self._tokens)  # all at once; who fails to will be behind
+            actor.first += handle.prepare.remote(token, self._recipe, actor.plot), handle.settle.remote(token, 0, None)
 
     def end(self) -> None:
         """End the actors."""
         for actor in self.actors:
+            for call in actor.first:  # what went wrong was said already; Ray prints errors that nobody looked at
+                with contextlib.suppress(self._ray.exceptions.RayError):
+                    self._ray.get(call, timeout=0)
             self._ray.kill(actor.handle)
         self.actors = []
 
@@ -147,11 +153,14 @@ class Crew:
 
     def _gather(self, calls: Mapping[Actor, Any]) -> dict[Actor, Any]:
         """The answers to calls; it waits for as long as the cluster can give them."""
-        waiting, since = list(calls.values()), None
+        waiting, since, idle = list(calls.values()), None, 0
         while waiting:
             done, waiting = self._ray.wait(waiting, num_returns=len(waiting), timeout=_LOOK)
+            idle = 0 if done else idle + 1
             if done or room_for(machines(self._ray), self._cpus, self._memory) >= len(self.actors):
                 since = None
+                if idle == _LOOKS:
+                    self._mention_others()
             elif waiting:
                 since = self._complain(since)
         return {actor: self._answer(call) for actor, call in calls.items()}
@@ -162,11 +171,11 @@ class Crew:
         try:
             return self._ray.get(call)
         except (errors.ObjectLostError, errors.ActorUnavailableError):
-            return Behind(-1)
+            return Behind()
         except errors.RayTaskError as error:
             if isinstance(error.cause, UserError):
                 raise UserError(str(error.cause)) from error
-            raise
+            raise cannot_import(error, "run") or error from None
         except errors.RayActorError as error:
             words = str(error)
             _, found, mine = words.partition(f"{UserError.__name__}: ")
@@ -176,6 +185,16 @@ class Crew:
                 else f"A shard cannot be started on its machine: {' '.join(words.split())} See "
                 "`cbdsl doctor --on ...`: every machine needs the same cbdsl and what the run's own parts import."
             ) from error
+
+    def _mention_others(self) -> None:
+        """Say it where shards have room and are not started all the same; others may compute for long."""
+        births = [actor.first[0] for actor in self.actors]
+        _, unborn = self._ray.wait(births, num_returns=len(births), timeout=0)
+        if unborn:
+            _log.warning(
+                f"{len(unborn)} of {len(births)} shards have not started yet, although the cluster is large enough: "
+                "others seem to use its processors or its memory. Waiting until there is room."
+            )
 
     def _complain(self, since: float | None) -> float:
         now = time.monotonic()

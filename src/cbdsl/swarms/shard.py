@@ -59,7 +59,7 @@ class Facts:
     """Where a shard lives, and what its numbers depend on beside the run."""
 
     host: str
-    build: str  # the native engine's instructions and compiler, or torch's version
+    build: str  # the native engine's instructions, compiler and sources, or torch's version
     layout: dict[str, tuple[tuple[int, ...], str]]  # of its arrays: a row's shape, and the type
 
 
@@ -76,8 +76,6 @@ class Answer:
 @dataclass(frozen=True)
 class Behind:
     """The answer of a shard that is not where it is thought to be: it was started again."""
-
-    at: int
 
 
 class Shard:
@@ -113,14 +111,14 @@ class Shard:
 
     def facts(self, at: int) -> Facts | Behind:
         """See `Facts`."""
-        return Facts(platform.node(), self._build, self._layout) if at == self._at else Behind(self._at)
+        return Facts(platform.node(), self._build, self._layout) if at == self._at else Behind()
 
     def report(self, at: int, order: Order, model: Floats | None, told: Sequence[WorkerId]) -> Answer | Behind:
         """Carry an order out. model: w^g, if it is new. told: whose models the attackers speak for."""
         if order.round == self._at != at:  # asked twice: the answer was lost on its way
             claims = self._rows.claims(order)
         elif self._at != at:
-            return Behind(self._at)
+            return Behind()
         else:
             self._at = -1  # whatever ends this half-way, nobody takes the rows for those of a round
             claims = self._rows.carry_out(replace(order, global_best=model))
@@ -134,30 +132,30 @@ class Shard:
 
     def models(self, at: int, workers: Sequence[WorkerId]) -> tuple[Floats, Doubles] | Behind:
         """What these workers would send and claim, (k, V D) and (k,)."""
-        return (self._rows.models(workers), self._rows.scores(workers)) if at == self._at else Behind(self._at)
+        return (self._rows.models(workers), self._rows.scores(workers)) if at == self._at else Behind()
 
     def contents(self, at: int, workers: Sequence[WorkerId]) -> list[Upload] | Behind:
         """The messages of these workers."""
-        return self._rows.contents(workers) if at == self._at else Behind(self._at)
+        return self._rows.contents(workers) if at == self._at else Behind()
 
     def block(self, at: int, name: str, first: int, last: int) -> NDArray[Any] | Behind:
         """Some rows of one array."""
         if at != self._at:
-            return Behind(self._at)
+            return Behind()
         found: NDArray[Any] = getattr(self._rows.kept, name)[first:last]
         return found
 
     def put(self, token: int, name: str, first: int, block: NDArray[Any]) -> Behind | None:
         """Write rows of one array. A shard that does not know the token has died since."""
         if token != self._token:
-            return Behind(self._at)
+            return Behind()
         getattr(self._rows.kept, name)[first : first + len(block)] = block
         return None
 
     def settle(self, token: int, at: int, received: Floats | None) -> Behind | None:
         """From now on the rows are those after a round. received: what the server last sent."""
         if token != self._token:
-            return Behind(self._at)
+            return Behind()
         if received is not None:
             self._rows.receive(received)
         self._at = at
@@ -187,7 +185,7 @@ def build_of(engine: str) -> str:
     """What the last digits depend on beside the code: the native engine's build for this processor, or torch."""
     if engine == "native":
         info = native_engine.info()
-        return f"{info.instructions}, {info.compiler}"
+        return f"{info.instructions}, {info.compiler}, kernels {info.kernels}"
     from importlib import metadata  # noqa: PLC0415
 
     return f"torch {metadata.version('torch')} on {platform.machine()}"

@@ -27,6 +27,7 @@ class NativeInfo:
     instructions: str
     lanes: int  # samples in one vector register
     compiler: str
+    kernels: str  # a digest of the sources it was built from
     threads: int
 
 
@@ -47,6 +48,7 @@ def info() -> NativeInfo:
         instructions=loaded.cbdsl_instructions().decode(),
         lanes=loaded.cbdsl_lanes(),
         compiler=loaded.cbdsl_compiler().decode(),
+        kernels=loaded.cbdsl_kernels().decode(),
         threads=default_threads(),
     )
 
@@ -105,6 +107,7 @@ def _load(path: Path) -> tuple[Path, Any]:
         "cbdsl_sample_losses": (whole, [pointer, *[pointer] * 4, large, pointer, whole]),
         "cbdsl_lanes": (whole, []),
         "cbdsl_compiler": (ctypes.c_char_p, []),
+        "cbdsl_kernels": (ctypes.c_char_p, []),
         "cbdsl_instructions": (ctypes.c_char_p, []),
         "cbdsl_level": (whole, []),
         "cbdsl_needed_level": (whole, []),

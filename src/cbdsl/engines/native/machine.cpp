@@ -18,6 +18,15 @@ CBDSL_EXPORT const char *cbdsl_compiler() {
 #endif
 }
 
+// A digest of the sources that this library was built from; setup.py gives it.
+CBDSL_EXPORT const char *cbdsl_kernels() {
+#if defined(CBDSL_KERNELS)
+    return CBDSL_KERNELS;
+#else
+    return "unknown";
+#endif
+}
+
 CBDSL_EXPORT const char *cbdsl_instructions() {
 #if defined(__AVX512F__)
     return "AVX-512";
