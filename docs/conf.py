@@ -11,7 +11,7 @@ project = "cbdsl"
 version = release = cbdsl.__version__
 copyright = "the cbdsl authors, Apache-2.0"  # noqa: A001 - Sphinx wants this name
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "site_pages", "site_notebooks"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "site_pages", "site_notebooks"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4
@@ -25,6 +25,12 @@ autodoc_type_aliases = {name: name for name in ("ArrayLike", "Doubles", "Floats"
 python_use_unqualified_type_names = True
 maximum_signature_line_length = 100
 add_module_names = False
+
+# Code can be copied with a button, without the prompts; what a notebook's cell printed has none.
+copybutton_selector = "div:not(.outcome) > div.highlight > pre"
+copybutton_prompt_text = r"\$ |>>> |\.\.\. "
+copybutton_prompt_is_regexp = True
+copybutton_line_continuation_character = "\\"
 
 html_theme = "furo"
 html_title = f"cbdsl {version}"

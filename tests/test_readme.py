@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -43,6 +44,7 @@ MADE_SMALL = {
     "generate": ["--passes", "1", "--workers", "40", "--samples", "600", "--scoring", "50"],
     "bench": ["--quick", "--models", "softmax", "--workers", "3", "--scoring", "20"],
     "bench --on": ["--models", "softmax", "--workers", "3", "--repeats", "1"],
+    "bench --codecs": ["--workers", "3"],
 }  # fmt: skip
 """What is added to a command, so that it takes seconds."""
 
@@ -85,7 +87,8 @@ def commands() -> list[tuple[str, ...]]:
 
 def made_small(words: tuple[str, ...]) -> tuple[str, ...]:
     """A command that takes seconds; the model that it names stays."""
-    smaller = MADE_SMALL.get("bench --on" if words[0] == "bench" and "--on" in words else words[0], [])
+    kinds = [f"{words[0]} {word}" for word in words[1:] if f"{words[0]} {word}" in MADE_SMALL]
+    smaller = MADE_SMALL.get((kinds or [words[0]])[0], [])
     return (*words, *(smaller[:-2] if "--model" in words and smaller == SMALLER else smaller))
 
 
@@ -130,6 +133,8 @@ def test_every_command_shown_runs(words: tuple[str, ...], tmp_path: Path) -> Non
         assert cbdsl("generate", "paper-iid", *MADE_SMALL["generate"], "--out", out, cwd=tmp_path).returncode == 0
     if "own.npz" in words:
         subprocess.run([sys.executable, "-c", PROGRAMS[ROOT / "docs" / "data.md"]], cwd=tmp_path, check=True)
+    if "my_parts.py" in words:
+        shutil.copy(ROOT / "examples" / "my_parts.py", tmp_path)
     if "my_net.py:Net" in words:
         (tmp_path / "my_net.py").write_text(
             "from torch import nn\n\n\ndef Net(shape, classes):\n"

@@ -44,6 +44,14 @@ _ROOMS = {
     "testing": "Law tests",
 }
 
+# What stands before the names of a group.
+_INTRODUCED = {
+    "Law tests": "A part is checked by its name once its file is loaded: "
+    "`import my_parts  # registers the parts; run this in its folder`. In a program that also runs a spec with this "
+    'plugin, write `from cbdsl import plugins` and `plugins.load(["my_parts.py"])` instead: a name can be registered '
+    "only once. [Bring your own parts](../parts.md#does-it-keep-the-laws) has an example.\n",
+}
+
 
 def command_page() -> str:
     """Every command with its arguments and options, as Markdown."""
@@ -97,7 +105,7 @@ def api_page() -> str:
     for title, names in groups.items():
         if names:
             names.sort(key=lambda name: not inspect.isroutine(getattr(cbdsl, name)))  # what is called comes first
-            parts += [f"\n## {title}\n", "```{eval-rst}", *map(_documented, names), "```"]
+            parts += [f"\n## {title}\n", _INTRODUCED.get(title, ""), "```{eval-rst}", *map(_documented, names), "```"]
     return "\n".join(parts)
 
 
