@@ -46,6 +46,34 @@ def test_a_narrow_terminal_gets_fewer_columns_and_is_told_which(tmp_path: Path) 
     assert "not shown for want of room: best accuracy, downlink" in done.stdout
 
 
+def test_a_study_writes_nothing_over_another_ones_results(tmp_path: Path) -> None:
+    grid = ["sweep", *SMALL, "--rounds", "1", "--over", "seed=0,1", "--out", "here"]
+    search = [
+        "tune",
+        *SMALL,
+        "--rounds",
+        "1",
+        "--over",
+        "local.learning_rate=0.01..0.1",
+        "--budget",
+        "1",
+        "--confirm",
+        "0",
+    ]
+    assert cbdsl(*grid, cwd=tmp_path).returncode == 0
+    before = (tmp_path / "here" / "results.csv").read_bytes()
+    done = cbdsl(*search, "--out", "here", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "here has the results of another command (results.csv); nothing was changed" in done.stderr
+    assert (tmp_path / "here" / "results.csv").read_bytes() == before
+    assert cbdsl(*search, "--out", "there", cwd=tmp_path).returncode == 0
+    assert cbdsl(*search, "--out", "there", cwd=tmp_path).returncode == 0  # its own
+    done = cbdsl(*grid[:-1], "there", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "there has the results of another command (tuning.json)" in done.stderr
+    assert cbdsl(*grid, cwd=tmp_path).returncode == 0
+
+
 def test_a_folder_of_many_runs_says_how_to_give_them(tmp_path: Path) -> None:
     for name in ("a", "b"):
         assert cbdsl("run", *SMALL, "--rounds", "1", "--out", f"runs/{name}", cwd=tmp_path).returncode == 0

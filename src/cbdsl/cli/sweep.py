@@ -32,11 +32,12 @@ def sweep(
     from cbdsl.cli.progress import SweepDisplay  # noqa: PLC0415
     from cbdsl.cli.tables import print_comparison, print_sweep  # noqa: PLC0415
     from cbdsl.study.compare import group_results  # noqa: PLC0415
-    from cbdsl.study.sweep import parse_axis, run_all, write_table  # noqa: PLC0415
+    from cbdsl.study.sweep import parse_axis, refuse_others, run_all, write_table  # noqa: PLC0415
 
     axes = [parse_axis(text) for text in over]
     keys = [key for key, _ in axes]
     points = checked_points(words, axes)
+    refuse_others(out, "groups.csv", ("tuning.json", "contest.json", "plan.json", "study.json", "spec.toml"))
     with SweepDisplay(len(points), out) as display:
         results = run_all(points, out, jobs, display.show, on)
     write_table(results, keys, out)

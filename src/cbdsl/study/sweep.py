@@ -179,6 +179,18 @@ def perform(
         on_progress(total, total, 1.0)
 
 
+def refuse_others(out: Path, own: str, others: Sequence[str]) -> None:
+    """Refuse the folder of another study: its results would be written over.
+
+    own: the file by which a folder of the same kind is known. others: those of other kinds.
+    """
+    found = [name for name in others if (out / name).exists()]
+    if found and not (out / own).exists():
+        raise UserError(
+            f"{out} has the results of another command ({found[0]}); nothing was changed. Give another --out."
+        )
+
+
 def write_table(results: Sequence[Finished], axes: Sequence[str], out: Path) -> None:
     """One row a run: the swept settings, then the summary. As CSV and as JSONL."""
     rows = [{**setting_values(result.spec, axes), **asdict(result.summary)} for result in results]

@@ -24,7 +24,7 @@ from cbdsl.runs.stage import Stage
 from cbdsl.study.compare import Spread, percent_words
 from cbdsl.study.searches import SEARCHES, demand, first_points
 from cbdsl.study.space import Space
-from cbdsl.study.sweep import Finished, OnProgress, Task, perform, run_all, write_rows
+from cbdsl.study.sweep import Finished, OnProgress, Task, perform, refuse_others, run_all, write_rows
 from cbdsl.study.trials import LEAST_HOLDOUT, TRIAL, Stop, Trial, prepare, read_trial, stop_after
 from cbdsl.swarms.ray_cluster import connected
 
@@ -121,6 +121,7 @@ def hold(
     plan: Plan, out: Path, jobs: int | None = None, on_progress: OnProgress | None = None, on: str | None = None
 ) -> Tuning:
     """Search, or go on with a search in its folder; then confirm what was found. on: a Ray cluster, if any."""
+    refuse_others(out, "trials", ("results.csv", "spec.toml"))
     folder = RunFolder.take(out)
     try:
         with ExitStack() as connections:
