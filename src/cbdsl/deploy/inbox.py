@@ -388,10 +388,8 @@ class Inbox:
     def dismiss(self, names: Iterable[str]) -> None:
         """These have left the swarm: nobody waits for them any more."""
         with self._changed:
-            for name in names:
-                presence = self._present.get(name)
-                if presence is not None:
-                    presence.online, presence.since = False, _LONG_AGO
+            for presence in filter(None, map(self._present.get, names)):
+                presence.online, presence.since = False, _LONG_AGO
             self._changed.notify_all()
 
     def awaited(self, answers: Collection[WorkerId]) -> tuple[int, float]:
