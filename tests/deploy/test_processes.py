@@ -181,8 +181,25 @@ def test_kill_9_of_the_server_loses_no_model_and_forgets_no_ban(codec: str, data
         assert not (made.out / "journal.bin").exists()
 
 
+UNHURRIED = """
+import time
+import cbdsl
+from cbdsl.protocol.selection import Best
+
+@cbdsl.register.selection("unhurried")
+class Unhurried(Best):
+    def invite(self, waiting, believed, view):
+        time.sleep(0.3)
+        return super().invite(waiting, believed, view)
+"""
+
+
 def test_a_liar_a_staller_a_thousand_malformed_messages_and_the_right_model_wins(data: Path, tmp_path: Path) -> None:
-    spec = tiny_spec(data, workers=5, rounds=12, attack__byzantine=1, attack__name="staller")
+    (tmp_path / "unhurried.py").write_text(UNHURRIED)  # or a fast machine is done before the messages are
+    spec = tiny_spec(
+        data, workers=5, rounds=12, attack__byzantine=1, attack__name="staller", selection__name="unhurried",
+        plugins=[str(tmp_path / "unhurried.py")],
+    )  # fmt: skip
     with deployment(tmp_path, spec, BEST) as made:
         honest = [number for number in range(5) if number not in made.stage.byzantine]
         liar, flooded = honest[0], made.names[honest[1]]
