@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from cbdsl.arrays import Floats, Indices
-from cbdsl.data import Dataset, load, split
+from cbdsl.data.dataset import Dataset, load
+from cbdsl.data.partition import split
 from cbdsl.presets import preset
 from cbdsl.rng import seed_of
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from cbdsl.deploy.broker import Broker, end, find_mosquitto, running_broker
+from cbdsl.network.broker import Broker, end, find_mosquitto, running_broker
 
 DEVICES, SENSORS, STEPS, CLASSES = 8, 6, 64, 4
 PATIENCE = 180.0  # seconds for anything to come to pass

@@ -9,10 +9,18 @@ from dataclasses import dataclass
 import numpy as np
 
 import cbdsl
-from cbdsl import Architecture, Believed, Candidate, Combined, Particles, View, Work
+from cbdsl import (
+    Architecture,
+    Candidate,
+    Particles,
+    RoundContext,
+    SelectionResult,
+    VerifiedUpload,
+    WorkerRound,
+)
 from cbdsl.arrays import Doubles, Floats, Indices
-from cbdsl.engines.architecture import Flatten, Linear, Tanh
-from cbdsl.spec_groups import DataSpec
+from cbdsl.models.layers import Flatten, Linear, Tanh
+from cbdsl.spec import DataSpec
 
 
 @cbdsl.register.attack("shuffle")
@@ -22,11 +30,11 @@ class Shuffle(cbdsl.Attack):
 
     share: float = 1.0  # of the coordinates
 
-    def claim(self, seen: cbdsl.Situation) -> float:
+    def claim(self, seen: cbdsl.AttackContext) -> float:
         """A little better than what it has, so that it is invited."""
         return 0.9 * seen.score
 
-    def upload(self, seen: cbdsl.Situation) -> Floats:
+    def upload(self, seen: cbdsl.AttackContext) -> Floats:
         """w^g and the shuffled step."""
         step = seen.model - seen.global_best
         chosen = np.flatnonzero(seen.rng.random(len(step)) < self.share)
@@ -35,7 +43,7 @@ class Shuffle(cbdsl.Attack):
 
 
 @cbdsl.register.aggregator("winsorised")
-def winsorised(rows: Doubles, attackers: int, trust: cbdsl.Trust) -> Doubles:  # noqa: ARG001
+def winsorised(rows: Doubles, attackers: int, trust: cbdsl.TrustedReference) -> Doubles:  # noqa: ARG001
     """Coordinate-wise mean, the f largest and f smallest values pulled in to the next one."""
     cut = min(attackers, (len(rows) - 1) // 2)
     ordered = np.sort(rows, axis=0)
@@ -49,15 +57,17 @@ class Patient(cbdsl.Selection):
 
     margin: float = 0.02  # of F^g
 
-    def invite(self, waiting: Sequence[Candidate], believed: Sequence[Believed], view: View) -> int | None:
+    def invite(
+        self, waiting: Sequence[Candidate], believed: Sequence[VerifiedUpload], view: RoundContext
+    ) -> int | None:
         """The best claim left, if it is good enough and nobody was believed yet."""
         enough = (1 - self.margin) * view.state.global_score
         return waiting[0].worker if waiting and not believed and waiting[0].score < enough else None
 
-    def combine(self, believed: Sequence[Believed], view: View) -> Combined:
+    def combine(self, believed: Sequence[VerifiedUpload], view: RoundContext) -> SelectionResult:
         """The one model that was believed becomes w^g."""
         del view
-        return Combined(believed[0].model, believed[0].claimed)
+        return SelectionResult(believed[0].model, believed[0].claimed)
 
 
 @cbdsl.register.method("elastic")
@@ -71,7 +81,7 @@ class Elastic(cbdsl.AveragingMethod):
     title = "Elastic averaging (Zhang et al. 2015)"
     remembers = True  # positions outlive a round
 
-    def move(self, work: Work, rows: Particles, received: Floats) -> Particles:
+    def move(self, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
         """Go towards the server's model, then train."""
         start = rows.positions + np.float32(self.pull) * (received - rows.positions)
         return work.placed(rows, work.train(start))

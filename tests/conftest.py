@@ -2,16 +2,11 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-from cbdsl.data.sources import Dataset, load
-
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE / "deploy"), str(HERE / "export")]  # helpers of more than one folder
+from cbdsl.data.dataset import Dataset, load
 
 # A shell's background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

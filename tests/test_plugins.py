@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cbdsl import plugins, register
+from cbdsl import registry
 from cbdsl.errors import UserError
 
 PART = '''"""Mine."""
@@ -30,22 +30,22 @@ def written(folder: Path, text: str, name: str = "guest.py") -> Path:
 
 def test_a_file_is_imported_once(tmp_path: Path) -> None:
     path = written(tmp_path, PART.format(name="once", factor=1, words="One."))
-    assert plugins.load([str(path)]) == (str(path.resolve()),)
-    first = register.aggregator.get("once")
-    plugins.load([str(path)])
-    assert register.aggregator.get("once") is first
+    assert registry.load([str(path)]) == (str(path.resolve()),)
+    first = registry.aggregator.get("once")
+    registry.load([str(path)])
+    assert registry.aggregator.get("once") is first
 
 
 def test_an_edited_file_is_imported_again(tmp_path: Path) -> None:
     path = written(tmp_path, PART.format(name="edited", factor=1, words="One."))
-    plugins.load([str(path)])
+    registry.load([str(path)])
     written(tmp_path, PART.format(name="edited", factor=2.5, words="Two."))
-    plugins.load([str(path)])
-    assert register.aggregator.settings("edited") == {"factor": 2.5}
+    registry.load([str(path)])
+    assert registry.aggregator.settings("edited") == {"factor": 2.5}
     written(tmp_path, PART.format(name="renamed", factor=2.5, words="Two."))
-    plugins.load([str(path)])
-    assert "renamed" in register.aggregator
-    assert "edited" not in register.aggregator
+    registry.load([str(path)])
+    assert "renamed" in registry.aggregator
+    assert "edited" not in registry.aggregator
 
 
 def test_equal_files_in_two_places_are_one(tmp_path: Path) -> None:
@@ -53,28 +53,28 @@ def test_equal_files_in_two_places_are_one(tmp_path: Path) -> None:
     one, two = written(tmp_path, text, "guest.py"), tmp_path / "other" / "guest.py"
     two.parent.mkdir()
     two.write_text(text)
-    plugins.load([str(one), str(two)])
+    registry.load([str(one), str(two)])
     one.unlink()
     written(tmp_path, PART.format(name="twins-no-more", factor=1, words="One."))
-    plugins.load([str(one)])
-    assert "twins" in register.aggregator  # the other file still has it
+    registry.load([str(one)])
+    assert "twins" in registry.aggregator  # the other file still has it
 
 
 def test_relative_paths_become_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     written(tmp_path, PART.format(name="relative", factor=1, words="One."))
-    assert plugins.load(["guest.py"]) == (str(tmp_path / "guest.py"),)
+    assert registry.load(["guest.py"]) == (str(tmp_path / "guest.py"),)
 
 
 def test_a_module_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     written(tmp_path, PART.format(name="moduled", factor=1, words="One."), "guest_module.py")
-    assert plugins.load(["guest_module"]) == ("guest_module",)
-    assert register.aggregator.get("moduled").__module__ == "guest_module"
-    assert plugins.source_of("guest_module") == tmp_path / "guest_module.py"
+    assert registry.load(["guest_module"]) == ("guest_module",)
+    assert registry.aggregator.get("moduled").__module__ == "guest_module"
+    assert registry.source_of("guest_module") == tmp_path / "guest_module.py"
     written(tmp_path, PART.format(name="moduled", factor=1234567, words="Again."), "guest_module.py")
-    plugins.load(["guest_module"])
-    assert register.aggregator.settings("moduled") == {"factor": 1234567}
+    registry.load(["guest_module"])
+    assert registry.aggregator.settings("moduled") == {"factor": 1234567}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_module_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_a_plugin_that_is_not_there(name: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        plugins.load([name])
+        registry.load([name])
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_plugin_that_is_not_there(name: str, words: str) -> None:
         ("import nothing_of_that_name\n", r"ModuleNotFoundError.*\(.*guest\.py, line 1\)"),
         (
             PART.format(name="median", factor=1, words="Mine."),
-            "exists already, in cbdsl.protocol.aggregators. Give",
+            "exists already, in cbdsl.algorithm.aggregators. Give",
         ),
         (PART.format(name="two words", factor=1, words="Mine."), "no spaces"),
         (PART.format(name="custom", factor=1, words="Mine."), "parts given in Python"),
@@ -107,7 +107,7 @@ def test_a_plugin_that_is_not_there(name: str, words: str) -> None:
 def test_a_plugin_that_raises_is_named_with_its_line(tmp_path: Path, text: str, words: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(UserError, match=words) as caught:
-        plugins.load([str(path)])
+        registry.load([str(path)])
     assert f"The plugin {path} cannot be" in str(caught.value)
 
 
@@ -116,23 +116,23 @@ def test_a_plugin_that_was_mended_is_imported_without_a_trace_of_the_first_try(t
     path = written(tmp_path, good + "\nraise RuntimeError\n")
     for _ in range(2):
         with pytest.raises(UserError, match="RuntimeError"):
-            plugins.load([str(path)])
-        assert "mended" not in register.aggregator
+            registry.load([str(path)])
+        assert "mended" not in registry.aggregator
     written(tmp_path, good)
-    plugins.load([str(path)])
-    assert "mended" in register.aggregator
+    registry.load([str(path)])
+    assert "mended" in registry.aggregator
     assert not [name for name in sys.modules if name.startswith("cbdsl_plugin_guest") and "mended" in name]
 
 
 def test_two_files_cannot_have_one_name(tmp_path: Path) -> None:
     one = written(tmp_path, PART.format(name="clash", factor=1, words="Mine."), "one.py")
     two = written(tmp_path, PART.format(name="clash", factor=2, words="Mine."), "two.py")
-    plugins.load([str(one)])
+    registry.load([str(one)])
     with pytest.raises(
         UserError, match=r"two\.py cannot be used: The aggregator 'clash' exists already, in cbdsl_.*_one"
     ):
-        plugins.load([str(two)])
-    assert register.aggregator.settings("clash") == {"factor": 1}
+        registry.load([str(two)])
+    assert registry.aggregator.settings("clash") == {"factor": 1}
 
 
 NETS = '''"""Networks that know nothing of registers."""
@@ -165,20 +165,20 @@ NUMBER = 3
 
 def test_a_class_in_a_file_is_a_model_under_its_name(tmp_path: Path) -> None:
     path = written(tmp_path, NETS, "nets.py")
-    assert plugins.load([f"{path}:Net", f"{path}:sized"]) == (f"{path.resolve()}:Net", f"{path.resolve()}:sized")
-    assert register.model.summary("Net") == "Two layers."
-    assert register.model.get("Net")((1, 28, 28), 10)[1].out_features == 8
-    assert register.model.get("sized")((3, 4), 5)[1].weight.shape == (5, 12)
-    plugins.load([f"{path}:Net"])
+    assert registry.load([f"{path}:Net", f"{path}:sized"]) == (f"{path.resolve()}:Net", f"{path.resolve()}:sized")
+    assert registry.model.summary("Net") == "Two layers."
+    assert registry.model.get("Net")((1, 28, 28), 10)[1].out_features == 8
+    assert registry.model.get("sized")((3, 4), 5)[1].weight.shape == (5, 12)
+    registry.load([f"{path}:Net"])
     written(tmp_path, NETS.replace("width=8", "width=9"), "nets.py")
-    plugins.load([f"{path}:Net"])
-    assert register.model.get("Net")((1, 28, 28), 10)[1].out_features == 9
-    assert plugins.digest_of(f"{path}:Net") == plugins.digest_of(str(path))
+    registry.load([f"{path}:Net"])
+    assert registry.model.get("Net")((1, 28, 28), 10)[1].out_features == 9
+    assert registry.digest_of(f"{path}:Net") == registry.digest_of(str(path))
     other = written(tmp_path, NETS.replace("width=8", "width=3"), "other.py")
-    plugins.load([f"{other}:Net"])
-    assert register.model.get("Net")((1, 28, 28), 10)[1].out_features == 3
-    plugins.load([f"{path}:Net"])  # the file that was named last counts
-    assert register.model.get("Net")((1, 28, 28), 10)[1].out_features == 9
+    registry.load([f"{other}:Net"])
+    assert registry.model.get("Net")((1, 28, 28), 10)[1].out_features == 3
+    registry.load([f"{path}:Net"])  # the file that was named last counts
+    assert registry.model.get("Net")((1, 28, 28), 10)[1].out_features == 9
 
 
 @pytest.mark.parametrize(
@@ -193,4 +193,4 @@ def test_a_class_in_a_file_is_a_model_under_its_name(tmp_path: Path) -> None:
 def test_what_cannot_be_a_model_is_said(tmp_path: Path, wanted: str, words: str) -> None:
     path = written(tmp_path, NETS, "nets.py")
     with pytest.raises(UserError, match=words):
-        plugins.load([f"{path}:{wanted}"])
+        registry.load([f"{path}:{wanted}"])

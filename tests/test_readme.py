@@ -16,10 +16,10 @@ import pytest
 from typer.main import get_command
 
 from cbdsl.cli.app import app
-from cbdsl.data import cache
+from cbdsl.data import download
 from cbdsl.data.catalogue import ENTRIES
 from cbdsl.presets import PRESETS
-from helpers import cbdsl
+from support.helpers import cbdsl
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -142,7 +142,7 @@ def test_every_command_shown_runs(words: tuple[str, ...], tmp_path: Path) -> Non
         )
     if words[0] == "run" and words[1] in PRESETS:
         source = PRESETS[words[1]].data.source
-        if source in ENTRIES and not cache.place(source).is_file():
+        if source in ENTRIES and not download.cached_file(source).is_file():
             pytest.skip(f"fetch it first: cbdsl data fetch {source}")
     done = cbdsl(*(each for word in words for each in expanded(word, tmp_path)), cwd=tmp_path)
     assert done.returncode == 0, done.stderr

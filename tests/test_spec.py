@@ -12,13 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbdsl import register
+from cbdsl import registry
 from cbdsl import spec as specs
 from cbdsl.errors import UserError
 from cbdsl.presets import PRESETS, preset, preset_or_file
 from cbdsl.runs.resolve import resolve
-from cbdsl.settings import parse_setting
-from cbdsl.spec import Spec, from_mapping, from_toml
+from cbdsl.spec import Spec, from_mapping, from_toml, parse_setting
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -148,7 +147,7 @@ def test_a_preset_is_no_setting() -> None:
 
 
 def test_each_method_brings_its_own_shared_data_unless_told_otherwise() -> None:
-    shared = {name: resolve(replace(Spec(), method=name)).shared for name in register.method.names()}
+    shared = {name: resolve(replace(Spec(), method=name)).shared for name in registry.method.names()}
     averaging = dict.fromkeys(["fedavg", "fedprox", "scaffold", "fedavgm", "fedadam"], "none")
     assert shared == {"cb-dsl": "both", "restart": "both", "fedpso": "none", "pso": "score", **averaging}
     assert resolve(Spec(method="fedavg", shared="train")).shared == "train"

@@ -12,50 +12,51 @@ import torch
 from torch import nn
 
 import cbdsl
-from cbdsl import register, testing
+from cbdsl import registry, testing
 from cbdsl.arrays import Samples
-from cbdsl.data import cache
+from cbdsl.data import download
 from cbdsl.data.catalogue import ENTRIES
+from cbdsl.data.dataset import Dataset
 from cbdsl.data.partition import FeatureSkew
-from cbdsl.data.sources import Dataset
-from cbdsl.engines.architecture import Architecture, Linear
-from helpers import blobs, perceptron, shape_for
+from cbdsl.models.architecture import Architecture
+from cbdsl.models.layers import Linear
+from support.helpers import blobs, perceptron, shape_for
 
-Situation = cbdsl.Situation
+Situation = cbdsl.AttackContext
 Rng = np.random.Generator
 
 
-@pytest.mark.parametrize("name", register.attack.names())
+@pytest.mark.parametrize("name", registry.attack.names())
 def test_attacks_of_the_package(name: str) -> None:
     testing.check_attack(name)
 
 
-@pytest.mark.parametrize("name", register.aggregator.names())
+@pytest.mark.parametrize("name", registry.aggregator.names())
 def test_aggregators_of_the_package(name: str) -> None:
     testing.check_aggregator(name)
 
 
-@pytest.mark.parametrize("name", register.selection.names())
+@pytest.mark.parametrize("name", registry.selection.names())
 def test_selections_of_the_package(name: str) -> None:
     testing.check_selection(name)
 
 
-@pytest.mark.parametrize("name", register.method.names())
+@pytest.mark.parametrize("name", registry.method.names())
 def test_methods_of_the_package(name: str) -> None:
     testing.check_method(name)
 
 
-@pytest.mark.parametrize("name", register.codec.names())
+@pytest.mark.parametrize("name", registry.codec.names())
 def test_codecs_of_the_package(name: str) -> None:
     testing.check_codec(name)
 
 
-@pytest.mark.parametrize("name", register.partition.names())
+@pytest.mark.parametrize("name", registry.partition.names())
 def test_partitions_of_the_package(name: str) -> None:
     testing.check_partition(name)
 
 
-@pytest.mark.parametrize("name", register.model.names())
+@pytest.mark.parametrize("name", registry.model.names())
 def test_models_of_the_package(name: str) -> None:
     testing.check_model(name, shape_for(name))
 
@@ -65,9 +66,9 @@ def test_models_of_a_user() -> None:
     testing.check_model(lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(shape[0], classes)), (8,), 3)
 
 
-@pytest.mark.parametrize("name", register.dataset.names())
+@pytest.mark.parametrize("name", registry.dataset.names())
 def test_data_sets_of_the_package(name: str) -> None:
-    if name in ENTRIES and not cache.place(name).is_file():
+    if name in ENTRIES and not download.cached_file(name).is_file():
         pytest.skip(f"fetch it first: cbdsl data fetch {name}")
     testing.check_dataset(name)
 

@@ -17,11 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cbdsl import register
+from cbdsl import registry
 from cbdsl.presets import PRESETS
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
-from cbdsl.study.sweep import Finished, run_all
+from cbdsl.studies.sweep import FinishedRun, run_all
 
 ENGINES = ("native", "torch")
 MODELS = ("cnn", "mlp", "softmax")
@@ -43,7 +43,7 @@ def specs() -> Iterator[Spec]:
     """Short runs without end: all combinations, then all of them with the next seed."""
     for seed in itertools.count():
         embedded = [name for name, spec in PRESETS.items() if spec.data.source == "mnist"]  # nothing to fetch
-        combined = itertools.product(embedded, register.codec.names(), ENGINES)
+        combined = itertools.product(embedded, registry.codec.names(), ENGINES)
         for place, (name, codec, engine) in enumerate(combined):
             rotates = PRESETS[name].selection.name == "rotation"
             server = {"selection.k": 4} if rotates else SERVERS[(place // 2 + seed) % len(SERVERS)]
@@ -66,7 +66,7 @@ def show(played: int, total: int, share: float) -> None:
     print(f"\r{played} of {total} rounds", end="", file=sys.stderr, flush=True)
 
 
-def report(runs: list[Finished]) -> int:
+def report(runs: list[FinishedRun]) -> int:
     """Print what was played and who was banned; how many that are."""
     rounds, banned, aside, uploads = Counter[str](), 0, 0, 0
     for run in runs:

@@ -14,8 +14,8 @@ from pathlib import Path
 from cbdsl.presets import preset
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
-from cbdsl.study.compare import Spread, percent_words
-from cbdsl.study.sweep import run_all
+from cbdsl.studies.compare import Spread, percent_words
+from cbdsl.studies.sweep import run_all
 
 PRESETS = ("paper-iid", "paper-noniid")
 SIZES = (150, 600, 2000)

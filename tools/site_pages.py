@@ -17,9 +17,9 @@ from typer.main import get_command
 
 import cbdsl
 from cbdsl.cli.app import app as commands
-from cbdsl.cli.spec_options import _PANEL
-from cbdsl.deploy import wire
-from cbdsl.runs.readme import README
+from cbdsl.cli.options import _PANEL
+from cbdsl.network import wire
+from cbdsl.runs.folder import README
 from cbdsl.runs.records import RoundRecord, Summary
 
 if TYPE_CHECKING:

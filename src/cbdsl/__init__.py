@@ -6,107 +6,119 @@ from importlib import import_module
 
 __version__ = "0.2.0"
 
-TYPE_CHECKING = False  # as `typing.TYPE_CHECKING`, without loading that on the way to the command line
+TYPE_CHECKING = False  # as `typing.TYPE_CHECKING`, without loading `typing` on the way to the command line
 if TYPE_CHECKING:
     from typing import Any
 
-    from cbdsl import callbacks, register, testing
+    from cbdsl import registry as register
+    from cbdsl import testing
+    from cbdsl.algorithm.aggregators import AggregationRule, TrustedReference
+    from cbdsl.algorithm.messages import Claim, Order, Swarm
+    from cbdsl.algorithm.methods import AveragingMethod, Method, SwarmMethod
+    from cbdsl.algorithm.particles import Particles
+    from cbdsl.algorithm.selection import Candidate, RoundContext, Selection, SelectionResult, VerifiedUpload
+    from cbdsl.algorithm.verification import Verifier
+    from cbdsl.algorithm.worker import WorkerRound
     from cbdsl.arrays import Samples
-    from cbdsl.byzantine.attack import Attack, HomeTraining, Situation
-    from cbdsl.callbacks import Callback
+    from cbdsl.attacks.base import Attack, AttackContext, AttackPreparation
     from cbdsl.codecs.base import Codec, CodecError
+    from cbdsl.data.dataset import Dataset
     from cbdsl.data.partition import Partition, Pool
-    from cbdsl.data.sources import Dataset
-    from cbdsl.engines.architecture import Architecture
     from cbdsl.engines.base import Engine
     from cbdsl.errors import UserError
-    from cbdsl.methods.base import AveragingMethod, Method, SwarmMethod
+    from cbdsl.models.architecture import Architecture
     from cbdsl.presets import preset
-    from cbdsl.protocol.aggregators import Rule, Trust
-    from cbdsl.protocol.messages import Claim, Order, Swarm
-    from cbdsl.protocol.selection import Believed, Candidate, Combined, Selection, View
-    from cbdsl.protocol.verification import Verifier
-    from cbdsl.runs.play import resume, run
+    from cbdsl.runs import callbacks
+    from cbdsl.runs.callbacks import Callback
+    from cbdsl.runs.loop import resume, run
     from cbdsl.runs.records import RoundRecord, Summary
     from cbdsl.runs.result import Result
     from cbdsl.spec import Spec
-    from cbdsl.workers.local import Work
-    from cbdsl.workers.swarm import Particles
 
 _HOMES = {
-    "Architecture": "cbdsl.engines.architecture",
-    "Attack": "cbdsl.byzantine.attack",
-    "AveragingMethod": "cbdsl.methods.base",
-    "Believed": "cbdsl.protocol.selection",
-    "Callback": "cbdsl.callbacks",
-    "Candidate": "cbdsl.protocol.selection",
-    "Claim": "cbdsl.protocol.messages",
-    "Codec": "cbdsl.codecs.base",
-    "CodecError": "cbdsl.codecs.base",
-    "Combined": "cbdsl.protocol.selection",
-    "Dataset": "cbdsl.data.sources",
-    "Engine": "cbdsl.engines.base",
-    "HomeTraining": "cbdsl.byzantine.attack",
-    "Method": "cbdsl.methods.base",
-    "Order": "cbdsl.protocol.messages",
-    "Particles": "cbdsl.workers.swarm",
-    "Partition": "cbdsl.data.partition",
-    "Pool": "cbdsl.data.partition",
-    "Result": "cbdsl.runs.result",
-    "RoundRecord": "cbdsl.runs.records",
-    "Rule": "cbdsl.protocol.aggregators",
-    "Samples": "cbdsl.arrays",
-    "Selection": "cbdsl.protocol.selection",
-    "Situation": "cbdsl.byzantine.attack",
-    "Spec": "cbdsl.spec",
-    "Summary": "cbdsl.runs.records",
-    "Swarm": "cbdsl.protocol.messages",
-    "SwarmMethod": "cbdsl.methods.base",
-    "Trust": "cbdsl.protocol.aggregators",
-    "UserError": "cbdsl.errors",
-    "Verifier": "cbdsl.protocol.verification",
-    "View": "cbdsl.protocol.selection",
-    "Work": "cbdsl.workers.local",
-    "preset": "cbdsl.presets",
-    "resume": "cbdsl.runs.play",
-    "run": "cbdsl.runs.play",
+    "AggregationRule": "algorithm.aggregators",
+    "Architecture": "models.architecture",
+    "Attack": "attacks.base",
+    "AttackContext": "attacks.base",
+    "AttackPreparation": "attacks.base",
+    "AveragingMethod": "algorithm.methods",
+    "Callback": "runs.callbacks",
+    "Candidate": "algorithm.selection",
+    "Claim": "algorithm.messages",
+    "Codec": "codecs.base",
+    "CodecError": "codecs.base",
+    "Dataset": "data.dataset",
+    "Engine": "engines.base",
+    "Method": "algorithm.methods",
+    "Order": "algorithm.messages",
+    "Particles": "algorithm.particles",
+    "Partition": "data.partition",
+    "Pool": "data.partition",
+    "Result": "runs.result",
+    "RoundContext": "algorithm.selection",
+    "RoundRecord": "runs.records",
+    "Samples": "arrays",
+    "Selection": "algorithm.selection",
+    "SelectionResult": "algorithm.selection",
+    "Spec": "spec",
+    "Summary": "runs.records",
+    "Swarm": "algorithm.messages",
+    "SwarmMethod": "algorithm.methods",
+    "TrustedReference": "algorithm.aggregators",
+    "UserError": "errors",
+    "VerifiedUpload": "algorithm.selection",
+    "Verifier": "algorithm.verification",
+    "WorkerRound": "algorithm.worker",
+    "preset": "presets",
+    "resume": "runs.loop",
+    "run": "runs.loop",
 }
-_MODULES = ("callbacks", "register", "testing")
+_MODULES = {"callbacks": "runs.callbacks", "register": "registry", "testing": "testing"}
+_RENAMED = {  # old public names, until 1.0
+    "Believed": "VerifiedUpload",
+    "Combined": "SelectionResult",
+    "HomeTraining": "AttackPreparation",
+    "Rule": "AggregationRule",
+    "Situation": "AttackContext",
+    "Trust": "TrustedReference",
+    "View": "RoundContext",
+    "Work": "WorkerRound",
+}
 
 __all__ = [
+    "AggregationRule",
     "Architecture",
     "Attack",
+    "AttackContext",
+    "AttackPreparation",
     "AveragingMethod",
-    "Believed",
     "Callback",
     "Candidate",
     "Claim",
     "Codec",
     "CodecError",
-    "Combined",
     "Dataset",
     "Engine",
-    "HomeTraining",
     "Method",
     "Order",
     "Particles",
     "Partition",
     "Pool",
     "Result",
+    "RoundContext",
     "RoundRecord",
-    "Rule",
     "Samples",
     "Selection",
-    "Situation",
+    "SelectionResult",
     "Spec",
     "Summary",
     "Swarm",
     "SwarmMethod",
-    "Trust",
+    "TrustedReference",
     "UserError",
+    "VerifiedUpload",
     "Verifier",
-    "View",
-    "Work",
+    "WorkerRound",
     "__version__",
     "callbacks",
     "preset",
@@ -118,9 +130,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attribute
-    """Load on first use: the command line answers and small devices start without loading what they do not need."""
+    """Import a public name on first use, so that the command line and small devices load only what they need."""
     if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
+        return getattr(import_module(f"cbdsl.{_HOMES[name]}"), name)
     if name in _MODULES:
-        return import_module(f"cbdsl.{name}")
+        return import_module(f"cbdsl.{_MODULES[name]}")
+    if name in _RENAMED:
+        import warnings  # noqa: PLC0415
+
+        new = _RENAMED[name]
+        warnings.warn(f"cbdsl.{name} is now cbdsl.{new}; the old name goes in 1.0", DeprecationWarning, stacklevel=2)
+        return __getattr__(new)
     raise AttributeError(f"module 'cbdsl' has no attribute '{name}'")

@@ -8,8 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from cbdsl.errors import unknown
-from cbdsl.spec import Spec, from_mapping, read_tree
-from cbdsl.spec_groups import CodecSpec, DataSpec, DefenceSpec, LocalSpec, SelectionSpec, SwarmSpec
+from cbdsl.spec import (
+    CodecSpec,
+    DataSpec,
+    DefenceSpec,
+    LocalSpec,
+    SelectionSpec,
+    Spec,
+    SwarmSpec,
+    from_mapping,
+    read_tree,
+)
 
 _TEXT_REGIME = Spec()
 _SCRIPT_REGIME = Spec(

@@ -6,10 +6,13 @@ An unknown key, a wrong type or an impossible value is an error here, before any
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
+import math
+import re
 import tomllib
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,22 +21,168 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import tomli_w
 
 from cbdsl.errors import UserError, close_to, shown, unknown
-from cbdsl.files import read_text
-from cbdsl.plugins import digest_of as plugin_digest
-from cbdsl.spec_groups import (
-    AttackSpec,
-    CodecSpec,
-    DataSpec,
-    DefenceSpec,
-    Device,
-    LocalSpec,
-    SelectionSpec,
-    ServerSpec,
-    Shared,
-    SwarmSpec,
-    VerificationSpec,
-    at_least,
-)
+from cbdsl.registry import digest_of as plugin_digest
+from cbdsl.util.files import read_text
+
+Shared = Literal["default", "none", "score", "train", "both"]
+Device = Literal["auto", "cpu", "cuda", "mps"]
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which data, and who holds it (Sec. VI.A)."""
+
+    source: str = "mnist"  # a data set's name (see `cbdsl list data`), a folder of IDX files, or an .npz file
+    partition: str = "iid"  # who holds which sample: iid, shards, dirichlet, similarity, quantity, feature, by-client
+    samples_per_worker: int = 300  # samples that each worker holds, K_i, not for shards and by-client
+    shard_size: int = 300  # samples in a shard
+    shards_per_worker: int = 2  # shards that each worker holds
+    dirichlet_alpha: float = 0.5  # for dirichlet: the smaller, the fewer classes each worker knows
+    similarity: float = 0.1  # gamma, the share of a worker's samples that is drawn i.i.d.
+    shared_training: int = 150  # samples in the shared training set, |D_tr|
+    shared_scoring: int = 2000  # samples in the shared scoring set, |D_sc|
+    holdout: int = 2000  # samples in the server's private set
+    shared_source: str = ""  # D_tr and D_sc from this file of `cbdsl generate`; empty: training samples of the source
+
+    def __post_init__(self) -> None:
+        for key in ("samples_per_worker", "shard_size", "shards_per_worker", "shared_scoring"):
+            at_least(1, f"data.{key}", getattr(self, key))
+        for key in ("shared_training", "holdout"):
+            at_least(0, f"data.{key}", getattr(self, key))
+        positive("data.dirichlet_alpha", self.dirichlet_alpha)
+        within(0.0, 1.0, "data.similarity", self.similarity)
+
+
+@dataclass(frozen=True)
+class LocalSpec:
+    """What a worker does with its data in one round: mini-batch SGD (Sec. VI.B)."""
+
+    epochs: int = 1  # passes over D_i and D_tr
+    steps: int = 0  # if not 0: this many batches instead of whole epochs
+    batch_size: int = 10  # samples in a mini-batch
+    learning_rate: float = 0.005  # of SGD, alpha
+    momentum: float = 0.0  # of SGD; starts at zero in every round
+    weight_decay: float = 0.0  # L2 penalty of SGD
+    decay: float = 1.0  # the learning rate is multiplied by this after every round
+
+    def __post_init__(self) -> None:
+        at_least(0, "local.epochs", self.epochs, 100_000)
+        at_least(0, "local.steps", self.steps, 100_000_000)
+        at_least(1, "local.batch_size", self.batch_size, 10_000_000)
+        positive("local.learning_rate", self.learning_rate)
+        within(0.0, 0.9999, "local.momentum", self.momentum)
+        within(0.0, 1e6, "local.weight_decay", self.weight_decay)
+        positive("local.decay", self.decay)
+
+
+@dataclass(frozen=True)
+class SwarmSpec:
+    """The coefficients and readings of the update equation (Sec. III.C)."""
+
+    inertia: tuple[float, float] = (1.0, 0.0)  # c0 in the first and in the last round; one number means constant
+    cognitive: float = 1.0  # delta_1: c1 ~ U(0, delta_1)
+    social: float = 1.0  # delta_2: c2 ~ U(0, delta_2)
+    draw: Literal["worker", "parameter"] = "worker"  # one c1 and c2 per worker and round, or one per parameter
+    sgd_from: Literal["current", "moved"] = "current"  # SGD starts at w_t (as printed) or after the swarm move
+    velocity: Literal["full", "swarm"] = "full"  # v = w_{t+1} - w_t (as printed) or the swarm terms alone
+    start: Literal["together", "apart"] = "together"  # one initial model for all, or one per worker
+    storage: Literal["float32", "bfloat16"] = "float32"  # of positions and velocities, from one round to the next
+
+    def __post_init__(self) -> None:
+        for value in self.inertia:
+            within(0.0, 10.0, "swarm.inertia", value)
+        within(0.0, 100.0, "swarm.cognitive", self.cognitive)
+        within(0.0, 100.0, "swarm.social", self.social)
+
+
+@dataclass(frozen=True)
+class VerificationSpec:
+    """How the server measures a claim (Algorithm 1, line 11)."""
+
+    tolerance: float = 1e-4  # |measured - claimed| <= tolerance * max(1, claimed)
+
+    def __post_init__(self) -> None:
+        within(0.0, 1.0, "verification.tolerance", self.tolerance)
+
+
+@dataclass(frozen=True)
+class DefenceSpec:
+    """What the server does beyond Algorithm 1; the defaults are the paper's server."""
+
+    declared: int = -1  # how many attackers the server reckons with; -1: as many as there are
+    aggregator: str = "mean"  # how averaging methods combine models, such as "median" or "nnm+krum"
+    invitations: int = 10  # at most so many in a round, or the declared attackers and K more; 0: no limit
+    guard: bool = False  # measure uploads on the private hold-out, too
+    false_alarm: float = 1e-4  # chance that the guard takes one honest upload for memorised, and declines it
+    commitment: bool = False  # a claim comes with a digest of its model
+
+    def __post_init__(self) -> None:
+        at_least(-1, "defence.declared", self.declared)
+        at_least(0, "defence.invitations", self.invitations)
+        within(1e-300, 0.5, "defence.false_alarm", self.false_alarm)
+
+
+@dataclass(frozen=True)
+class SelectionSpec:
+    """Whom the server invites, and what it makes of the models it believes."""
+
+    name: str = "best"  # "best" (the paper's), "soup" (an average of the K best), "rotation" (K in turn), or your own
+    k: int = 0  # K: how many models may be combined; 0: the rule's own default
+
+    def __post_init__(self) -> None:
+        at_least(0, "selection.k", self.k)
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """What the server makes of an average of uploads."""
+
+    momentum: float = 0.5  # m <- momentum m + mean step, w^g <- w^g + m; for selections that take an average's step
+
+    def __post_init__(self) -> None:
+        within(0.0, 0.9999, "server.momentum", self.momentum)
+
+
+@dataclass(frozen=True)
+class CodecSpec:
+    """How models travel; `cbdsl list codecs` has all of them."""
+
+    up: str = "none"  # from workers to the server, against the w^g that they have
+    down: str = "none"  # from the server to workers, against the w^g that they had
+
+
+@dataclass(frozen=True)
+class AttackSpec:
+    """Who lies, and how."""
+
+    name: str = "liar"  # what the attackers do; `cbdsl list attacks` has all of them
+    byzantine: int = 0  # how many of the workers are attackers
+    scale: float = 0.0  # how strong, in the attack's own measure; 0: the attack's default
+
+    def __post_init__(self) -> None:
+        at_least(0, "attack.byzantine", self.byzantine)
+        within(0.0, 1e9, "attack.scale", self.scale)
+
+
+def at_least(least: int, key: str, value: int, most: int = 10**9) -> None:
+    """Refuse a value below the least, or above what any sensible run asks for."""
+    if value < least:
+        raise UserError(f"{key} must be at least {least}; given {shown(value)}.")
+    if value > most:
+        raise UserError(f"{key} must be at most {most:,}; given {shown(value)}.")
+
+
+def positive(key: str, value: float) -> None:
+    """Refuse what is not a positive number."""
+    if not (math.isfinite(value) and value > 0):
+        raise UserError(f"{key} must be a positive number; given {value}.")
+
+
+def within(low: float, high: float, key: str, value: float) -> None:
+    """Refuse what is not between two numbers."""
+    if not low <= value <= high:
+        raise UserError(f"{key} must be between {low:g} and {high:g}; given {value}.")
+
 
 MINIMAL_HOLDOUT = 20  # samples: fewer say nothing about a model
 MOST_WORKERS = 1_000_000
@@ -360,3 +509,100 @@ def dotted_keys() -> list[str]:
         for each in fields(kind)
         if group or each.name not in groups
     ]
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """Parse `key=value` of the command line; the value is TOML, or else a plain word."""
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise UserError(f"{shown(text)} is not a setting. Write --set key=value, such as --set local.epochs=3.")
+    try:
+        return key.strip(), parse_toml(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+    except ValueError as error:
+        raise UserError(f"The value of {shown(key.strip())} cannot be read ({error}); given {shown(value)}.") from error
+
+
+def words(text: str) -> tuple[str, ...]:
+    """`a, b` -> ("a", "b")."""
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def numbers(text: str, name: str) -> tuple[int, ...]:
+    """`1, 5` -> (1, 5)."""
+    try:
+        return tuple(int(word) for word in words(text))
+    except ValueError:
+        raise UserError(
+            f"{name} takes whole numbers separated by commas, such as 1,5,20; given {shown(text)}."
+        ) from None
+
+
+def setting_values(spec: Spec, keys: Sequence[str]) -> dict[str, Any]:
+    """The values of dotted keys, such as {"local.epochs": 3}; all of them can be hashed."""
+    return {key: _value(spec, key) for key in keys}
+
+
+def _value(spec: Spec, key: str) -> Any:  # noqa: ANN401 - any value of a spec
+    group, _, rest = key.partition(".")
+    if group == "options" and rest:
+        part, _, name = rest.partition(".")
+        return spec.options.of(part).get(name)  # none: the part's own default
+    value: Any = getattr(spec, group)
+    return getattr(value, rest) if rest else value
+
+
+def option_keys(specs: Iterable[Spec]) -> list[str]:
+    """The parts' own settings that any of these specs sets, dotted."""
+    found = {f"options.{part}.{name}": None for spec in specs for part in spec.options for name in spec.options[part]}
+    return list(found)
+
+
+def explanations() -> dict[str, str]:
+    """One line for every setting, by its dotted name: the comment that stands beside it in `cbdsl.spec`."""
+    found = {}
+    for group, kind in sections().items():
+        for name, words in re.findall(r"^    (\w+): [^\n]*?  # (.+)$", inspect.getsource(kind), re.MULTILINE):
+            found[f"{group}.{name}" if group else name] = words
+    return {key: found[key] for key in dotted_keys() if key in found}
+
+
+@dataclass(frozen=True)
+class SettingLine:
+    """One setting of the reference."""
+
+    key: str
+    default: Any
+    meaning: str
+
+
+@dataclass(frozen=True)
+class SettingGroup:
+    """Settings that belong together."""
+
+    title: str
+    lines: tuple[SettingLine, ...]
+
+
+def reference() -> list[SettingGroup]:
+    """Every setting with its default and its meaning, in groups."""
+    meanings, defaults = explanations(), setting_values(Spec(), dotted_keys())
+    groups = []
+    for group, kind in sections().items():
+        keys = [key for key in dotted_keys() if key.rpartition(".")[0] == group and key in meanings]
+        title = f"{group}: {inspect.getdoc(kind)}" if group else "The run"
+        groups.append(SettingGroup(title, tuple(SettingLine(key, defaults[key], meanings[key]) for key in keys)))
+    return groups
+
+
+def as_text(value: Any) -> str:  # noqa: ANN401 - any value of a spec
+    """A value as `--set` reads it and TOML writes it."""
+    return json.dumps(value, default=dict)
+
+
+def differences(spec: Spec, start: Spec) -> dict[str, Any]:
+    """What a spec says that another does not, by dotted name."""
+    keys = [*(key for key in dotted_keys() if key != "options"), *option_keys([spec])]
+    own, other = setting_values(spec, keys), setting_values(start, keys)
+    return {key: value for key, value in own.items() if value != other[key]}

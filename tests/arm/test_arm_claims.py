@@ -6,21 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from emulated import MACHINES, EmulatedEngine, Machine, emulated
-from layer_kinds import batches_for, moved
 
 import cbdsl
-from cbdsl.data.sources import Dataset
-from cbdsl.engines.architecture import Architecture
+from cbdsl.algorithm.messages import Swarm
+from cbdsl.algorithm.verification import measuring
+from cbdsl.algorithm.worker import make_scorer
+from cbdsl.data.dataset import Dataset
 from cbdsl.engines.base import Sgd
 from cbdsl.engines.native_engine import NativeEngine
+from cbdsl.models.architecture import Architecture
 from cbdsl.models.zoo import usual
-from cbdsl.protocol.messages import Swarm
-from cbdsl.protocol.verification import measuring
-from cbdsl.runs.stage import Stage
+from cbdsl.runs.build import Experiment
 from cbdsl.spec import Spec
-from cbdsl.workers.local import scorer
-from networks import needs_native, samples_for
+from support.emulated import MACHINES, EmulatedEngine, Machine, emulated
+from support.layer_kinds import batches_for, moved
+from support.networks import needs_native, samples_for
 
 pytestmark = [pytest.mark.arm, needs_native]
 TOLERANCE = Spec().verification.tolerance
@@ -37,7 +37,7 @@ RUNS: dict[str, tuple[dict[str, object], str]] = {
 def test_claims_of_models_of_every_scale_are_believed(machine: Machine, name: str) -> None:
     network = usual(name)
     samples, everything = samples_for(network, 12), np.arange(12, dtype=np.int32)
-    verifier = measuring(scorer(NativeEngine(network, 2), samples, everything), network.size, TOLERANCE)
+    verifier = measuring(make_scorer(NativeEngine(network, 2), samples, everything), network.size, TOLERANCE)
     with emulated(network, machine) as there:
         starts = np.concatenate([np.float32(scale) * moved(network, 1) for scale in SCALES])  # (5, D)
         trained = there.train(starts, samples, batches_for(5, 12, 3), Sgd(0.01))
@@ -60,7 +60,7 @@ def test_claims_of_models_of_every_scale_are_believed(machine: Machine, name: st
 def test_a_server_here_bans_nobody_of_a_swarm_there(machine: Machine, run: str, mnist: Dataset) -> None:
     engines = []
 
-    def swarm_there(stage: Stage) -> Swarm:
+    def swarm_there(stage: Experiment) -> Swarm:
         network = stage.network.subject
         assert isinstance(network, Architecture)
         engines.append(EmulatedEngine(network, machine))

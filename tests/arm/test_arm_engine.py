@@ -6,18 +6,19 @@ import re
 
 import numpy as np
 import pytest
-from emulated import MACHINES, Machine, call, emulated, engine_program
 from hypothesis import HealthCheck, given, settings
-from layer_kinds import NETWORKS, batches_for, moved
 
-from cbdsl import register
+from cbdsl import registry
 from cbdsl.arrays import Doubles, Samples
-from cbdsl.engines.architecture import NAMES, Architecture, Linear, Relu, Sigmoid, Tanh
 from cbdsl.engines.base import Sgd
 from cbdsl.engines.native_engine import NativeEngine
-from cbdsl.models.predictions import log_probabilities
-from helpers import shape_for
-from networks import distance, graphs, needs_native, samples_for
+from cbdsl.models.architecture import Architecture
+from cbdsl.models.layers import NAMES, Linear, Relu, Sigmoid, Tanh
+from cbdsl.runs.result import log_probabilities
+from support.emulated import MACHINES, Machine, call, emulated, engine_program
+from support.helpers import shape_for
+from support.layer_kinds import NETWORKS, batches_for, moved
+from support.networks import distance, graphs, needs_native, samples_for
 
 pytestmark = [pytest.mark.arm, needs_native]
 NEAR = 1e-5
@@ -87,10 +88,10 @@ def test_any_graph_computes_what_it_does_here(machine: Machine, wide: bool) -> N
     check()
 
 
-@pytest.mark.parametrize("name", register.model.names())
+@pytest.mark.parametrize("name", registry.model.names())
 @pytest.mark.parametrize("machine", MACHINES)
 def test_every_network_of_the_zoo_computes_what_it_does_here(machine: Machine, name: str) -> None:
-    network = register.model.get(name)(shape_for(name), 10)
+    network = registry.model.get(name)(shape_for(name), 10)
     assert isinstance(network, Architecture)
     assert_near(differences(network, machine, little=True))
 

@@ -7,24 +7,24 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from emulated import MACHINES, STRICT, Machine, c_program, call, needs, predicted
 from hypothesis import HealthCheck, given, settings
-from layer_kinds import NETWORKS
-from programs import difference, model_of, truth, zoo
 
-from cbdsl import register
-from cbdsl.engines.architecture import Architecture
+from cbdsl import registry
 from cbdsl.export.c_source import c_file
 from cbdsl.export.int8 import weights_of
 from cbdsl.export.steps import program_of
-from cbdsl.models.saved import SavedModel
+from cbdsl.models.architecture import Architecture
+from cbdsl.models.saved_model import SavedModel
 from cbdsl.models.zoo import usual
-from networks import graphs, samples_for
+from support.c_programs import difference, model_of, truth, zoo
+from support.emulated import MACHINES, STRICT, Machine, c_program, call, needs, predicted
+from support.layer_kinds import NETWORKS
+from support.networks import graphs, samples_for
 
 pytestmark = pytest.mark.arm
 NEAR = 1e-5
 few = settings(max_examples=10, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-ZOO = [name for name in register.model.names() if register.model.get(name).__module__ == "cbdsl.models.zoo"]
+ZOO = [name for name in registry.model.names() if registry.model.get(name).__module__ == "cbdsl.models.zoo"]
 CORTEX_M4 = ["-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16", "-ffreestanding"]
 DOUBLES = "__aeabi_d"  # how functions begin that compute in double precision, which a Cortex-M4 has no unit for
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import SMALL, cbdsl
+from support.helpers import SMALL, cbdsl
 
 
 def refused(*words: str, cwd: Path) -> str:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers import SMALL, cbdsl
+from support.helpers import SMALL, cbdsl
 
 
 def test_a_sweep_ends_with_its_runs_their_means_over_seeds_and_a_page(tmp_path: Path) -> None:

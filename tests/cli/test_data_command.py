@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-import made_packages as made
-from cbdsl.data import cache, hapt, load
-from helpers import cbdsl
+from cbdsl.data import download, formats
+from cbdsl.data.dataset import load
+from support import made_packages as made
+from support.helpers import cbdsl
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +85,7 @@ def test_a_file_of_the_cache_is_an_ordinary_npz(tmp_path: Path, home: Path) -> N
     labels = np.repeat([1, 6], 200)
     people = {person: [made.frame(np.ones((6, 400)), labels)] for person in (1, 2, 3)}
     home.mkdir(parents=True)
-    cache.keep("made", hapt.arrays_of({"HAPT.pkl.gz": made.recordings(people)}), home)
+    download.keep("made", formats.arrays_of({"HAPT.pkl.gz": made.recordings(people)}), home)
     data = load(str(home / "made.npz"))
     assert (data.shape, data.classes) == ((6, 128), 6)
     small = ["--model", "softmax", "--rounds", "1", "--workers", "2", "--set", "data.partition=by-client"]

@@ -14,23 +14,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from deployment import deployment, pictures, tiny_spec
-from member_keys import authority, options, put
-from mqtt_client import Client, wait_for
-from test_extras import bare
-from test_handshake import impostor, mute, web_page
 from typer.testing import CliRunner
 
 import cbdsl as package
 from cbdsl.cli.app import app
-from cbdsl.deploy import certificates, checkup, visit
-from cbdsl.deploy.broker import Broker, find_mosquitto, running_broker
-from cbdsl.deploy.handshake import context_of
-from cbdsl.deploy.identity import organization_of
-from cbdsl.deploy.link import Address, parse_address
-from cbdsl.deploy.provision import add_workers, provision, revoke
 from cbdsl.errors import UserError
-from helpers import blobs, cbdsl, perceptron, small_spec
+from cbdsl.network import certificates
+from cbdsl.network import doctor as network_doctor
+from cbdsl.network.broker import Broker, find_mosquitto, running_broker
+from cbdsl.network.mqtt import Address, parse_address
+from cbdsl.network.provision import add_workers, provision, revoke
+from cbdsl.network.tls import context_of, organization_of
+from support.bare_environment import bare
+from support.deployment import deployment, pictures, tiny_spec
+from support.helpers import blobs, cbdsl, perceptron, small_spec
+from support.impostors import impostor, mute, web_page
+from support.member_keys import authority, options, put
+from support.mqtt_client import Client, wait_for
 
 pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed")
 Said = dict[str, tuple[str, str]]  # by step: sign and text
@@ -240,17 +240,17 @@ def test_another_name_swarm_or_rule(keys: Path, broker: Broker) -> None:
 def test_a_host_that_takes_the_connection_and_says_nothing(
     keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkup, "_SECONDS", 0.3)
-    monkeypatch.setattr(visit, "SECONDS", 0.3)
-    monkeypatch.setattr("cbdsl.deploy.handshake._LISTEN_SECONDS", 0.3)
+    monkeypatch.setattr(network_doctor, "_SECONDS", 0.3)
+    monkeypatch.setattr(network_doctor, "SECONDS", 0.3)
+    monkeypatch.setattr("cbdsl.network.tls._LISTEN_SECONDS", 0.3)
     del tmp_path
     home = keys / "workers" / "anna"
     with impostor(mute) as port:
         address = Address("localhost", port, True, home / "ca.crt", home / "worker.crt", home / "worker.key")
-        last = list(checkup.Way(address).look())[-1]
+        last = list(network_doctor.ConnectionCheck(address).look())[-1]
         assert (last.step, last.well) == ("broker", False)
         assert "takes the connection and says nothing" in last.text
-        last = list(checkup.Way(Address("localhost", port)).look())[-1]
+        last = list(network_doctor.ConnectionCheck(Address("localhost", port)).look())[-1]
         assert (last.step, last.well) == ("login", False)
         assert "is no MQTT broker" in last.text
 
@@ -259,7 +259,7 @@ def test_a_host_that_takes_the_connection_and_says_nothing(
 def test_a_broker_that_dies_meanwhile(keys: Path, broker: Broker, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
     home = keys / "workers" / "anna"
     address = Address("localhost", broker.port, True, home / "ca.crt", home / "worker.crt", home / "worker.key")
-    honest = visit._look_around
+    honest = network_doctor._look_around
 
     def kill() -> None:
         os.kill(broker.pid, signal.SIGKILL)
@@ -270,9 +270,9 @@ def test_a_broker_that_dies_meanwhile(keys: Path, broker: Broker, after: str, mo
         honest(*words)  # type: ignore[arg-type]
 
     if after == "login":
-        monkeypatch.setattr(visit, "_look_around", dying)
+        monkeypatch.setattr(network_doctor, "_look_around", dying)
     found = []
-    for one in checkup.Way(address, connect=True).look():
+    for one in network_doctor.ConnectionCheck(address, connect=True).look():
         found.append(one)
         if one.step == after == "tls":
             kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,30 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers import SMALL, cbdsl
-
-LIBRARIES = ("torch", "matplotlib", "cryptography", "amqtt", "onnx")
-HOOK = f"""
-import sys
-
-class Nowhere:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in {LIBRARIES!r}:
-            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
-
-sys.meta_path.insert(0, Nowhere())
-"""
-
-
-def bare(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """The command as it is where none of the optional libraries is installed."""
-    (cwd / "hook").mkdir(exist_ok=True)
-    (cwd / "hook" / "sitecustomize.py").write_text(HOOK)
-    paths = os.pathsep.join([str(cwd / "hook"), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": paths, "COLUMNS": "200", "NO_COLOR": "1", "PATH": ""}
-    return subprocess.run(
-        [sys.executable, "-m", "cbdsl", *words], cwd=cwd, capture_output=True, text=True, check=False, env=environment
-    )
+from support.bare_environment import LIBRARIES, bare
+from support.helpers import SMALL, cbdsl
 
 
 def test_doctor_says_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
@@ -142,8 +119,8 @@ def test_a_run_with_json_loads_neither_torch_nor_matplotlib(tmp_path: Path) -> N
 
 
 def test_help_loads_no_library_that_computes(tmp_path: Path) -> None:
-    assert not loaded("--help", cwd=tmp_path) & {"numpy", "cbdsl.runs.play", *LIBRARIES}
-    assert not loaded("run", "--help", cwd=tmp_path) & {"numpy", "cbdsl.runs.play", *LIBRARIES}
+    assert not loaded("--help", cwd=tmp_path) & {"numpy", "cbdsl.runs.loop", *LIBRARIES}
+    assert not loaded("run", "--help", cwd=tmp_path) & {"numpy", "cbdsl.runs.loop", *LIBRARIES}
 
 
 def test_a_generator_says_that_it_needs_torch(tmp_path: Path) -> None:

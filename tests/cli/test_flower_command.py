@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cbdsl.cli.extras import is_installed
-from helpers import cbdsl
+from cbdsl.cli.options import is_installed
+from support.helpers import cbdsl
 
 
 def test_new_writes_an_app_that_says_how_it_is_started(tmp_path: Path) -> None:

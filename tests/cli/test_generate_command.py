@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from helpers import blobs, cbdsl
+from support.helpers import blobs, cbdsl
 
 SMALL = (
     "--workers", "4", "--set", "data.samples_per_worker=40", "--set", "data.shared_training=20",

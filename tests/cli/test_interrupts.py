@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import SMALL, cbdsl
+from support.helpers import SMALL, cbdsl
 
 LONG = [*SMALL, "--rounds", "100000"]
 DEAF = {"PYTHONUNBUFFERED": "1", "COLUMNS": "200", "NO_COLOR": "1"}

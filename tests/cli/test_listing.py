@@ -6,14 +6,12 @@ import json
 import tomllib
 from pathlib import Path
 
-from cbdsl import register
-from cbdsl.cli.listing import KINDS, rows_of
-from cbdsl.cli.settings_page import page
+from cbdsl import registry
+from cbdsl.cli.list_commands import KINDS, page, rows_of
 from cbdsl.models.zoo import usual
 from cbdsl.presets import DESCRIPTIONS, PRESETS
-from cbdsl.settings import explanations, reference
-from cbdsl.spec import dotted_keys, from_toml
-from helpers import cbdsl
+from cbdsl.spec import dotted_keys, explanations, from_toml, reference
+from support.helpers import cbdsl
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +30,7 @@ def test_the_settings_page_is_what_would_be_generated() -> None:
 
 
 def test_every_part_has_a_name_settings_and_a_line() -> None:
-    for kind, parts in register.ALL.items():
+    for kind, parts in registry.ALL.items():
         rows = rows_of(kind)
         assert [row["name"] for row in rows] == parts.names()
         assert all(row["summary"] for row in rows)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from cbdsl.cli import app
-from cbdsl.cli.doctor import examine
+from cbdsl.cli.doctor_command import examine
 from cbdsl.cli.main import main
-from helpers import SMALL, cbdsl
+from support.helpers import SMALL, cbdsl
 
 
 def test_a_run_ends_with_a_summary_and_a_folder_that_explains_itself(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_doctor_names_engine_threads_data_and_versions(tmp_path: Path) -> None:
     ("gpus", "said"), [([], "cpu; torch sees no GPU"), (["cuda"], "cpu, cuda"), (["cuda", "mps"], "cpu, cuda, mps")]
 )
 def test_doctor_says_which_devices_torch_sees(gpus: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cbdsl.engines.torch_device.accelerators", lambda: gpus)
+    monkeypatch.setattr("cbdsl.engines.torch_engine.accelerators", lambda: gpus)
     assert dict(examine())["devices"] == said
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from cbdsl.data import sources
-from cbdsl.data.sources import Dataset, read_idx
-from helpers import SMALL, cbdsl
+from cbdsl.data import dataset
+from cbdsl.data.dataset import Dataset, read_idx
+from support.helpers import SMALL, cbdsl
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     done = cbdsl("run", *SMALL, "--rounds", "2", "--out", "run", "--json", cwd=folder)
     assert done.returncode == 0, done.stderr
-    home = Path(sources.__file__).with_name("mnist")
+    home = Path(dataset.__file__).with_name("mnist")
     images = read_idx(next(home.glob("t10k-images*")), 3)
     labels = read_idx(next(home.glob("t10k-labels*")), 1)
     np.savez(folder / "x.npz", features=images, labels=labels)

@@ -25,7 +25,7 @@ LONG, ROUNDS = 180, 400
 UNHURRIED = """
 import os, time
 import cbdsl
-from cbdsl.protocol.selection import Best
+from cbdsl.algorithm.selection import Best
 
 @cbdsl.register.selection("unhurried")
 class Unhurried(Best):

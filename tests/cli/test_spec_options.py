@@ -12,18 +12,16 @@ import pytest
 from typer.testing import CliRunner
 
 from cbdsl.cli.app import app
-from cbdsl.cli.deployment import serve, swarm
-from cbdsl.cli.run import run
-from cbdsl.cli.spec_options import SpecWords, read_words
-from cbdsl.cli.sweep import checked_points, sweep
-from cbdsl.cli.theory import theory
+from cbdsl.cli.network_commands import serve, swarm
+from cbdsl.cli.options import SpecWords, read_words
+from cbdsl.cli.run_commands import run
+from cbdsl.cli.study_commands import checked_points, sweep, theory
 from cbdsl.engines.native_engine import available
-from cbdsl.engines.torch_device import accelerators
+from cbdsl.engines.torch_engine import accelerators
 from cbdsl.errors import UserError
 from cbdsl.presets import preset
-from cbdsl.settings import setting_values
-from cbdsl.spec import Spec
-from helpers import SMALL, cbdsl
+from cbdsl.spec import Spec, setting_values
+from support.helpers import SMALL, cbdsl
 
 OPTIONS = {
     "--preset", "--spec", "--method", "--shared", "--rounds", "--workers", "--participation", "--byzantine", "--attack",
@@ -223,8 +221,8 @@ def test_a_server_of_real_workers_takes_no_option_of_simulated_ones(tmp_path: Pa
 
 
 def test_a_run_that_has_begun_keeps_its_number_of_workers_whatever_the_roster_names_now(tmp_path: Path) -> None:
-    from cbdsl.cli.deployment import _with_roster  # noqa: PLC0415
-    from cbdsl.deploy.roster import RosterFile  # noqa: PLC0415
+    from cbdsl.cli.network_commands import _with_roster  # noqa: PLC0415
+    from cbdsl.network.roster import RosterFile  # noqa: PLC0415
 
     (tmp_path / "roster.txt").write_text("east\nwest\nnorth\n")
     listed, words = RosterFile(tmp_path / "roster.txt"), SpecWords("paper-iid", False, (), {})
@@ -237,7 +235,7 @@ def test_a_run_that_has_begun_keeps_its_number_of_workers_whatever_the_roster_na
 
 
 def test_folders_are_named_after_what_was_run() -> None:
-    from cbdsl.cli.folder_names import folder_name  # noqa: PLC0415
+    from cbdsl.runs.folder import folder_name  # noqa: PLC0415
 
     def named(**options: object) -> str:
         return folder_name(read_words(**options).resolved())  # type: ignore[arg-type]
@@ -253,7 +251,7 @@ def test_folders_are_named_after_what_was_run() -> None:
 
 
 def test_another_method_or_number_of_attackers_leaves_nothing_of_the_old_behind(tmp_path: Path) -> None:
-    from cbdsl.cli.spec_options import SpecWords  # noqa: PLC0415
+    from cbdsl.cli.options import SpecWords  # noqa: PLC0415
     from cbdsl.runs.resolve import resolve  # noqa: PLC0415
     from cbdsl.spec import Spec  # noqa: PLC0415
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbdsl import register
+from cbdsl import registry
 from cbdsl.arrays import Samples
+from cbdsl.data.dataset import Dataset
 from cbdsl.data.partition import FeatureSkew, Split, as_seen, split
-from cbdsl.data.sources import Dataset
 from cbdsl.errors import UserError
 from cbdsl.presets import preset
-from cbdsl.spec_groups import DataSpec
+from cbdsl.spec import DataSpec
 
 LABELS = np.random.default_rng(3).integers(0, 10, 3000).astype(np.int32)
 SMALL = DataSpec(samples_per_worker=40, shard_size=20, shared_training=50, shared_scoring=100, holdout=70)
@@ -109,7 +109,7 @@ def test_a_shared_set_larger_than_the_data_is_an_error_with_the_numbers() -> Non
 
 
 def quantity(workers: int, seed: int, **options: float) -> Split:
-    deal = register.partition.make("quantity", options)
+    deal = registry.partition.make("quantity", options)
     return split(LABELS, replace(SMALL, partition="quantity"), workers, seed, partition=deal)
 
 
@@ -170,7 +170,7 @@ def test_what_a_worker_sees_is_named_by_the_seed_and_the_worker() -> None:
     assert not np.array_equal(first, other)
     none = FeatureSkew(noise=0.0, shift=0.0)
     np.testing.assert_array_equal(as_seen(SEEN, parts, none, 1).features, SEEN.features)
-    assert as_seen(SEEN, parts, register.partition.make("iid", {}), 1) is SEEN
+    assert as_seen(SEEN, parts, registry.partition.make("iid", {}), 1) is SEEN
 
 
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])

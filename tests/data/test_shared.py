@@ -11,14 +11,14 @@ import pytest
 
 import cbdsl
 from cbdsl.arrays import Samples
-from cbdsl.data import load, split
-from cbdsl.data.scaling import SCALES, Scaling
+from cbdsl.data.dataset import SCALES, Scaling, load
+from cbdsl.data.partition import split
 from cbdsl.data.shared import SharedSet, check_source, read_shared, with_shared, write_shared
 from cbdsl.errors import UserError
+from cbdsl.runs.build import Experiment, UserParts
 from cbdsl.runs.resolve import refuse_idle, resolve
-from cbdsl.runs.stage import Given, Stage
 from cbdsl.spec import Spec
-from helpers import CLASSES, FEATURES, blobs, perceptron, small_spec
+from support.helpers import CLASSES, FEATURES, blobs, perceptron, small_spec
 
 
 def points(count: int, seed: int = 0) -> Samples:
@@ -38,9 +38,9 @@ def rewritten(file: Path, **arrays: Any) -> Path:  # noqa: ANN401 - arrays of al
     return file
 
 
-def prepared(spec: Spec) -> Stage:
+def prepared(spec: Spec) -> Experiment:
     data, resolved = blobs(), resolve(spec)
-    return Stage.prepare(resolved, Given(data=data, model=perceptron), threads=1)
+    return Experiment.prepare(resolved, UserParts(data=data, model=perceptron), threads=1)
 
 
 def test_d_tr_and_d_sc_come_from_the_file_and_workers_and_hold_out_stay(file: Path) -> None:
@@ -104,12 +104,12 @@ def test_a_run_goes_on_with_the_same_file_alone(file: Path, tmp_path: Path) -> N
 def test_a_server_without_training_samples_to_set_aside_needs_none(file: Path) -> None:
     data = blobs(train=50)
     spec = resolve(small_spec(data__shared_source=str(file)))
-    stage = Stage.prepare(spec, Given(data=data, model=perceptron), threads=1, deal=False)
+    stage = Experiment.prepare(spec, UserParts(data=data, model=perceptron), threads=1, deal=False)
     assert len(stage.split.shared_training) == 20
     assert stage.split.shared_training.min() >= 50
     assert len(stage.split.holdout) == 30
     with pytest.raises(UserError, match="need 110 samples"):
-        Stage.prepare(resolve(small_spec()), Given(data=data, model=perceptron), threads=1, deal=False)
+        Experiment.prepare(resolve(small_spec()), UserParts(data=data, model=perceptron), threads=1, deal=False)
 
 
 def test_shades_are_stored_as_bytes_and_come_back_as_a_source_s(tmp_path: Path) -> None:

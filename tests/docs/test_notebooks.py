@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
-
 from site_notebooks import Cell, as_ipynb, as_markdown, cells, play
 
 SOURCE = """\

@@ -13,8 +13,8 @@ import pytest
 from typer.main import get_command
 
 import cbdsl
-from browser import tab
 from cbdsl.cli.app import app
+from support.browser import tab
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted(path.name.removesuffix(".nb.py") for path in (ROOT / "docs" / "notebooks").glob("*.nb.py"))

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from cbdsl.arrays import Samples
-from cbdsl.engines.architecture import Architecture
 from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.native_engine import available
 from cbdsl.engines.torch_engine import TorchEngine
 from cbdsl.errors import UserError
-from cbdsl.models.initial import initial_weights
+from cbdsl.models.architecture import Architecture
+from cbdsl.models.network import initial_weights
 from cbdsl.models.zoo import cnn, mlp
-from helpers import module_named
+from support.helpers import module_named
 
 IMAGE = (1, 28, 28)
 NETWORKS = [pytest.param(cnn(IMAGE, 10), id="described"), pytest.param(module_named("cnn", IMAGE, 10), id="module")]

@@ -8,9 +8,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cbdsl.arrays import PADDING, Floats, Indices
-from cbdsl.engines.architecture import Architecture
 from cbdsl.engines.base import Sgd
-from networks import ENGINES, SMALL, architectures, distance, engine_of, initial, reference_training, samples_for
+from cbdsl.models.architecture import Architecture
+from support.networks import (
+    ENGINES,
+    SMALL,
+    architectures,
+    distance,
+    engine_of,
+    initial,
+    reference_training,
+    samples_for,
+)
 
 PROPERTY = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 BENT = Sgd(0.1, momentum=0.9, weight_decay=0.01, proximal=0.5)

@@ -15,23 +15,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cbdsl.arrays import Floats, Indices, Samples
-from cbdsl.engines import native
-from cbdsl.engines.architecture import (
-    Architecture,
-    Conv2d,
-    Flatten,
-    Layer,
-    Linear,
-    MaxPool2d,
-    Relu,
-    Sigmoid,
-    Tanh,
-    from_module,
-)
-from cbdsl.engines.arguments import floats
-from cbdsl.engines.base import Sgd
+from cbdsl.engines import native_engine
+from cbdsl.engines.base import Sgd, floats
 from cbdsl.engines.native_engine import NativeEngine, available, info, peak_multiply_adds
-from networks import (
+from cbdsl.models.architecture import Architecture, from_module
+from cbdsl.models.layers import Conv2d, Flatten, Layer, Linear, MaxPool2d, Relu, Sigmoid, Tanh
+from support.networks import (
     SMALL,
     architectures,
     distance,
@@ -371,15 +360,15 @@ def test_a_module_and_its_description_are_one_network() -> None:
 
 
 def test_a_missing_library_is_said_in_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "HERE", tmp_path)
-    native.library.cache_clear()
+    monkeypatch.setattr(native_engine, "HERE", tmp_path)
+    native_engine.library.cache_clear()
     try:
         assert "was not built" in str(available())
         (tmp_path / "_lanes.so").write_text("no library")
         assert "does not load" in str(available())
     finally:
         monkeypatch.undo()
-        native.library.cache_clear()
+        native_engine.library.cache_clear()
     assert available() is None
 
 

@@ -9,10 +9,20 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cbdsl.arrays import Doubles, Indices, Samples
-from cbdsl.engines.architecture import Architecture
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.engines.torch_engine import TorchEngine
-from networks import ENGINES, SMALL, architectures, engine_of, initial, module_of, needs_native, reference, samples_for
+from cbdsl.models.architecture import Architecture
+from support.networks import (
+    ENGINES,
+    SMALL,
+    architectures,
+    engine_of,
+    initial,
+    module_of,
+    needs_native,
+    reference,
+    samples_for,
+)
 
 PROPERTY = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 

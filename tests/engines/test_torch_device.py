@@ -11,7 +11,14 @@ import pytest
 import torch
 
 from cbdsl.arrays import PADDING, Samples
-from cbdsl.engines.torch_device import CPU, accelerators, brought, deterministic, device_named, kept_generators
+from cbdsl.engines.torch_engine import (
+    CPU,
+    accelerators,
+    brought,
+    deterministic,
+    device_named,
+    kept_generators,
+)
 from cbdsl.errors import UserError
 
 SAMPLES = Samples(np.arange(20, dtype=np.float32).reshape(10, 2), np.arange(10, dtype=np.int32))

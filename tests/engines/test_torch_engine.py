@@ -11,8 +11,8 @@ from cbdsl.arrays import PADDING, Samples, Seeds
 from cbdsl.engines.base import Sgd
 from cbdsl.engines.torch_engine import TorchEngine
 from cbdsl.errors import UserError
-from cbdsl.models.modules import load_flat, to_flat
-from helpers import module_named
+from cbdsl.models.to_torch import load_flat, to_flat
+from support.helpers import module_named
 
 RNG = np.random.default_rng(5)
 IMAGES = Samples(RNG.normal(size=(80, 1, 16, 16)).astype(np.float32), RNG.integers(0, 4, 80).astype(np.int32))

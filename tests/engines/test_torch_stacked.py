@@ -14,15 +14,14 @@ from torch.nn.functional import dropout
 
 import cbdsl
 from cbdsl.arrays import PADDING, Floats, Samples
-from cbdsl.engines import torch_device, torch_stacked
+from cbdsl.engines import torch_engine, torch_stacked
 from cbdsl.engines.base import Sgd
 from cbdsl.engines.choose import Choice
-from cbdsl.engines.torch_device import accelerators
-from cbdsl.engines.torch_engine import TorchEngine
+from cbdsl.engines.torch_engine import TorchEngine, accelerators
 from cbdsl.engines.torch_stacked import StackedTorchEngine, workers_together
 from cbdsl.errors import UserError
-from cbdsl.models.modules import to_flat
-from helpers import blobs, module_named, perceptron, small_spec
+from cbdsl.models.to_torch import to_flat
+from support.helpers import blobs, module_named, perceptron, small_spec
 
 RNG = np.random.default_rng(5)
 IMAGES = Samples(RNG.normal(size=(80, 1, 16, 16)).astype(np.float32), RNG.integers(0, 4, 80).astype(np.int32))
@@ -428,7 +427,7 @@ def test_everything_is_computed_on_the_device(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Tensor, "cpu", lambda self: torch.zeros(self.shape, dtype=self.dtype))
     state = torch.zeros(1)
     own = SimpleNamespace(get_rng_state=lambda: state, set_rng_state=lambda _: None, manual_seed=lambda _: None)
-    monkeypatch.setattr(torch_device, "_backend", lambda _: own)
+    monkeypatch.setattr(torch_engine, "_backend", lambda _: own)
     seen = []
 
     def look(x: Tensor) -> Tensor:
@@ -454,7 +453,7 @@ def test_a_whole_run_repeats_itself_and_no_honest_claim_fails_at_tolerance_zero(
 
     spec = small_spec(engine="torch", verification__tolerance=0.0, defence__commitment=True)
     loop = cbdsl.run(spec, model=perceptron, data=blobs(), threads=1)
-    monkeypatch.setattr("cbdsl.runs.stage.choose_engine", choose)
+    monkeypatch.setattr("cbdsl.runs.build.choose_engine", choose)
     first, second = (cbdsl.run(spec, model=perceptron, data=blobs(), threads=1) for _ in range(2))
     assert first.summary.engine == "torch-cpu"
     assert (first.summary.banned, first.summary.uploads > 0) == ([], True)

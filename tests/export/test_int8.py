@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import compiled, needs_cc
 
 import cbdsl
-from cbdsl.data.sources import Dataset
+from cbdsl.data.dataset import Dataset
 from cbdsl.export.c_source import c_file
 from cbdsl.export.predict import Unseen
 from cbdsl.export.steps import program_of
 from cbdsl.export.write import accuracies, scoring_set
-from cbdsl.models.saved import SavedModel, read_model
+from cbdsl.models.saved_model import SavedModel, read_model
+from support.c_programs import compiled, needs_cc
 
 MOST_LOST = 0.005
 

@@ -9,25 +9,35 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
-from programs import by_onnxruntime, compiled, difference, model_of, needs_cc, needs_clang, needs_onnx, truth, zoo
 
-from cbdsl import register
+from cbdsl import registry
 from cbdsl.arrays import Floats
-from cbdsl.engines.architecture import Architecture
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.export.c_source import c_file
 from cbdsl.export.int8 import weights_of
 from cbdsl.export.steps import program_of
-from cbdsl.models.predictions import log_probabilities
-from cbdsl.models.saved import SavedModel
-from networks import graphs, needs_native, samples_for
+from cbdsl.models.architecture import Architecture
+from cbdsl.models.saved_model import SavedModel
+from cbdsl.runs.result import log_probabilities
+from support.c_programs import (
+    by_onnxruntime,
+    compiled,
+    difference,
+    model_of,
+    needs_cc,
+    needs_clang,
+    needs_onnx,
+    truth,
+    zoo,
+)
+from support.networks import graphs, needs_native, samples_for
 
 NEAR = 1e-5
 few = settings(
     max_examples=20, derandomize=True, deadline=None, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
-ZOO = [name for name in register.model.names() if register.model.get(name).__module__ == "cbdsl.models.zoo"]
+ZOO = [name for name in registry.model.names() if registry.model.get(name).__module__ == "cbdsl.models.zoo"]
 
 
 def in_c(model: SavedModel, features: Floats, folder: Path, int8: bool = False, compiler: str = "gcc") -> Floats:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 
 import numpy as np
-from programs import by_onnxruntime, difference, model_of, needs_onnx, truth
 
-from cbdsl.data.scaling import Scaling
-from cbdsl.engines.architecture import Architecture, Flatten, Linear, Relu
+from cbdsl.data.dataset import Scaling
 from cbdsl.export.steps import program_of
-from cbdsl.models.saved import Card, SavedModel
-from networks import samples_for
+from cbdsl.models.architecture import Architecture
+from cbdsl.models.layers import Flatten, Linear, Relu
+from cbdsl.models.saved_model import ModelMetadata, SavedModel
+from support.c_programs import by_onnxruntime, difference, model_of, needs_onnx, truth
+from support.networks import samples_for
 
 pytestmark = needs_onnx
 SCALING = Scaling((3.0, -1.0), (0.5, 8.0))
@@ -52,7 +53,7 @@ def test_features_are_scaled_inside_unless_they_come_scaled() -> None:
 def test_samples_of_many_axes_keep_their_shape_and_their_channels() -> None:
     rows = Architecture((24,), (Linear(24, 3),))
     made = model_of(rows, scaling=SCALING)
-    model = SavedModel(Card((2, 3, 2, 2), rows, made.card.tensors, SCALING), made.weights, "made here")
+    model = SavedModel(ModelMetadata((2, 3, 2, 2), rows, made.card.tensors, SCALING), made.weights, "made here")
     raw = np.random.default_rng(0).normal(size=(4, 2, 3, 2, 2)).astype(np.float32)
     expected = truth(model, SCALING.apply(raw).reshape(4, 24))
     assert difference(by_onnxruntime(onnx_of(model), raw), expected) < 1e-5

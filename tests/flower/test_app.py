@@ -13,10 +13,9 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed here; `make flower-test` has an environment for it")
 pytest.importorskip("ray", reason="Flower's simulation is not installed here; `make flower-test` has it")
 
-from processes import LIMIT, Federation, federation
-from test_local_federation import SMALL, rounds_of, simulated
-
 from cbdsl.flower.new import write_app
+from support.flower_federation import SMALL, rounds_of, simulated
+from support.flower_processes import LIMIT, Federation, federation
 
 NODES = "client-resources-num-cpus=1 init-args-num-cpus=2 num-supernodes"
 

@@ -13,23 +13,24 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed here; `make flower-test` has an environment for it")
 
 from flwr.app import Error, Message, RecordDict
-from local_grid import HANDLERS, Handler, LocalGrid, LocalNode, context_of, federation
-from test_local_federation import SMALL, own_files, played, rounds_of, simulated
 
-from cbdsl.deploy.wire import ClaimMessage, Hello
 from cbdsl.errors import UserError
-from cbdsl.flower import letters, members, swarm
-from cbdsl.flower.letters import Context, Letter
+from cbdsl.flower import messages as flower_messages
+from cbdsl.flower import server
+from cbdsl.flower.messages import Context, FlowerMessage
 from cbdsl.flower.server import play
+from cbdsl.network.wire import ClaimMessage, Hello
+from support.flower_federation import SMALL, own_files, played, rounds_of, simulated
+from support.local_grid import HANDLERS, Handler, LocalGrid, LocalNode, context_of, federation
 
 LIAR = 102  # the node of worker 2
-HONEST = HANDLERS[letters.ORDER]
+HONEST = HANDLERS[flower_messages.ORDER]
 
 
 @pytest.fixture(autouse=True)
 def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swarm, "LEAST", 1.0)
-    monkeypatch.setattr(members, "LEAST", 1.0)
+    monkeypatch.setattr(server, "LEAST", 1.0)
+    monkeypatch.setattr(server, "LEAST", 1.0)
 
 
 def sent(message: Message) -> tuple[str, int, str]:
@@ -39,14 +40,14 @@ def sent(message: Message) -> tuple[str, int, str]:
 
 def with_extra_upload(message: Message, context: Context) -> Message:
     """Claims a score for which it is never invited, and sends a model all the same."""
-    claim = letters.read(HONEST(message, context).content).form(ClaimMessage)
+    claim = flower_messages.read(HONEST(message, context).content).form(ClaimMessage)
     form = ClaimMessage(claim.run, claim.round, 1e6, claim.commitment)
-    return letters.reply(letters.letter([form], {"upload": b"x"}), message)
+    return flower_messages.reply(flower_messages.make_flower_message([form], {"upload": b"x"}), message)
 
 
 def test_a_model_that_nobody_asked_for_silences_nobody(tmp_path: Path) -> None:
     grid = federation(5, tmp_path / "state")
-    grid.nodes[LIAR].instead = {letters.ORDER: with_extra_upload}
+    grid.nodes[LIAR].instead = {flower_messages.ORDER: with_extra_upload}
     played(tmp_path, grid=grid)
     lines = rounds_of(tmp_path / "run")
     assert [line["silent"] for line in lines] == [[], [], []]
@@ -63,7 +64,7 @@ class Doubled(LocalGrid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
-        self._orders |= {node for kind, node, _ in map(sent, messages) if kind == letters.ORDER}
+        self._orders |= {node for kind, node, _ in map(sent, messages) if kind == flower_messages.ORDER}
         if LIAR in self._orders:
             self.nodes[999] = self._double
         return super().push_messages(messages)
@@ -71,7 +72,9 @@ class Doubled(LocalGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         def is_held(key: str) -> bool:
             message = self._waiting.get(key)
-            return message is not None and sent(message)[:2] == (letters.ORDER, LIAR) and 999 not in self._orders
+            return (
+                message is not None and sent(message)[:2] == (flower_messages.ORDER, LIAR) and 999 not in self._orders
+            )
 
         return super().pull_messages([key for key in message_ids if not is_held(key)])
 
@@ -81,7 +84,7 @@ class Doubled(LocalGrid):
 )
 def test_two_nodes_with_one_token_are_no_more_than_one_worker(tmp_path: Path, first: str, second: str) -> None:
     def saying(what: str) -> dict[str, Handler]:
-        return {letters.ORDER: lambda message, _: letters.reply(Letter({what: True}), message)}
+        return {flower_messages.ORDER: lambda message, _: flower_messages.reply(FlowerMessage({what: True}), message)}
 
     nodes = federation(5, tmp_path / "state").nodes
     nodes[LIAR].instead = {} if first == "an answer" else saying(first)
@@ -109,11 +112,11 @@ def test_what_fails_at_a_node_that_a_worker_has_left_does_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A SuperNode starts again, and Flower says only then that the old one cannot answer."""
-    monkeypatch.setattr(members, "_LOOK_AROUND", 0.0)
+    monkeypatch.setattr(server, "_LOOK_AROUND", 0.0)
     wanted = simulated(tmp_path / "simulated", SMALL, 2)
     nodes = federation(5, tmp_path / "state").nodes
     failing = Error(code=3, reason="the node is unavailable")
-    nodes[LIAR].instead = {letters.ORDER: lambda message, _: Message(failing, reply_to=message)}
+    nodes[LIAR].instead = {flower_messages.ORDER: lambda message, _: Message(failing, reply_to=message)}
     played(tmp_path, grid=Slow(nodes, LocalNode(nodes[LIAR].config)), rounds=2)
     assert rounds_of(tmp_path / "run") == wanted
 
@@ -125,9 +128,9 @@ class Forging(LocalGrid):
         message_ids = list(message_ids)
         asked = [self._waiting[key] for key in message_ids if key in self._waiting]
         forged = [
-            letters.reply(Letter({"refusal": "I am off"}), one)
+            flower_messages.reply(FlowerMessage({"refusal": "I am off"}), one)
             for one in asked
-            if sent(one)[0] == letters.ORDER and sent(one)[1] != LIAR
+            if sent(one)[0] == flower_messages.ORDER and sent(one)[1] != LIAR
         ]
         for one in forged:
             one.metadata.__dict__["_src_node_id"] = LIAR
@@ -146,7 +149,8 @@ class Unreadable(LocalGrid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         replies = list(super().pull_messages(message_ids))
         if any(
-            reply.metadata.message_type == letters.ORDER and reply.metadata.src_node_id == LIAR for reply in replies
+            reply.metadata.message_type == flower_messages.ORDER and reply.metadata.src_node_id == LIAR
+            for reply in replies
         ):
             raise ValueError("Unexpected format for object content")
         return replies
@@ -160,8 +164,10 @@ def test_a_reply_that_flower_cannot_read_costs_nobody_else_a_round(tmp_path: Pat
     assert lines[-1]["banned"] == []
 
 
-def greeting(worker: int) -> Letter:
-    return letters.letter([Hello(b"attacker", 1, 0, bytes(8), 0, bytes(16), "")], worker=worker, partitions=0)
+def greeting(worker: int) -> FlowerMessage:
+    return flower_messages.make_flower_message(
+        [Hello(b"attacker", 1, 0, bytes(8), 0, bytes(16), "")], worker=worker, partitions=0
+    )
 
 
 def test_a_node_is_one_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,11 +180,11 @@ def test_a_node_is_one_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     def join(message: Message, context: Context) -> Message:
         if not taken:
             taken.append(numbers[0])
-            return HANDLERS[letters.JOIN](message, context)
+            return HANDLERS[flower_messages.JOIN](message, context)
         taken.append(numbers[len(taken) % 5])
-        return letters.reply(greeting(taken[-1]), message)
+        return flower_messages.reply(greeting(taken[-1]), message)
 
-    nodes[LIAR].instead = {letters.JOIN: join}
+    nodes[LIAR].instead = {flower_messages.JOIN: join}
 
     class Early(LocalGrid):
         looks = 0
@@ -189,25 +195,25 @@ def test_a_node_is_one_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                 return [LIAR] if self.looks % 2 else []
             return super().get_node_ids()
 
-    monkeypatch.setattr(members, "_LOOK_AROUND", 0.05)
+    monkeypatch.setattr(server, "_LOOK_AROUND", 0.05)
     played(tmp_path, grid=Early(nodes), rounds=2)
     assert len(taken) > 4
     assert rounds_of(tmp_path / "run") == wanted
 
 
 def test_whoever_says_that_it_is_somebody_else_keeps_nobody_from_being_seen() -> None:
-    known = members.Members(3)
+    known = server.Members(3)
     lost: Callable[[Hello], bool] = lambda _: False  # noqa: E731
     assert known.newcomers(lambda: [1, 2]) == [1, 2]
     assert known.admit(1, greeting(0), lost) == 0
-    stranger = letters.letter([Hello(b"somebody", 1, 0, bytes(8), 0, bytes(16), "")], worker=0)
+    stranger = flower_messages.make_flower_message([Hello(b"somebody", 1, 0, bytes(8), 0, bytes(16), "")], worker=0)
     assert known.admit(2, stranger, lost) is None
-    time.sleep(members._LOOK_AROUND)
+    time.sleep(server._LOOK_AROUND)
     assert known.newcomers(lambda: [1, 2, 3]) == [3], "seen at the next look; the other one is asked later"
 
 
 def test_nodes_that_come_and_go_leave_no_questions_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(members, "_LOOK_AROUND", 0.0)
+    monkeypatch.setattr(server, "_LOOK_AROUND", 0.0)
     most = 0
 
     class Flickering(LocalGrid):
@@ -242,7 +248,7 @@ class Outage(LocalGrid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
         if not self._since and any(
-            (kind, when) == (letters.ORDER, self._when) for kind, _, when in map(sent, messages)
+            (kind, when) == (flower_messages.ORDER, self._when) for kind, _, when in map(sent, messages)
         ):
             self._since = time.monotonic()
             for number, node in self.nodes.items():
@@ -287,7 +293,7 @@ def test_a_node_that_answers_nonsense_burns_no_rounds_while_the_others_are_away(
             return HONEST(message, context)
         return Message(RecordDict(), reply_to=message)
 
-    nodes[LIAR].instead = {letters.ORDER: answer}
+    nodes[LIAR].instead = {flower_messages.ORDER: answer}
     with pytest.raises(UserError, match="Round 2: none of 5 workers"):
         played(tmp_path, f"{SMALL} method={method}", 4, Outage(nodes, 2, [LIAR]), join_seconds=1)
     assert len(rounds_of(tmp_path / "run")) == 1
@@ -304,7 +310,7 @@ def test_a_banned_node_burns_no_rounds_while_the_others_are_away(tmp_path: Path)
 
 def test_a_sample_of_workers_that_all_stay_away_does_not_end_the_run(tmp_path: Path) -> None:
     nodes = federation(5, tmp_path / "state").nodes
-    nodes[LIAR].instead = {letters.ORDER: lambda message, _: Message(RecordDict(), reply_to=message)}
+    nodes[LIAR].instead = {flower_messages.ORDER: lambda message, _: Message(RecordDict(), reply_to=message)}
     played(tmp_path, f"{SMALL} participation=0.2", 12, LocalGrid(nodes), join_seconds=20)
     lines = rounds_of(tmp_path / "run")
     heard = [line["traffic"]["score"][0] for line in lines]
@@ -315,7 +321,7 @@ def test_a_sample_of_workers_that_all_stay_away_does_not_end_the_run(tmp_path: P
 def test_a_node_that_stays_away_does_not_keep_a_run_from_going_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(members, "_LOOK_AROUND", 0.0)
+    monkeypatch.setattr(server, "_LOOK_AROUND", 0.0)
     nodes = federation(5, tmp_path / "state").nodes
     for node, path in zip(nodes.values(), own_files(tmp_path, 5), strict=True):
         node.config["data-path"] = path
@@ -339,7 +345,9 @@ def test_who_refuses_does_not_keep_a_run_from_going_on(tmp_path: Path) -> None:
     for node in nodes.values():
         node.down = False
     nodes[LIAR].instead = {
-        letters.JOIN: lambda message, _: letters.reply(Letter({"refusal": "I will not"}), message),
+        flower_messages.JOIN: lambda message, _: flower_messages.reply(
+            FlowerMessage({"refusal": "I will not"}), message
+        ),
     }
     played(tmp_path, SMALL, 3, LocalGrid(nodes), join_seconds=2)
     assert [line["traffic"]["score"][0] for line in rounds_of(tmp_path / "run")] == [5, 4, 4]
@@ -353,12 +361,12 @@ def test_questions_are_asked_again_once(tmp_path: Path) -> None:
 
         def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
             messages = list(messages)
-            self.asked += sum(kind == letters.ORDER for kind, *_ in map(sent, messages))
+            self.asked += sum(kind == flower_messages.ORDER for kind, *_ in map(sent, messages))
             return super().push_messages(messages)
 
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
             replies = list(super().pull_messages(message_ids))
-            if any(reply.metadata.message_type == letters.ORDER for reply in replies):
+            if any(reply.metadata.message_type == flower_messages.ORDER for reply in replies):
                 raise KeyError("object")
             return replies
 

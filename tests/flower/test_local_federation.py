@@ -2,58 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("flwr", reason="Flower is not installed here; `make flower-test` has an environment for it")
 
 from flwr.app import Message
-from local_grid import HANDLERS, LocalGrid, context_of, federation
 
 from cbdsl.errors import UserError
-from cbdsl.flower import letters, members, swarm
-from cbdsl.flower.letters import Context
-from cbdsl.flower.server import play
-from cbdsl.presets import preset
-from cbdsl.runs import play as simulator
-from cbdsl.runs.resolve import resolve
-from cbdsl.settings import parse_setting
-
-SMALL = (
-    "workers=5 data.samples_per_worker=60 data.shared_training=40 data.shared_scoring=80 data.holdout=80 model=softmax"
-)
+from cbdsl.flower import messages, server
+from cbdsl.flower.messages import Context
+from cbdsl.runs import loop as simulator
+from support.flower_federation import SMALL, own_files, played, rounds_of, simulated
+from support.local_grid import HANDLERS, LocalGrid, federation
 
 
 @pytest.fixture
 def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swarm, "LEAST", 1.0)
-    monkeypatch.setattr(members, "LEAST", 1.0)
-
-
-def rounds_of(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
-
-
-def simulated(folder: Path, settings: str, rounds: int) -> list[dict[str, Any]]:
-    options = dict(parse_setting(text) for text in settings.split())
-    spec = resolve(preset("paper-iid").with_settings({**options, "rounds": rounds}))
-    simulator.run(spec, out=folder, callbacks=[])
-    return rounds_of(folder)
-
-
-def played(
-    tmp_path: Path, settings: str = SMALL, rounds: int = 3, grid: LocalGrid | None = None, **more: object
-) -> None:
-    grid = grid or federation(5, tmp_path / "state")
-    wishes = {"settings": settings, "rounds": rounds, "upload_seconds": 1, **more}
-    play(grid, context_of(tmp_path / "run", **wishes))
+    monkeypatch.setattr(server, "LEAST", 1.0)
+    monkeypatch.setattr(server, "LEAST", 1.0)
 
 
 @pytest.mark.parametrize(
@@ -95,28 +66,18 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(tmp_path: Path, sett
     grid = federation(5, tmp_path / "state")
 
     def stopping(message: Message, context: Context) -> Message:
-        reply = HANDLERS[letters.ORDER](message, context)
-        if grid.nodes[103].heard.count(letters.ORDER) == 4:
+        reply = HANDLERS[messages.ORDER](message, context)
+        if grid.nodes[103].heard.count(messages.ORDER) == 4:
             raise StoppedError
         return reply
 
-    grid.nodes[103].instead = {letters.ORDER: stopping}
+    grid.nodes[103].instead = {messages.ORDER: stopping}
     with pytest.raises(StoppedError):
         played(tmp_path, f"{SMALL} {settings}", 5, grid)
     assert len(rounds_of(tmp_path / "run")) == 3
     grid.nodes[103].instead = {}
     played(tmp_path, f"{SMALL} {settings}", 5, LocalGrid(dict(grid.nodes)))
     assert rounds_of(tmp_path / "run") == wanted
-
-
-def own_files(tmp_path: Path, count: int) -> list[str]:
-    rng = np.random.default_rng(0)
-    paths = [tmp_path / f"own-{number}.npz" for number in range(count)]
-    for number, path in enumerate(paths):
-        size = 20 + 10 * number
-        features = rng.standard_normal((size, 1, 28, 28)).astype(np.float32)
-        np.savez(path, features=features, labels=rng.integers(10, size=size))
-    return [str(path) for path in paths]
 
 
 @pytest.mark.parametrize("method", ["cb-dsl", "fedavg"])

@@ -5,31 +5,27 @@ from __future__ import annotations
 import json
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from deployment import memory_of, pictures, tiny_spec, wait_until
-from test_broker_limits import member
-from test_broker_scale import light_workers
 
-from cbdsl.deploy import topics, wire
-from cbdsl.deploy.broker import Broker, find_mosquitto, running_broker
-from cbdsl.deploy.events import Events
-from cbdsl.deploy.provision import provision
-from cbdsl.deploy.turnstile import Turnstile
-from cbdsl.deploy.wire import ClaimMessage
+from cbdsl.network import topics, wire
+from cbdsl.network.broker import find_mosquitto
+from cbdsl.network.events import Events
+from cbdsl.network.mqtt import RateLimiter
+from cbdsl.network.wire import ClaimMessage
+from support.broker_members import member
+from support.deployment import memory_of, wait_until
+from support.flooded_swarm import NAMES, SWARM, Played, begin
+from support.light_worker_processes import light_workers
 
-from light_workers import publish  # isort: skip
+from support.light_workers import publish  # isort: skip
 
 pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed")
-SWARM = "lab"
-NAMES = [f"worker-{number}" for number in range(8)]
 FLOODER = NAMES[3]
 
 
@@ -68,61 +64,11 @@ class Flood:
         self._connection.close()
 
 
-class Played:
-    """A run under way: its events, its counts, and what its processes take."""
-
-    def __init__(self, folder: Path, broker: Broker, server: subprocess.Popen[bytes]) -> None:
-        self.out, self.broker, self.server = folder / "run", broker, server
-
-    def rounds(self) -> int:
-        path = self.out / "rounds.jsonl"
-        return path.read_bytes().count(b"\n") if path.exists() else 0
-
-    def events(self, kind: str) -> list[dict[str, object]]:
-        lines = (json.loads(line) for line in (self.out / "events.jsonl").read_text().splitlines())
-        return [line for line in lines if line["event"] == kind]
-
-    def rate(self, seconds: float) -> float:
-        """Rounds a second over so many seconds."""
-        before, started = self.rounds(), time.monotonic()
-        time.sleep(seconds)
-        return (self.rounds() - before) / (time.monotonic() - started)
-
-
-def begin(stack: ExitStack, folder: Path, rounds: int, present: list[str]) -> Played:
-    """Light workers and a real server over a provisioned broker; who is not `present` has a certificate too."""
-    keys = folder / "keys"
-    provision(keys, NAMES, SWARM, ["localhost"])
-    spec = tiny_spec(pictures(folder / "data"), workers=len(NAMES), rounds=rounds)
-    (folder / "spec.toml").write_text(spec.to_toml())
-    broker = stack.enter_context(running_broker(folder / "broker", config=keys / "broker" / "mosquitto.conf"))
-    stack.enter_context(light_workers(broker.port, present, keys, folder / "crowd.log", SWARM))
-    return Played(folder, broker, stack.enter_context(_serving(folder, broker)))
-
-
 @pytest.fixture
 def play(tmp_path: Path) -> Iterator[Callable[[int], Played]]:
     """A run that the flooder is not part of yet."""
     with ExitStack() as stack:
         yield lambda rounds: begin(stack, tmp_path, rounds, [name for name in NAMES if name != FLOODER])
-
-
-@contextmanager
-def _serving(folder: Path, broker: Broker) -> Iterator[subprocess.Popen[bytes]]:
-    home = folder / "keys" / "server"
-    command = [
-        sys.executable, "-m", "cbdsl", "serve", str(folder / "spec.toml"), "--swarm", SWARM,
-        "--broker", f"mqtts://localhost:{broker.server_port}", "--roster", str(home / "roster.txt"),
-        "--ca", str(home / "ca.crt"), "--cert", str(home / "server.crt"), "--key", str(home / "server.key"),
-        "--out", str(folder / "run"), "--threads", "1", "--join-seconds", "5",
-    ]  # fmt: skip
-    with (folder / "server.log").open("wb") as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.mark.parametrize(
@@ -167,8 +113,8 @@ def test_a_flooder_is_heard_again_when_it_stops(tmp_path: Path, play: Callable[[
 
 def test_pauses_double_and_are_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    monkeypatch.setattr("cbdsl.deploy.turnstile.time.monotonic", lambda: now[0])
-    gate, topic = Turnstile(SWARM, lambda: ["a", "b"], 4, Events()), topics.from_worker(SWARM, "a", "claim")
+    monkeypatch.setattr("cbdsl.network.mqtt.time.monotonic", lambda: now[0])
+    gate, topic = RateLimiter(SWARM, lambda: ["a", "b"], 4, Events()), topics.from_worker(SWARM, "a", "claim")
     everybody = topics.from_all(SWARM)
 
     def flood() -> float:
@@ -194,7 +140,7 @@ def test_pauses_double_and_are_forgiven(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_where_anybody_may_come_a_flood_is_dropped_and_nobody_elses_subscription_given_up() -> None:
-    gate = Turnstile(SWARM, tuple, 4, Events())
+    gate = RateLimiter(SWARM, tuple, 4, Events())
     for _ in range(1000):
         gate.takes(topics.from_worker(SWARM, "a", "claim"))
     assert not gate.takes(topics.from_worker(SWARM, "a", "claim"))[0]

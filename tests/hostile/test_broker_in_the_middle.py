@@ -13,14 +13,13 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from mqtt_client import wait_for
 
-from cbdsl.deploy import certificates
-from cbdsl.deploy.broker import find_mosquitto, running_broker
-from cbdsl.deploy.certificates import Authority, Issued
-from cbdsl.deploy.link import Address, MqttLink
-from cbdsl.deploy.meter import Meter
-from cbdsl.deploy.provision import provision, revoke
+from cbdsl.network import certificates
+from cbdsl.network.broker import find_mosquitto, running_broker
+from cbdsl.network.certificates import Authority, IssuedCertificate
+from cbdsl.network.mqtt import Address, Meter, MqttLink
+from cbdsl.network.provision import provision, revoke
+from support.mqtt_client import wait_for
 
 pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed")
 
@@ -47,7 +46,7 @@ def authority(keys: Path) -> Authority:
     return Authority.load((keys / "ca" / "ca.crt").read_bytes(), (keys / "ca" / "ca.key").read_bytes())
 
 
-def put(folder: Path, stem: str, issued: Issued) -> None:
+def put(folder: Path, stem: str, issued: IssuedCertificate) -> None:
     (folder / f"{stem}.crt").write_bytes(issued.certificate)
     (folder / f"{stem}.key").write_bytes(issued.key)
 

@@ -11,27 +11,18 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from deployment import memory_of
-from light_workers import connect as connect_packet
-from light_workers import context_of, publish
-from mqtt_client import Client, wait_for
 
-from cbdsl.deploy import topics
-from cbdsl.deploy.broker import Broker, find_mosquitto, running_broker
-from cbdsl.deploy.link import Address, MqttLink
-from cbdsl.deploy.meter import Meter
-from cbdsl.deploy.provision import provision, read
+from cbdsl.network import topics
+from cbdsl.network.broker import Broker, find_mosquitto, running_broker
+from cbdsl.network.mqtt import Address, Meter, MqttLink
+from cbdsl.network.provision import read
+from support.broker_members import NAMES, SWARM, member
+from support.deployment import memory_of
+from support.light_workers import context_of, publish
+from support.mqtt_client import Client, wait_for
 
 pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed")
-SWARM = "lab"
-NAMES = ["anna", "bert", "carl"]
 PIECE = os.urandom(100 * 1024)
-
-
-@pytest.fixture
-def keys(tmp_path: Path) -> Path:
-    provision(tmp_path / "keys", NAMES, SWARM, ["localhost"])
-    return tmp_path / "keys"
 
 
 @pytest.fixture
@@ -44,15 +35,6 @@ def server_context(keys: Path, role: str = "server") -> ssl.SSLContext:
     made = ssl.create_default_context(cafile=str(keys / role / "ca.crt"))
     made.load_cert_chain(keys / role / f"{role}.crt", keys / role / f"{role}.key")
     return made
-
-
-def member(keys: Path, name: str, port: int) -> ssl.SSLSocket:
-    """A member's connection, to be misused by hand."""
-    raw = socket.create_connection(("127.0.0.1", port), timeout=20)
-    secure = context_of(keys, name).wrap_socket(raw, server_hostname="localhost")
-    secure.sendall(connect_packet(name))
-    assert secure.recv(4) == b"\x20\x02\x00\x00"
-    return secure
 
 
 def acknowledged(connection: ssl.SSLSocket, count: int) -> int:

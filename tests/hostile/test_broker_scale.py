@@ -6,19 +6,18 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
-from deployment import memory_of, pictures, tiny_spec, wait_until
 
-from cbdsl.deploy.broker import find_mosquitto, running_broker
-from cbdsl.deploy.provision import numbered, provision
+from cbdsl.network.broker import find_mosquitto, running_broker
+from cbdsl.network.provision import numbered, provision
+from support.deployment import memory_of, pictures, tiny_spec, wait_until
+from support.light_worker_processes import SWARM, last_said, light_workers
 
 pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed")
-SWARM = "many"
 
 
 @dataclass(frozen=True)
@@ -33,30 +32,6 @@ class Measured:
     server_megabytes: int
     broker_megabytes: int
     lost: int  # connections
-
-
-@contextmanager
-def light_workers(port: int, names: list[str], keys: Path | None, log: Path, swarm: str = SWARM) -> Iterator[Path]:
-    """The crowd in a process of its own; what it says is in `log`."""
-    program = Path(__file__).with_name("light_workers.py")
-    command = [sys.executable, str(program), "--port", str(port), "--swarm", swarm]
-    with log.open("wb") as said:
-        process = subprocess.Popen(
-            [*command, *(["--keys", str(keys)] if keys else [])], stdin=subprocess.PIPE, stdout=said, stderr=said
-        )
-    assert process.stdin is not None
-    process.stdin.write("\n".join(names).encode())
-    process.stdin.close()
-    try:
-        yield log
-    finally:
-        process.kill()
-        process.wait()
-
-
-def last_said(log: Path) -> dict[str, int]:
-    lines = [line for line in log.read_text().splitlines() if line.startswith("{")]
-    return dict(json.loads(lines[-1])) if lines else {"up": 0}
 
 
 def measure(folder: Path, workers: int, rounds: int = 6) -> Measured:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from deployment import Deployment, brokers, comparable, deployment, pictures, tiny_spec, wait_until
 
-from cbdsl.deploy.secret import keep_secret, secret_of
+from cbdsl.network.session import keep_secret, secret_of
+from cbdsl.runs.build import Experiment
 from cbdsl.runs.folder import read_result
-from cbdsl.runs.play import rounds
-from cbdsl.runs.stage import Stage
+from cbdsl.runs.loop import play_rounds
 from cbdsl.spec import Spec
+from support.deployment import Deployment, brokers, comparable, deployment, pictures, tiny_spec, wait_until
 
 FEW, MANY = 5, 10  # kills
 APART = 3  # rounds from one kill to the next, at most
@@ -76,9 +76,9 @@ def assert_as_simulated_with_the_secret(out: Path, spec: Spec) -> None:
     thinks of a model, depends on it, killed or not: so the simulator's server is told the same secret.
     """
     assert secret_of(out) == SECRET
-    told = Stage.prepare(spec, threads=1, secret=SECRET)
-    stage = replace(Stage.prepare(spec, threads=1), server=told.server)
-    simulated = list(rounds(stage, stage.first_state()))
+    told = Experiment.prepare(spec, threads=1, secret=SECRET)
+    stage = replace(Experiment.prepare(spec, threads=1), server=told.server)
+    simulated = list(play_rounds(stage, stage.first_state()))
     _, _, records = read_result(out)
     assert comparable(records) == comparable([played.record for played in simulated])
     with np.load(out / "checkpoint.npz") as stored:

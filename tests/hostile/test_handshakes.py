@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
-from deployment import memory_of, wait_until
-from light_workers import connect
-from test_broker_flood import NAMES, SWARM, Played, begin
-from test_broker_scale import last_said, light_workers
 
-from cbdsl.deploy.broker import find_mosquitto
-from cbdsl.deploy.provision import provision
+from cbdsl.network.broker import find_mosquitto
+from cbdsl.network.provision import provision
+from support.deployment import memory_of, wait_until
+from support.flooded_swarm import NAMES, SWARM, Played, begin
+from support.light_worker_processes import last_said, light_workers
+from support.light_workers import connect
 
 pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed")
 HANDS = 4  # handshakes at a time

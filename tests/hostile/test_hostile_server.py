@@ -15,7 +15,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hostile_server import (
+
+from cbdsl.arrays import Samples
+from cbdsl.models.layers import AvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, Relu
+from cbdsl.network.budget import needs_of
+from cbdsl.network.mqtt import Address
+from cbdsl.network.wire import Announcement
+from cbdsl.network.worker_state import understand
+from support.hostile_server import (
     HostileServer,
     Victim,
     announcement,
@@ -33,13 +40,6 @@ from hostile_server import (
     with_shared,
     zeros_of,
 )
-
-from cbdsl.arrays import Samples
-from cbdsl.deploy.budget import needs_of
-from cbdsl.deploy.link import Address
-from cbdsl.deploy.particle import understand
-from cbdsl.deploy.wire import Announcement
-from cbdsl.engines.architecture import AvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, Relu
 
 MEMORY = 300 * 10**6
 
@@ -175,7 +175,7 @@ def test_a_reckoning_that_fails_is_caught_by_the_system_and_leaves_the_state_alo
     address: Address, server: HostileServer, tmp_path: Path
 ) -> None:
     blind = (  # a worker that reckons with nothing
-        "import sys, cbdsl.deploy.budget as budget; budget.needs_of = lambda *_: budget.Needs({'all': 0}, 0.0);"
+        "import sys, cbdsl.network.budget as budget; budget.needs_of = lambda *_: budget.Needs({'all': 0}, 0.0);"
         "sys.argv[0] = 'cbdsl'; from cbdsl.cli.main import main; main()"
     )
     with victim(tmp_path, address, "--memory", "300M", program=("-c", blind)) as worker:
@@ -338,7 +338,7 @@ def test_nothing_is_read_written_or_run_outside_the_state_folder(
         f'[data]\nsource = "{secret}"',
         f'[data]\npartition = "{trap}"',
         f'[codec]\nup = "{trap}"',
-        '[codec]\ndown = "cbdsl.codecs.uniform:Q8"',
+        '[codec]\ndown = "cbdsl.codecs.quantize:Q8"',
         f'[attack]\nname = "{trap}"\nbyzantine = 1',
         f'[selection]\nname = "{trap}"',
         f'[defence]\naggregator = "{trap}"',

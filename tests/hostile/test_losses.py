@@ -12,7 +12,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from deployment import Deployment, brokers, deployment, pictures, tiny_spec, wait_until
+
+from support.deployment import Deployment, brokers, deployment, pictures, tiny_spec, wait_until
 
 SHORT, LONG = 12, 200  # mishaps
 ROUNDS = 4000  # more than there is time for

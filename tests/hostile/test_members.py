@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import light_workers
 import pytest
-from deployment import Deployment, brokers, deployment, memory_of, pictures, tiny_spec
-from light_workers import Crowd, LightWorker
 
-from cbdsl.deploy import wire
-from cbdsl.deploy.wire import OrderMessage
+from cbdsl.network import wire
+from cbdsl.network.wire import OrderMessage
+from support import light_workers
+from support.deployment import Deployment, brokers, deployment, memory_of, pictures, tiny_spec
+from support.light_workers import Crowd, LightWorker
 
 WORKERS = 20
 LEAGUE = 5  # members that take turns

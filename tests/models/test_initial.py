@@ -10,14 +10,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbdsl import register
+from cbdsl import registry
 from cbdsl.arrays import Floats
-from cbdsl.engines.architecture import Architecture, Linear
-from cbdsl.engines.torch_modules import module_of
-from cbdsl.models import modules
-from cbdsl.models.initial import initial_weights
-from helpers import shape_for
-from networks import architectures
+from cbdsl.models import to_torch
+from cbdsl.models.architecture import Architecture
+from cbdsl.models.layers import Linear
+from cbdsl.models.network import initial_weights
+from cbdsl.models.to_torch import module_of
+from support.helpers import shape_for
+from support.networks import architectures
 
 EDGES = (0, 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**63 - 1, 2**64 - 1, -1)
 SEEDS = st.integers(0, 2**63 - 1) | st.sampled_from(EDGES)
@@ -36,7 +37,7 @@ one_rounding = pytest.mark.skipif(not rounds_once(), reason="torch rounds twice 
 
 
 def torch_way(architecture: Architecture, seed: int) -> Floats:
-    return modules.initial_weights(lambda: module_of(architecture), seed)
+    return to_torch.module_weights(lambda: module_of(architecture), seed)
 
 
 def same_bits(first: Floats, second: Floats) -> bool:
@@ -50,11 +51,11 @@ def test_any_network_starts_as_torch_starts_it(architecture: Architecture, seed:
 
 
 @one_rounding
-@pytest.mark.parametrize("name", register.model.names())
+@pytest.mark.parametrize("name", registry.model.names())
 @settings(max_examples=20)
 @given(seed=SEEDS)
 def test_the_packages_networks_start_as_torch_starts_them(name: str, seed: int) -> None:
-    network = register.model.get(name)(shape_for(name), 10)
+    network = registry.model.get(name)(shape_for(name), 10)
     assert same_bits(initial_weights(network, seed), torch_way(network, seed))
 
 
@@ -86,6 +87,6 @@ def test_these_weights_never_change() -> None:
 
 def test_nobody_elses_random_numbers_change() -> None:
     torch_state, numpy_state = torch.random.get_rng_state(), str(np.random.get_state())  # noqa: NPY002
-    initial_weights(register.model.get("mlp")((4,), 2), 5)
+    initial_weights(registry.model.get("mlp")((4,), 2), 5)
     assert torch.equal(torch_state, torch.random.get_rng_state())
     assert numpy_state == str(np.random.get_state())  # noqa: NPY002

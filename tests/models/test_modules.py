@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from cbdsl.errors import UserError
-from cbdsl.models.modules import initial_weights, load_flat, parameter_count, to_flat
-from helpers import module_named
+from cbdsl.models.to_torch import load_flat, module_weights, parameter_count, to_flat
+from support.helpers import module_named
 
 SIZES = {"cnn": 44_426, "mlp": 50_890, "softmax": 7_850}
 
@@ -46,7 +46,7 @@ def test_initial_weights_follow_the_seed_and_leave_torch_alone() -> None:
     torch.manual_seed(1)
     expected = torch.rand(1)
     torch.manual_seed(1)
-    first, again, other = (initial_weights(lambda: nn.Linear(4, 4), seed) for seed in (5, 5, 6))
+    first, again, other = (module_weights(lambda: nn.Linear(4, 4), seed) for seed in (5, 5, 6))
     assert torch.equal(torch.rand(1), expected)
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)

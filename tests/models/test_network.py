@@ -7,13 +7,12 @@ import pytest
 import torch
 from hypothesis import given
 
-from cbdsl.engines.architecture import Architecture
-from cbdsl.engines.torch_modules import module_of
 from cbdsl.errors import UserError
-from cbdsl.models.modules import to_flat
+from cbdsl.models.architecture import Architecture
 from cbdsl.models.network import Network
+from cbdsl.models.to_torch import module_of, to_flat
 from cbdsl.models.zoo import softmax
-from networks import architectures
+from support.networks import architectures
 
 
 @given(architectures())

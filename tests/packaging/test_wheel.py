@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from deployment import SWARM, brokers, deployment, pictures, tiny_spec
 
 import cbdsl
 from cbdsl.runs.folder import read_result
+from support.deployment import SWARM, brokers, deployment, pictures, tiny_spec
 
 pytestmark = pytest.mark.package
 ROOT = Path(__file__).parents[2]

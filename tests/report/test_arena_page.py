@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from browser import widths
-from cbdsl import register
-from cbdsl.protocol.aggregators import Trust, aggregate
+from cbdsl import registry
+from cbdsl.algorithm.aggregators import TrustedReference, aggregate
 from cbdsl.report import arena_page
 from cbdsl.runs.records import Summary
 from cbdsl.spec import Spec
-from cbdsl.study.arena import Contest, judge
+from cbdsl.studies.arena import ArenaPlan, judge_match
+from support.browser import widths
 
 
 def ended(spec: Spec) -> Summary:
@@ -27,8 +27,8 @@ def ended(spec: Spec) -> Summary:
 
 
 def page(out: Path, **settings: Any) -> str:  # noqa: ANN401 - any setting of a contest
-    contest = Contest(attacks=("liar",), **settings)
-    return arena_page.write(contest, judge(contest, ended), out, "cbdsl arena").read_text(encoding="utf-8")
+    contest = ArenaPlan(attacks=("liar",), **settings)
+    return arena_page.write(contest, judge_match(contest, ended), out, "cbdsl arena").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_bulyans_limit_on_the_page_is_that_of_the_rule() -> None:
     workers, limit = 23, 5
     models = list(np.random.default_rng(0).normal(size=(workers, 3)).astype(np.float32))
     nothing = np.zeros(3, np.float32)
-    trust = Trust(nothing, lambda: nothing, lambda rows: rows.sum(1, dtype=np.float64))
+    trust = TrustedReference(nothing, lambda: nothing, lambda rows: rows.sum(1, dtype=np.float64))
     below, at, above = (aggregate("bulyan", models, limit + step, trust) for step in (-1, 0, 1))
     assert (at == above).all()
     assert (at != below).any()
@@ -81,9 +81,9 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a contest as large as they come."""
     out = tmp_path_factory.mktemp("full")
     patched = pytest.MonkeyPatch()
-    patched.setattr(register.attack.get("label-flip"), "aims", (4, 9))
-    contest = Contest()
-    made = arena_page.write(contest, judge(contest, hard), out, "cbdsl arena")
+    patched.setattr(registry.attack.get("label-flip"), "aims", (4, 9))
+    contest = ArenaPlan()
+    made = arena_page.write(contest, judge_match(contest, hard), out, "cbdsl arena")
     patched.undo()
     return made
 
@@ -130,11 +130,11 @@ def test_the_page_fits_wide_and_narrow_screens(full: Path, tmp_path: Path, width
 
 
 def test_one_seed_is_said_first_and_gives_no_verdict(tmp_path: Path) -> None:
-    contest = Contest(
+    contest = ArenaPlan(
         attacks=("label-flip",), defences=("fedavg", "guard"), byzantine=(5,), seeds=(0,), presets=("strong-noniid",),
         settings={"local.epochs": 1, "rounds": 2},
     )  # fmt: skip
-    bouts = judge(contest, hard)
+    bouts = judge_match(contest, hard)
     text = arena_page.write(contest, bouts, tmp_path, "cbdsl arena").read_text(encoding="utf-8")
     assert re.search(r'<p class="lead">A quick look, and no result: 2 of \d+ rounds, one seed \(0\)\.', text)
     assert "✗" not in text

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from browser import Tab, tab
-from cbdsl.report.drawing import Drawing, keep
-from cbdsl.report.html import Section, document, table
+from cbdsl.report.html import Drawing, Section, document, keep, table
 from cbdsl.report.style import new_figure
+from support.browser import Tab, tab
 
 HEAD = ("Defence", "Accuracy", "Uplink", "Banned", "Under the worst attack that we know of")
 ROWS = [

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from cbdsl.report.words import attack_scale, attackers_words, listed, regime_words, work_words
-from cbdsl.spec import Spec
-from cbdsl.spec_groups import AttackSpec, LocalSpec
-from cbdsl.study.paper import FULL, Plan
+from cbdsl.spec import AttackSpec, LocalSpec, Spec
+from cbdsl.studies.paper import FULL_PLAN, ReproductionPlan
 
 
 def test_lists_read_as_people_write_them() -> None:
@@ -31,11 +30,11 @@ def test_a_rounds_work_is_told_from_its_settings(settings: dict[str, Any], words
 
 
 def test_the_regimes_are_told_from_their_presets() -> None:
-    assert regime_words("paper", FULL) == "as the text says: one epoch of plain SGD a round"
-    assert regime_words("script", FULL) == (
+    assert regime_words("paper", FULL_PLAN) == "as the text says: one epoch of plain SGD a round"
+    assert regime_words("script", FULL_PLAN) == (
         "as the authors' published script: three epochs, momentum 0.9, learning rate halved every round"
     )
-    changed = Plan(("paper",), (0,), 1.0, (("local.epochs", 2),))
+    changed = ReproductionPlan(("paper",), (0,), 1.0, (("local.epochs", 2),))
     assert regime_words("paper", changed) == "as the text says, with other settings: two epochs of plain SGD a round"
 
 
@@ -51,11 +50,11 @@ def test_the_regimes_are_told_from_their_presets() -> None:
     ],
 )
 def test_the_attackers_are_those_that_were_run(settings: tuple[tuple[str, Any], ...], start: str) -> None:
-    assert attackers_words(Plan(("script",), (0,), 1.0, settings)).startswith(start)
+    assert attackers_words(ReproductionPlan(("script",), (0,), 1.0, settings)).startswith(start)
 
 
 def test_nobody_is_called_an_attacker_where_there_is_none() -> None:
-    assert attackers_words(Plan(("paper",), (0,), 1.0, (("attack.byzantine", 0),))) == ""
+    assert attackers_words(ReproductionPlan(("paper",), (0,), 1.0, (("attack.byzantine", 0),))) == ""
 
 
 def test_an_attack_that_finds_its_own_strength_has_no_scale() -> None:

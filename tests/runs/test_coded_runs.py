@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 
 import cbdsl
-from cbdsl import register
-from cbdsl.codecs.sparse import TopK
+from cbdsl import registry
+from cbdsl.codecs.topk import TopK
 from cbdsl.errors import UserError
-from cbdsl.runs.play import rounds
+from cbdsl.runs.build import Experiment, UserParts
+from cbdsl.runs.loop import play_rounds
 from cbdsl.runs.resolve import resolve
-from cbdsl.runs.stage import Given, Stage
 from cbdsl.spec import Spec
-from helpers import After, blobs, perceptron, small_spec
+from support.helpers import After, blobs, perceptron, small_spec
 
-CODECS = [name for name in register.codec.names() if name != "none"]
+CODECS = [name for name in registry.codec.names() if name != "none"]
 
 
 def spec_with(codec: str, **settings: Any) -> Spec:  # noqa: ANN401 - any setting
@@ -58,8 +58,8 @@ def test_bytes_are_those_that_were_sent(codec: str) -> None:
 def test_a_run_that_was_stopped_goes_on_with_the_same_numbers(
     codec: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cbdsl.runs.play._CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr("cbdsl.runs.play._CHECKPOINT_SHARE", 0.0)
+    monkeypatch.setattr("cbdsl.runs.loop._CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr("cbdsl.runs.loop._CHECKPOINT_SHARE", 0.0)
     spec = spec_with(codec, rounds=9, **settings)
     expected = run(spec)
 
@@ -81,16 +81,16 @@ def test_grouping_and_threads_change_no_number(method: str) -> None:
     spec = resolve(spec_with("q4", method=method, shared="both", rounds=6))
     found = []
     for block, threads in ((100, 1), (1, 1), (2, 2)):
-        stage = Stage.prepare(spec, Given(model=perceptron, data=blobs()), threads)
+        stage = Experiment.prepare(spec, UserParts(model=perceptron, data=blobs()), threads)
         stage.memory_swarm.rows.block = block
-        found.append([played.state.global_best.tobytes() for played in rounds(stage, stage.first_state())])
+        found.append([played.state.global_best.tobytes() for played in play_rounds(stage, stage.first_state())])
     assert found[0] == found[1] == found[2]
 
 
 def test_everybody_has_the_servers_model_to_the_bit() -> None:
     spec = resolve(spec_with("q3", rounds=7, selection__name="soup"))
-    stage = Stage.prepare(spec, Given(model=perceptron, data=blobs()), 1)
-    for played in rounds(stage, stage.first_state()):
+    stage = Experiment.prepare(spec, UserParts(model=perceptron, data=blobs()), 1)
+    for played in play_rounds(stage, stage.first_state()):
         received = stage.memory_swarm._received
         if played.order.global_best is not None:
             assert received is played.order.global_best
@@ -100,7 +100,7 @@ def test_everybody_has_the_servers_model_to_the_bit() -> None:
 
 def test_what_topk_leaves_out_is_sent_later() -> None:
     spec = resolve(spec_with("topk", method="fedavg", options__topk__share=0.1))
-    stage = Stage.prepare(spec, Given(model=perceptron, data=blobs()), 1)
+    stage = Experiment.prepare(spec, UserParts(model=perceptron, data=blobs()), 1)
     swarm = stage.memory_swarm
     work = swarm.workers.at(np.arange(1, dtype=np.int32), 1, 0.0, 0.1, 1)
     rows = type(swarm.particles)(*(array[:1] for array in vars(swarm.particles).values()))
@@ -134,7 +134,7 @@ def test_a_method_that_scores_what_it_does_not_send_is_refused() -> None:
     class Own(cbdsl.SwarmMethod):
         verifies = True
 
-        def move(self, work: cbdsl.Work, rows: cbdsl.Particles, received: Any) -> cbdsl.Particles:  # noqa: ANN401
+        def move(self, work: cbdsl.WorkerRound, rows: cbdsl.Particles, received: Any) -> cbdsl.Particles:  # noqa: ANN401
             trained = work.train(work.from_server(received))
             return replace(rows, positions=trained, personal_best=trained, personal_score=work.scores(trained))
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbdsl.archives import load_arrays
 from cbdsl.errors import UserError
 from cbdsl.presets import preset
 from cbdsl.runs.folder import RunFolder, read_result
-from cbdsl.runs.play import resume, run
+from cbdsl.runs.loop import resume, run
 from cbdsl.spec import Spec
-from cbdsl.study.compare import compare
+from cbdsl.studies.compare import compare
+from cbdsl.util.files import load_arrays
 
 SPEC = preset("paper-iid").with_settings(
     {"workers": 3, "rounds": 2, "local.epochs": 0, "data.shared_scoring": 50, "data.holdout": 50, "model": "mlp"}

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 
 import cbdsl
-from cbdsl.byzantine.attack import Attack, Situation
-from cbdsl.report import plots
+from cbdsl.attacks.base import Attack, AttackContext
+from cbdsl.report import figures
 from cbdsl.report.style import new_figure
 from cbdsl.runs.records import RoundRecord
-from cbdsl.watch.place import Place
-from cbdsl.watch.run import RunView, Seen
-from helpers import blobs, perceptron, small_spec
+from cbdsl.watch.folder_reader import WatchedFolder
+from cbdsl.watch.run_state import RunView, ViewerPosition
+from support.helpers import blobs, perceptron, small_spec
 
 
 class Broken(Attack):
-    def upload(self, seen: Situation) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    def upload(self, seen: AttackContext) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
         return np.full_like(seen.model, np.nan)
 
 
@@ -65,8 +65,8 @@ def legend_of(
 ) -> list[str]:
     """The words of the figure's legend."""
     figure = new_figure(7, 4.2)
-    monkeypatch.setattr(plots, "new_figure", lambda *_: figure)
-    plots.save_accuracy_plot(path / "accuracy.png", result.summary, lines)
+    monkeypatch.setattr(figures, "new_figure", lambda *_: figure)
+    figures.save_accuracy_plot(path / "accuracy.png", result.summary, lines)
     legend = figure.axes[0].get_legend()
     return [text.get_text() for text in legend.get_texts()] if legend else []
 
@@ -92,15 +92,15 @@ def test_folders_of_earlier_versions_which_said_refuted_are_read(
     lines = cbdsl.resume(tmp_path / "run", model=perceptron, data=blobs(), attack=Broken(), callbacks=[]).rounds
     assert [line.refuted for line in lines] == [result.summary.byzantine] * 2
     assert legend_of(result, lines, tmp_path, monkeypatch) == ["upload left out"]
-    view = RunView(Place(tmp_path / "run"))
-    assert view.news(Seen())[0]["verdicts"] == []
+    view = RunView(WatchedFolder(tmp_path / "run"))
+    assert view.news(ViewerPosition())[0]["verdicts"] == []
     assert view.tally.counts[result.summary.byzantine[0]].refuted == 2
 
 
 def test_the_page_shows_who_was_left_out(tmp_path: Path) -> None:
     result = played("fedavg", tmp_path / "run", attack__byzantine=1)
-    view = RunView(Place(tmp_path / "run"))
+    view = RunView(WatchedFolder(tmp_path / "run"))
     worker = result.summary.byzantine[0]
     shown = [str(worker), "declined", None, None, "left out: weights that are not finite"]
-    assert view.news(Seen())[0]["verdicts"] == [shown]
+    assert view.news(ViewerPosition())[0]["verdicts"] == [shown]
     assert (view.tally.counts[worker].declined, view.tally.counts[worker].ban) == (2, "")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 
 import cbdsl
+from cbdsl.runs.build import Experiment, UserParts
 from cbdsl.runs.resolve import resolve
-from cbdsl.runs.stage import Given, Stage
-from helpers import blobs, small_spec
+from support.helpers import blobs, small_spec
 
 
 def test_workers_train_on_what_a_feature_skew_makes_of_their_samples() -> None:
     data = blobs()
     plain, skewed = (
-        Stage.prepare(resolve(small_spec(model="softmax", data__partition=name)), Given(data=data))
+        Experiment.prepare(resolve(small_spec(model="softmax", data__partition=name)), UserParts(data=data))
         for name in ("iid", "feature")
     )
     held = np.concatenate(skewed.split.workers)

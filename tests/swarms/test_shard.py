@@ -10,35 +10,42 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cbdsl.archives import InBlocks, load_arrays, map_arrays, save_arrays
+from cbdsl.algorithm.messages import Order
 from cbdsl.arrays import PADDING
 from cbdsl.errors import UserError
-from cbdsl.protocol.messages import Order
-from cbdsl.runs.elsewhere import bytes_of_shard, workers_on
+from cbdsl.runs.build import Experiment, UserParts, bytes_of_shard, workers_on
 from cbdsl.runs.resolve import resolve
-from cbdsl.runs.stage import Given, Stage
-from cbdsl.swarms.ray_cluster import Machine, check_place, connected, room_for, share_of
-from cbdsl.swarms.shard import Answer, Behind, Plot, Recipe, Shard, code_digest, part_of
-from helpers import blobs, small_spec
+from cbdsl.swarms.ray_swarm import ClusterNode, check_place, connected, room_for, share_of
+from cbdsl.swarms.shard import (
+    Shard,
+    ShardAnswer,
+    ShardData,
+    ShardRecipe,
+    ShardRestarted,
+    code_digest,
+    part_of,
+)
+from cbdsl.util.files import InBlocks, load_arrays, map_arrays, save_arrays
+from support.helpers import blobs, small_spec
 
 
-def stage_of(**settings: object) -> Stage:
-    return Stage.prepare(resolve(small_spec(model="mlp", **settings)), Given(data=blobs()), 1)
+def stage_of(**settings: object) -> Experiment:
+    return Experiment.prepare(resolve(small_spec(model="mlp", **settings)), UserParts(data=blobs()), 1)
 
 
-def shard_of(stage: Stage, first: int, last: int) -> Shard:
+def shard_of(stage: Experiment, first: int, last: int) -> Shard:
     spec, server = stage.spec, stage.server
-    recipe = Recipe(
+    recipe = ShardRecipe(
         server.method, server.policy.codecs.up, stage.network, stage.engine.name, spec.local, spec.swarm, spec.seed,
         spec.defence.commitment,
     )  # fmt: skip
     made = Shard(code_digest(), 1)
-    made.prepare(3, recipe, Plot(range(first, last), stage.initial, part_of(stage.cast[0], first, last)))
+    made.prepare(3, recipe, ShardData(range(first, last), stage.initial, part_of(stage.cast[0], first, last)))
     made.settle(3, 0, None)
     return made
 
 
-def first_order(stage: Stage, participants: tuple[int, ...]) -> Order:
+def first_order(stage: Experiment, participants: tuple[int, ...]) -> Order:
     return replace(stage.server.order(stage.first_state()), participants=participants)
 
 
@@ -50,12 +57,12 @@ def test_a_shard_has_the_rows_of_the_whole_and_its_own_samples_alone(shared: str
     claims = whole.carry_out(order)
     shard = shard_of(stage, 3, 6)
     answer = shard.report(0, replace(order, participants=(3, 4, 5), global_best=None), order.global_best, (4,))
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, ShardAnswer)
     assert answer.scores.tolist() == [claims[worker].score for worker in (3, 4, 5)]
     np.testing.assert_array_equal(answer.models[0], whole.models([4])[0])
     for name, array in whole.kept.items():
         block = shard.block(1, name, 0, 3)
-        assert not isinstance(block, Behind)
+        assert not isinstance(block, ShardRestarted)
         np.testing.assert_array_equal(block, array[3:6], err_msg=name)
 
 
@@ -88,15 +95,15 @@ def test_a_shard_that_lost_its_rows_says_so_and_takes_them_from_nobody_who_began
         shard.block(7, "positions", 0, 1), shard.put(2, "positions", 0, np.zeros((1, 1), np.float32)),
         shard.settle(2, 7, None), shard.facts(7),
     ):  # fmt: skip
-        assert lost == Behind()
+        assert lost == ShardRestarted()
 
 
 def test_an_order_given_twice_is_carried_out_once() -> None:
     stage = stage_of()
     shard, order = shard_of(stage, 0, 3), first_order(stage, (0, 1, 2))
     first, again = (shard.report(0, order, order.global_best, ()) for _ in range(2))
-    assert isinstance(first, Answer)
-    assert isinstance(again, Answer)
+    assert isinstance(first, ShardAnswer)
+    assert isinstance(again, ShardAnswer)
     np.testing.assert_array_equal(first.scores, again.scores)
 
 
@@ -147,7 +154,7 @@ def _in_threes(array: np.ndarray[Any, Any]) -> InBlocks:
 )
 def test_processors_are_shared_out_so_that_all_shards_fit(cpus: list[float], shards: int, each: float) -> None:
     assert share_of(cpus, shards) == each
-    have = [Machine("m", "n", one, 1e9) for one in cpus]
+    have = [ClusterNode("m", "n", one, 1e9) for one in cpus]
     assert not each or room_for(have, each, 1.0) >= shards
     assert room_for(have, each, 2e9) == 0
 

@@ -5,7 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbdsl.theory.constants import Alignment, DirectionBounds, Range, align, curvatures, joined, norms, secants
+from cbdsl.theory.constants import (
+    Alignment,
+    DirectionBounds,
+    ValueRange,
+    align,
+    curvatures,
+    joined,
+    norms,
+    secants,
+)
 
 
 def test_cosine_ratio_and_product_by_hand() -> None:
@@ -36,9 +45,9 @@ def test_where_the_gradient_vanishes_nothing_is_defined() -> None:
 def test_the_extremes_of_a_product_are_not_the_products_of_the_extremes() -> None:
     seen = align(np.array([[-1.0, 0.0], [-3.0, 0.0], [2.0, 0.0]]), np.array([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]))
     bounds = DirectionBounds.of([seen])
-    assert bounds.cosine == Range(-1.0, 1.0)
-    assert bounds.ratio == Range(1.0, 3.0)
-    assert bounds.product == Range(-2.0, 3.0)  # not -1 * 1, which is what the proof of Theorem 1 writes
+    assert bounds.cosine == ValueRange(-1.0, 1.0)
+    assert bounds.ratio == ValueRange(1.0, 3.0)
+    assert bounds.product == ValueRange(-2.0, 3.0)  # not -1 * 1, which is what the proof of Theorem 1 writes
 
 
 def test_secants_and_curvatures_of_a_bowl_are_its_steepness() -> None:
@@ -50,9 +59,9 @@ def test_secants_and_curvatures_of_a_bowl_are_its_steepness() -> None:
 
 
 def test_the_range_of_nothing_is_not_a_number() -> None:
-    assert np.isnan(Range.of([]).low)
-    assert np.isnan(Range.of([np.array([np.nan])]).high)
-    assert Range.of([np.array([np.nan, 2.0]), np.array([1.0])]) == Range(1.0, 2.0)
+    assert np.isnan(ValueRange.of([]).low)
+    assert np.isnan(ValueRange.of([np.array([np.nan])]).high)
+    assert ValueRange.of([np.array([np.nan, 2.0]), np.array([1.0])]) == ValueRange(1.0, 2.0)
 
 
 def test_blocks_of_workers_are_joined_in_order() -> None:

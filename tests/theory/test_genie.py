@@ -6,9 +6,17 @@ import numpy as np
 import pytest
 
 import cbdsl
-from cbdsl.theory.genie import Companion, Genie, divergence_curve, divergences, population_of, steps_of, summarise
+from cbdsl.theory.genie import (
+    Companion,
+    Genie,
+    divergence_curve,
+    divergences,
+    population_of,
+    steps_of,
+    summarise,
+)
 from cbdsl.theory.trajectory import stage_of
-from helpers import blobs, perceptron, small_spec
+from support.helpers import blobs, perceptron, small_spec
 
 
 def test_divergence_by_hand() -> None:

@@ -9,13 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 from cbdsl.cli.app import app
-from cbdsl.data.sources import Dataset
+from cbdsl.data.dataset import Dataset
 from cbdsl.errors import UserError
 from cbdsl.presets import preset
 from cbdsl.theory.genie import divergence_curve
-from cbdsl.theory.measure import measure
-from cbdsl.theory.report import TheoryResult, verdict
-from helpers import SMALL, blobs, cbdsl, perceptron, small_spec
+from cbdsl.theory.measure import TheoryResult, measure, verdict
+from support.helpers import SMALL, blobs, cbdsl, perceptron, small_spec
 
 READINGS: dict[str, dict[str, object]] = {
     "as printed": {},
@@ -92,7 +91,7 @@ def test_the_command_keeps_its_findings_in_the_folder_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mnist: Dataset
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("cbdsl.runs.stage.load", lambda source, _: {"mnist": mnist}[source])  # once is enough
+    monkeypatch.setattr("cbdsl.runs.build.load", lambda source, _: {"mnist": mnist}[source])  # once is enough
     assert CliRunner().invoke(app, ["run", *SMALL, "--rounds", "2", "--out", "here"]).exit_code == 0
     done = CliRunner().invoke(app, ["theory", "here"])
     assert done.exit_code == 0, done.output

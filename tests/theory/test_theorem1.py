@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quadratic import Quadratic, play, random_quadratic
 
-from cbdsl.theory.constants import Constants, DirectionBounds, Range
-from cbdsl.theory.observe import Observations, observe
+from cbdsl.theory.constants import DirectionBounds, MeasuredConstants, ValueRange
+from cbdsl.theory.measure import Observations, observe
 from cbdsl.theory.theorem1 import (
     CoefficientBounds,
     Theorem1,
@@ -21,15 +20,16 @@ from cbdsl.theory.theorem1 import (
     remark_corrected,
     remark_printed,
 )
+from support.quadratic import Quadratic, play, random_quadratic
 
 
 def _direction(
     cosine: tuple[float, float], ratio: tuple[float, float], product: tuple[float, float]
 ) -> DirectionBounds:
-    return DirectionBounds(Range(*cosine), Range(*ratio), Range(*product))
+    return DirectionBounds(ValueRange(*cosine), ValueRange(*ratio), ValueRange(*product))
 
 
-CONSTANTS = Constants(
+CONSTANTS = MeasuredConstants(
     velocity=_direction((-0.5, 0.5), (1.0, 2.0), (-1.0, 1.0)),
     personal=_direction((-0.25, 0.5), (1.0, 4.0), (-1.0, 2.0)),
     social=_direction((0.5, 1.0), (1.0, 2.0), (0.5, 2.0)),
@@ -69,8 +69,8 @@ def test_phi_corrected_by_hand() -> None:
 
 
 def test_the_sign_of_the_inertias_weight_decides_which_end_of_the_range_counts() -> None:
-    assert least(0.5, Range(-1.0, 3.0)) == -0.5
-    assert least(-0.5, Range(-1.0, 3.0)) == -1.5
+    assert least(0.5, ValueRange(-1.0, 3.0)) == -0.5
+    assert least(-0.5, ValueRange(-1.0, 3.0)) == -1.5
 
 
 def test_without_a_swarm_both_remarks_compare_equals() -> None:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quadratic import Quadratic, play, random_quadratic
 
-from cbdsl.theory.observe import GenieStep, Observations, observe
+from cbdsl.theory.measure import GenieStep, Observations, observe
 from cbdsl.theory.theorem2 import Theorem2, emd, judge
-from cbdsl.theory.trajectory import Move
+from cbdsl.theory.trajectory import SwarmMove
+from support.quadratic import Quadratic, play, random_quadratic
 
 
 def _judged(seen: Observations, problem: Quadratic) -> Theorem2:
@@ -60,7 +60,7 @@ def test_replacing_the_personal_velocity_lets_the_printed_bound_be_zero_while_mo
     """No gradient, equal data, equal velocities: every printed term is 0, yet w^p draws the worker off."""
     flat = Quadratic(np.zeros((1, 2)), np.zeros(1), np.ones((1, 1)), np.ones(1))
     origin, best, half = np.zeros((1, 2)), np.array([[1.0, 0.0]]), np.array([[0.5]])
-    move = Move(1, 0.5, 0.1, half, 0 * half, origin, origin, best, origin[0], 0.5 * best)
+    move = SwarmMove(1, 0.5, 0.1, half, 0 * half, origin, origin, best, origin[0], 0.5 * best)
     genie = GenieStep(origin[0], origin[0], origin[0])
     found = _judged(observe(flat, [(move, genie)], (1.0, 1.0), np.ones(1)), flat)
     assert found.printed.rounds[0].bound == 0

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 
 from cbdsl.errors import UserError
-from cbdsl.runs.play import rounds
+from cbdsl.runs.build import Experiment, UserParts, honest_workers
+from cbdsl.runs.loop import play_rounds
 from cbdsl.runs.resolve import resolve
-from cbdsl.runs.stage import Given, Stage, honest_workers
 from cbdsl.theory.constants import norms
 from cbdsl.theory.trajectory import replay, stage_of
-from helpers import blobs, perceptron, small_spec
+from support.helpers import blobs, perceptron, small_spec
 
 
 def test_a_replay_is_the_run() -> None:
     spec = small_spec()
     played = stage_of(spec, 1, perceptron, blobs())
-    assert len(list(rounds(played, played.first_state()))) == spec.rounds
+    assert len(list(play_rounds(played, played.first_state()))) == spec.rounds
     moves = list(replay(stage_of(spec, 2, perceptron, blobs())))
     np.testing.assert_array_equal(moves[-1].after, played.memory_swarm.particles.positions)
     assert [move.round for move in moves] == [1, 2, 3, 4, 5]
@@ -31,7 +31,7 @@ def test_a_replay_is_the_run() -> None:
 @pytest.mark.parametrize("draw", ["worker", "parameter"])
 def test_without_local_work_the_swarms_terms_are_the_whole_move(draw: str) -> None:
     spec = resolve(small_spec(method="pso", swarm__draw=draw))
-    for move in replay(Stage.prepare(spec, Given(model=perceptron, data=blobs()), 1)):
+    for move in replay(Experiment.prepare(spec, UserParts(model=perceptron, data=blobs()), 1)):
         rest = norms(move.displacement() - move.swarm_part())
         assert (rest <= 1e-5 * (1 + norms(move.displacement()))).all()
 

@@ -11,15 +11,15 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from deployment import pictures, tiny_spec, wait_until
-from folders import line, write_run
 
-from cbdsl.cli.serve_display import Attendance
-from cbdsl.deploy.broker import find_mosquitto
-from cbdsl.deploy.events import Events
-from cbdsl.deploy.phases import Phases
+from cbdsl.cli.display import Attendance
+from cbdsl.network.broker import find_mosquitto
+from cbdsl.network.events import Events
+from cbdsl.network.server import Phases
 from cbdsl.runs.folder import read_result
-from helpers import cbdsl
+from support.deployment import pictures, tiny_spec, wait_until
+from support.helpers import cbdsl
+from support.run_folders import line, write_run
 
 BEST = "mosquitto" if find_mosquitto() else "embedded"
 

@@ -7,12 +7,11 @@ import re
 import signal
 from pathlib import Path
 
-from asking import page
-from deployment import deployment, pictures, tiny_spec, wait_until
-from folders import add_claims, append, lie, line, spec_of, write_large_served_run, write_lines, write_run
-
-from browser import tab
-from cbdsl.deploy.broker import Kind, find_mosquitto
+from cbdsl.network.broker import Kind, find_mosquitto
+from support.browser import tab
+from support.deployment import deployment, pictures, tiny_spec, wait_until
+from support.http_requests import page
+from support.run_folders import add_claims, append, lie, line, spec_of, write_large_served_run, write_lines, write_run
 
 BEST: Kind = "mosquitto" if find_mosquitto() else "embedded"
 HOSTILE = '<img src=x onerror="window.stolen=1"><script>window.stolen=1</script>'

@@ -9,15 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
-from asking import Stream, ask, page, raw
-from folders import append, lie, line, spec_of, write_run
 
 import cbdsl
 from cbdsl.errors import UserError
-from cbdsl.watch import server as server_module
-from cbdsl.watch.guard import Guard, is_loopback
-from cbdsl.watch.server import start
-from helpers import blobs, perceptron, small_spec
+from cbdsl.watch import http as server_module
+from cbdsl.watch.http import AccessControl, is_loopback, start
+from support.helpers import blobs, perceptron, small_spec
+from support.http_requests import Stream, ask, page, raw
+from support.run_folders import append, lie, line, spec_of, write_run
 
 
 @pytest.fixture
@@ -132,7 +131,7 @@ def test_beyond_the_loopback_a_token_is_needed(run: Path) -> None:
         assert "cbdsl_round 2" in ask(server, f"/{token}/metrics", Host="192.168.1.7:80")[2]  # an address is no trick
         assert ask(server, f"/{token}/metrics", Host=socket.gethostname())[0] == 200
         assert ask(server, f"/{token}/metrics", Host="evil.example")[0] == 403
-        assert Guard.of("0.0.0.0").token != token
+        assert AccessControl.of("0.0.0.0").token != token
 
 
 def test_what_is_the_loopback() -> None:

@@ -9,35 +9,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from folders import append, lie, line, spec_of, write_lines, write_run
 
 import cbdsl
 from cbdsl.runs.records import RoundRecord
-from cbdsl.watch import run as run_module
+from cbdsl.watch import run_state as run_module
+from cbdsl.watch.folder_reader import FileTail, WatchedFolder
 from cbdsl.watch.metrics import of_run, of_sweep
-from cbdsl.watch.place import Place, Tail
-from cbdsl.watch.presence import Presence
-from cbdsl.watch.run import RunView, Seen
-from cbdsl.watch.sweep import SweepView
-from cbdsl.watch.tally import Tally, verdicts
-from helpers import blobs, perceptron, small_spec
+from cbdsl.watch.run_state import ConnectionStates, RunTotals, RunView, ViewerPosition, verdicts
+from cbdsl.watch.sweep_state import SweepView
+from support.helpers import blobs, perceptron, small_spec
+from support.run_folders import append, lie, line, spec_of, write_lines, write_run
 
 
 @pytest.fixture(autouse=True)
 def look_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "_READ_SECONDS", 0.0)
-    monkeypatch.setattr("cbdsl.watch.sweep._READ_SECONDS", 0.0)
+    monkeypatch.setattr("cbdsl.watch.sweep_state._READ_SECONDS", 0.0)
 
 
-def tally_of(*lines: dict[str, Any], workers: int = 10) -> Tally:
-    tally = Tally(workers)
+def tally_of(*lines: dict[str, Any], workers: int = 10) -> RunTotals:
+    tally = RunTotals(workers)
     for one in lines:
         tally.add(RoundRecord.from_json(one))
     return tally
 
 
 def news_of(view: RunView) -> dict[str, Any]:
-    return view.news(Seen())[0]
+    return view.news(ViewerPosition())[0]
 
 
 def test_a_tally_counts_what_became_of_every_invitation() -> None:
@@ -53,7 +51,7 @@ def test_a_tally_counts_what_became_of_every_invitation() -> None:
 
 def test_a_tally_has_the_numbers_of_the_runs_summary(tmp_path: Path) -> None:
     result = cbdsl.run(small_spec(attack__byzantine=1), model=perceptron, data=blobs(), out=tmp_path / "run")
-    view = RunView(Place(tmp_path / "run"))
+    view = RunView(WatchedFolder(tmp_path / "run"))
     facts, summary = news_of(view)["facts"], result.summary
     assert facts["status"] == "finished"
     assert (view.tally.up, view.tally.down) == (summary.uplink_bytes, summary.downlink_bytes)
@@ -61,7 +59,7 @@ def test_a_tally_has_the_numbers_of_the_runs_summary(tmp_path: Path) -> None:
     assert facts["fedavg"] * summary.rounds == summary.fedavg_model_uplink_bytes
     assert view.tally.banned == set(summary.banned)
     (tmp_path / "run" / "summary.json").unlink()  # while it is played, the checkpoint says how large the model is
-    assert RunView(Place(tmp_path / "run")).news(Seen())[0]["facts"]["fedavg"] == facts["fedavg"]
+    assert RunView(WatchedFolder(tmp_path / "run")).news(ViewerPosition())[0]["facts"]["fedavg"] == facts["fedavg"]
 
 
 def test_numbers_that_no_worker_has_are_not_believed() -> None:
@@ -89,7 +87,7 @@ def test_what_was_set_aside_is_among_the_verdicts_of_its_round() -> None:
 
 
 def test_a_line_is_taken_when_its_end_is_written(tmp_path: Path) -> None:
-    path, tail = tmp_path / "file", Tail(Place(tmp_path), "file")
+    path, tail = tmp_path / "file", FileTail(WatchedFolder(tmp_path), "file")
     assert tail.read() == (False, [], False)
     path.write_bytes(b"one\ntw")
     assert tail.read() == (False, [(0, b"one\n")], False)
@@ -101,7 +99,7 @@ def test_a_line_is_taken_when_its_end_is_written(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("replaced", [True, False])
 def test_a_file_that_is_written_anew_is_read_anew(replaced: bool, tmp_path: Path) -> None:
-    path, tail = tmp_path / "file", Tail(Place(tmp_path), "file")
+    path, tail = tmp_path / "file", FileTail(WatchedFolder(tmp_path), "file")
     path.write_bytes(b"one\ntwo\n")
     tail.read()
     if replaced:
@@ -117,9 +115,9 @@ def test_a_file_that_is_written_anew_is_read_anew(replaced: bool, tmp_path: Path
 
 
 def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cbdsl.watch.place.MOST_AT_ONCE", 100)
+    monkeypatch.setattr("cbdsl.watch.folder_reader.MOST_AT_ONCE", 100)
     (tmp_path / "file").write_bytes(b"x" * 1000 + b"\nnext\n")
-    tail, found = Tail(Place(tmp_path), "file"), []
+    tail, found = FileTail(WatchedFolder(tmp_path), "file"), []
     for _ in range(20):
         found += [one for _, one in tail.read()[1]]
     assert found[-1] == b"next\n"
@@ -138,10 +136,10 @@ def test_what_is_no_file_of_the_folder_is_not_read(kind: str, tmp_path: Path) ->
         os.mkfifo(path)
     else:
         path.mkdir()
-    place = Place(folder)
+    place = WatchedFolder(folder)
     assert place.read("rounds.jsonl") == b""
     assert place.stamp("rounds.jsonl") is None
-    assert Tail(place, "rounds.jsonl").read() == (False, [], False)
+    assert FileTail(place, "rounds.jsonl").read() == (False, [], False)
 
 
 def test_a_folder_behind_a_link_is_not_entered(tmp_path: Path) -> None:
@@ -149,7 +147,7 @@ def test_a_folder_behind_a_link_is_not_entered(tmp_path: Path) -> None:
     (tmp_path / "sweep" / "runs").mkdir(parents=True)
     write_run(tmp_path / "sweep" / "runs" / "own", [line(1)])
     (tmp_path / "sweep" / "runs" / "foreign").symlink_to(tmp_path / "elsewhere")
-    sweep = SweepView(Place(tmp_path / "sweep"))
+    sweep = SweepView(WatchedFolder(tmp_path / "sweep"))
     assert sweep.names() == ["own"]
     assert sweep.run("foreign") is None
     for trick in ("..", ".", "", "../../elsewhere", "own/..", "own\0"):
@@ -157,7 +155,7 @@ def test_a_folder_behind_a_link_is_not_entered(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_comes_later_is_waited_for(tmp_path: Path) -> None:
-    view = RunView(Place(tmp_path / "run"))
+    view = RunView(WatchedFolder(tmp_path / "run"))
     assert news_of(view)["facts"]["status"] == "waiting"
     write_run(tmp_path / "run", [line(1), line(2)])
     found = news_of(view)
@@ -168,15 +166,15 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
     write_run(tmp_path, [line(1)])
     with (tmp_path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 2}\nno json\n[1]\n' + "[" * 100_000 + "\n" + json.dumps(line(2)) + "\n")
-    view = RunView(Place(tmp_path))
+    view = RunView(WatchedFolder(tmp_path))
     assert news_of(view)["facts"]["damaged"] == 4
     assert view.tally.round == 2
 
 
 def test_what_is_told_is_only_what_is_new(tmp_path: Path) -> None:
     write_run(tmp_path, [line(1), line(2)])
-    view = RunView(Place(tmp_path))
-    first, seen = view.news(Seen())
+    view = RunView(WatchedFolder(tmp_path))
+    first, seen = view.news(ViewerPosition())
     assert (first["whole"], len(first["points"]), len(first["workers"])) == (True, 2, 10)
     append(tmp_path / "rounds.jsonl", line(3, accepted=[7]))
     second, seen = view.news(seen)
@@ -187,8 +185,8 @@ def test_what_is_told_is_only_what_is_new(tmp_path: Path) -> None:
 
 def test_a_resumed_run_that_rewrites_its_rounds_starts_the_page_anew(tmp_path: Path) -> None:
     write_run(tmp_path, [line(1), line(2), line(3), lie(4, 5)])
-    view = RunView(Place(tmp_path))
-    _, seen = view.news(Seen())
+    view = RunView(WatchedFolder(tmp_path))
+    _, seen = view.news(ViewerPosition())
     assert view.tally.banned == {5}
     write_lines(tmp_path / "anew", [line(1), line(2)])
     (tmp_path / "anew").replace(tmp_path / "rounds.jsonl")
@@ -203,11 +201,11 @@ def test_a_replayed_round_is_what_the_page_showed_after_it(tmp_path: Path) -> No
     rounds = 100
     lines = [lie(5, 9) if number == 5 else line(number, banned=[9] * (number > 5)) for number in range(1, rounds + 1)]
     write_run(tmp_path / "whole", lines)
-    whole = RunView(Place(tmp_path / "whole"))
+    whole = RunView(WatchedFolder(tmp_path / "whole"))
     whole.refresh()
     assert len(whole._copies) <= 16
     for number in (100, 5, 1, 4, 99, 33, 6, 64, 33):
-        part = RunView(Place(write_run(tmp_path / f"part{number}", lines[:number])))
+        part = RunView(WatchedFolder(write_run(tmp_path / f"part{number}", lines[:number])))
         now, then = news_of(part), whole.at(number)
         assert then is not None
         assert then["latest"] == now["latest"]
@@ -221,7 +219,7 @@ def test_a_replayed_round_is_what_the_page_showed_after_it(tmp_path: Path) -> No
 def test_a_long_run_takes_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "_MOST_POINTS", 50)
     write_run(tmp_path, [line(number) for number in range(1, 1001)], spec_of(workers=3, rounds=2000))
-    view = RunView(Place(tmp_path))
+    view = RunView(WatchedFolder(tmp_path))
     found = news_of(view)
     assert 25 <= len(found["points"]) <= 50
     assert len(view._copies) <= 16
@@ -230,7 +228,7 @@ def test_a_long_run_takes_bounded_memory(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_presence_follows_the_events() -> None:
-    presence = Presence()
+    presence = ConnectionStates()
     for event, details in (
         ("started", {}), ("connected", {"worker": "a"}), ("connected", {"worker": "b"}), ("connected", {"worker": "c"}),
         ("disconnected", {"worker": "b"}), ("closed", {"round": 1, "missing": ["b", "c"]}),
@@ -262,7 +260,7 @@ def test_names_claims_and_refusals_come_from_the_files_of_a_served_run(tmp_path:
     said = [{"round": number, "claims": {"porch": 0.5 + number, "shed": None}} for number in (1, 2)]
     write_lines(tmp_path / "claims.jsonl", said)
     (tmp_path / "refused.json").write_text(json.dumps({"reasons": {"x": 5}, "offences": [["shed", "x", 4]]}))
-    view = RunView(Place(tmp_path))
+    view = RunView(WatchedFolder(tmp_path))
     rows = news_of(view)["workers"]
     assert [row[1] for row in rows] == ["porch", "shed", "<attic>"]
     assert [row[2] for row in rows] == ["unseen", "here", "unseen"]
@@ -277,7 +275,7 @@ def test_who_was_away_at_the_end_is_not_among_those_who_are_done(tmp_path: Path)
     (tmp_path / "summary.json").write_text('{"rounds": 1}')
     happened = [("connected", "a"), ("connected", "b"), ("disconnected", "b"), ("over", ""), ("disconnected", "a")]
     write_lines(tmp_path / "events.jsonl", [{"event": event, "worker": worker} for event, worker in happened])
-    found = news_of(RunView(Place(tmp_path)))
+    found = news_of(RunView(WatchedFolder(tmp_path)))
     assert found["facts"]["status"] == "finished"
     assert [row[2] for row in found["workers"]] == ["done", "away"]
 
@@ -286,7 +284,7 @@ def test_workers_that_join_and_leave_while_a_run_is_played_are_shown(tmp_path: P
     write_run(tmp_path, [line(1)], spec_of(workers=2, rounds=9))
     (tmp_path / "roster.json").write_text(json.dumps({"names": ["a", "b"]}))
     write_lines(tmp_path / "events.jsonl", [{"event": "connected", "worker": "b"}])
-    view = RunView(Place(tmp_path))
+    view = RunView(WatchedFolder(tmp_path))
     assert len(news_of(view)["workers"]) == 2
     (tmp_path / "roster.json").write_text(json.dumps({"names": ["a", "b", "porch"], "left": ["b"]}))
     happened = [("connected", "b"), ("enrolled", "porch"), ("left", "b"), ("connected", "porch")]
@@ -302,7 +300,7 @@ def test_events_of_the_older_half_of_a_long_log_count(tmp_path: Path) -> None:
     write_run(tmp_path, [], spec_of(workers=2, rounds=9))
     (tmp_path / "roster.json").write_text(json.dumps({"names": ["a", "b"]}))
     write_lines(tmp_path / "events.jsonl", [{"event": "connected", "worker": "a"}])
-    view = RunView(Place(tmp_path))
+    view = RunView(WatchedFolder(tmp_path))
     assert [row[2] for row in news_of(view)["workers"]] == ["here", "unseen"]
     (tmp_path / "events.jsonl").replace(tmp_path / "events.old.jsonl")
     write_lines(tmp_path / "events.jsonl", [{"event": "connected", "worker": "b"}])
@@ -313,7 +311,7 @@ def test_a_run_is_running_while_its_folder_is_held(tmp_path: Path) -> None:
     write_run(tmp_path, [line(1)])
     for name in ("rounds.jsonl", "spec.toml"):
         os.utime(tmp_path / name, (1e9, 1e9))
-    view = RunView(Place(tmp_path))
+    view = RunView(WatchedFolder(tmp_path))
     assert news_of(view)["facts"]["status"] == "stopped"
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -323,7 +321,7 @@ def test_a_run_is_running_while_its_folder_is_held(tmp_path: Path) -> None:
 
 def test_metrics_have_every_number_and_no_line_for_what_is_not_known(tmp_path: Path) -> None:
     write_run(tmp_path, [line(1), lie(2, 4)], spec_of(workers=10, rounds=9))
-    found = of_run(RunView(Place(tmp_path)))
+    found = of_run(RunView(WatchedFolder(tmp_path)))
     for words in (
         "# TYPE cbdsl_round gauge", "cbdsl_round 2", "cbdsl_rounds 9", "cbdsl_accuracy 0.14",
         'cbdsl_payload_bytes_total{direction="up"} 2000', 'cbdsl_payload_bytes_total{direction="down"} 10000',
@@ -333,7 +331,7 @@ def test_metrics_have_every_number_and_no_line_for_what_is_not_known(tmp_path: P
     assert "wire" not in found
     assert "fedavg" not in found
     assert "None" not in found
-    assert of_run(RunView(Place(tmp_path / "nothing"))).startswith("# HELP cbdsl_round ")
+    assert of_run(RunView(WatchedFolder(tmp_path / "nothing"))).startswith("# HELP cbdsl_round ")
 
 
 def test_a_sweep_is_a_table_of_what_differs(tmp_path: Path) -> None:
@@ -341,7 +339,7 @@ def test_a_sweep_is_a_table_of_what_differs(tmp_path: Path) -> None:
         lines = [line(one) for one in range(1, 3 + number)]
         write_run(tmp_path / "runs" / f"run{number}", lines, spec_of(workers=4, rounds=9, seed=number))
     (tmp_path / "runs" / "run0" / "summary.json").write_text('{"rounds": 2}')
-    view = SweepView(Place(tmp_path))
+    view = SweepView(WatchedFolder(tmp_path))
     found = view.shown()
     assert found["columns"] == ["seed"]
     assert [(one["name"], one["values"], one["round"], one["done"]) for one in found["runs"]] == [

@@ -1,1 +1,1 @@
-"""The command line: reads words, calls the rest, shows what happens."""
+"""The command line."""

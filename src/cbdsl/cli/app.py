@@ -8,25 +8,13 @@ from typing import Annotated
 import typer
 
 from cbdsl import __version__
-from cbdsl.cli.arena import arena
-from cbdsl.cli.bench import bench
-from cbdsl.cli.compare import compare
-from cbdsl.cli.data import data
-from cbdsl.cli.deployment import serve, swarm, work
-from cbdsl.cli.doctor import doctor
-from cbdsl.cli.export import export
-from cbdsl.cli.flower import flower
-from cbdsl.cli.generate import generate
-from cbdsl.cli.listing import list_parts, presets
-from cbdsl.cli.predict import predict
-from cbdsl.cli.provision import provision
-from cbdsl.cli.reproduce import reproduce
-from cbdsl.cli.run import resume, run
-from cbdsl.cli.study import study
-from cbdsl.cli.sweep import sweep
-from cbdsl.cli.theory import theory
-from cbdsl.cli.tune import tune
-from cbdsl.cli.watch import watch
+from cbdsl.cli.data_commands import data
+from cbdsl.cli.doctor_command import doctor
+from cbdsl.cli.list_commands import list_parts, presets
+from cbdsl.cli.model_commands import export, predict
+from cbdsl.cli.network_commands import flower, provision, serve, swarm, watch, work
+from cbdsl.cli.run_commands import resume, run
+from cbdsl.cli.study_commands import arena, bench, compare, generate, reproduce, study, sweep, theory, tune
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 

@@ -9,11 +9,12 @@ import signal
 import sys
 import time
 
-TYPE_CHECKING = False  # not from `typing`: what is loaded before Ctrl-C is listened to should be next to nothing
+TYPE_CHECKING = False  # not from `typing`: little may be loaded before Ctrl-C is handled
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
     from types import FrameType
+
 
 EXIT_CODE = 130
 

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cbdsl.cli.console import plain_console
 from cbdsl.runs.records import summary_rows
-from cbdsl.settings import setting_values
-from cbdsl.text import size
+from cbdsl.spec import setting_values
+from cbdsl.util.formatting import format_bytes
 
 if TYPE_CHECKING:
     from cbdsl.runs.result import Result
-    from cbdsl.study.arena import Arena
-    from cbdsl.study.compare import Comparison
-    from cbdsl.study.field import Study
-    from cbdsl.study.paper_claims import JudgedClaim
-    from cbdsl.study.sweep import Finished
-    from cbdsl.study.tune import Tuning
+    from cbdsl.studies.arena import Arena
+    from cbdsl.studies.benchmark_datasets import Study
+    from cbdsl.studies.compare import Comparison
+    from cbdsl.studies.paper import JudgedClaim
+    from cbdsl.studies.sweep import FinishedRun
+    from cbdsl.studies.tune import Tuning
+
+_WIDE = 160  # columns of a table that goes into a file or a pipe
+
+
+def plain_console(stderr: bool = False, soft_wrap: bool = False) -> Console:
+    """A console that takes text for text; style goes in `rich.text.Text`."""
+    narrow = (sys.stderr if stderr else sys.stdout).isatty() or "COLUMNS" in os.environ
+    width = None if narrow else _WIDE
+    return Console(stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False, width=width)
 
 
 def _short(keys: Sequence[str]) -> list[str]:
@@ -31,9 +42,9 @@ def _short(keys: Sequence[str]) -> list[str]:
     return names if len(set(names)) == len(names) and not taken & set(names) else list(keys)
 
 
-def print_sweep(results: Sequence[Finished], axes: Sequence[str], out: Path) -> None:
+def print_sweep(results: Sequence[FinishedRun], axes: Sequence[str], out: Path) -> None:
     """The results of a grid as a table, on standard output."""
-    from cbdsl.study.compare import value_words  # noqa: PLC0415
+    from cbdsl.studies.compare import value_words  # noqa: PLC0415
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in _short(axes):
@@ -47,7 +58,7 @@ def print_sweep(results: Sequence[Finished], axes: Sequence[str], out: Path) -> 
             f"{summary.final_accuracy:.2%}",
             f"{summary.best_accuracy:.2%}",
             f"{summary.uploads:,}",
-            size(summary.uplink_bytes),
+            format_bytes(summary.uplink_bytes),
             str(len(summary.banned)),
         )
     console = plain_console()
@@ -57,7 +68,7 @@ def print_sweep(results: Sequence[Finished], axes: Sequence[str], out: Path) -> 
 
 def print_comparison(comparison: Comparison) -> None:
     """Groups of runs, mean ± deviation over the seeds of each, on standard output."""
-    from cbdsl.study.compare import PAIRED, comparison_rows  # noqa: PLC0415
+    from cbdsl.studies.compare import PAIRED, comparison_rows  # noqa: PLC0415
 
     console, settings = plain_console(), len(comparison.keys)
     heads, rows = comparison_rows(comparison)
@@ -88,7 +99,7 @@ def print_comparison(comparison: Comparison) -> None:
 
 def print_study(study: Study, page: Path) -> None:
     """A study's table below the sentence that says what was run, on standard output."""
-    from cbdsl.study.field import lead, table  # noqa: PLC0415
+    from cbdsl.studies.benchmark_datasets import lead, table  # noqa: PLC0415
 
     headings, rows = table(study)
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -104,8 +115,8 @@ def print_study(study: Study, page: Path) -> None:
 
 def print_tuning(tuning: Tuning, out: Path) -> None:
     """What a search found, and what it is worth on other seeds, on standard output."""
-    from cbdsl.study.compare import percent_words  # noqa: PLC0415
-    from cbdsl.study.tune import verdict  # noqa: PLC0415
+    from cbdsl.studies.compare import percent_words  # noqa: PLC0415
+    from cbdsl.studies.tune import verdict  # noqa: PLC0415
 
     best = tuning.outcome.best
     table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -138,7 +149,7 @@ def print_claims(claims: Sequence[JudgedClaim], page: Path) -> None:
 
 def print_arena(held: Arena, page: Path) -> None:
     """Where every defence stands in its worst bout, on standard output."""
-    from cbdsl.study.arena import defence_named  # noqa: PLC0415
+    from cbdsl.studies.arena import defence_named  # noqa: PLC0415
 
     console = plain_console()
     for preset in held.contest.presets:
@@ -157,7 +168,7 @@ def print_arena(held: Arena, page: Path) -> None:
                 f"{worst.attack or 'no attack'}, {worst.byzantine}",
                 f"{100 * max(bout.lost for bout in fought):.1f}",
                 Text(f"{lost} of {len(fought)}", style="red" if lost else "green"),
-                size(own[0].uplink_bytes),
+                format_bytes(own[0].uplink_bytes),
                 f"{sum(bout.false_bans for bout in own):g}",
             )
         console.print(table, highlight=False)

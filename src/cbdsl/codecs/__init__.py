@@ -1,1 +1,1 @@
-"""Models as few bytes: what travels instead of 32 bits a weight."""
+"""Codecs: models as few bytes."""

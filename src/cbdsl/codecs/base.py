@@ -63,15 +63,15 @@ class Codec(ABC):
 
     def closed(self, pack: Packs, size: int) -> bytes:
         """A row of packs, (C,), as it is sent."""
-        return squeezed(self.cut(pack.tobytes(), size))
+        return deflate(self.cut(pack.tobytes(), size))
 
     def encode(self, model: Floats, reference: Floats) -> bytes:
         """A model (D,) as it is sent."""
-        return squeezed(self.pack(model, reference))
+        return deflate(self.pack(model, reference))
 
     def decode(self, content: bytes, reference: Floats) -> Floats:
         """The model in what was sent, (D,); CodecError if there is none, whatever the bytes are."""
-        return self.unpack(expanded(content, self.longest(len(reference))), reference)
+        return self.unpack(inflate(content, self.longest(len(reference))), reference)
 
     def sent(self, models: Floats, reference: Floats, scores: Scores | None) -> Sent:
         """Rows (k, D) as they will be on the other side, and what they score there (NaN where nobody scores)."""
@@ -94,14 +94,14 @@ class Codec(ABC):
 _PLAIN, _SHORT = b"\0", b"\1"
 
 
-def squeezed(pack: bytes) -> bytes:
+def deflate(pack: bytes) -> bytes:
     """Plain bytes with an entropy code, or as they are if that is shorter; a byte says which."""
     coder = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS, 9, zlib.Z_HUFFMAN_ONLY)
     short = coder.compress(pack) + coder.flush()
     return _SHORT + short if len(short) < len(pack) else _PLAIN + pack
 
 
-def expanded(content: bytes, longest: int) -> bytes:
+def inflate(content: bytes, longest: int) -> bytes:
     """The plain bytes again; never more than `longest` of them."""
     kind, rest = content[:1], content[1:]
     if kind == _PLAIN and len(rest) <= longest:

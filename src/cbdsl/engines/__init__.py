@@ -1,1 +1,1 @@
-"""Engines train and score stacks of models; see `base.Engine` for the contract."""
+"""Engines train and score stacks of models; `base.Engine` is the interface."""

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from cbdsl.engines import native_engine
-from cbdsl.engines.architecture import Architecture, ArchitectureError, from_module
 from cbdsl.engines.base import Engine
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.errors import UserError, missing, unknown
-from cbdsl.spec_groups import Device
+from cbdsl.models.architecture import Architecture, from_module
+from cbdsl.models.layers import ArchitectureError
+from cbdsl.spec import Device
 
 if TYPE_CHECKING:
     from torch import nn
@@ -80,10 +81,13 @@ def _described(network: Architecture | nn.Module, shape: tuple[int, ...]) -> Arc
 def _torch_engine(network: Architecture | nn.Module, threads: int, why: str, device: str) -> Engine:
     """On the CPU a loop over workers, which was faster there; on a GPU their models stacked."""
     try:
-        from cbdsl.engines.torch_device import CPU, device_named  # noqa: PLC0415
-        from cbdsl.engines.torch_engine import TorchEngine  # noqa: PLC0415 - it may be missing, and takes seconds
-        from cbdsl.engines.torch_modules import module_of  # noqa: PLC0415
+        from cbdsl.engines.torch_engine import (  # noqa: PLC0415
+            CPU,
+            TorchEngine,
+            device_named,
+        )
         from cbdsl.engines.torch_stacked import StackedTorchEngine  # noqa: PLC0415
+        from cbdsl.models.to_torch import module_of  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -1,20 +1,26 @@
 """The native engine: C++ kernels that train and score thousands of small models. It never imports torch.
 
 Every argument is checked here, before a pointer is handed over: wrong input is an error with a sentence, never a
-crash. `cbdsl.engines.native` finds the library; ctypes releases the GIL while it runs.
+crash. `cbdsl.engines.native_engine` finds the library; ctypes releases the GIL while it runs.
 """
 
 from __future__ import annotations
 
+import ctypes
+import math
+import os
 import weakref
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
-from cbdsl.engines.architecture import Architecture
-from cbdsl.engines.arguments import (
+from cbdsl.engines.base import (
+    Sgd,
     check_indices,
     corrections_for,
     floats,
@@ -22,17 +28,221 @@ from cbdsl.engines.arguments import (
     sample_numbers,
     whole_numbers,
 )
-from cbdsl.engines.base import Sgd
-from cbdsl.engines.native import (
-    NativeEngineError,
-    NativeInfo,
-    available,
-    default_threads,
-    info,
-    library,
-    peak_multiply_adds,
+from cbdsl.models.architecture import Architecture
+from cbdsl.models.layers import (
+    Add,
+    AvgPool1d,
+    AvgPool2d,
+    Concat,
+    Conv1d,
+    Conv2d,
+    Dropout,
+    Flatten,
+    Gelu,
+    GroupNorm,
+    Hardswish,
+    Layer,
+    LayerNorm,
+    LeakyRelu,
+    Linear,
+    MaxPool1d,
+    MaxPool2d,
+    Relu,
+    Relu6,
+    Scale,
+    Shape,
+    Sigmoid,
+    Silu,
+    Tanh,
 )
-from cbdsl.engines.native_table import Table
+
+HERE = Path(__file__).parent / "native"
+
+
+class NativeEngineError(RuntimeError):
+    """The library is missing, or refused a call."""
+
+
+@dataclass(frozen=True)
+class NativeInfo:
+    """What `cbdsl doctor` says of the engine."""
+
+    library: str
+    instructions: str
+    lanes: int  # samples in one vector register
+    compiler: str
+    kernels: str  # a digest of the sources it was built from
+    threads: int
+
+
+def available() -> str | None:
+    """None if the library is there and loads; otherwise why not."""
+    try:
+        library()
+    except NativeEngineError as error:
+        return str(error)
+    return None
+
+
+def info() -> NativeInfo:
+    """Describe the loaded library; raises NativeEngineError with the reason if there is none."""
+    path, loaded = library()
+    return NativeInfo(
+        library=path.name,
+        instructions=loaded.cbdsl_instructions().decode(),
+        lanes=loaded.cbdsl_lanes(),
+        compiler=loaded.cbdsl_compiler().decode(),
+        kernels=loaded.cbdsl_kernels().decode(),
+        threads=default_threads(),
+    )
+
+
+def default_threads() -> int:
+    """Processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def peak_multiply_adds(threads: int | None = None, seconds: float = 0.2) -> float:
+    """Multiply-adds per second that the machine reaches with everything in registers, measured."""
+    return float(library()[1].cbdsl_peak(threads or default_threads(), seconds))
+
+
+@cache
+def library() -> tuple[Path, Any]:
+    """Load the library that suits this processor best; cached, because loading twice would be two libraries."""
+    built = sorted(HERE.glob("_lanes*.so")) + sorted(HERE.glob("_lanes*.dylib"))
+    if not built:
+        raise NativeEngineError(
+            "the native engine was not built when the package was installed; install a C++ compiler "
+            "(g++ or clang++) and install the package again, or use the torch engine"
+        )
+    by_level = {path.name.split(".")[0].removeprefix("_lanes"): path for path in built}
+    try:
+        if "" not in by_level:
+            baseline = _load(by_level["_v1"])
+            fitting = (f"_v{level}" for level in range(baseline[1].cbdsl_level(), 1, -1))
+            return next((_load(by_level[level]) for level in fitting if level in by_level), baseline)
+        path, loaded = _load(by_level[""])  # built for one machine: this one, unless it was copied
+        if loaded.cbdsl_level() < loaded.cbdsl_needed_level():
+            raise NativeEngineError(
+                "the native engine was built for another processor; install the package again on this machine, "
+                "or with CBDSL_PORTABLE=1 for several"
+            )
+        return path, loaded
+    except (OSError, KeyError, AttributeError) as error:
+        raise NativeEngineError(f"the native engine does not load ({error}); install the package again") from None
+
+
+def _load(path: Path) -> tuple[Path, Any]:
+    library = ctypes.CDLL(str(path))
+    pointer, whole, large, real, double = (
+        ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_double,
+    )  # fmt: skip
+    signatures: dict[str, tuple[Any, list[Any]]] = {
+        "cbdsl_create": (pointer, [pointer, whole, pointer, pointer, pointer]),
+        "cbdsl_destroy": (None, [pointer]),
+        "cbdsl_parameters": (large, [pointer]),
+        "cbdsl_workspace": (large, [pointer]),
+        "cbdsl_train": (whole, [pointer, large, *[pointer] * 4, *[large] * 2, *[real] * 4, *[pointer] * 3, whole]),
+        "cbdsl_gradients": (whole, [pointer, large, *[pointer] * 4, large, whole, pointer, whole]),
+        "cbdsl_score": (whole, [pointer, large, *[pointer] * 4, large, whole, pointer, pointer, pointer, whole]),
+        "cbdsl_sample_losses": (whole, [pointer, *[pointer] * 4, large, pointer, whole]),
+        "cbdsl_lanes": (whole, []),
+        "cbdsl_compiler": (ctypes.c_char_p, []),
+        "cbdsl_kernels": (ctypes.c_char_p, []),
+        "cbdsl_instructions": (ctypes.c_char_p, []),
+        "cbdsl_level": (whole, []),
+        "cbdsl_needed_level": (whole, []),
+        "cbdsl_peak": (double, [whole, double]),
+    }
+    for name, (result, arguments) in signatures.items():
+        function = getattr(library, name)
+        function.restype, function.argtypes = result, arguments
+    return path, library
+
+
+LAYER_FIELDS = 12
+"""Numbers that describe one layer to the library: a code, how many tensors it reads, and up to ten sizes."""
+
+
+class Table:
+    """Layers, who reads whom, numbers that are not whole, and a sample's shape."""
+
+    def __init__(self, network: Architecture) -> None:
+        rows: list[tuple[int, ...]] = []
+        for layer, read in zip(network.layers, network.reads, strict=True):
+            code, *sizes = _codes(layer)
+            rows.append((code, len(read), *sizes, *[0] * (LAYER_FIELDS - 2 - len(sizes))))
+        self.layers = np.array(rows, np.int32)  # (layers, LAYER_FIELDS)
+        self.reads = np.array([other for read in network.reads for other in read], np.int32)
+        self.constants = np.array([value for layer in network.layers for value in _numbers(layer)], np.float32)
+        self.shape = np.array((*_image(network.shape), len(network.shape)), np.int32)  # and how many axes it has
+
+
+_ACTIVATIONS: dict[type[Layer], int] = {Relu: 2, Tanh: 3, Sigmoid: 4, Relu6: 9, LeakyRelu: 10, Silu: 11, Hardswish: 12}
+
+
+def _image(shape: Shape) -> Shape:
+    """Shape of rows or series as that of images: (channels, height, width)."""
+    return shape if len(shape) == 3 else (shape[0], 1, *shape[1:]) if len(shape) == 2 else (*shape, 1, 1)
+
+
+def _pair(sizes: Shape, along: int) -> Shape:
+    """Sizes of a kernel over one axis as those over two; along: what it is over the axis that is not there."""
+    return sizes if len(sizes) == 2 else (along, sizes[0])
+
+
+def _codes(layer: Layer) -> tuple[int, ...]:  # noqa: PLR0912 - one case a kind
+    """One layer as the library reads it; see LayerCode in plan.hpp."""
+    if type(layer) in _ACTIVATIONS:
+        return (_ACTIVATIONS[type(layer)],)
+    match layer:
+        case Conv2d() | Conv1d():
+            kernel, padding, stride = _pair(layer.kernel, 1), _pair(layer.padding, 0), _pair(layer.stride, 1)
+            codes: tuple[int, ...] = (
+                1, layer.inputs, layer.outputs, *kernel, *padding, layer.bias, *stride, layer.groups,
+            )  # fmt: skip
+        case MaxPool2d() | MaxPool1d() | AvgPool2d() | AvgPool1d():
+            code = 5 if isinstance(layer, MaxPool2d | MaxPool1d) else 6
+            codes = (code, *_pair(layer.kernel, 1), *_pair(layer.stride, 1), *_pair(layer.padding, 0))
+        case Flatten():
+            codes = (7,)
+        case Linear():
+            codes = (8, layer.inputs, layer.outputs, layer.bias)
+        case Gelu():
+            codes = (14 if layer.approximate else 13,)
+        case GroupNorm():
+            codes = (15, layer.groups, layer.affine, layer.affine)
+        case LayerNorm():
+            codes = (16, math.prod(layer.shape), layer.affine, layer.bias)
+        case Dropout():
+            codes = (17,)
+        case Scale():
+            codes = (18, len(layer.factors), len(layer.offsets))
+        case Add():
+            codes = (19,)
+        case Concat():
+            codes = (20,)
+        case _:
+            raise TypeError(f"{type(layer).__name__} is no layer")
+    return codes
+
+
+def _numbers(layer: Layer) -> tuple[float, ...]:
+    """What a layer is described by that is not whole."""
+    match layer:
+        case LeakyRelu():
+            return (layer.slope,)
+        case GroupNorm() | LayerNorm():
+            return (layer.epsilon,)
+        case Dropout():
+            return (layer.chance,)
+        case Scale():
+            return (*layer.factors, *layer.offsets)
+    return ()
+
 
 __all__ = [
     "NativeEngine",

@@ -25,11 +25,17 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
-from cbdsl.engines.arguments import corrections_for
-from cbdsl.engines.base import Sgd
-from cbdsl.engines.check import buffers_of, check_buffers
-from cbdsl.engines.torch_device import brought, deterministic, generator_states, kept_generators, same_states
-from cbdsl.engines.torch_engine import TorchEngine, step
+from cbdsl.engines.base import Sgd, corrections_for
+from cbdsl.engines.torch_engine import (
+    TorchEngine,
+    brought,
+    deterministic,
+    generator_states,
+    kept_generators,
+    same_states,
+    step,
+)
+from cbdsl.models.from_torch import buffers_of, check_buffers
 
 _BLOCK_BYTES = 2**30  # of models that train together, and what belongs to them; their samples come on top, each once
 _MODELS = 8  # arrays of D numbers a worker: weights, gradients twice, velocity, start, correction, a step's own

@@ -1,1 +1,1 @@
-"""The trained model, used and passed on: predictions, and files for other programs."""
+"""Predictions with a trained model, and its export to other programs."""

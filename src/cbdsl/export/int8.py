@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbdsl.arrays import Floats
-from cbdsl.engines.architecture import Conv1d, Conv2d, Linear
 from cbdsl.export.steps import Step
+from cbdsl.models.layers import Conv1d, Conv2d, Linear
 
 _MOST = 127
 

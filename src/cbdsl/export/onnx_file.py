@@ -16,8 +16,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from cbdsl.engines.architecture import (
-    SAMPLES,
+from cbdsl.export.steps import Program, Step
+from cbdsl.models.architecture import SAMPLES
+from cbdsl.models.layers import (
     Add,
     AvgPool1d,
     AvgPool2d,
@@ -40,7 +41,6 @@ from cbdsl.engines.architecture import (
     Silu,
     Tanh,
 )
-from cbdsl.export.steps import Program, Step
 
 _OPSET, _IR_VERSION = 17, 8
 _CURVES = {Relu: "Relu", Tanh: "Tanh", Sigmoid: "Sigmoid", Hardswish: "HardSwish"}

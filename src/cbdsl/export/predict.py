@@ -9,15 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbdsl.archives import load_arrays
 from cbdsl.arrays import Doubles, Floats, Indices
 from cbdsl.engines.choose import choose_engine
-from cbdsl.engines.native import default_threads
-from cbdsl.engines.native_engine import NativeEngine
+from cbdsl.engines.native_engine import NativeEngine, default_threads
 from cbdsl.errors import UserError
-from cbdsl.machine import demand_memory
-from cbdsl.models.predictions import log_probabilities
-from cbdsl.models.saved import SavedModel
+from cbdsl.models.saved_model import SavedModel
+from cbdsl.runs.result import log_probabilities
+from cbdsl.util.files import load_arrays
+from cbdsl.util.memory import demand_memory
 
 _NAMES = (("features", "labels"), ("test_features", "test_labels"))  # a file of its own; one that `run` takes, too
 

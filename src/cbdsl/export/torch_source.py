@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pprint import pformat
 
 from cbdsl.arrays import Floats
-from cbdsl.engines.architecture import (
-    SAMPLES,
+from cbdsl.export.steps import Program, Step
+from cbdsl.models.architecture import SAMPLES
+from cbdsl.models.layers import (
     Add,
     AvgPool1d,
     AvgPool2d,
@@ -33,7 +34,6 @@ from cbdsl.engines.architecture import (
     Silu,
     Tanh,
 )
-from cbdsl.export.steps import Program, Step
 
 _HEAD = '''\
 """A classifier trained with cbdsl, as a torch module; its weights are in the .safetensors file of the same name.

@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cbdsl import spec as specs
-from cbdsl.data import load, split
-from cbdsl.data.partition import iid
+from cbdsl.data.dataset import load
+from cbdsl.data.partition import iid, split
 from cbdsl.data.shared import with_shared
 from cbdsl.errors import UserError, missing, unknown
 from cbdsl.export.int8 import weights_of
 from cbdsl.export.predict import Unseen, predict
 from cbdsl.export.steps import program_of
-from cbdsl.files import write_atomically
-from cbdsl.models.saved import SavedModel
+from cbdsl.models.saved_model import SavedModel
 from cbdsl.spec import init_file
-from cbdsl.text import size
+from cbdsl.util.files import write_atomically
+from cbdsl.util.formatting import format_bytes
 
 ENDINGS = {"onnx": ".onnx", "c": ".c", "torch": ".py", "safetensors": ".safetensors"}
 """Formats, and how the names of their files end."""
@@ -67,7 +67,7 @@ def write(model: SavedModel, to: str, out: Path, raw: bool = False, int8: bool =
     from cbdsl.export.c_source import c_file  # noqa: PLC0415
 
     made = c_file(program, int8)
-    note = f"constants {size(made.constants)}, working memory {size(made.memory)}"
+    note = f"constants {format_bytes(made.constants)}, working memory {format_bytes(made.memory)}"
     return replace(_written(to, out, {out: made.text.encode()}), note=note)
 
 

@@ -6,33 +6,109 @@ then. What goes wrong is told to the server in a sentence, and nothing is made u
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cbdsl import __version__, register
+import numpy as np
+
+from cbdsl import __version__, registry
 from cbdsl import spec as specs
 from cbdsl.arrays import Floats, Samples
 from cbdsl.codecs.base import CodecError
-from cbdsl.codecs.travel import updated
-from cbdsl.data import Split, load, split
-from cbdsl.data.partition import as_seen
-from cbdsl.deploy import wire
-from cbdsl.deploy.memory import Memory
-from cbdsl.deploy.particle import Assignment, Particle, understand
-from cbdsl.deploy.samples import read_samples, write_samples
-from cbdsl.deploy.wire import Announcement, ClaimMessage, Hello, Invitation, OrderMessage, WireError
+from cbdsl.codecs.envelope import updated
+from cbdsl.data import download
+from cbdsl.data.dataset import load
+from cbdsl.data.partition import Split, as_seen, split
 from cbdsl.errors import UserError
-from cbdsl.flower import letters
-from cbdsl.flower.desk import Desk
-from cbdsl.flower.letters import Letter, letter
-from cbdsl.runs.stage import byzantine_workers
-from cbdsl.text import one_line
+from cbdsl.flower import messages
+from cbdsl.flower.messages import FlowerMessage, make_flower_message
+from cbdsl.network import wire
+from cbdsl.network.samples import read_samples, write_samples
+from cbdsl.network.wire import Announcement, ClaimMessage, Hello, Invitation, OrderMessage, WireError
+from cbdsl.network.worker_state import Assignment, DeviceWorker, WorkerState, WorkerStateFolder, understand
+from cbdsl.runs.build import byzantine_workers
+from cbdsl.util.files import private_folder, write_atomically
+from cbdsl.util.formatting import single_line
 
 if TYPE_CHECKING:
     from flwr.app import Message
+
+
+class WorkerFiles:
+    """The folder of one worker in one run."""
+
+    def __init__(self, state: str, run: bytes, worker: int) -> None:
+        """state: the folder that the node's owner gives to all runs; empty: in the user's cache folder."""
+        self._run = (Path(state).expanduser() if state else download.cache_folder() / "flower") / run.hex()
+        self.folder = self._run / f"worker-{worker}"
+
+    @property
+    def samples(self) -> Path:
+        """The samples that were dealt to it."""
+        return self.folder / "samples.npz"
+
+    @property
+    def keeper(self) -> WorkerStateFolder:
+        """Its particle and the shared samples; the folder is made if need be."""
+        private_folder(self._run)
+        return WorkerStateFolder(self.folder)
+
+    def take_up(self, announcement: Announcement, dealt: str, shared: bytes) -> bytes:
+        """Keep what the server announces; gives the worker's token, by which it is known if its node is another one."""
+        keeper = self.keeper
+        if shared:
+            keeper.save_shared(shared)
+        write_atomically(self.folder / "dealt.toml", dealt.encode(), private=True)
+        write_atomically(self.folder / "announcement", wire.encode(announcement), private=True)
+        token = self._read("token")
+        if len(token) != wire.SESSION_BYTES:
+            token = os.urandom(wire.SESSION_BYTES)
+            write_atomically(self.folder / "token", token, private=True)
+        return token
+
+    def announced(self) -> tuple[Announcement, str] | None:
+        """What was announced, and the spec by which samples are dealt (empty: it has its own); none: nothing was."""
+        content = self._read("announcement")
+        return (wire.decode(content, Announcement), self._read("dealt.toml").decode()) if content else None
+
+    def held(self) -> tuple[bytes, Floats]:
+        """w^g as it came last, (V D,), and its hash; empty if there is none, or none that can be used."""
+        content = self._read("global")
+        return (wire.digest_of(content), wire.weights_from_bytes(content)) if content else (b"", np.empty(0, "f4"))
+
+    def hold(self, model: Floats) -> None:
+        """Keep w^g."""
+        write_atomically(self.folder / "global", wire.weights_to_bytes(model), private=True)
+
+    def lay_out(self, round_number: int, upload: bytes | None) -> None:
+        """Keep what it uploads in a round if it is asked to; none: it stays silent."""
+        for old in self.folder.glob("upload-*"):
+            old.unlink(missing_ok=True)
+        if upload is not None:
+            content = wire.digest_of(upload) + upload
+            write_atomically(self.folder / f"upload-{round_number}", content, private=True)
+
+    def laid_out(self, round_number: int) -> bytes | None:
+        """What it uploads in a round; none also if the file is damaged: a half of a model is not what was claimed."""
+        content = self._read(f"upload-{round_number}")
+        digest, upload = content[: wire.DIGEST_BYTES], content[wire.DIGEST_BYTES :]
+        return upload if digest and digest == wire.digest_of(upload) else None
+
+    def clear(self) -> None:
+        """The run is over: keep nothing."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._run.is_dir() and not any(self._run.iterdir()):
+            shutil.rmtree(self._run, ignore_errors=True)
+
+    def _read(self, name: str) -> bytes:
+        path = self.folder / name
+        return path.read_bytes() if path.is_file() else b""
+
 
 MOST_NODES = wire.MAX_WORKERS
 
@@ -65,35 +141,37 @@ class Node:
         )
 
 
-def join(message: Message, context: letters.Context) -> Message:
+def join(message: Message, context: messages.Context) -> Message:
     """Hear what is run, get everything ready for it, and say which worker this is."""
     return _answer(message, context, _join)
 
 
-def train(message: Message, context: letters.Context) -> Message:
+def train(message: Message, context: messages.Context) -> Message:
     """Carry an order out and claim a score; the model itself goes with it only where everybody uploads."""
     return _answer(message, context, _train)
 
 
-def upload(message: Message, context: letters.Context) -> Message:
+def upload(message: Message, context: messages.Context) -> Message:
     """Send the model behind a claim."""
     return _answer(message, context, _upload)
 
 
-def finish(message: Message, context: letters.Context) -> Message:
+def finish(message: Message, context: messages.Context) -> Message:
     """The run is over."""
     return _answer(message, context, _finish)
 
 
-def _answer(message: Message, context: letters.Context, act: Callable[[Letter, Node], Letter]) -> Message:
+def _answer(
+    message: Message, context: messages.Context, act: Callable[[FlowerMessage, Node], FlowerMessage]
+) -> Message:
     try:
-        said = act(letters.read(message.content), Node.of(context.node_config))
+        said = act(messages.read(message.content), Node.of(context.node_config))
     except (UserError, WireError, OSError) as error:
-        said = letter(refusal=one_line(str(error), 600))
-    return letters.reply(said, message)
+        said = make_flower_message(refusal=single_line(str(error), 600))
+    return messages.reply(said, message)
 
 
-def _join(heard: Letter, node: Node) -> Letter:
+def _join(heard: FlowerMessage, node: Node) -> FlowerMessage:
     announcement, dealt = heard.form(Announcement), heard.text("dealt")
     shared = heard.large.get("shared", b"")
     if len(shared) != announcement.shared_size or (shared and wire.digest_of(shared) != announcement.shared_digest):
@@ -104,26 +182,26 @@ def _join(heard: Letter, node: Node) -> Letter:
         raise UserError(
             f"This node has partition-id={node.worker}, and the run has {workers} workers: 0 to {workers - 1}."
         )
-    desk = Desk(node.state, announcement.run, node.worker)
+    desk = WorkerFiles(node.state, announcement.run, node.worker)
     token = desk.take_up(announcement, dealt, shared)
     own = _own(desk, node, dealt)
-    Particle(assignment, node.worker, own, shared, 1, _attack(node, dealt))  # whatever cannot be played is said now
+    DeviceWorker(assignment, node.worker, own, shared, 1, _attack(node, dealt))  # whatever cannot be played is said now
     last = desk.keeper.last()
     hello = Hello(token, len(own), last.round, last.run, last.version, last.model_digest, __version__)
-    return letter([hello], worker=node.worker, partitions=node.partitions)
+    return make_flower_message([hello], worker=node.worker, partitions=node.partitions)
 
 
-def _train(heard: Letter, node: Node) -> Letter:
+def _train(heard: FlowerMessage, node: Node) -> FlowerMessage:
     order = heard.form(OrderMessage)
-    desk = Desk(node.state, order.run, node.worker)
+    desk = WorkerFiles(node.state, order.run, node.worker)
     found = desk.announced()
     if found is None:
-        return letter(stranger=True)
+        return make_flower_message(stranger=True)
     announcement, dealt = found
     assignment, keeper = understand(announcement), desk.keeper
     received = _received(desk, assignment, heard, order)
     if received is None:
-        return letter(lacks=True)
+        return make_flower_message(lacks=True)
     pack = assignment.codecs.up.longest(assignment.size) if assignment.codecs.up.relative else 0
     memory = None
     if not heard.values.get("forget"):
@@ -131,9 +209,9 @@ def _train(heard: Letter, node: Node) -> Letter:
     if memory is None or memory.round < order.round:
         shared = keeper.load_shared(announcement.shared_digest, announcement.shared_size) or b""
         if len(shared) != announcement.shared_size:
-            return letter(stranger=True)
+            return make_flower_message(stranger=True)
         attack = _attack(node, dealt)
-        particle = Particle(assignment, node.worker, _own(desk, node, dealt), shared, 1, attack)
+        particle = DeviceWorker(assignment, node.worker, _own(desk, node, dealt), shared, 1, attack)
         if memory is not None:
             particle.restore(memory)
         elif start := heard.large.get("start"):
@@ -144,22 +222,22 @@ def _train(heard: Letter, node: Node) -> Letter:
     claim = memory.claim
     form = ClaimMessage(order.run, order.round, claim.score if claim else 0.0, claim.commitment if claim else b"")
     model = desk.laid_out(order.round) if order.task == "average" else None
-    return letter([form], {} if model is None else {"upload": model})
+    return make_flower_message([form], {} if model is None else {"upload": model})
 
 
-def _known(memory: Memory | None, order: OrderMessage) -> Memory | None:
+def _known(memory: WorkerState | None, order: OrderMessage) -> WorkerState | None:
     """The state here, unless the server is back in time: a state that is ahead of it is of no use to anybody."""
     if memory is None or memory.round < order.round:
         return memory
     return memory if (memory.round, memory.model_digest) == (order.round, order.model_digest) else None
 
 
-def _upload(heard: Letter, node: Node) -> Letter:
+def _upload(heard: FlowerMessage, node: Node) -> FlowerMessage:
     invitation = heard.form(Invitation)
-    desk = Desk(node.state, invitation.run, node.worker)
+    desk = WorkerFiles(node.state, invitation.run, node.worker)
     found = desk.announced()
     if found is None:
-        return letter(stranger=True)
+        return make_flower_message(stranger=True)
     codec, size = understand(found[0]).codecs.up, found[0].size
     memory = desk.keeper.load(invitation.run, node.worker, size, codec.longest(size) if codec.relative else 0)
     model = desk.laid_out(invitation.round)
@@ -169,18 +247,20 @@ def _upload(heard: Letter, node: Node) -> Letter:
         or model is None
         or wire.said(memory.claim) != invitation.claim
     ):
-        return letter(silent=True)  # a claim that it has not made: its state was lost since, or it has a double
+        return make_flower_message(
+            silent=True
+        )  # a claim that it has not made: its state was lost since, or it has a double
     claim = memory.claim
     form = ClaimMessage(invitation.run, memory.round, claim.score if claim else 0.0, claim.commitment if claim else b"")
-    return letter([form], {"upload": model})
+    return make_flower_message([form], {"upload": model})
 
 
-def _finish(heard: Letter, node: Node) -> Letter:
-    Desk(node.state, heard.form(Invitation).run, node.worker).clear()
-    return letter()
+def _finish(heard: FlowerMessage, node: Node) -> FlowerMessage:
+    WorkerFiles(node.state, heard.form(Invitation).run, node.worker).clear()
+    return make_flower_message()
 
 
-def _received(desk: Desk, assignment: Assignment, heard: Letter, order: OrderMessage) -> Floats | None:
+def _received(desk: WorkerFiles, assignment: Assignment, heard: FlowerMessage, order: OrderMessage) -> Floats | None:
     """The w^g that an order is about, (V D,): the one here, or what the letter makes of it; none: it is lacking."""
     digest, model = desk.held()
     if digest == order.model_digest:
@@ -205,7 +285,7 @@ def _numbers(content: bytes, size: int) -> Floats:
     return wire.weights_from_bytes(content)
 
 
-def _own(desk: Desk, node: Node, dealt: str) -> Samples:
+def _own(desk: WorkerFiles, node: Node, dealt: str) -> Samples:
     """The samples of this worker: its owner's, or those that the simulator would deal to it."""
     if not dealt:
         if not node.data:
@@ -229,7 +309,7 @@ def _own(desk: Desk, node: Node, dealt: str) -> Samples:
 def _dealt(text: str) -> tuple[Samples, Split]:
     """The training set as workers see it, and who holds what: as the simulator deals."""
     spec = specs.from_toml(text)
-    partition = register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
+    partition = registry.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
     dataset = load(spec.data.source, spec.options.of(spec.data.source))
     parts = split(dataset.train.labels, spec.data, spec.workers, spec.seed, dataset.clients, partition)
     return as_seen(dataset.train, parts, partition, spec.seed), parts

@@ -7,7 +7,7 @@ from pathlib import Path
 import tomli_w
 
 from cbdsl.errors import UserError
-from cbdsl.files import is_free
+from cbdsl.util.files import is_free
 
 OLDEST_FLWR = "1.41.0"
 

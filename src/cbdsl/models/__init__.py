@@ -1,1 +1,1 @@
-"""The networks, and the way between a module and its flat weights."""
+"""Network descriptions, and conversion from and to torch modules."""

@@ -5,6 +5,7 @@ torch is imported only where a module is asked for, or where the network is a us
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,16 +14,48 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cbdsl import register
-from cbdsl.arrays import Floats
-from cbdsl.engines.architecture import Architecture, from_module
+from cbdsl import registry
+from cbdsl.arrays import Doubles, Floats
 from cbdsl.errors import UserError, unknown
-from cbdsl.models.initial import initial_weights
-from cbdsl.register import CUSTOM
+from cbdsl.models.architecture import Architecture, from_module
+from cbdsl.models.layers import Layer
+from cbdsl.registry import CUSTOM
 from cbdsl.spec import Spec
 
 if TYPE_CHECKING:
     from torch import nn
+
+_BITS = 24  # of every draw of 32: as many as a float32 has
+_HALF = 2 ** (_BITS - 1)
+_SLOPE = math.sqrt(5.0)  # torch's `a` of kaiming_uniform_ for dense layers and convolutions
+
+
+def initial_weights(architecture: Architecture, seed: int) -> Floats:
+    """Flat weights of a network as torch initialises them after `torch.manual_seed(seed)`, bit for bit, (D,)."""
+    # RandomState, because its numbers never change with numpy's version. Of the seed, torch uses 32 bits as well.
+    drawn = sum(layer.size for layer in architecture.layers if layer.drawn_inputs())
+    words = np.random.RandomState(seed & 0xFFFFFFFF).bytes(4 * drawn)
+    draws = np.frombuffer(words, "<u4") & np.uint32(2**_BITS - 1)  # whole numbers below 2^24
+    centred: Doubles = draws.astype(np.float64) - _HALF  # from -2^23 to 2^23 - 1
+    parts, used = [np.empty(0)], 0
+    for layer in architecture.layers:
+        for name, shape in layer.tensors().items():
+            count = math.prod(shape)
+            if not layer.drawn_inputs():  # a factor and an offset that change nothing
+                parts.append(np.full(count, name == "weight", np.float64))
+                continue
+            parts.append(centred[used : used + count] * (float(np.float32(_bound(layer, name))) / _HALF))  # exact
+            used += count
+    return np.concatenate(parts).astype(np.float32)
+
+
+def _bound(layer: Layer, name: str) -> float:
+    """How large a weight or a bias is at most; in the order of torch's arithmetic."""
+    inputs = layer.drawn_inputs()
+    if name == "bias":
+        return 1 / math.sqrt(inputs)
+    gain = math.sqrt(2.0 / (1 + _SLOPE**2))
+    return math.sqrt(3.0) * (gain / math.sqrt(inputs))
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +91,7 @@ class Network:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)  # tables that are drawn when a module is built are the same every time
                 return self.builder()
-        from cbdsl.engines.torch_modules import module_of  # noqa: PLC0415 - torch takes a second to load
+        from cbdsl.models.to_torch import module_of  # noqa: PLC0415 - torch takes a second to load
 
         assert self.described is not None
         return module_of(self.described)
@@ -67,14 +100,14 @@ class Network:
         """Weights as torch draws them by default under this seed, (D,)."""
         if self.described is not None:
             return initial_weights(self.described, seed)
-        from cbdsl.models import modules  # noqa: PLC0415
+        from cbdsl.models import to_torch  # noqa: PLC0415
 
         assert self.builder is not None
-        return modules.initial_weights(self.builder, seed)
+        return to_torch.module_weights(self.builder, seed)
 
     def module(self, weights: Floats) -> nn.Module:
         """A torch module with these weights in it, ready to predict."""
-        from cbdsl.models.modules import load_flat  # noqa: PLC0415
+        from cbdsl.models.to_torch import load_flat  # noqa: PLC0415
 
         module = self.build()
         load_flat(module, weights)
@@ -119,7 +152,7 @@ def network_of(spec: Spec, shape: tuple[int, ...], classes: int, builder: object
         return Network(shape, classes, None, _checked(builder, shape, classes))
     if spec.model == CUSTOM:
         raise UserError("The model of this run was given in Python; give it again with model=...")
-    make = register.model.make(spec.model, spec.options.of(spec.model))
+    make = registry.model.make(spec.model, spec.options.of(spec.model))
     made = make(shape, classes)
     if not isinstance(made, Architecture):
         return Network(shape, classes, None, _checked(lambda: make(shape, classes), shape, classes))
@@ -131,12 +164,12 @@ def network_of(spec: Spec, shape: tuple[int, ...], classes: int, builder: object
 def _checked(builder: object, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
     """The builder, if it builds modules that can be learned together; otherwise advice."""
     if isinstance(builder, str):
-        raise unknown("model", builder, register.model.names(), register.OWN)
+        raise unknown("model", builder, registry.model.names(), registry.OWN)
     try:
         from torch import nn  # noqa: PLC0415
     except ImportError as error:
         raise UserError("A model of your own needs torch. Install it: pip install 'cbdsl[torch]'") from error
-    from cbdsl.engines.check import check_model  # noqa: PLC0415
+    from cbdsl.models.from_torch import check_model  # noqa: PLC0415
 
     if isinstance(builder, nn.Module):
         raise UserError(

@@ -1,1 +1,1 @@
-"""Figures and pages: they read what a run recorded and never run anything."""
+"""Figures and HTML pages of recorded results. Nothing here runs an experiment."""

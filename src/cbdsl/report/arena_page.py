@@ -2,18 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from cbdsl import presets, register
-from cbdsl.files import write_atomically
-from cbdsl.report.arena_figures import cost, heatmap, worst_of
-from cbdsl.report.drawing import Drawing, keep
-from cbdsl.report.html import Section, bullets, document, table
+import matplotlib as mpl
+from matplotlib.axes import Axes
+
+from cbdsl import presets, registry
+from cbdsl.report.html import Drawing, Section, bullets, document, keep, table
+from cbdsl.report.style import PALE, SMALL, TEXT, dress, new_figure, spread_labels
 from cbdsl.report.words import attack_words, listed, listed_span, seeds_words
-from cbdsl.study.arena import ABSENT, TOLERATED, TOLERATED_AIMED, Bout, Cell, Contest, defence_named
-from cbdsl.text import size
+from cbdsl.studies.arena import ABSENT, TOLERATED, TOLERATED_AIMED, ArenaCell, ArenaPlan, Match, defence_named
+from cbdsl.util.files import write_atomically
+from cbdsl.util.formatting import format_bytes
+
+_MAP = mpl.colormaps["cividis"]  # the same to every eye
+_OURS, _THEIRS = "#0072b2", "#d55e00"
+
+
+def worst_of(bouts: Iterable[Match], preset: str, defence: str) -> Match:
+    """The bout in which a defence ends lowest."""
+    own = (bout for bout in bouts if (bout.preset, bout.defence) == (preset, defence))
+    return min(own, key=lambda bout: bout.accuracy)
+
+
+def heatmap(contest: ArenaPlan, bouts: Sequence[Match], preset: str, count: int) -> Drawing:
+    """Attacks down, defences across; in every cell the final accuracy, and as its colour what was lost.
+
+    Colours fall with the root of the loss, so that five points show beside ninety.
+    """
+    there = [bout for bout in bouts if bout.preset == preset and bout.byzantine in (0, count)]
+    found = {(bout.defence, bout.attack): bout for bout in there}
+    attacks = {"": "nobody Byzantine", ABSENT: "attackers absent"} | {name: name for name in contest.attacks}
+    figure = new_figure(2.3 + 0.58 * len(contest.defences), 2.4 + 0.3 * len(attacks))
+    axes = figure.subplots()
+    for row, attack in enumerate(attacks):
+        for column, defence in enumerate(contest.defences):
+            _draw_bout(axes, column, row, found[defence, attack])
+    axes.set_xlim(0, len(contest.defences))
+    axes.set_ylim(len(attacks), 0)
+    dress(axes, "")
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    labels = [defence_named(name).label for name in contest.defences]
+    axes.xaxis.tick_top()
+    axes.set_xticks([column + 0.4 for column in range(len(labels))], labels, rotation=45, ha="left")
+    axes.set_yticks([row + 0.46 for row in range(len(attacks))], list(attacks.values()))
+    axes.tick_params(length=0)
+    rows = [
+        (preset, defence_named(bout.defence).label, attacks[bout.attack], bout.byzantine, bout.seeds, bout.accuracy,
+         bout.lowest, bout.highest, bout.remainder, bout.lost)
+        for bout in there
+    ]  # fmt: skip
+    head = ("preset", "defence", "attack", "attackers", "seeds", "accuracy", "lowest", "highest", "attackers_absent",
+            "lost")  # fmt: skip
+    return Drawing(figure, head, rows)
+
+
+def _draw_bout(axes: Axes, column: int, row: int, bout: Match) -> None:
+    colour = _MAP(1 - math.sqrt(min(max(bout.lost, 0.0), 1.0)))
+    axes.add_patch(mpl.patches.Rectangle((column, row), 0.96, 0.92, facecolor=colour, edgecolor="none"))
+    ink = "#fdfdfd" if sum(colour[:3]) < 1.5 else "#000000"  # not the page's colours: cells keep theirs
+    fell = bout.seeds > 1 and not bout.stands  # one seed shows a number, and is no verdict
+    axes.text(
+        column + 0.48, row + 0.48, f"{100 * bout.accuracy:.0f}{' ✗' * fell}",
+        ha="center", va="center", color=ink, fontsize=SMALL, fontweight="bold" if fell else "normal",
+    )  # fmt: skip
+
+
+def cost(contest: ArenaPlan, bouts: Sequence[Match]) -> Drawing:
+    """Uplink across, worst accuracy up: one point a defence, one panel a preset."""
+    figure = new_figure(9.6, 4.4 * len(contest.presets))
+    panels = figure.subplots(len(contest.presets), 1, squeeze=False)[:, 0]
+    rows: list[tuple[object, ...]] = []
+    for axes, preset in zip(panels, contest.presets, strict=True):
+        words = f" ({preset})" if len(contest.presets) > 1 else ""
+        dress(axes, f"Accuracy under the worst attack, and the uplink it takes{words}")
+        worst = {name: worst_of(bouts, preset, name) for name in contest.defences}
+        _draw_costs(axes, worst)
+        rows += [
+            (preset, defence_named(name).label, bout.accuracy, bout.attack, bout.byzantine, bout.uplink_bytes)
+            for name, bout in worst.items()
+        ]
+    return Drawing(figure, ("preset", "defence", "worst_accuracy", "attack", "attackers", "uplink_bytes"), rows)
+
+
+def _draw_costs(axes: Axes, points: dict[str, Match]) -> None:
+    for ours, colour, marker in ((True, _OURS, "o"), (False, _THEIRS, "s")):
+        names = [name for name in points if defence_named(name).ours is ours]
+        heights = spread_labels([100 * points[name].accuracy for name in names], 4.5)
+        down = max(0.0, max(heights, default=0.0) - 99)
+        for name, label in zip(names, heights, strict=True):
+            across, height = points[name].uplink_bytes / 1e6, 100 * points[name].accuracy
+            axes.plot(across, height, marker, color=colour, markersize=8 if ours else 6)
+            axes.annotate(
+                defence_named(name).label, (across, height), (across * 1.25, label - down), color=colour,
+                fontsize=SMALL, va="center",
+                arrowprops={"arrowstyle": "-", "color": PALE, "linewidth": 0.6, "relpos": (0, 0.5)},
+            )  # fmt: skip
+    spans = [bout.uplink_bytes / 1e6 for bout in points.values()]
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_formatter("")
+    axes.set_xlim(min(spans) / 1.5, max(spans) * 6)
+    axes.set_ylim(-4, 104)
+    axes.set_xlabel("uplink of the whole run, MB (payload)", fontsize=TEXT)
+    axes.set_ylabel("accuracy, %", fontsize=TEXT)
+
 
 _SHADED = (
     "Final test accuracy in percent; the darker, the more is lost against the same defence with the attackers absent."
@@ -21,7 +118,7 @@ _SHADED = (
 _CROSSED = f" ✗: more than {TOLERATED * 100:.0f} points, where there is more than one seed."
 
 
-def write(contest: Contest, bouts: Sequence[Bout], out: Path, command: str) -> Path:
+def write(contest: ArenaPlan, bouts: Sequence[Match], out: Path, command: str) -> Path:
     """Write figures and page into a folder."""
 
     def kept(drawn: Drawing, name: str, description: str, caption: str = "") -> str:
@@ -69,18 +166,18 @@ def _attackers(count: int) -> str:
     return f"{count} attacker{'s' * (count != 1)}"
 
 
-def _where(contest: Contest, preset: str, words: str) -> str:
+def _where(contest: ArenaPlan, preset: str, words: str) -> str:
     """Words, with the preset behind them where there are several."""
     return f"{words}, {preset}" if len(contest.presets) > 1 else words
 
 
-def _against(contest: Contest, bout: Bout) -> str:
+def _against(contest: ArenaPlan, bout: Match) -> str:
     """Whom a bout was fought against, and where."""
     return escape(_where(contest, bout.preset, f"{bout.attack} with {_attackers(bout.byzantine)}"))
 
 
-def _lead(contest: Contest, bouts: Sequence[Bout]) -> str:
-    workers = contest.spec(Cell(contest.presets[0], contest.defences[0]), 0).workers
+def _lead(contest: ArenaPlan, bouts: Sequence[Match]) -> str:
+    workers = contest.spec(ArenaCell(contest.presets[0], contest.defences[0]), 0).workers
     words = [f"A quick look, and no result: {_rounds(contest)}, {_seeds(contest)}."] if _is_quick(contest) else []
     words += [
         f"{len(contest.defences)} ways of learning together against {len(contest.attacks)} attacks with "
@@ -100,24 +197,24 @@ def _lead(contest: Contest, bouts: Sequence[Bout]) -> str:
     return " ".join(words)
 
 
-def _is_quick(contest: Contest) -> bool:
+def _is_quick(contest: ArenaPlan) -> bool:
     return len(contest.seeds) == 1 or any(here < whole for here, whole in _lengths(contest))
 
 
-def _rounds(contest: Contest) -> str:
+def _rounds(contest: ArenaPlan) -> str:
     here, whole = (listed_span(column) for column in zip(*_lengths(contest), strict=True))
     return f"{here} rounds" if here == whole else f"{here} of {whole} rounds"
 
 
-def _lengths(contest: Contest) -> list[tuple[int, int]]:
+def _lengths(contest: ArenaPlan) -> list[tuple[int, int]]:
     """The rounds of every preset: as they are here, and as it has them."""
     return [
-        (contest.spec(Cell(name, contest.defences[0]), contest.seeds[0]).rounds, presets.preset(name).rounds)
+        (contest.spec(ArenaCell(name, contest.defences[0]), contest.seeds[0]).rounds, presets.preset(name).rounds)
         for name in contest.presets
     ]
 
 
-def _seeds(contest: Contest) -> str:
+def _seeds(contest: ArenaPlan) -> str:
     """How many seeds, and which defences have fewer."""
     numbers = {name: contest.seeds_of(name) for name in contest.defences}
     kinds = set(numbers.values())
@@ -127,7 +224,7 @@ def _seeds(contest: Contest) -> str:
     return f"{words[contest.seeds]} for our own defences and FedAvg, {words[contest.other_seeds]} for the others"
 
 
-def _worst(contest: Contest, bouts: Sequence[Bout], preset: str) -> str:
+def _worst(contest: ArenaPlan, bouts: Sequence[Match], preset: str) -> str:
     head = (
         "Defence", "Nobody Byzantine", "Worst case", "Under (attack, attackers)", "Largest loss",
         f"Lost over {TOLERATED * 100:.0f} points", "Honest banned", "Backdoor", "Aimed-at class", "Uplink",
@@ -159,13 +256,13 @@ def _worst(contest: Contest, bouts: Sequence[Bout], preset: str) -> str:
     return heading + table(head, rows, wide=True) + (note if preset == contest.presets[-1] else "")
 
 
-def _under(bout: Bout) -> str:
+def _under(bout: Match) -> str:
     if bout.attack == ABSENT:
         return f"no attack, {bout.byzantine} absent"
     return f"{escape(bout.attack)}, {bout.byzantine}" if bout.attack else "no attack"
 
 
-def _breaks(contest: Contest, bouts: Sequence[Bout]) -> str:
+def _breaks(contest: ArenaPlan, bouts: Sequence[Match]) -> str:
     ours = [bout for bout in bouts if defence_named(bout.defence).ours]
     if not ours:
         return "<p>None of our own defences is in this arena.</p>"
@@ -197,7 +294,7 @@ def _breaks(contest: Contest, bouts: Sequence[Bout]) -> str:
     return seen + (bullets(items) if items else "<p>Nowhere in this arena.</p>")
 
 
-def _detection(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
+def _detection(contest: ArenaPlan, bouts: Sequence[Match]) -> list[Section]:
     ours = [name for name in contest.defences if defence_named(name).ours]
     if not ours:
         return []
@@ -244,7 +341,7 @@ def _detection(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
     ]  # fmt: skip
 
 
-def _false_alarms(contest: Contest, bouts: Sequence[Bout]) -> str:
+def _false_alarms(contest: ArenaPlan, bouts: Sequence[Match]) -> str:
     """How often clean runs refuted an upload: each was honest, and each refutation is a ban."""
     words = "; ".join(
         f"{escape(_where(contest, bout.preset, defence_named(bout.defence).label))}: "
@@ -255,7 +352,7 @@ def _false_alarms(contest: Contest, bouts: Sequence[Bout]) -> str:
     return f"<p>False alarms, honest uploads that were refuted in clean runs: {words}.</p>"
 
 
-def _backdoor(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
+def _backdoor(contest: ArenaPlan, bouts: Sequence[Match]) -> list[Section]:
     rows = [(*_fought(contest, bout), _share(bout.attack_success)) for bout in bouts if bout.attack_success is not None]
     note = (
         "<p>Share of triggered test images of other classes that are taken for the target: a high share "
@@ -265,7 +362,7 @@ def _backdoor(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
     return [Section("backdoor", "Backdoor", "Backdoors", note + table(head, rows, wide=True))] if rows else []
 
 
-def _aimed(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
+def _aimed(contest: ArenaPlan, bouts: Sequence[Match]) -> list[Section]:
     rows = [
         (
             *_fought(contest, bout),
@@ -290,7 +387,7 @@ def _aimed(contest: Contest, bouts: Sequence[Bout]) -> list[Section]:
 _FOUGHT = ("Defence", "Attack", "Attackers", "Accuracy", "Loss")
 
 
-def _fought(contest: Contest, bout: Bout) -> tuple[str, ...]:
+def _fought(contest: ArenaPlan, bout: Match) -> tuple[str, ...]:
     """A bout's first cells in a table, under `_FOUGHT`."""
     return (
         escape(_where(contest, bout.preset, defence_named(bout.defence).label)), escape(bout.attack),
@@ -298,10 +395,10 @@ def _fought(contest: Contest, bout: Bout) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _glossary(contest: Contest) -> str:
+def _glossary(contest: ArenaPlan) -> str:
     parts = []
     for name in contest.attacks:
-        knows = " <i>It knows the honest workers' models.</i>" if register.attack.get(name).omniscient else ""
+        knows = " <i>It knows the honest workers' models.</i>" if registry.attack.get(name).omniscient else ""
         parts.append(f"<dt><b>{escape(name)}</b></dt><dd>{escape(attack_words(name))}{knows}</dd>")
     note = (
         "<p>w is the model that an honest worker in the attacker's place would send, w^g the global model. In CB-DSL, "
@@ -310,9 +407,11 @@ def _glossary(contest: Contest) -> str:
     return f"{note}<dl>{''.join(parts)}</dl>"
 
 
-def _method(contest: Contest, command: str) -> str:
+def _method(contest: ArenaPlan, command: str) -> str:
     settings = "".join(f", {key} = {value}" for key, value in contest.settings.items())
-    specs = {preset: contest.spec(Cell(preset, contest.defences[0]), contest.seeds[0]) for preset in contest.presets}
+    specs = {
+        preset: contest.spec(ArenaCell(preset, contest.defences[0]), contest.seeds[0]) for preset in contest.presets
+    }
     rounds = listed(f"{preset} ({spec.rounds} rounds)" for preset, spec in specs.items())
     workers = specs[contest.presets[0]].workers
     return (
@@ -326,7 +425,7 @@ def _method(contest: Contest, command: str) -> str:
     )
 
 
-def _knowledge(contest: Contest, workers: int) -> str:
+def _knowledge(contest: ArenaPlan, workers: int) -> str:
     """What the defences of this contest train on, score on and are told."""
     there = set(contest.defences)
     scoring = ["Zeno"] * ("zeno" in there) + ["CB-DSL"] * any(defence_named(name).ours for name in there)
@@ -349,14 +448,14 @@ def _judged(words: str, good: bool, seeds: int) -> str:
     return f'<span class="{"yes" if good else "no"}">{words}</span>' if seeds > 1 else words
 
 
-def _span(bout: Bout) -> str:
+def _span(bout: Match) -> str:
     spread = f" ({bout.lowest:.1%} to {bout.highest:.1%})" if bout.seeds > 1 else ""
     return f"{bout.accuracy:.1%}{spread}"
 
 
 def _size(count: float) -> str:
     """Bytes for people, on one line."""
-    return size(count).replace(" ", "\u00a0")
+    return format_bytes(count).replace(" ", "\u00a0")
 
 
 def _points(loss: float) -> str:

@@ -10,18 +10,17 @@ import numpy as np
 
 from cbdsl.arrays import Doubles, Floats, Samples
 from cbdsl.data.shared import unscaled
-from cbdsl.files import write_atomically
 from cbdsl.report.html import Section, bullets, document, picture, table
 from cbdsl.report.style import INK, new_figure
-from cbdsl.study.generate import Made, sentences
-from cbdsl.study.generate_privacy import Distances, Membership
+from cbdsl.studies.generate import Distances, GeneratedSet, Membership, sentences
+from cbdsl.util.files import write_atomically
 
 _EACH = 8  # samples of a class
 _MOST_CLASSES = 12
 _SHADES = 6  # of a picture on the page
 
 
-def write(made: Made, command: str) -> Path:
+def write(made: GeneratedSet, command: str) -> Path:
     """Write samples.png and generated.html into the folder; gives the page."""
     shown = _shown(made)
     _save_grid(made.folder / "samples.png", shown)
@@ -30,7 +29,7 @@ def write(made: Made, command: str) -> Path:
     return page
 
 
-def build(made: Made, shown: Floats, command: str) -> str:
+def build(made: GeneratedSet, shown: Floats, command: str) -> str:
     """The page; shown: (classes, samples, *shape)."""
     sections = [
         Section("samples", "Samples", "What it makes", picture(_drawn(shown), "Every row a class, drawn at random.")),
@@ -50,7 +49,7 @@ def _points(found: Membership) -> str:
     return f"{100 * found.advantage:.1f} ± {100 * found.advantage_error:.1f}"
 
 
-def _privacy(made: Made) -> str:
+def _privacy(made: GeneratedSet) -> str:
     found = made.privacy
 
     def row(words: str, one: Distances) -> tuple[str, ...]:
@@ -87,7 +86,7 @@ def _privacy(made: Made) -> str:
     )
 
 
-def _method(made: Made, command: str) -> str:
+def _method(made: GeneratedSet, command: str) -> str:
     words = bullets(escape(line.strip()) for line in sentences(made)[:1])
     return (
         f"<p>Made by <code>{escape(command)}</code>.</p>{words}<p>Beside this page: <code>shared.npz</code> (for "
@@ -97,7 +96,7 @@ def _method(made: Made, command: str) -> str:
     )
 
 
-def _shown(made: Made) -> Floats:
+def _shown(made: GeneratedSet) -> Floats:
     """Some samples of each class, from 0 to 1: (classes, samples, *shape)."""
     samples: Samples = made.shared.scoring
     features = unscaled(samples.features, made.material.scaling).astype(np.float32)

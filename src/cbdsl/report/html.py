@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
+import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape, unescape
 from importlib import resources
+from pathlib import Path
 
-from cbdsl.report.style import SHADES
+from matplotlib.figure import Figure
+
+from cbdsl.report.style import SHADES, save, themed_svg
+from cbdsl.util.files import write_atomically
 
 SYMBOLS = {
     "D_G": "the small data set that all workers share, made of D_tr and D_sc; the server has it, too",
@@ -141,3 +147,28 @@ def _style() -> str:
 
 def _file(name: str) -> str:
     return (resources.files("cbdsl.report") / name).read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, eq=False)
+class Drawing:
+    """A figure, and what it shows as a table."""
+
+    figure: Figure
+    head: tuple[str, ...]
+    rows: Sequence[Sequence[object]]
+
+    @property
+    def csv(self) -> str:
+        """The numbers as text."""
+        text = io.StringIO(newline="")
+        csv.writer(text).writerows([self.head, *self.rows])
+        return text.getvalue()
+
+
+def keep(drawn: Drawing, stem: Path, description: str, caption: str = "", anchor: str = "") -> str:
+    """Write a figure as PNG, SVG and PDF and its numbers as CSV; gives all of it for a page. The caption is HTML."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    save(drawn.figure, stem)
+    write_atomically(stem.with_suffix(".csv"), drawn.csv.encode())
+    svg = themed_svg(drawn.figure, stem.name, description)
+    return picture(svg, caption, anchor, (f"{stem.name}.csv", drawn.csv))

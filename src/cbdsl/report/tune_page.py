@@ -9,11 +9,10 @@ from pathlib import Path
 
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
-from cbdsl.files import write_atomically
-from cbdsl.report.drawing import Drawing, keep
-from cbdsl.report.html import Section, document, table
+from cbdsl.report.html import Drawing, Section, document, keep, table
 from cbdsl.report.style import SHADES, dress, new_figure
-from cbdsl.study.tune import Tuning, verdict
+from cbdsl.studies.tune import Tuning, verdict
+from cbdsl.util.files import write_atomically
 
 _COLOURS = {"swarm": SHADES["cb-dsl-g"][0], "random": SHADES["fedavg"][0], "tpe": SHADES["cb-dsl-sc"][0]}
 _SHOWN = 200  # candidates in the table; all are in results.csv

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from cbdsl import register
-from cbdsl.byzantine.attack import make_attack
+from cbdsl import registry
+from cbdsl.attacks.base import make_attack
 from cbdsl.presets import preset
-from cbdsl.spec import Spec
-from cbdsl.spec_groups import LocalSpec
-from cbdsl.study.paper import FIGURES, REGIMES, Plan, Regime, spec_of
+from cbdsl.spec import LocalSpec, Spec
+from cbdsl.studies.paper import FIGURES, REGIMES, Regime, ReproductionPlan, spec_of
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
@@ -20,7 +19,7 @@ def listed(values: Iterable[object]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def rounds_words(plan: Plan) -> str:
+def rounds_words(plan: ReproductionPlan) -> str:
     """`9 of 30 rounds`, or `30 rounds` if they are all that the presets have."""
     pairs = [
         (spec_of(figure, figure.approaches[0], regime, plan.seeds[0], plan).rounds, whole.rounds)
@@ -43,7 +42,7 @@ def seeds_words(seeds: Sequence[int]) -> str:
     return f"seeds {listed(seeds)}" if len(seeds) > 1 else f"one seed ({seeds[0]})"
 
 
-def regime_words(regime: Regime, plan: Plan) -> str:
+def regime_words(regime: Regime, plan: ReproductionPlan) -> str:
     """Where a regime is from, and what a worker does in a round of it."""
     changed = ", with other settings" if plan.settings else ""
     return f"{REGIMES[regime]}{changed}: {work_words(_spec(1, regime, plan).local)}"
@@ -62,7 +61,7 @@ def work_words(local: LocalSpec) -> str:
     return ", ".join([amount, *besides]) if besides else f"{amount} of plain SGD a round"
 
 
-def attackers_words(plan: Plan) -> str:
+def attackers_words(plan: ReproductionPlan) -> str:
     """Who attacks in the figures that have attackers, in sentences; empty if nobody does."""
     specs = {figure.number: _spec(figure.number, plan.regimes[0], plan) for figure in FIGURES}
     attacked = [number for number, spec in specs.items() if spec.attack.byzantine]
@@ -79,7 +78,7 @@ def attackers_words(plan: Plan) -> str:
 
 def attack_words(name: str) -> str:
     """What an attack does, as its own description says."""
-    return " ".join((register.attack.get(name).__doc__ or "").split())
+    return " ".join((registry.attack.get(name).__doc__ or "").split())
 
 
 def attack_scale(spec: Spec) -> str:
@@ -88,6 +87,6 @@ def attack_scale(spec: Spec) -> str:
     return f" (scale {scale:g})" if scale else ""
 
 
-def _spec(figure: int, regime: Regime, plan: Plan) -> Spec:
+def _spec(figure: int, regime: Regime, plan: ReproductionPlan) -> Spec:
     chosen = FIGURES[figure - 1]
     return spec_of(chosen, chosen.approaches[0], regime, plan.seeds[0], plan)

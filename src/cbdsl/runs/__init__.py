@@ -1,1 +1,1 @@
-"""One run: what it is built from, how it is played, recorded and resumed."""
+"""One run: resolve a spec, build the experiment, play the rounds, write and resume its folder."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
@@ -17,29 +18,60 @@ from typing import IO, Any
 import numpy as np
 from safetensors.numpy import save as safetensors_bytes
 
-from cbdsl import plugins
+from cbdsl import registry
 from cbdsl import spec as specs
-from cbdsl.archives import load_arrays, map_arrays, save_arrays
+from cbdsl.algorithm.messages import BackOff, ServerState
+from cbdsl.algorithm.particles import Particles, whole
 from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
-from cbdsl.files import (
+from cbdsl.models.saved_model import ModelMetadata, file_of
+from cbdsl.runs.build import build_method
+from cbdsl.runs.records import RoundRecord, Summary, describe
+from cbdsl.spec import Spec
+from cbdsl.util.files import (
     is_free,
+    load_arrays,
+    map_arrays,
     private_file,
     private_folder,
     read_json,
     read_text,
     replace_atomically,
+    save_arrays,
     write_atomically,
     write_json,
 )
-from cbdsl.models.saved import Card, file_of
-from cbdsl.plain import from_plain
-from cbdsl.protocol.state import BackOff, ServerState
-from cbdsl.runs.readme import README
-from cbdsl.runs.records import RoundRecord, Summary
-from cbdsl.spec import Spec
-from cbdsl.workers.storage import whole
-from cbdsl.workers.swarm import Particles
+from cbdsl.util.serialize import from_plain
+
+README = """\
+A run of cbdsl. `cbdsl watch` shows it in a browser, while it is played and afterwards.
+
+README.txt         this page
+spec.toml          what was run; `cbdsl run --spec spec.toml` runs it again
+rounds.jsonl       one object a round: accuracy, score, verdicts, messages and bytes
+summary.json       the run in one object
+accuracy.png       test accuracy by round, drawn by the command line
+model.safetensors  the final global model, its network, the scaling of features; `cbdsl predict` and `export` use it
+init.safetensors   the model it started from, where one was given
+theory.json        the run's constants and bounds, where `cbdsl theory` was asked for them
+plugins/           the plugins as they were when the run was started
+checkpoint.npz     the state of the server and, until the run is finished, of the swarm; `cbdsl resume` goes on from it
+.lock              held by the process that plays the run
+.NAME.partial      a file that was being written when its process was killed; it may be removed
+
+Where workers are processes of their own (`cbdsl serve`, `cbdsl swarm`) also:
+
+roster.json        the workers' names in the order of their numbers, and how many samples each says it holds
+deployment.json    the number by which workers know this run, and the name of the swarm
+events.jsonl       who came and went, what was refused and why; the time before that is in events.old.jsonl
+claims.jsonl       what every worker claimed, round by round; the rounds before that are in claims.old.jsonl
+refused.json       how many messages were refused, by reason and by worker
+wire.json          bytes on the server's connection, by direction and kind of message
+journal.bin        what was heard in the round that is being played; gone when the run is finished
+.secret            the server's own number, by which it draws its private hold-out (serve); keep it to yourself
+broker/            the broker's mosquitto.conf, passwords (a hash of the one of this run) and broker.log (swarm)
+workers/           a folder for every worker: its samples, its state and its log, a README.txt in each (swarm)
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +273,7 @@ class RunFolder:
         self.rewind(records)
         return checkpoint, records
 
-    def finish(self, summary: Summary, tensors: dict[str, Floats], card: Card) -> None:
+    def finish(self, summary: Summary, tensors: dict[str, Floats], card: ModelMetadata) -> None:
         """Write the model, with what it says of itself, and the summary."""
         content = file_of(card, tensors, {"spec_key": summary.spec_key})
         write_atomically(self.path / "model.safetensors", content, self._private)
@@ -265,22 +297,22 @@ def _cut(joined: bytes, lengths: Sequence[int]) -> tuple[bytes, ...]:
 
 def _keep_plugin(folder: Path, name: str) -> None:
     """A copy of a plugin as it is now, named by its hash: what the run's numbers depend on."""
-    source = plugins.source_of(name)
+    source = registry.source_of(name)
     if source is not None:
         folder.mkdir(exist_ok=True)
-        write_atomically(folder / f"{plugins.digest_of(name)}-{source.name}", source.read_bytes())
+        write_atomically(folder / f"{registry.digest_of(name)}-{source.name}", source.read_bytes())
 
 
 def _compare_plugin(path: Path, name: str) -> None:
     """Refuse a plugin that is gone, or is not what it was when the run was started; say where its copy is."""
-    source = plugins.source_of(name)
-    file, _ = plugins.model_in(name)
+    source = registry.source_of(name)
+    file, _ = registry.model_in(name)
     ending = Path(file).name
     copies = sorted((path / "plugins").glob(f"*-{ending}"))
     if source is None:
         kept = f" The run kept a copy of it: cp {copies[-1]} {file}" if copies else ""
         raise UserError(f"The plugin {name} of the run {path} is not there any more. Put it back.{kept}")
-    if copies and f"{plugins.digest_of(name)}-{ending}" not in [copy.name for copy in copies]:
+    if copies and f"{registry.digest_of(name)}-{ending}" not in [copy.name for copy in copies]:
         raise UserError(
             f"The plugin {name} was edited since the run {path} was started; from then there is {copies[-1]}. "
             "Nothing was changed. Put it back for the same numbers, or remove it to go on with the plugin as it is now."
@@ -308,3 +340,28 @@ def free_folder(name: str, parent: Path = Path("runs")) -> Path:
     while candidate.exists():
         candidate, number = parent / f"{name}-{number}", number + 1
     return candidate
+
+
+_LONGEST = 24  # letters of one part of a name
+
+
+def run_folder(spec: Spec, prefix: str = "") -> Path:
+    """A folder below runs/ that is not there yet, named after a resolved spec."""
+    return free_folder(prefix + folder_name(spec))
+
+
+def folder_name(spec: Spec) -> str:
+    """Data, partition, method, whatever is not the method's default, and the seed: safe in any file system."""
+    words = [Path(spec.data.source).stem, spec.data.partition, spec.method]
+    if spec.shared != build_method(spec).shared:
+        words.append(f"shared-{spec.shared}")
+    words += describe(spec).replace(" ", "").split(",")
+    if spec.attack.byzantine:
+        words.append(f"{_safe(spec.attack.name)}{spec.attack.byzantine}")
+    words.append(f"seed{spec.seed}")
+    return "-".join(filter(None, map(_safe, words)))
+
+
+def _safe(word: str) -> str:
+    """A word of letters, digits and a few signs, not too long."""
+    return re.sub(r"[^A-Za-z0-9_+-]+", "-", word).strip("-")[:_LONGEST].strip("-")

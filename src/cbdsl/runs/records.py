@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
 from cbdsl import __version__
+from cbdsl.algorithm.ledger import NUMBER_BYTES, Kind, Traffic, by_kind, payload
+from cbdsl.algorithm.messages import RoundLog, ServerState
+from cbdsl.algorithm.methods import Method
 from cbdsl.engines.base import Engine
-from cbdsl.methods.base import Method
-from cbdsl.plain import from_plain
-from cbdsl.protocol.ledger import NUMBER_BYTES, Kind, Traffic, by_kind, payload
-from cbdsl.protocol.messages import RoundLog
-from cbdsl.protocol.state import ServerState
 from cbdsl.spec import Spec
-from cbdsl.text import clock, size
+from cbdsl.util.formatting import format_bytes, format_duration
+from cbdsl.util.serialize import from_plain
 
 _OF_SERVED_RUNS = ("names", "phases")
 
@@ -96,7 +95,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Finale:
+class FinalMeasurements:
     """What is measured once, of the model that a run ends with."""
 
     class_accuracy: tuple[float | None, ...]
@@ -148,7 +147,7 @@ def summarise(
     method: Method,
     engine: Engine,
     byzantine: Sequence[int],
-    finale: Finale,
+    finale: FinalMeasurements,
 ) -> Summary:
     """The summary of a run, from its records and what was measured at its end."""
     last, model_bytes = records[-1], engine.size * NUMBER_BYTES
@@ -207,17 +206,25 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     share = summary.model_uplink_bytes / summary.fedavg_model_uplink_bytes
     rows = [
         ("accuracy", f"{summary.final_accuracy:.2%} on the test set (best round: {summary.best_accuracy:.2%})"),
-        ("uploads", f"{summary.uploads:,} models in {summary.rounds} rounds ({size(summary.model_uplink_bytes)})"),
+        (
+            "uploads",
+            f"{summary.uploads:,} models in {summary.rounds} rounds ({format_bytes(summary.model_uplink_bytes)})",
+        ),
     ]
     if summary.conversation != "average":
         fedavg_bytes = summary.fedavg_model_uplink_bytes
-        fedavg = f"{fedavg_bytes // (NUMBER_BYTES * summary.parameters):,} models ({size(fedavg_bytes)})"
+        fedavg = f"{fedavg_bytes // (NUMBER_BYTES * summary.parameters):,} models ({format_bytes(fedavg_bytes)})"
         saving = f", {1 / share:.1f} times as much" if share else ""
         plain = " without a codec" if summary.codec else ""
         rows.append(("compared with", f"FedAvg{plain}: {fedavg}{saving}"))
     if summary.codec:
         rows.append(("codec", summary.codec))
-    rows.append(("traffic", f"{size(summary.uplink_bytes)} up, {size(summary.downlink_bytes)} down, payload alone"))
+    rows.append(
+        (
+            "traffic",
+            f"{format_bytes(summary.uplink_bytes)} up, {format_bytes(summary.downlink_bytes)} down, payload alone",
+        )
+    )
     if summary.byzantine:
         caught = sorted(set(summary.byzantine) & set(summary.banned))
         rows.append(("attackers", f"{_workers(summary.byzantine)}; banned: {_names(caught) or 'none'}"))
@@ -231,8 +238,10 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     if summary.wasted_uplink_bytes:
         why = "left out" if summary.conversation == "average" else "refuted or declined"
         told = "; whose and why: `verdicts` in rounds.jsonl" if summary.conversation == "average" else ""
-        rows.append(("wasted", f"{size(summary.wasted_uplink_bytes)} of uploads that were {why}{told}"))
-    rows.append(("time", f"{clock(summary.seconds)} ({summary.seconds:.1f} s) on the {summary.engine} engine"))
+        rows.append(("wasted", f"{format_bytes(summary.wasted_uplink_bytes)} of uploads that were {why}{told}"))
+    rows.append(
+        ("time", f"{format_duration(summary.seconds)} ({summary.seconds:.1f} s) on the {summary.engine} engine")
+    )
     return rows
 
 

@@ -11,17 +11,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cbdsl.arrays import Floats, Indices
+from cbdsl.arrays import Doubles, Floats, Indices, Samples
 from cbdsl.engines.base import Engine
 from cbdsl.errors import UserError
 from cbdsl.models.network import Network
-from cbdsl.models.predictions import log_probabilities
 from cbdsl.runs.records import RoundRecord, Summary, summary_rows
 from cbdsl.spec import Spec
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
     from torch import nn
+
+
+def log_probabilities(engine: Engine, weights: Floats, features: Floats, classes: int) -> Doubles:
+    """Logarithms of the probabilities of classes, (N, classes): logits, up to a number that a sample's have in common.
+
+    An engine computes losses; the loss of a sample under a label is the negative of that label's.
+    """
+    everything = np.arange(len(features), dtype=np.int32)
+    columns = [
+        -engine.sample_losses(weights, Samples(features, np.full(len(features), label, np.int32)), everything)
+        for label in range(classes)
+    ]
+    return np.stack(columns, axis=1)
 
 
 @dataclass(frozen=True, eq=False)

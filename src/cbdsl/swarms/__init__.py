@@ -1,1 +1,1 @@
-"""Who answers a server: the workers in this process."""
+"""Swarms that implement `report` and `upload`: in this process and on a Ray cluster."""

@@ -18,21 +18,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 import cbdsl
+from cbdsl.algorithm.messages import Order, Upload, WorkerId
+from cbdsl.algorithm.methods import Method
+from cbdsl.algorithm.worker import LocalWorkers, TrainingSet, WorkerData
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples
 from cbdsl.codecs.base import Codec
 from cbdsl.engines import native_engine
 from cbdsl.engines.choose import choose_engine
 from cbdsl.errors import UserError
-from cbdsl.methods.base import Method
 from cbdsl.models.network import Network
-from cbdsl.protocol.messages import Order, Upload, WorkerId
-from cbdsl.spec_groups import LocalSpec, SwarmSpec
-from cbdsl.swarms.rows import Rows
-from cbdsl.workers.local import Holdings, Lesson, LocalWorkers
+from cbdsl.spec import LocalSpec, SwarmSpec
+from cbdsl.swarms.local import WorkerRows
 
 
 @dataclass(frozen=True, eq=False)
-class Recipe:
+class ShardRecipe:
     """What all shards of a run have in common."""
 
     method: Method
@@ -46,16 +46,16 @@ class Recipe:
 
 
 @dataclass(frozen=True, eq=False)
-class Plot:
+class ShardData:
     """What one shard has to itself."""
 
     names: range  # of its workers
     initial: Floats  # (1, D) for all, or (k, D)
-    held: Holdings  # the samples of its workers and those that are shared, and no others
+    held: WorkerData  # the samples of its workers and those that are shared, and no others
 
 
 @dataclass(frozen=True)
-class Facts:
+class ShardFacts:
     """Where a shard lives, and what its numbers depend on beside the run."""
 
     host: str
@@ -64,7 +64,7 @@ class Facts:
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class ShardAnswer:
     """What comes back for an order."""
 
     scores: Floats  # (k,), what the participants claim
@@ -74,14 +74,14 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Behind:
+class ShardRestarted:
     """The answer of a shard that is not where it is thought to be: it was started again."""
 
 
 class Shard:
     """Some workers of a swarm. Every call says after which round they should be; a shard that is not says so."""
 
-    _rows: Rows  # once it is prepared
+    _rows: WorkerRows  # once it is prepared
 
     def __init__(self, code: str, threads: int) -> None:
         """Threads: of its engine. It has no workers yet: see `prepare`."""
@@ -93,7 +93,7 @@ class Shard:
         self._threads, self._token, self._at = threads, 0, -1
         self._layout: dict[str, tuple[tuple[int, ...], str]] = {}
 
-    def prepare(self, token: int, recipe: Recipe, plot: Plot) -> None:
+    def prepare(self, token: int, recipe: ShardRecipe, plot: ShardData) -> None:
         """Rows as at the start, for whoever shows this token to fill; until `settle` they are those of no round."""
         if self._token:
             del self._rows  # first: a machine has room for one set of rows
@@ -104,65 +104,67 @@ class Shard:
             engine, plot.held, recipe.local, recipe.swarm, recipe.seed, plot.names, recipe.method.gradients,
             recipe.codec,
         )  # fmt: skip
-        self._rows = Rows(recipe.method, workers, plot.initial, recipe.commits)
+        self._rows = WorkerRows(recipe.method, workers, plot.initial, recipe.commits)
         arrays = vars(self._rows.kept)
         self._layout = {name: (array.shape[1:], array.dtype.str) for name, array in arrays.items()}
         self._token, self._at, self._build = token, -1, build_of(recipe.engine)
 
-    def facts(self, at: int) -> Facts | Behind:
-        """See `Facts`."""
-        return Facts(platform.node(), self._build, self._layout) if at == self._at else Behind()
+    def facts(self, at: int) -> ShardFacts | ShardRestarted:
+        """See `ShardFacts`."""
+        return ShardFacts(platform.node(), self._build, self._layout) if at == self._at else ShardRestarted()
 
-    def report(self, at: int, order: Order, model: Floats | None, told: Sequence[WorkerId]) -> Answer | Behind:
+    def report(
+        self, at: int, order: Order, model: Floats | None, told: Sequence[WorkerId]
+    ) -> ShardAnswer | ShardRestarted:
         """Carry an order out. model: w^g, if it is new. told: whose models the attackers speak for."""
         if order.round == self._at != at:  # asked twice: the answer was lost on its way
             claims = self._rows.claims(order)
         elif self._at != at:
-            return Behind()
+            return ShardRestarted()
         else:
             self._at = -1  # whatever ends this half-way, nobody takes the rows for those of a round
             claims = self._rows.carry_out(replace(order, global_best=model))
             self._at = order.round
-        return Answer(
+        return ShardAnswer(
             np.array([claim.score for claim in claims.values()], np.float32),
             tuple(claim.commitment for claim in claims.values()),
             self._rows.models(told) if len(told) else np.zeros((0, 0), np.float32),
             self._rows.scores(told) if len(told) else np.zeros(0),
         )
 
-    def models(self, at: int, workers: Sequence[WorkerId]) -> tuple[Floats, Doubles] | Behind:
+    def models(self, at: int, workers: Sequence[WorkerId]) -> tuple[Floats, Doubles] | ShardRestarted:
         """What these workers would send and claim, (k, V D) and (k,)."""
-        return (self._rows.models(workers), self._rows.scores(workers)) if at == self._at else Behind()
+        return (self._rows.models(workers), self._rows.scores(workers)) if at == self._at else ShardRestarted()
 
-    def contents(self, at: int, workers: Sequence[WorkerId]) -> list[Upload] | Behind:
+    def contents(self, at: int, workers: Sequence[WorkerId]) -> list[Upload] | ShardRestarted:
         """The messages of these workers."""
-        return self._rows.contents(workers) if at == self._at else Behind()
+        return self._rows.contents(workers) if at == self._at else ShardRestarted()
 
-    def block(self, at: int, name: str, first: int, last: int) -> NDArray[Any] | Behind:
+    def block(self, at: int, name: str, first: int, last: int) -> NDArray[Any] | ShardRestarted:
         """Some rows of one array."""
         if at != self._at:
-            return Behind()
+            return ShardRestarted()
         found: NDArray[Any] = getattr(self._rows.kept, name)[first:last]
         return found
 
-    def put(self, token: int, name: str, first: int, block: NDArray[Any]) -> Behind | None:
+    def put(self, token: int, name: str, first: int, block: NDArray[Any]) -> ShardRestarted | None:
         """Write rows of one array. A shard that does not know the token has died since."""
         if token != self._token:
-            return Behind()
+            return ShardRestarted()
         getattr(self._rows.kept, name)[first : first + len(block)] = block
         return None
 
-    def settle(self, token: int, at: int, received: Floats | None) -> Behind | None:
+    def settle(self, token: int, at: int, received: Floats | None) -> ShardRestarted | None:
         """From now on the rows are those after a round. received: what the server last sent."""
         if token != self._token:
-            return Behind()
+            return ShardRestarted()
         if received is not None:
             self._rows.receive(received)
         self._at = at
         return None
 
 
-def part_of(held: Holdings, first: int, last: int) -> Holdings:
+def part_of(held: WorkerData, first: int, last: int) -> WorkerData:
     """What some of the workers hold, with the samples that they need and no others."""
     lessons = held.training[first:last]
     scoring = held.scoring if held.scoring.ndim == 1 else held.scoring[first:last]
@@ -177,8 +179,8 @@ def part_of(held: Holdings, first: int, last: int) -> Holdings:
         places = np.searchsorted(kept[pool], indices).astype(np.int32)
         return np.where(indices == PADDING, np.int32(PADDING), places)
 
-    training = (Lesson(pools[id(one.samples)], moved(id(one.samples), one.indices)) for one in lessons)
-    return Holdings(tuple(training), pools[id(held.scored)], moved(id(held.scored), scoring))
+    training = (TrainingSet(pools[id(one.samples)], moved(id(one.samples), one.indices)) for one in lessons)
+    return WorkerData(tuple(training), pools[id(held.scored)], moved(id(held.scored), scoring))
 
 
 def build_of(engine: str) -> str:

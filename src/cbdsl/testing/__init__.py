@@ -5,11 +5,11 @@
 A part is given as an object or by its registered name. An AssertionError names the part, the law and what was seen.
 """
 
-from cbdsl.testing.attacks import check_attack
-from cbdsl.testing.codecs import check_codec
-from cbdsl.testing.methods import check_method
-from cbdsl.testing.servers import check_aggregator, check_selection
-from cbdsl.testing.sources import check_dataset, check_model, check_partition
+from cbdsl.testing.check_attack import check_attack
+from cbdsl.testing.check_codec import check_codec
+from cbdsl.testing.check_data import check_dataset, check_model, check_partition
+from cbdsl.testing.check_method import check_method
+from cbdsl.testing.check_server import check_aggregator, check_selection
 
 __all__ = [
     "check_aggregator",

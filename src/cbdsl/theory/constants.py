@@ -9,12 +9,89 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cbdsl.arrays import Doubles
+from cbdsl.algorithm.worker import padded
+from cbdsl.arrays import Doubles, Floats, Indices, Samples
+from cbdsl.data.partition import Labels
+from cbdsl.engines.base import Engine
+
+
+class Problem(Protocol):
+    """F_i = sum_c p_i(c) E_{x|c}[f_c] for every worker, and F = sum_c p(c) E_{x|c}[f_c] for the population (Sec. V)."""
+
+    @property
+    def shares(self) -> Doubles:
+        """p_i(c): how a worker's training data is spread over the classes, (U, C)."""
+        ...
+
+    @property
+    def population(self) -> Doubles:
+        """p(c): how the population is spread over the classes, (C,)."""
+        ...
+
+    def losses(self, weights: Rows) -> Doubles:
+        """F_i(w_i) for one model a worker, (U, D) -> (U,)."""
+        ...
+
+    def class_gradients(self, workers: Indices, weights: Rows) -> Rows:
+        """The gradients of E_{x|c}[f_c] over each worker's own samples, (k, D) -> (k, C, D); zero where it has none."""
+        ...
+
+    def population_gradients(self, weights: Rows) -> Rows:
+        """The gradients of E_{x|c}[f_c] over the population, (D,) -> (C, D); zero for a class that nobody has."""
+        ...
+
+
+class EngineProblem:
+    """The problem of a run: the mean cross-entropy over D_i (and D_tr where it is shared), by an engine."""
+
+    def __init__(
+        self, engine: Engine, samples: Samples, training: Sequence[Indices], population: Indices, classes: int
+    ) -> None:
+        """training: what each worker trains on. population: the samples of the genie worker."""
+        self._engine, self._samples = engine, samples
+        self._training = padded(training)
+        self._by_class = [by_class(rows, samples.labels, classes) for rows in training]
+        self._population = by_class(population, samples.labels, classes)
+        self.shares = np.array([proportions(rows, samples.labels, classes) for rows in training])  # (U, C)
+        self.population = proportions(population, samples.labels, classes)  # (C,)
+
+    def losses(self, weights: Rows) -> Doubles:
+        """See `Problem.losses`."""
+        return self._engine.losses(weights, self._samples, self._training)
+
+    def class_gradients(self, workers: Indices, weights: Rows) -> Floats:
+        """See `Problem.class_gradients`."""
+        return self._gradients([self._by_class[worker] for worker in workers], weights)
+
+    def population_gradients(self, weights: Rows) -> Floats:
+        """See `Problem.population_gradients`."""
+        (only,) = self._gradients([self._population], weights[None])
+        return np.asarray(only)
+
+    def _gradients(self, held: Sequence[Sequence[Indices]], weights: Rows) -> Floats:
+        """One row for every class that a worker has, all in one call: classes are spread over threads like workers."""
+        present = [(row, label) for row, parts in enumerate(held) for label, part in enumerate(parts) if len(part)]
+        rows, labels = (list(column) for column in zip(*present, strict=True))
+        indices = padded([held[row][label] for row, label in present])
+        result = np.zeros((len(held), len(held[0]), weights.shape[1]), np.float32)  # (k, C, D)
+        result[rows, labels] = self._engine.gradients(np.ascontiguousarray(weights[rows]), self._samples, indices)
+        return result
+
+
+def by_class(rows: Indices, labels: Labels, classes: int) -> list[Indices]:
+    """Rows sorted into one list a class."""
+    return [rows[labels[rows] == label] for label in range(classes)]
+
+
+def proportions(rows: Indices, labels: Labels, classes: int) -> Doubles:
+    """The share of every class among these rows, (C,)."""
+    return np.bincount(labels[rows], minlength=classes) / len(rows)
+
 
 Rows = NDArray[Any]  # (k, D), float32 or float64
 
@@ -92,40 +169,42 @@ def chosen(part: _Reduced, rows: NDArray[np.bool_]) -> _Reduced:
 
 
 @dataclass(frozen=True)
-class Range:
+class ValueRange:
     """The least and the greatest value seen; NaN if none was."""
 
     low: float
     high: float
 
     @staticmethod
-    def of(values: Iterable[Doubles]) -> Range:
+    def of(values: Iterable[Doubles]) -> ValueRange:
         """The range of everything in some arrays that is defined."""
         defined = np.concatenate([np.empty(0), *(part[~np.isnan(part)] for part in values)])
-        return Range(float(defined.min()), float(defined.max())) if len(defined) else Range(math.nan, math.nan)
+        return (
+            ValueRange(float(defined.min()), float(defined.max())) if len(defined) else ValueRange(math.nan, math.nan)
+        )
 
 
 @dataclass(frozen=True)
 class DirectionBounds:
     """The assumed bounds of one direction: over all workers and rounds."""
 
-    cosine: Range  # q
-    ratio: Range  # u
-    product: Range  # q u, taken over the product: its extremes are not the products of the extremes
+    cosine: ValueRange  # q
+    ratio: ValueRange  # u
+    product: ValueRange  # q u, taken over the product: its extremes are not the products of the extremes
 
     @staticmethod
     def of(seen: Iterable[Alignment]) -> DirectionBounds:
         """The bounds of what was seen."""
         all_seen = list(seen)
         return DirectionBounds(
-            Range.of(one.cosine for one in all_seen),
-            Range.of(one.ratio for one in all_seen),
-            Range.of(one.product for one in all_seen),
+            ValueRange.of(one.cosine for one in all_seen),
+            ValueRange.of(one.ratio for one in all_seen),
+            ValueRange.of(one.product for one in all_seen),
         )
 
 
 @dataclass(frozen=True)
-class Constants:
+class MeasuredConstants:
     """Everything that Sec. IV assumes, as measured on a trajectory."""
 
     velocity: DirectionBounds  # v_{i,t}: q, u

@@ -9,20 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from cbdsl.algorithm.messages import Order
+from cbdsl.algorithm.particles import Coefficients, Particles, move_particles
+from cbdsl.algorithm.worker import batches_of
+from cbdsl.algorithm.worker import steps_of as steps_in_round
 from cbdsl.arrays import Doubles, Floats, Indices
-from cbdsl.data import Dataset
+from cbdsl.data.dataset import Dataset
 from cbdsl.engines.base import Sgd
-from cbdsl.protocol.messages import Order
 from cbdsl.rng import seed_of, stream
-from cbdsl.runs.play import rounds
+from cbdsl.runs.build import Experiment, ModelBuilder, holdings, honest_workers
+from cbdsl.runs.loop import play_rounds
 from cbdsl.runs.records import finite
-from cbdsl.runs.stage import ModelBuilder, Stage, holdings, honest_workers
 from cbdsl.spec import Spec
 from cbdsl.theory.constants import norms
 from cbdsl.theory.trajectory import stage_of
-from cbdsl.workers.batches import batches_of
-from cbdsl.workers.local import steps_of as steps_in_round
-from cbdsl.workers.swarm import Coefficients, Particles, move
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,14 @@ OnDivergence = Callable[[Divergence], None]
 class Genie:
     """One worker that knows all data: v^g_{t+1} = c0 v^g_t - alpha grad F(w^g_t), w^g_{t+1} = w^g_t + v^g_{t+1}."""
 
-    stage: Stage
+    stage: Experiment
     population: Indices
     steps: int  # as many batches a round as a worker's
     position: Floats  # w^g_t, (D,)
     velocity: Floats  # v^g_t, (D,)
 
     @staticmethod
-    def at_start(stage: Stage) -> Genie:
+    def at_start(stage: Experiment) -> Genie:
         """The genie before round 1, at the swarm's common initial model."""
         steps = int(steps_of(stage).max())
         start = stage.initial[0]
@@ -67,7 +67,7 @@ class Genie:
         settings = self.stage.spec.swarm
         nothing = np.zeros((1, 1), np.float32)
         own = Particles(self.position[None], self.velocity[None], self.position[None], np.zeros(1))
-        positions, velocities = move(
+        positions, velocities = move_particles(
             own,
             self.position,
             Coefficients(inertia, nothing, nothing),
@@ -88,12 +88,12 @@ class Genie:
         return stage.engine.train(np.ascontiguousarray(start), stage.dataset.train, batches[None], sgd, seeds)
 
 
-def population_of(stage: Stage) -> Indices:
+def population_of(stage: Experiment) -> Indices:
     """D, the union of all D_i (Sec. III). D_G is no part of it: runs with and without it have one population."""
     return np.concatenate(stage.split.workers)
 
 
-def steps_of(stage: Stage) -> Indices:
+def steps_of(stage: Experiment) -> Indices:
     """How many SGD steps each worker takes in a round, (U,)."""
     held = holdings(stage.split, stage.dataset.train, stage.spec).training
     return np.array([steps_in_round(len(own.indices), stage.spec.local) for own in held], np.int32)
@@ -129,7 +129,7 @@ class Companion:
         self.curve: list[Divergence] = []
         self._genie: Genie | None = None
 
-    def __call__(self, stage: Stage, order: Order) -> None:
+    def __call__(self, stage: Experiment, order: Order) -> None:
         """Move the genie as the swarm was ordered to move, then measure."""
         before = self._genie or Genie.at_start(stage)
         self._genie = before.moved(order.round, order.inertia, order.learning_rate)
@@ -147,7 +147,7 @@ def divergence_curve(
 ) -> list[dict[str, Any]]:
     """Figure 5 for one spec: one `Divergence` a round, as plain numbers for JSON."""
     stage, companion = stage_of(spec, threads, model, data), Companion()
-    for played in rounds(stage, stage.first_state(), measured=False):
+    for played in play_rounds(stage, stage.first_state(), measured=False):
         companion(stage, played.order)
         if on_round is not None:
             on_round(companion.curve[-1])

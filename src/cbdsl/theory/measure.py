@@ -2,20 +2,314 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from rich.table import Table
 
-from cbdsl.data import Dataset
+from cbdsl.arrays import Doubles, Indices
+from cbdsl.data.dataset import Dataset
 from cbdsl.errors import UserError
-from cbdsl.runs.stage import ModelBuilder, Stage, holdings, honest_workers
+from cbdsl.runs.build import Experiment, ModelBuilder, holdings, honest_workers
 from cbdsl.spec import Spec
 from cbdsl.theory import theorem1, theorem2
-from cbdsl.theory.genie import Divergence, Genie, OnDivergence, divergences, population_of, steps_of, summarise
-from cbdsl.theory.observe import GenieStep, observe
-from cbdsl.theory.problem import EngineProblem
-from cbdsl.theory.report import TheoryResult
-from cbdsl.theory.trajectory import Move, replay, stage_of
+from cbdsl.theory.constants import (
+    DirectionBounds,
+    EngineProblem,
+    MeasuredConstants,
+    Problem,
+    Rows,
+    ValueRange,
+    chosen,
+    inner,
+    joined,
+    norms,
+)
+from cbdsl.theory.genie import (
+    Divergence,
+    Genie,
+    OnDivergence,
+    divergences,
+    population_of,
+    steps_of,
+    summarise,
+)
+from cbdsl.theory.theorem1 import CoefficientBounds, Descent, RateBound, Theorem1, descent_of
+from cbdsl.theory.theorem2 import DistanceBound, GenieGap, GenieMove, GradientSet, Theorem2, class_secants, gap_of
+from cbdsl.theory.trajectory import SwarmMove, replay, stage_of
+from cbdsl.util.serialize import from_plain, to_plain
+
+_BLOCK_BYTES = 64 * 2**20  # class gradients held at once
+
+
+@dataclass(frozen=True, eq=False)
+class GenieStep:
+    """One round of the genie worker."""
+
+    before: Rows  # w^g_t, (D,)
+    velocity: Rows  # v^g_t
+    after: Rows  # w^g_{t+1}
+
+
+@dataclass(frozen=True, eq=False)
+class Observations:
+    """A whole trajectory in scalars."""
+
+    descents: tuple[Descent, ...]  # one a round
+    gaps: tuple[GenieGap, ...]  # with alpha the learning rate
+    whole_gaps: tuple[GenieGap, ...]  # with alpha the rate times the steps of a round
+    lipschitz: Doubles  # L_c, (C,)
+    start: Doubles  # ||w_{i,0} - w^g_0||, (U,)
+    first_loss: Doubles  # F_i(w_{i,0}), (U,)
+    last_squared_gradient: Doubles  # ||grad F_i(w_{i,T})||^2, (U,)
+    kept: NDArray[
+        np.bool_
+    ]  # of all workers observed, those whose weights and gradients stay finite: the U of everything above
+
+
+def observe(
+    problem: Problem, steps: Iterable[tuple[SwarmMove, GenieStep]], pulls: tuple[float, float], work: Doubles
+) -> Observations:
+    """Follow a trajectory and measure it; a worker whose numbers do not stay finite is left out.
+
+    pulls: delta_1 and delta_2. work: how many steps of size alpha the local work of a round amounts to, (U,).
+    """
+    descents: list[Descent] = []
+    gaps: list[GenieGap] = []
+    whole_gaps: list[GenieGap] = []
+    lipschitz: list[Doubles] = []
+    view: GradientSet | None = None
+    for move, genie in steps:
+        if view is None:
+            view = _look(problem, move.before, genie.before)
+            loss = first_loss = problem.losses(move.before)
+            start = norms(np.subtract(move.before, genie.before, dtype=np.float64))
+        after = _look(problem, move.after, genie.after)
+        next_loss = problem.losses(move.after)
+        weights = CoefficientBounds(move.inertia, *pulls)
+        genie_move = GenieMove(genie.before, genie.after, genie.velocity, problem.population_gradients(genie.before))
+        rates = np.full(len(work), move.learning_rate)
+        parts = []
+        for rows in _blocks(len(work), move.after.shape[1] * 4):
+            block, seen = move.rows(rows), view.rows(rows)
+            shared = (problem.shares[rows], problem.population, seen)
+            parts.append((
+                descent_of(block, weights, seen.gradient, after.gradient[rows], (next_loss - loss)[rows]),
+                gap_of(block, genie_move, *shared, rates[rows]),
+                gap_of(block, genie_move, *shared, (rates * work)[rows]),
+            ))  # fmt: skip
+        descents.append(joined([part[0] for part in parts]))
+        gaps.append(joined([part[1] for part in parts]))
+        whole_gaps.append(joined([part[2] for part in parts]))
+        lipschitz.append(view.secants)
+        view, loss = after, next_loss
+    if view is None:
+        raise ValueError("there are no moves to observe; give a trajectory of at least one round")
+    last = inner(view.gradient, view.gradient)
+    needed = [
+        last,
+        *(vars(gap)[name] for gap in gaps for name in ("distance", "velocity", "swarm", "local", "sampling")),
+    ]
+    needed += [vars(one)[name] for one in descents for name in ("squared_gradient", "loss_change")]
+    kept: NDArray[np.bool_] = np.asarray(np.isfinite(np.stack(needed)).all(0))  # (U,)
+    return Observations(
+        tuple(chosen(one, kept) for one in descents),
+        tuple(chosen(one, kept) for one in gaps),
+        tuple(chosen(one, kept) for one in whole_gaps),
+        np.nan_to_num(_greatest(np.concatenate([seen[kept] for seen in lipschitz]))),
+        start[kept],
+        first_loss[kept],
+        last[kept],
+        kept,
+    )
+
+
+def _look(problem: Problem, positions: Rows, genie: Rows) -> GradientSet:
+    """Gradients at the workers' positions and at the genie's; class by class within, then put together."""
+    parts = []
+    for rows in _blocks(len(positions), positions.shape[1] * len(problem.population) * 4):
+        workers: Indices = np.arange(len(positions), dtype=np.int32)[rows]
+        own, shares = positions[rows], problem.shares[rows]
+        at_worker = problem.class_gradients(workers, own)  # (k, C, D)
+        at_genie = problem.class_gradients(workers, np.broadcast_to(genie, own.shape))
+        apart = np.subtract(own, genie, dtype=np.float64)
+        parts.append(
+            GradientSet(_mix(shares, at_worker), _mix(shares, at_genie), class_secants(at_worker, at_genie, apart))
+        )
+    return joined(parts)
+
+
+def _mix(shares: Doubles, by_class: Rows) -> Doubles:
+    """sum_c p_i(c) G_{i,c}, (k, C) and (k, C, D) -> (k, D)."""
+    return np.stack([row @ gradients.astype(np.float64) for row, gradients in zip(shares, by_class, strict=True)])
+
+
+def _greatest(values: Doubles) -> Doubles:
+    """The greatest value of every column that is not NaN; NaN for a column without any."""
+    return np.asarray(np.fmax.reduce(values, axis=0, initial=np.nan))
+
+
+def _blocks(count: int, row_bytes: int) -> Iterator[slice]:
+    size = max(1, _BLOCK_BYTES // row_bytes)
+    for first in range(0, count, size):
+        yield slice(first, first + size)
+
+
+@dataclass(frozen=True)
+class TheoryResult:
+    """theory.json: the divergence of Fig. 5, the constants of Sec. IV and both theorems, on one run."""
+
+    spec_key: str
+    preset: str
+    method: str
+    shared: str
+    partition: str
+    seed: int
+    engine: str
+    parameters: int  # D
+    workers: int  # that were measured: all but attackers and the lost
+    lost: int  # workers whose weights did not stay finite
+    rounds: int  # T
+    steps: float  # how many steps of size alpha the local work of a round amounts to
+    divergence: tuple[Divergence, ...]  # one a round
+    constants: MeasuredConstants
+    theorem1: Theorem1
+    theorem2: Theorem2
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for JSON; a number that is not finite is null."""
+        return to_plain(self)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def from_json(values: Mapping[str, Any]) -> TheoryResult:
+        """The inverse of `to_json`, except that null becomes NaN; fails with KeyError if a field is missing."""
+        return from_plain(TheoryResult, values)
+
+    def to_text(self) -> str:
+        """The JSON text."""
+        return json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n"
+
+
+def table_of(result: TheoryResult) -> Table:
+    """Both theorems, one line a form."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("", "bound", "measured", "tightness", "verdict"):
+        table.add_column(name, justify="left" if name in ("", "verdict") else "right")
+    first, second = result.theorem1, result.theorem2
+    for name, rate in (
+        ("Theorem 1, printed", first.printed),
+        ("  alpha: a whole round", first.printed_whole),
+        ("Theorem 1, corrected", first.corrected),
+        ("Theorem 1, as played", first.played),
+    ):
+        table.add_row(name, number(rate.bound), number(rate.measured), number(rate.tightness), _short_rate(rate))
+    for name, bound in (
+        ("Theorem 2, printed", second.printed),
+        ("  alpha: a whole round", second.printed_whole),
+        ("Theorem 2, corrected", second.corrected),
+        ("  beta round by round", second.played),
+        ("  alpha: a whole round", second.corrected_whole),
+    ):
+        last = bound.rounds[-1]
+        table.add_row(
+            name, number(last.bound), number(last.measured), number(last.tightness), _short(bound.held, bound.checked)
+        )
+    return table
+
+
+def constants_table(constants: MeasuredConstants) -> Table:
+    """The bounds that Sec. IV assumes, as measured."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("direction", "cosine q", "ratio u", "product q u"):
+        table.add_column(name, justify="left" if name == "direction" else "right")
+    for name, bounds in _directions(constants):
+        table.add_row(name, span(bounds.cosine), span(bounds.ratio), span(bounds.product))
+    return table
+
+
+def _directions(constants: MeasuredConstants) -> list[tuple[str, DirectionBounds]]:
+    return [
+        ("own velocity v", constants.velocity),
+        ("personal best v^p", constants.personal),
+        ("global best v^g", constants.social),
+        ("local work", constants.local),
+    ]
+
+
+def verdict(result: TheoryResult) -> list[str]:
+    """The findings in sentences."""
+    first, second, curve = result.theorem1, result.theorem2, result.divergence
+    last = second.corrected.rounds[-1].terms
+    total = sum(vars(last).values())
+    shares = ", ".join(f"{name} {value / total:.0%}" for name, value in vars(last).items()) if total else "all 0"
+    return [
+        f"Model divergence: {number(curve[0].mean)} after round 1, {number(curve[-1].mean)} ± "
+        f"{number(curve[-1].deviation)} after round {curve[-1].round}; EMD {_mean(second.emd):.3f} on average."
+        + (f" Left out: {result.lost} workers whose weights did not stay finite." if result.lost else ""),
+        f"L is at least {number(result.constants.smoothness)} (secants); the descent lemma needs "
+        f"{number(result.constants.curvature)} on the moves made.",
+        f"Theorem 1 as printed {rate_verdict(first.printed)}; corrected, it {rate_verdict(first.corrected)}; over the "
+        f"moves as they were played, it {rate_verdict(first.played)}.",
+        f"Remark 1 (CB-DSL faster than FedAvg): {_remark(first.remark_printed)} as printed, "
+        f"{_remark(first.remark_corrected)} corrected. Of the progress along -grad F, {first.swarm_share:.0%} came "
+        f"from the swarm's terms; {first.uphill:,} of {first.moves:,} moves went uphill.",
+        f"Theorem 2 as printed {distance_verdict(second.printed)}; corrected, it {distance_verdict(second.corrected)}. "
+        f"Its last bound is made of: {shares}.",
+    ]
+
+
+def _short_rate(rate: RateBound) -> str:
+    return _short(rate.held, rate.speaks) if rate.speaks else "says nothing"
+
+
+def _short(held: int, of: int) -> str:
+    return f"holds, {held:,} of {of:,}" if held == of else f"fails, holds on {held:,} of {of:,}"
+
+
+def rate_verdict(rate: RateBound) -> str:
+    """One form of Theorem 1 in words."""
+    if not rate.speaks:
+        worst = "is not defined" if math.isnan(rate.phi.low) else f"= {number(rate.phi.low)}, not positive"
+        return f"says nothing: Phi_E {worst}"
+    of_whom = "" if rate.speaks == rate.workers else f", and says nothing of {rate.workers - rate.speaks}"
+    word = "holds" if rate.held == rate.speaks else "fails"
+    return f"{word} for {rate.held} of {rate.speaks} workers{of_whom}"
+
+
+def distance_verdict(bound: DistanceBound) -> str:
+    """One form of Theorem 2 in words."""
+    if bound.holds:
+        return f"holds on all {bound.checked:,} worker-rounds, {span(bound.tightness)} times what is measured"
+    return f"fails on {bound.checked - bound.held:,} of {bound.checked:,} worker-rounds"
+
+
+def number(value: float) -> str:
+    """A number for people; a dash where there is none."""
+    if not math.isfinite(value):
+        return "–" if math.isnan(value) else "infinite"
+    return f"{value:.3g}"
+
+
+def span(values: ValueRange) -> str:
+    """A range for people."""
+    return f"{number(values.low)} … {number(values.high)}"
+
+
+def _remark(values: ValueRange) -> str:
+    if math.isnan(values.low):
+        return "not defined"
+    if values.low > 0:
+        return "met in every round"
+    return "met in some rounds" if values.high > 0 else "met in no round"
+
+
+def _mean(values: tuple[float, ...]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def measure(
@@ -30,7 +324,7 @@ def measure(
     return measure_stage(stage_of(spec, threads, model, data), on_round)
 
 
-def measure_stage(stage: Stage, on_round: OnDivergence | None = None) -> TheoryResult:
+def measure_stage(stage: Experiment, on_round: OnDivergence | None = None) -> TheoryResult:
     """The same for a stage that was prepared and not yet played."""
     spec, workers = stage.spec, honest_workers(stage)
     held = holdings(stage.split, stage.dataset.train, spec).training
@@ -44,7 +338,7 @@ def measure_stage(stage: Stage, on_round: OnDivergence | None = None) -> TheoryR
     work = np.maximum(steps_of(stage)[workers] / (1 - spec.local.momentum), 1.0)  # momentum lengthens every step
     curve: list[Divergence] = []
 
-    def steps() -> Iterator[tuple[Move, GenieStep]]:
+    def steps() -> Iterator[tuple[SwarmMove, GenieStep]]:
         for move, step in beside_genie(stage):
             yield move, step
             curve.append(summarise(move.round, divergences(move.after, step.after)))
@@ -80,7 +374,7 @@ def measure_stage(stage: Stage, on_round: OnDivergence | None = None) -> TheoryR
     )
 
 
-def beside_genie(stage: Stage) -> Iterator[tuple[Move, GenieStep]]:
+def beside_genie(stage: Experiment) -> Iterator[tuple[SwarmMove, GenieStep]]:
     """Every move of the swarm with the genie's move of the same round."""
     genie = Genie.at_start(stage)
     for move in replay(stage):

@@ -14,17 +14,17 @@ import numpy as np
 from cbdsl.arrays import Doubles
 from cbdsl.theory.constants import (
     Alignment,
-    Constants,
     DirectionBounds,
-    Range,
+    MeasuredConstants,
     Rows,
+    ValueRange,
     align,
     curvatures,
     inner,
     quotient,
     secants,
 )
-from cbdsl.theory.trajectory import Move
+from cbdsl.theory.trajectory import SwarmMove
 
 ROUNDING = 1e-9  # relative; sums of exact numbers differ by their order
 
@@ -69,7 +69,7 @@ class Descent:
 
 
 def descent_of(
-    move: Move, weights: CoefficientBounds, gradient: Rows, next_gradient: Rows, loss_change: Doubles
+    move: SwarmMove, weights: CoefficientBounds, gradient: Rows, next_gradient: Rows, loss_change: Doubles
 ) -> Descent:
     """Measure one move; gradients of F_i at w_t and at w_{t+1}, (k, D)."""
     step, swarm = move.displacement(), move.swarm_part()
@@ -90,19 +90,19 @@ def descent_of(
     )
 
 
-def constants_of(descents: Sequence[Descent]) -> Constants:
+def constants_of(descents: Sequence[Descent]) -> MeasuredConstants:
     """The bounds over all workers and rounds; in round 1, where nothing has moved yet, the products are 0."""
-    return Constants(
+    return MeasuredConstants(
         velocity=DirectionBounds.of(one.velocity for one in descents),
         personal=DirectionBounds.of(one.personal for one in descents),
         social=DirectionBounds.of(one.social for one in descents),
         local=DirectionBounds.of(one.local for one in descents),
-        smoothness=Range.of(one.secant for one in descents).high,
-        curvature=Range.of(one.curvature for one in descents).high,
+        smoothness=ValueRange.of(one.secant for one in descents).high,
+        curvature=ValueRange.of(one.curvature for one in descents).high,
     )
 
 
-def phi_printed(c: Constants, weights: CoefficientBounds, learning_rate: float) -> float:
+def phi_printed(c: MeasuredConstants, weights: CoefficientBounds, learning_rate: float) -> float:
     """Phi_E of Theorem 1, letter by letter."""
     slope = (
         learning_rate
@@ -113,7 +113,7 @@ def phi_printed(c: Constants, weights: CoefficientBounds, learning_rate: float) 
     return slope - 2 * c.smoothness * (_swarm_square(c, weights) + learning_rate**2)
 
 
-def phi_corrected(c: Constants, weights: CoefficientBounds) -> float:
+def phi_corrected(c: MeasuredConstants, weights: CoefficientBounds) -> float:
     """Phi_E with the sign of the cosines mended, extremes of products, and the local work as it is."""
     slope = (
         least(weights.mean, c.velocity.product)
@@ -124,27 +124,27 @@ def phi_corrected(c: Constants, weights: CoefficientBounds) -> float:
     return slope - 2 * smoothness(c) * (_swarm_square(c, weights) + c.local.ratio.high**2)
 
 
-def remark_printed(c: Constants, weights: CoefficientBounds, learning_rate: float) -> float:
+def remark_printed(c: MeasuredConstants, weights: CoefficientBounds, learning_rate: float) -> float:
     """The left side of Remark 1: Phi_E - (alpha - 2 L alpha^2). CB-DSL is said to be faster where it is positive."""
     return phi_printed(c, weights, learning_rate) - (learning_rate - 2 * c.smoothness * learning_rate**2)
 
 
-def remark_corrected(c: Constants, weights: CoefficientBounds) -> float:
+def remark_corrected(c: MeasuredConstants, weights: CoefficientBounds) -> float:
     """The same with the corrected Phi_E: what the swarm's terms add to that of local work alone."""
     return phi_corrected(c, weights) - (c.local.product.low - 2 * smoothness(c) * c.local.ratio.high**2)
 
 
-def least(factor: float, values: Range) -> float:
+def least(factor: float, values: ValueRange) -> float:
     """The least of factor * x over a range: the sign of the factor decides which end it takes."""
     return min(factor * values.low, factor * values.high)
 
 
-def smoothness(c: Constants) -> float:
+def smoothness(c: MeasuredConstants) -> float:
     """The L that the corrected form needs: Assumption 1 and the descent lemma, at every pair of points met."""
     return max(c.smoothness, c.curvature)
 
 
-def _swarm_square(c: Constants, weights: CoefficientBounds) -> float:
+def _swarm_square(c: MeasuredConstants, weights: CoefficientBounds) -> float:
     """E[(c0-c1-c2)^2] u^2 + E[c1^2] u^p^2 + E[c2^2] u^g^2."""
     return (
         weights.mean_square * c.velocity.ratio.high**2
@@ -157,7 +157,7 @@ def _swarm_square(c: Constants, weights: CoefficientBounds) -> float:
 class RateBound:
     """One form of the theorem beside the measurement, over the workers of a run."""
 
-    phi: Range  # over rounds; over workers for the played form
+    phi: ValueRange  # over rounds; over workers for the played form
     workers: int
     speaks: int  # workers of whom it says something: those with a positive Phi
     held: int  # of these, the workers whose gradients stay within the bound
@@ -174,8 +174,8 @@ class Theorem1:
     printed_whole: RateBound  # alpha is the rate times the steps of a round
     corrected: RateBound
     played: RateBound  # follows from the very moves that were made
-    remark_printed: Range  # the left side of Remark 1 over the rounds
-    remark_corrected: Range
+    remark_printed: ValueRange  # the left side of Remark 1 over the rounds
+    remark_corrected: ValueRange
     swarm_share: float  # of all progress along -grad F, the share of the swarm's terms
     moves: int  # worker-rounds
     uphill: int  # of these, moves that raised the worker's loss
@@ -203,7 +203,7 @@ def judge(
 
     def uniform(phis: list[float], measured: Doubles) -> RateBound:
         phi = min(phis)  # NaN, where a constant is not defined, is no promise either
-        return _rate(Range(phi, max(phis)), np.full(len(budget), phi), budget, measured, rounds)
+        return _rate(ValueRange(phi, max(phis)), np.full(len(budget), phi), budget, measured, rounds)
 
     steps = np.stack([one.squared_step for one in descents])  # (T, k)
     gains = np.stack([one.progress for one in descents])  # (T, k)
@@ -219,7 +219,7 @@ def judge(
             [phi_printed(c, w, a) for w, a in zip(weights, whole_rates, strict=True)], from_one.mean(0)
         ),
         corrected=uniform([phi_corrected(c, w) for w in weights], squares.mean(0)),
-        played=_rate(Range.of([phi_played]), phi_played, -change.sum(0), squares.mean(0), rounds),
+        played=_rate(ValueRange.of([phi_played]), phi_played, -change.sum(0), squares.mean(0), rounds),
         remark_printed=_span([remark_printed(c, w, a) for w, a in zip(weights, alphas, strict=True)]),
         remark_corrected=_span([remark_corrected(c, w) for w in weights]),
         swarm_share=swarm / progress if progress else math.nan,
@@ -229,7 +229,7 @@ def judge(
     )
 
 
-def _rate(phi: Range, phis: Doubles, budget: Doubles, measured: Doubles, rounds: int) -> RateBound:
+def _rate(phi: ValueRange, phis: Doubles, budget: Doubles, measured: Doubles, rounds: int) -> RateBound:
     """budget / (T Phi) against the measured means, worker by worker."""
     speaks = phis > 0
     bounds = budget[speaks] / (rounds * phis[speaks])
@@ -245,8 +245,8 @@ def _rate(phi: Range, phis: Doubles, budget: Doubles, measured: Doubles, rounds:
     )
 
 
-def _span(values: list[float]) -> Range:
-    return Range(min(values), max(values))
+def _span(values: list[float]) -> ValueRange:
+    return ValueRange(min(values), max(values))
 
 
 def _median(values: Doubles) -> float:

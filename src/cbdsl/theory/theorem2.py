@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cbdsl.arrays import Doubles
-from cbdsl.theory.constants import Range, Rows, norms, quotient
+from cbdsl.theory.constants import Rows, ValueRange, norms, quotient
 from cbdsl.theory.theorem1 import ROUNDING
-from cbdsl.theory.trajectory import Move
+from cbdsl.theory.trajectory import SwarmMove
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,20 +29,20 @@ class GenieMove:
 
 
 @dataclass(frozen=True, eq=False)
-class View:
+class GradientSet:
     """The gradients of some workers at one time."""
 
     gradient: Doubles  # of F_i at w_{i,t}, (k, D)
     at_genie: Doubles  # of F_i at w^g_t, (k, D)
     secants: Doubles  # L_c as seen between the two, (k, C); NaN where they are the same point
 
-    def rows(self, chosen: slice) -> View:
+    def rows(self, chosen: slice) -> GradientSet:
         """The same of some of its workers."""
-        return View(self.gradient[chosen], self.at_genie[chosen], self.secants[chosen])
+        return GradientSet(self.gradient[chosen], self.at_genie[chosen], self.secants[chosen])
 
 
 @dataclass(frozen=True, eq=False)
-class Gap:
+class GenieGap:
     """One round of every worker beside the genie, reduced to what Theorem 2 needs; (k,) unless said otherwise."""
 
     rates: Doubles  # alpha in this reading
@@ -68,8 +68,8 @@ def class_secants(at_worker: Rows, at_genie: Rows, apart: Rows) -> Doubles:
 
 
 def gap_of(
-    move: Move, genie: GenieMove, shares: Doubles, population: Doubles, view: View, rates: Doubles,
-) -> Gap:  # fmt: skip
+    move: SwarmMove, genie: GenieMove, shares: Doubles, population: Doubles, view: GradientSet, rates: Doubles,
+) -> GenieGap:  # fmt: skip
     """Measure one move beside the genie's.
 
     shares: p_i(c), (k, C). population: p(c), (C,). rates: alpha, (k,); the inequality holds for any value.
@@ -81,7 +81,7 @@ def gap_of(
     genie_step = np.subtract(genie.after, genie.before, dtype=np.float64)
     genie_local = (genie_step - genie_inertia)[None] + rates[:, None] * genie_gradient
     mixed = shares @ np.asarray(genie.by_class, np.float64)  # the gradient a worker would have, were its classes alike
-    return Gap(
+    return GenieGap(
         rates=rates,
         distance=norms(np.subtract(move.after, genie.after, dtype=np.float64)),
         velocity=norms(move.own_weight() * (move.velocity() - genie.velocity)),
@@ -94,7 +94,7 @@ def gap_of(
 
 
 @dataclass(frozen=True, eq=False)
-class Terms:
+class BoundTerms:
     """A bound after every round, term by term, (T, U) each; a term that a form lacks is 0."""
 
     initial: Doubles
@@ -109,21 +109,21 @@ class Terms:
         return self.initial + self.swarm + self.heterogeneity + self.local + self.sampling
 
 
-def betas(gaps: Sequence[Gap], slopes: Sequence[Doubles]) -> Doubles:
+def betas(gaps: Sequence[GenieGap], slopes: Sequence[Doubles]) -> Doubles:
     """beta = 1 + alpha sum_c p_i(c) L_c for every round, (T, U); slopes are the sums, (U,) each."""
     return np.stack([1 + gap.rates * slope for gap, slope in zip(gaps, slopes, strict=True)])
 
 
-def printed(gaps: Sequence[Gap], growth: Doubles, distances: Doubles, start: Doubles) -> Terms:
+def printed(gaps: Sequence[GenieGap], growth: Doubles, distances: Doubles, start: Doubles) -> BoundTerms:
     """The right-hand side of Theorem 2, letter by letter: its third term is not multiplied by beta^{t-j}."""
     zeros = np.zeros(growth.shape)
     third = np.cumsum([gap.rates * distances * gap.steepest for gap in gaps], axis=0)
-    return Terms(_carry(growth, zeros, start), _carry(growth, [gap.velocity for gap in gaps]), third, zeros, zeros)
+    return BoundTerms(_carry(growth, zeros, start), _carry(growth, [gap.velocity for gap in gaps]), third, zeros, zeros)
 
 
-def corrected(gaps: Sequence[Gap], growth: Doubles, distances: Doubles, start: Doubles) -> Terms:
+def corrected(gaps: Sequence[GenieGap], growth: Doubles, distances: Doubles, start: Doubles) -> BoundTerms:
     """The right-hand side that follows: every term grows by beta, no velocity is replaced, local work is measured."""
-    return Terms(
+    return BoundTerms(
         initial=_carry(growth, np.zeros(growth.shape), start),
         swarm=_carry(growth, [gap.swarm for gap in gaps]),
         heterogeneity=_carry(growth, [gap.rates * distances * gap.steepest for gap in gaps]),
@@ -132,7 +132,7 @@ def corrected(gaps: Sequence[Gap], growth: Doubles, distances: Doubles, start: D
     )
 
 
-Form = Callable[[Sequence[Gap], Doubles, Doubles, Doubles], Terms]
+BoundForm = Callable[[Sequence[GenieGap], Doubles, Doubles, Doubles], BoundTerms]
 
 
 def _carry(growth: Doubles, added: Sequence[Doubles] | Doubles, start: Doubles | float = 0.0) -> Doubles:
@@ -176,8 +176,8 @@ class DistanceBound:
     workers: int
     held: int  # worker-rounds within the bound
     checked: int  # worker-rounds
-    tightness: Range  # of the rounds' medians
-    beta: Range  # over workers and rounds
+    tightness: ValueRange  # of the rounds' medians
+    beta: ValueRange  # over workers and rounds
     rounds: tuple[BoundRow, ...]
 
 
@@ -196,19 +196,22 @@ class Theorem2:
 
 
 def judge(
-    gaps: Sequence[Gap],
-    whole_gaps: Sequence[Gap],
+    gaps: Sequence[GenieGap],
+    whole_gaps: Sequence[GenieGap],
     problem: tuple[Doubles, Doubles],
     lipschitz: Doubles,
     start: Doubles,
 ) -> Theorem2:
-    """Both forms in both readings; one `Gap` a round. problem: p_i(c) and p(c). start: ||w_{i,0} - w^g_0||, (U,)."""
+    """Measure both forms in both readings, from one `GenieGap` per round.
+
+    problem: p_i(c) and p(c). start: ||w_{i,0} - w^g_0||, (U,).
+    """
     shares, population = problem
     heterogeneity = emd(shares, population)
 
     slopes = [shares @ lipschitz] * len(gaps)
 
-    def form(make: Form, seen: Sequence[Gap], slopes: Sequence[Doubles]) -> DistanceBound:
+    def form(make: BoundForm, seen: Sequence[GenieGap], slopes: Sequence[Doubles]) -> DistanceBound:
         with np.errstate(over="ignore"):  # beta^T may leave the range of numbers; an infinite bound still holds
             growth = betas(seen, slopes)
             return compare(make(seen, growth, heterogeneity, start), np.stack([gap.distance for gap in seen]), growth)
@@ -225,7 +228,7 @@ def judge(
     )
 
 
-def compare(terms: Terms, measured: Doubles, growth: Doubles) -> DistanceBound:
+def compare(terms: BoundTerms, measured: Doubles, growth: Doubles) -> DistanceBound:
     """A bound against distances measured, (T, U)."""
     bound = terms.bound
     within = measured <= bound * (1 + ROUNDING)
@@ -245,8 +248,8 @@ def compare(terms: Terms, measured: Doubles, growth: Doubles) -> DistanceBound:
         workers=bound.shape[1],
         held=int(within.sum()),
         checked=int(within.size),
-        tightness=Range.of([np.array([row.tightness for row in rows])]),
-        beta=Range.of([growth]),
+        tightness=ValueRange.of([np.array([row.tightness for row in rows])]),
+        beta=ValueRange.of([growth]),
         rounds=rows,
     )
 

@@ -11,21 +11,20 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cbdsl.algorithm.methods import Method, SwarmMethod
 from cbdsl.arrays import Doubles
-from cbdsl.data import Dataset
+from cbdsl.data.dataset import Dataset
 from cbdsl.errors import UserError
-from cbdsl.methods.base import Method, SwarmMethod
-from cbdsl.register import method as methods
-from cbdsl.runs.defence import method_of
-from cbdsl.runs.play import rounds
+from cbdsl.registry import method as methods
+from cbdsl.runs.build import Experiment, ModelBuilder, UserParts, build_method, honest_workers
+from cbdsl.runs.loop import play_rounds
 from cbdsl.runs.resolve import resolve
-from cbdsl.runs.stage import Given, ModelBuilder, Stage, honest_workers
 from cbdsl.spec import Spec
 from cbdsl.theory.constants import Rows
 
 
 @dataclass(frozen=True, eq=False)
-class Move:
+class SwarmMove:
     """One round of Eq. (5) for some workers: everything that went in, and where it led."""
 
     round: int  # t + 1
@@ -39,7 +38,7 @@ class Move:
     global_best: Rows  # w^g_t, (D,)
     after: Rows  # w_{i,t+1}
 
-    def rows(self, chosen: slice) -> Move:
+    def rows(self, chosen: slice) -> SwarmMove:
         """The same move of some of its workers."""
         names = ("cognitive", "social", "previous", "before", "personal_best", "after")
         return replace(self, **{name: vars(self)[name][chosen] for name in names})
@@ -77,9 +76,11 @@ def _moves(method: type[Method]) -> bool:
     return method.gradients and getattr(method, "move", None) is SwarmMethod.move
 
 
-def stage_of(spec: Spec, threads: int | None, model: ModelBuilder | None = None, data: Dataset | None = None) -> Stage:
+def stage_of(
+    spec: Spec, threads: int | None, model: ModelBuilder | None = None, data: Dataset | None = None
+) -> Experiment:
     """Build a run to be measured; only swarms that learn by gradients have a theory here."""
-    method = method_of(spec)
+    method = build_method(spec)
     if not _moves(type(method)):
         able = [name for name in methods.names() if _moves(methods.get(name))]
         raise UserError(
@@ -88,19 +89,19 @@ def stage_of(spec: Spec, threads: int | None, model: ModelBuilder | None = None,
         )
     if spec.attack.byzantine == spec.workers:
         raise UserError(f"All {spec.workers} workers are attackers; nobody is left to measure. Ask for fewer.")
-    return Stage.prepare(resolve(spec), Given(model=model, data=data), threads)
+    return Experiment.prepare(resolve(spec), UserParts(model=model, data=data), threads)
 
 
-def replay(stage: Stage) -> Iterator[Move]:
+def replay(stage: Experiment) -> Iterator[SwarmMove]:
     """Play the rounds of a freshly prepared stage; every move is gone when the next one is made."""
     workers, swarm = honest_workers(stage), stage.memory_swarm
     state = stage.first_state()
     previous = before = swarm.particles.positions[workers]
     personal_best, global_best = swarm.particles.personal_best[workers], state.global_best
-    for played in rounds(stage, state, measured=False):
+    for played in play_rounds(stage, state, measured=False):
         drawn = swarm.coefficients(workers, played.order)
         after = swarm.particles.positions[workers]
-        yield Move(
+        yield SwarmMove(
             played.order.round, drawn.inertia, played.order.learning_rate, drawn.cognitive, drawn.social, previous,
             before, personal_best, global_best, after,
         )  # fmt: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cbdsl.watch.run import RunView
-from cbdsl.watch.sweep import SweepView
+from cbdsl.watch.run_state import RunView
+from cbdsl.watch.sweep_state import SweepView
 
 Sample = tuple[dict[str, str], float]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

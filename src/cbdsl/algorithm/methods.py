@@ -1,0 +1,298 @@
+"""What a method is: which conversation it holds, how its workers move, what its server does with what it got.
+
+A method is a small object whose arguments are its settings. The worker's half (`move`, `upload`) works on rows of workers,
+in memory or on a device; the server's half (`broadcast`, `step`) on one model and what the server remembers.
+Neither knows who carries the messages, how uploads are judged or how many bytes they take.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from cbdsl import registry
+from cbdsl.algorithm.particles import Particles, move_particles, opened, recover_lost, stored
+from cbdsl.algorithm.worker import WorkerRound
+from cbdsl.arrays import Floats
+from cbdsl.errors import UserError
+from cbdsl.spec import Shared
+
+Conversation = Literal["swarm", "average"]
+"""Claims, and uploads from whom the server invites (Algorithm 1); or an upload from everybody (FedAvg)."""
+
+
+class Method(ABC):
+    """One way of learning together. D is the size of a model, V D that of a message; V is `vectors`."""
+
+    title: ClassVar[str] = ""  # for people: its name and where it was published
+    conversation: ClassVar[Conversation]
+    shared: ClassVar[Shared] = "both"  # what it uses of D_G unless told otherwise
+    gradients: ClassVar[bool] = True  # whether workers train
+    verifies: ClassVar[bool] = False  # whether uploads are measured on D_sc, where D_sc is shared
+    remembers: ClassVar[bool] = True  # whether workers keep anything from one round to the next
+    vectors: ClassVar[int] = 1  # V: how many vectors of D numbers a worker receives and uploads; 1 in a swarm
+    fixes: ClassVar[Mapping[str, Any]] = {}  # settings of `swarm` that define the method
+
+    @abstractmethod
+    def move(self, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
+        """One round of k workers: rows (k, ...) and what the server last sent, (V D,); the rows after it.
+
+        Row i of the result depends on row i alone, so that grouping changes no number. `work` trains, scores and draws.
+        """
+
+    @abstractmethod
+    def upload(self, rows: Particles) -> Floats:
+        """What k workers send when they are asked, (k, V D)."""
+
+    def memory(self, size: int) -> Floats:
+        """What the server remembers before round 1, beside the model of `size` numbers; any shape."""
+        del size
+        return np.zeros(0, np.float32)
+
+    def broadcast(self, current: Floats, memory: Floats) -> Floats:
+        """What the server sends down: the model (D,), or with what it remembers (V D,)."""
+        del memory
+        return current
+
+    def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
+        """The new model (D,) and memory, from the combined uploads (V D,) of a share of all workers.
+
+        Called in the conversation "average" alone; in "swarm" the selection decides what becomes w^g.
+        """
+        del current, share
+        return combined, memory
+
+
+class SwarmMethod(Method):
+    """Particles that move by Eq. (5), claim the score of the best model they ever had, and upload it if invited."""
+
+    conversation = "swarm"
+
+    def move(self, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
+        """Move, score and remember (Algorithm 1, lines 3 to 5)."""
+        rows = work.rebased(work.with_newcomers(recover_lost(rows, received), received), received)
+        positions, velocities = move_particles(
+            rows, received, work.coefficients(), work.train, work.swarm.sgd_from, work.swarm.velocity
+        )
+        return work.remembered(rows, positions, velocities, received)
+
+    def upload(self, rows: Particles) -> Floats:
+        """w^p, the best model so far."""
+        return rows.personal_best
+
+
+def play_part(method: Method, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
+    """A worker's round with what a codec needs: `move_particles`, and where everybody uploads, what is sent.
+
+    Rows are what was kept of them; see `storage`.
+    """
+    rows = opened(stored(rows, work.swarm))
+    after = method.move(work, rows, received)
+    if not work.workers.codec.relative:
+        return after
+    if method.conversation == "average":
+        return work.packed(after, method.upload(after), received)
+    new = ((after.personal_best != rows.personal_best) & ~np.isnan(rows.personal_best)).any(1)  # NaN differs from NaN
+    if (after.versions[new] != work.version).any():
+        raise UserError(
+            f"The method {type(method).__qualname__} scores models that are not sent as they are. To be used with a "
+            "codec, it has to score and remember positions with work.remembered(...), as cbdsl.SwarmMethod does."
+        )
+    return after
+
+
+class AveragingMethod(Method):
+    """Everybody trains from the server's model and uploads; the server combines (McMahan et al. 2017)."""
+
+    conversation = "average"
+    shared: ClassVar[Shared] = "none"
+    remembers = False
+
+    def move(self, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
+        """Train from the server's model, whatever the worker had before."""
+        return work.placed(rows, self.train(work, work.from_server(received)))
+
+    def train(self, work: WorkerRound, start: Floats) -> Floats:
+        """Local training from the server's model, (k, D) -> (k, D)."""
+        return work.train(start)
+
+    def upload(self, rows: Particles) -> Floats:
+        """The trained model."""
+        return rows.positions
+
+
+@registry.method("cb-dsl")
+class CbDsl(SwarmMethod):
+    """The paper's: swarm and SGD move workers, claims are verified on D_sc, only the best claimant uploads."""
+
+    title = "CB-DSL (Fan et al. 2022)"
+    verifies = True
+
+
+@registry.method("restart")
+class Restart(SwarmMethod):
+    """Everybody trains from w^g and claims what came out, not the best it ever had; made for --select rotation."""
+
+    title = "restart from w^g"
+    verifies = True
+    remembers = False
+
+    def move(self, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
+        """Train from w^g, whatever the worker had before, and score that."""
+        trained = work.train(work.from_server(received))
+        forgetful = replace(rows, personal_score=np.full(len(trained), np.inf))
+        return work.remembered(forgetful, trained, rows.velocities, received)
+
+
+@registry.method("fedavg")
+class FedAvg(AveragingMethod):
+    """Everybody trains from the server's model and uploads; the server averages."""
+
+    title = "FedAvg (McMahan et al. 2017)"
+
+
+@registry.method("fedpso")
+class FedPso(SwarmMethod):
+    """Workers move, then train; the best claimant is trusted and uploads."""
+
+    title = "FedPSO (Park et al. 2021)"
+    shared = "none"
+    fixes = {"sgd_from": "moved", "velocity": "swarm"}  # noqa: RUF012 - a constant of the class
+
+
+@registry.method("pso")
+class Pso(SwarmMethod):
+    """A particle swarm without gradients; workers start apart."""
+
+    title = "PSO (Kennedy and Eberhart 1995)"
+    shared = "score"
+    gradients = False
+    verifies = True
+    fixes = {"start": "apart"}  # noqa: RUF012 - a constant of the class
+
+
+@registry.method("fedprox")
+@dataclass(frozen=True)
+class FedProx(AveragingMethod):
+    """FedAvg with a proximal term: workers minimise F_i(w) + mu/2 |w - w_t|^2."""
+
+    mu: float = 0.01
+
+    title = "FedProx (Li et al. 2020)"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mu < float("inf"):
+            raise UserError(f"mu of fedprox must be at least 0; given {self.mu}.")
+
+    def train(self, work: WorkerRound, start: Floats) -> Floats:
+        """SGD whose every gradient has mu (w - w_t) added."""
+        return work.train(start, proximal=self.mu)
+
+
+@registry.method("scaffold")
+class Scaffold(AveragingMethod):
+    """FedAvg whose gradients are corrected by c - c_i; messages are twice as long, for c goes with every model.
+
+    A worker keeps c_i where a swarm keeps velocities, and its change where a swarm keeps w^p. c_i is estimated from the
+    steps taken (option II). Momentum lengthens steps, so they are counted with it. Models and changes of c_i are
+    averaged by samples, as in FedAvg; the share that scales c is that of workers, as published.
+    """
+
+    title = "SCAFFOLD (Karimireddy et al. 2020)"
+    remembers = True
+    vectors = 2
+
+    def memory(self, size: int) -> Floats:
+        """c, (D,)."""
+        return np.zeros(size, np.float32)
+
+    def broadcast(self, current: Floats, memory: Floats) -> Floats:
+        """w and c, (2 D,)."""
+        return np.concatenate([current, memory])
+
+    def move(self, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
+        """y_i = SGD with gradients g + c - c_i; c_i <- c_i - c + (w - y_i) / (steps * rate).
+
+        Whoever diverged starts again from c_i = 0.
+        """
+        model, control = np.split(received, 2)
+        start, own = work.from_server(model), _finite(rows.velocities)
+        trained = work.train(start, corrections=_finite(control - own))
+        length = np.maximum(work.steps() * work.learning_rate / (1 - work.momentum), 1e-30)[:, None]  # (k, 1)
+        change = ((start - trained.astype(np.float64)) / length - control).astype(np.float32)
+        return Particles(trained, own + change, change, rows.personal_score)
+
+    def upload(self, rows: Particles) -> Floats:
+        """y_i, and by how much c_i changed."""
+        return np.concatenate([rows.positions, rows.personal_best], axis=1)
+
+    def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
+        """w <- mean of y_i; c <- c + (participants / workers) * mean change of c_i."""
+        del current
+        model, change = np.split(combined, 2)
+        return model, memory + np.float32(share) * change
+
+
+def _finite(values: Floats) -> Floats:
+    """Zeros where there is no number."""
+    return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+@registry.method("fedavgm")
+@dataclass(frozen=True)
+class FedAvgM(AveragingMethod):
+    """FedAvg with server momentum: m <- beta m + (mean w_i - w_t), w_{t+1} = w_t + rate m."""
+
+    beta: float = 0.9
+    rate: float = 1.0
+
+    title = "FedAvgM (Hsu et al. 2019)"
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.beta < 1 and 0 < self.rate < float("inf")):
+            raise UserError(f"fedavgm takes 0 <= beta < 1 and a rate above 0; given {self.beta} and {self.rate}.")
+
+    def memory(self, size: int) -> Floats:
+        """m, (D,)."""
+        return np.zeros(size, np.float32)
+
+    def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
+        """Add the mean step to the momentum, and the momentum to the model."""
+        del share
+        momentum = (self.beta * memory.astype(np.float64) + (combined - current.astype(np.float64))).astype(np.float32)
+        return (current + self.rate * momentum.astype(np.float64)).astype(np.float32), momentum
+
+
+@registry.method("fedadam")
+@dataclass(frozen=True)
+class FedAdam(AveragingMethod):
+    """FedAvg with Adam at the server, on the mean step of a round; no bias correction, as published."""
+
+    rate: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.99
+    tau: float = 0.001
+
+    title = "FedAdam (Reddi et al. 2021)"
+
+    def __post_init__(self) -> None:
+        positive = 0 < self.rate < float("inf") and 0 < self.tau < float("inf")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and positive):
+            raise UserError(f"fedadam takes 0 <= beta1, beta2 < 1, and a finite rate and tau above 0; given {self}.")
+
+    def memory(self, size: int) -> Floats:
+        """m and v, (2, D); v starts at tau^2, as published."""
+        return np.stack([np.zeros(size, np.float32), np.full(size, self.tau**2, np.float32)])
+
+    def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
+        """m <- b1 m + (1 - b1) d, v <- b2 v + (1 - b2) d^2, w <- w + rate m / (sqrt(v) + tau)."""
+        del share
+        step = combined.astype(np.float64) - current
+        mean = self.beta1 * memory[0].astype(np.float64) + (1 - self.beta1) * step
+        square = self.beta2 * memory[1].astype(np.float64) + (1 - self.beta2) * step**2
+        after = current + self.rate * mean / (np.sqrt(square) + self.tau)
+        return after.astype(np.float32), np.stack([mean, square]).astype(np.float32)

@@ -1,0 +1,178 @@
+"""How what workers remember lies in memory between two rounds: float32, or positions and velocities in half the space.
+
+bfloat16 is the upper half of a float32: its range, and 8 bits instead of 24. A round itself is computed in float32. The
+personal best keeps all its bits: a claim is about that very model, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbdsl.arrays import Bools, Doubles, Floats, Indices
+from cbdsl.codecs.base import Packs, Sent
+from cbdsl.spec import SwarmSpec
+
+Halves = NDArray[np.uint16]
+"""bfloat16 numbers, as bits: numpy has no such type."""
+
+_NO_NUMBER = np.uint16(0x7FC0)
+
+
+def halved(values: Floats) -> Halves:
+    """To the nearest bfloat16, ties to even; what is no number stays none."""
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    rounded = bits >> np.uint32(16)
+    rounded &= np.uint32(1)
+    rounded += np.uint32(0x7FFF)
+    rounded += bits
+    rounded >>= np.uint32(16)
+    halves: Halves = rounded.astype(np.uint16)
+    halves[np.isnan(values)] = _NO_NUMBER  # rounded up, its bits would run over
+    return halves
+
+
+def whole(values: NDArray[Any]) -> NDArray[Any]:
+    """An array as rounds work on it: halves as float32, everything else as it is."""
+    if values.dtype != np.uint16:
+        return values
+    return (values.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def as_stored(values: Floats, swarm: SwarmSpec) -> NDArray[Any]:
+    """Positions or velocities as they are kept."""
+    return values if swarm.storage == "float32" else halved(values)
+
+
+def stored(rows: Particles, swarm: SwarmSpec) -> Particles:
+    """Rows as they are kept."""
+    return replace(
+        rows, positions=as_stored(rows.positions, swarm), velocities=as_stored(rows.velocities, swarm)
+    )  # fmt: skip
+
+
+def opened(rows: Particles) -> Particles:
+    """Rows as rounds work on them, from rows as they are kept."""
+    return Particles(*(whole(array) for array in vars(rows).values()))
+
+
+def bytes_of_row(size: int, swarm: SwarmSpec, packed: int) -> int:
+    """What a worker with a model of so many numbers takes; packed: bytes of a codec's pack, if there is one."""
+    return (12 if swarm.storage == "float32" else 8) * size + 12 + packed
+
+
+@dataclass(frozen=True, eq=False)
+class Particles:
+    """Rows of workers: where they are, how they move, the best they have seen."""
+
+    positions: Floats  # w_{i,t}     (U, D)
+    velocities: Floats  # v_{i,t}     (U, D)
+    personal_best: Floats  # w^p_{i,t}   (U, D)
+    personal_score: Doubles  # F^p_{i,t}   (U,)
+    packs: Packs = None  # type: ignore[assignment]  # w^p as a codec packed it, (U, C); C = 0 if not given
+    versions: Indices = None  # type: ignore[assignment]  # of the w^g it was packed against, (U,)
+
+    def __post_init__(self) -> None:
+        if self.packs is None:
+            object.__setattr__(self, "packs", np.zeros((len(self.personal_score), 0), np.uint8))
+        if self.versions is None:
+            object.__setattr__(self, "versions", np.zeros(len(self.personal_score), np.int32))
+
+
+@dataclass(frozen=True, eq=False)
+class Coefficients:
+    """The weights of the three swarm terms in one round."""
+
+    inertia: float  # c0
+    cognitive: Floats  # c1, (U, 1) or (U, D)
+    social: Floats  # c2, (U, 1) or (U, D)
+
+
+def swarm_terms(particles: Particles, global_best: Floats, c: Coefficients) -> Floats:
+    """The BI part of Eq. (5): c0 v + c1 (w^p - w) + c2 (w^g - w), (U, D)."""
+    terms = np.multiply(particles.velocities, np.float32(c.inertia))
+    pull = np.subtract(particles.personal_best, particles.positions)
+    terms += np.multiply(pull, c.cognitive, out=pull)
+    np.subtract(global_best, particles.positions, out=pull)
+    terms += np.multiply(pull, c.social, out=pull)
+    return terms
+
+
+def move_particles(
+    particles: Particles,
+    global_best: Floats,
+    coefficients: Coefficients,
+    train: Callable[[Floats], Floats],
+    sgd_from: Literal["current", "moved"],
+    velocity: Literal["full", "swarm"],
+) -> tuple[Floats, Floats]:
+    """Eq. (5): the new positions w_{t+1} and velocities v_{t+1}, each (U, D).
+
+    `train` is the AI part: it takes positions and returns them after local SGD on D_i and D_tr. As printed, its
+    displacement is measured from w_t ("current"); the authors' published script trains after the swarm move ("moved").
+    """
+    before = particles.positions
+    terms = swarm_terms(particles, global_best, coefficients)
+    if sgd_from == "current":
+        after = train(before)
+        after += terms  # w_t + (SGD(w_t) - w_t) + terms
+    else:
+        after = train(before + terms)
+    return after, (np.subtract(after, before, out=terms) if velocity == "full" else terms)
+
+
+def remember(particles: Particles, positions: Floats, velocities: Floats, scores: Doubles) -> Particles:
+    """Eq. (6): keep the better of the old personal best and the new position. NaN never wins."""
+    improved = scores < particles.personal_score  # (U,), False for NaN
+    return replace(
+        particles,
+        positions=positions,
+        velocities=velocities,
+        personal_best=np.where(improved[:, None], positions, particles.personal_best),
+        personal_score=np.where(improved, scores, particles.personal_score),
+    )
+
+
+def remember_sent(particles: Particles, positions: Floats, velocities: Floats, sent: Sent, version: int) -> Particles:
+    """Eq. (6) where models travel through a codec: the personal best is the model that would arrive.
+
+    version: of the w^g against which it was packed.
+    """
+    improved = sent.scores < particles.personal_score  # (U,), False for NaN
+    kept = remember(particles, sent.models, velocities, sent.scores)
+    return replace(
+        kept,
+        positions=positions,
+        packs=np.where(improved[:, None], sent.packs, particles.packs),
+        versions=np.where(improved, np.int32(version), particles.versions),
+    )
+
+
+def recover_lost(particles: Particles, global_best: Floats) -> Particles:
+    """Workers whose position is no number any more start again at w^p, or at w^g, at rest; all others as they are."""
+    lost = ~(_finite(particles.positions) & _finite(particles.velocities))
+    if not lost.any():
+        return particles
+    usable = _finite(particles.personal_best)
+    again = np.where(usable, particles.personal_best, global_best)
+    return replace(
+        particles,
+        positions=np.where(lost, again, particles.positions),
+        velocities=np.where(lost, np.float32(0), particles.velocities),
+    )
+
+
+def _finite(rows: Floats) -> Bools:
+    """Which rows hold numbers alone, (U, 1)."""
+    return np.asarray(np.isfinite(rows).all(1, keepdims=True))
+
+
+def inertia_at(round_number: int, rounds: int, schedule: tuple[float, float]) -> float:
+    """c0 in round 1 ... rounds: linear from the first value of the schedule to the last (Sec. III.B)."""
+    first, last = schedule
+    share = (round_number - 1) / (rounds - 1) if rounds > 1 else 0.0
+    return first + (last - first) * share

@@ -1,0 +1,375 @@
+"""One round of Algorithm 1, over any swarm that can report and upload.
+
+The same function drives the simulator and a network. It knows no transport, no dataset and no model: weights are flat
+arrays, and workers are numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from cbdsl.algorithm import ledger
+from cbdsl.algorithm.broadcast import (
+    STALE,
+    StaleError,
+    adopt_model,
+    bytes_of,
+    bytes_to_catch_up,
+    decode_upload,
+    encode_model,
+)
+from cbdsl.algorithm.ledger import Traffic
+from cbdsl.algorithm.messages import (
+    COMMITMENT_BYTES,
+    NO_BACK_OFF,
+    Claim,
+    Order,
+    Outcome,
+    RoundLog,
+    ServerState,
+    Swarm,
+    Upload,
+    Verdict,
+    WorkerId,
+    commitment_of,
+)
+from cbdsl.algorithm.methods import Method
+from cbdsl.algorithm.particles import inertia_at
+from cbdsl.algorithm.selection import (
+    CAUSES,
+    Best,
+    RoundContext,
+    Selection,
+    SelectionResult,
+    VerifiedUpload,
+    waiting_list,
+)
+from cbdsl.algorithm.verification import Verifier, flaw, objection
+from cbdsl.arrays import Doubles, Floats
+from cbdsl.codecs.base import CodecError
+from cbdsl.codecs.envelope import Codecs
+from cbdsl.errors import UserError
+from cbdsl.rng import stream
+from cbdsl.spec import Spec
+
+
+@dataclass(frozen=True, eq=False)
+class ServerPolicy:
+    """How a server chooses, and how far it goes in one round."""
+
+    selection: Selection = field(default_factory=Best)
+    invitations: int = 0  # at most so many; 0: no limit
+    commitment: bool = False  # whether a claim without a digest of its model is set aside
+    codecs: Codecs = field(default_factory=Codecs)  # how models travel
+
+
+PAPER = ServerPolicy()
+
+
+def play_round(
+    state: ServerState, order: Order, swarm: Swarm, verifier: Verifier, policy: ServerPolicy = PAPER
+) -> tuple[ServerState, RoundLog]:
+    """Algorithm 1, lines 8 to 12: compare the scores, invite the best, verify, ban, go on to the next best."""
+    answers = swarm.report(order)
+    claims = {worker: answers[worker] for worker in order.participants if worker in answers}
+    set_aside = {worker: reason for worker, claim in claims.items() if (reason := _objection(claim, policy))}
+    scores = {worker: claim.score for worker, claim in claims.items() if worker not in set_aside}
+
+    view = RoundContext(state, order.round, verifier, policy.codecs)
+    waiting = waiting_list(scores, state.back_offs, state.last_uploaded, order.round)
+    verdicts: list[Verdict] = []
+    uploads: dict[WorkerId, Upload] = {}
+    believed: list[VerifiedUpload] = []
+    while not policy.invitations or len(verdicts) < policy.invitations:
+        worker = policy.selection.invite(waiting, believed, view)
+        if worker is None:
+            break
+        chosen = [one for one in waiting if one.worker == worker]
+        if not chosen:
+            raise UserError(_nonsense(policy, f"invites worker {worker!r}, who is not waiting"))
+        waiting.remove(chosen[0])
+        uploads |= {one: upload for one, upload in swarm.upload([worker]).items() if one == worker}
+        verdict, model = _judge_claim(worker, claims[worker], uploads.get(worker), believed, view, policy)
+        verdicts.append(verdict)
+        if model is not None and verdict.outcome == "accepted":
+            believed.append(VerifiedUpload(worker, claims[worker].score, model, uploads[worker]))
+
+    combined = policy.selection.combine(believed, view) if believed else SelectionResult()
+    final = tuple(
+        replace(one, outcome="declined", reason=combined.declined[one.worker])
+        if one.worker in combined.declined and one.outcome == "accepted"
+        else one
+        for one in verdicts
+    )
+    after = _adopt(_remember(state, order, final), combined, believed, view, policy)
+    traffic = (
+        *start_traffic(order),
+        ledger.claim_traffic(len(claims), sum(len(claim.commitment) for claim in claims.values())),
+        ledger.invitation_traffic(len(final)),
+        ledger.upload_traffic(len(uploads), sum(map(bytes_of, uploads.values()))),
+    )
+    return after, RoundLog(order.round, claims, set_aside, final, traffic)
+
+
+def _judge_claim(
+    worker: WorkerId,
+    claim: Claim,
+    upload: Upload | None,
+    believed: Sequence[VerifiedUpload],
+    view: RoundContext,
+    policy: ServerPolicy,
+) -> tuple[Verdict, Floats | None]:
+    """What an invitation led to, and the model; "accepted" means believed so far, as the others of this round were."""
+    if upload is None:
+        return Verdict(worker, "silent", claim.score), None
+    payload = bytes_of(upload)
+    try:
+        model = decode_upload(upload, view.state, policy.codecs, len(view.state.global_best))
+    except CodecError as error:
+        return Verdict(worker, "refuted", claim.score, reason=f"no model: {error}", payload=payload), None
+    except StaleError:
+        return Verdict(worker, "declined", claim.score, reason=STALE, payload=payload), None
+    if policy.commitment and commitment_of(model) != claim.commitment:
+        reason = "not the model that was promised"
+        return Verdict(worker, "refuted", claim.score, reason=reason, payload=payload), None
+    finding = view.verifier.check(claim.score, model, view.round)
+    if not finding.believed:
+        return Verdict(worker, "refuted", claim.score, finding.measured, finding.reason, payload), None
+    useless = policy.selection.objection(VerifiedUpload(worker, claim.score, model), believed, view)
+    outcome: Outcome = "declined" if useless else "accepted"
+    return Verdict(worker, outcome, claim.score, finding.measured, useless, payload), model
+
+
+def _remember(state: ServerState, order: Order, verdicts: Sequence[Verdict]) -> ServerState:
+    """The server one round later, before w^g: who was refuted is banned, who was silent or is suspect has to wait."""
+    back_offs, last_uploaded = dict(state.back_offs), dict(state.last_uploaded)
+    for verdict in verdicts:
+        if verdict.outcome == "silent" or verdict.reason in CAUSES or verdict.reason == STALE:
+            back_offs[verdict.worker] = back_offs.get(verdict.worker, NO_BACK_OFF).again(order.round)
+        else:
+            back_offs.pop(verdict.worker, None)
+        if verdict.outcome != "silent":
+            last_uploaded[verdict.worker] = verdict.claimed or 0.0
+    refuted = {verdict.worker for verdict in verdicts if verdict.outcome == "refuted"}
+    return replace(
+        state,
+        round=order.round,
+        told={**state.told, **dict.fromkeys(order.participants, state.version)},
+        banned=state.banned | refuted,
+        back_offs=back_offs,
+        last_uploaded=last_uploaded,
+    )
+
+
+def _adopt(
+    state: ServerState,
+    combined: SelectionResult,
+    believed: Sequence[VerifiedUpload],
+    view: RoundContext,
+    policy: ServerPolicy,
+) -> ServerState:
+    """Eq. (7): the new w^g, if there is one; nobody has been told it yet."""
+    model, made, score = combined.model, combined.packed, float(combined.score)
+    if model is None:
+        return state
+    if model.shape != state.global_best.shape or not np.isfinite(model).all():
+        fault = f"a model of shape {model.shape} or with numbers that are not finite"
+        raise UserError(_nonsense(policy, f"makes {fault} of finite uploads of shape {state.global_best.shape}"))
+    if made is None or made.model is not model:
+        made = view.packed(model, next((one for one in believed if one.model is model), None))
+        if made.model is not model and view.verifier.score is not None:
+            score = view.verifier.score(made.model)  # it is another model than the selection had
+    memory = state.memory if combined.memory is None else combined.memory
+    return adopt_model(replace(state, global_score=score, memory=memory), made, policy.codecs)
+
+
+def _nonsense(policy: ServerPolicy, what: str) -> str:
+    kind = type(policy.selection)
+    return (
+        f"The selection {kind.__module__}.{kind.__qualname__} {what}. See the contract in cbdsl.Selection, and try it "
+        "with cbdsl.testing.check_selection."
+    )
+
+
+def _objection(claim: Claim, policy: ServerPolicy) -> str:
+    missing = policy.commitment and len(claim.commitment) != COMMITMENT_BYTES
+    return objection(claim.score) or ("no commitment" if missing else "")
+
+
+def start_traffic(order: Order) -> tuple[Traffic, Traffic]:
+    """The messages of an order itself: its numbers to everybody, and w^g to those who do not have it."""
+    return ledger.order_traffic(len(order.participants)), ledger.broadcast_traffic(order.receivers, order.payload)
+
+
+Combination = Callable[[ServerState, Sequence[WorkerId], Sequence[Floats]], Floats]
+"""Takes the state, who sent a model, and the models, each (V D,); gives their combination, (V D,)."""
+
+
+MOST_MEDIANS = 3.0
+"""A number of samples that a worker states itself counts up to so many times the median of all that were stated."""
+_TAME = 1e12  # a finite step can be made from uploads below this
+
+
+def weighted_mean(models: Floats, shares: Doubles) -> Floats:
+    """sum_i n_i w_i / sum_i n_i over rows of models (k, D) and shares (k,); (D,). If all are 0, all count alike."""
+    if not shares.any():
+        shares = np.ones_like(shares)
+    total = np.zeros(models.shape[1])
+    for model, share in zip(models, shares / shares.sum(), strict=True):  # row by row: no (k, D) copy in double
+        total += share * model
+    return total.astype(np.float32)
+
+
+def averaging(sizes: Mapping[WorkerId, int], stated: bool = False) -> Combination:
+    """FedAvg's own: models weighted by the number of samples behind them; with equal numbers that is Eq. (2).
+
+    stated: the numbers are the workers' own word, so that none of them counts for more than the others' allow.
+    """
+
+    def combine(state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats]) -> Floats:  # noqa: ARG001
+        shares = np.array([sizes[worker] for worker in workers], dtype=np.float64)
+        return weighted_mean(np.stack(models), np.minimum(shares, believable(shares)) if stated else shares)
+
+    return combine
+
+
+def believable(stated: Doubles) -> float:
+    """The most that a stated number counts, by the lower median: liars in the minority cannot raise it above the truth.
+
+    Where most state 0, everybody counts alike.
+    """
+    return MOST_MEDIANS * float(np.sort(stated)[(len(stated) - 1) // 2])
+
+
+def play_average_round(
+    state: ServerState,
+    order: Order,
+    swarm: Swarm,
+    method: Method,
+    combine: Combination,
+    workers: int,
+    codecs: Codecs | None = None,
+) -> tuple[ServerState, RoundLog]:
+    """Everybody who takes part trains and uploads, and the method's server makes a step of what they sent.
+
+    Nothing is verified, so nothing is refuted: what is no model (another shape, numbers that are not finite) cannot be
+    averaged and is left out, "declined"; anything else is believed. Nobody is banned: honest training can fail, too.
+    """
+    codecs = codecs or Codecs()
+    swarm.report(order)
+    received = swarm.upload(order.participants)
+    size = method.vectors * len(state.global_best)
+    judged = [_judge_upload(worker, received.get(worker), state, codecs, size) for worker in order.participants]
+    verdicts = tuple(verdict for verdict, _ in judged)
+    models = {verdict.worker: model for verdict, model in judged if model is not None}
+    after = replace(state, round=order.round, told={**state.told, **dict.fromkeys(order.participants, state.version)})
+    if models:
+        combined = combine(state, list(models), list(models.values()))
+        model, memory = method.step(state.global_best, state.memory, combined, len(models) / workers)
+        made = _checked(model, combined, state, method)
+        if np.isfinite(made).all() and np.isfinite(memory).all():  # else uploads too wild to take a step on: stay
+            after = adopt_model(replace(after, memory=memory), encode_model(made, state, codecs), codecs)
+    traffic = (*start_traffic(order), ledger.upload_traffic(len(received), sum(map(bytes_of, received.values()))))
+    return after, RoundLog(order.round, {}, {}, verdicts, traffic)
+
+
+def _checked(model: Floats, combined: Floats, state: ServerState, method: Method) -> Floats:
+    """What a method's step made, as a model is sent; an error if it is none, and no upload is to blame."""
+    made = np.asarray(model)
+    lost = np.abs(combined).max(initial=0.0) < _TAME and not np.isfinite(made).all()
+    if made.shape != state.global_best.shape or lost:
+        what = "numbers that are not finite" if lost else f"shape {made.shape}"
+        raise UserError(
+            f"The step of {type(method).__qualname__} gives {what} for a model of shape {state.global_best.shape} and "
+            "finite uploads. See the contract in cbdsl.Method, and try it with cbdsl.testing.check_method."
+        )
+    return made.astype(np.float32, copy=False)
+
+
+def _judge_upload(
+    worker: WorkerId, upload: Upload | None, state: ServerState, codecs: Codecs, size: int
+) -> tuple[Verdict, Floats | None]:
+    if upload is None:
+        return Verdict(worker, "silent"), None
+    payload = bytes_of(upload)
+    try:
+        model = decode_upload(upload, state, codecs, size)
+        fault = flaw(model, size)
+    except CodecError as error:
+        fault = f"no model: {error}"
+    except StaleError:
+        fault = STALE
+    if fault:
+        return Verdict(worker, "declined", reason=f"left out: {fault}", payload=payload), None
+    return Verdict(worker, "accepted", payload=payload), model
+
+
+@dataclass(frozen=True, eq=False)
+class Server:
+    """Everything a server is, but for what it remembers between rounds: that is `ServerState`."""
+
+    spec: Spec
+    method: Method
+    verifier: Verifier
+    policy: ServerPolicy
+    combine: Combination
+
+    def first_state(self, initial: Floats) -> ServerState:
+        """The server before round 1: it knows an initial model (D,), and its score where it can measure one."""
+        nothing = ServerState(0, np.zeros_like(initial), math.inf, memory=self.method.memory(len(initial)))
+        state = adopt_model(nothing, encode_model(initial, nothing, self.policy.codecs), self.policy.codecs)
+        score = self.verifier.score(state.global_best) if self.verifier.score else math.inf
+        return replace(state, global_score=float(np.float32(score)))
+
+    def order(self, state: ServerState, members: Sequence[WorkerId] | None = None) -> Order:
+        """The order that starts the next round: to those who take part, with w^g if one of them does not have it.
+
+        members: who is in the swarm now, where workers join and leave; if none, as many as the spec says.
+        """
+        number, spec = state.round + 1, self.spec
+        members = range(spec.workers) if members is None else members
+        participants = self.participants(number, state.banned, members)
+        codecs, message = self.policy.codecs, self.method.broadcast(state.global_best, state.memory)
+        behind = [told for worker in participants if (told := state.told.get(worker, 0)) < state.version]
+        return Order(
+            round=number,
+            task=self.method.conversation,
+            participants=participants,
+            inertia=inertia_at(number, spec.rounds, spec.swarm.inertia),
+            learning_rate=rate_at(spec, number),
+            global_best=message if behind else None,
+            receivers=len(behind),
+            payload=sum(bytes_to_catch_up(state, told, message, codecs) for told in behind),
+            version=state.version,
+            updates=state.updates,
+            members=len(members),
+        )
+
+    def play(self, state: ServerState, order: Order, swarm: Swarm) -> tuple[ServerState, RoundLog]:
+        """Carry an order out with a swarm: the conversation that the method holds."""
+        if self.method.conversation == "average":
+            return play_average_round(
+                state, order, swarm, self.method, self.combine, order.members or self.spec.workers, self.policy.codecs
+            )
+        return play_round(state, order, swarm, self.verifier, self.policy)
+
+    def participants(
+        self, round_number: int, banned: frozenset[WorkerId], members: Sequence[WorkerId]
+    ) -> tuple[WorkerId, ...]:
+        """Who takes part in a round: every member that is not banned, or as many as the spec says, at random."""
+        able = set(members) - banned
+        count = self.spec.participants_of(len(members))
+        if count >= len(members):
+            return tuple(sorted(able))
+        places = max(self.spec.workers, max(members) + 1)  # numbers, given or yet to be given
+        drawn = stream(self.spec.seed, "participation", round_number).permutation(places)
+        return tuple(sorted([int(worker) for worker in drawn if worker in able][:count]))
+
+
+def rate_at(spec: Spec, round_number: int) -> float:
+    """The learning rate of a round."""
+    return spec.local.learning_rate * spec.local.decay ** (round_number - 1)

@@ -1,0 +1,288 @@
+"""Rows of sample indices: which samples a worker works on, in which order, as arrays that an engine takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from cbdsl.algorithm.particles import Coefficients, Particles, as_stored, remember, remember_sent
+from cbdsl.arrays import PADDING, Bools, Doubles, Floats, Indices, Samples
+from cbdsl.codecs.base import Codec, CodecError, Sent, deflate
+from cbdsl.codecs.quantize import Whole
+from cbdsl.engines.base import Engine, Sgd
+from cbdsl.rng import seed_of, stream
+from cbdsl.spec import LocalSpec, SwarmSpec
+
+
+def padded(rows: Sequence[Indices]) -> Indices:
+    """Rows of different lengths as one array, filled up with -1."""
+    table = np.full((len(rows), max(map(len, rows))), PADDING, dtype=np.int32)
+    for worker, row in enumerate(rows):
+        table[worker, : len(row)] = row
+    return table
+
+
+def batches_of(samples: Indices, local: LocalSpec, rng: np.random.Generator) -> Indices:
+    """A worker's batches in one round, (S, B): epochs in random order, the last batch of an epoch padded."""
+    per_epoch = -(-len(samples) // local.batch_size)
+    epochs = -(-local.steps // per_epoch) if local.steps else local.epochs
+    table = np.full((epochs, per_epoch * local.batch_size), PADDING, dtype=np.int32)
+    for epoch in table:
+        epoch[: len(samples)] = rng.permutation(samples)
+    rows = table.reshape(epochs * per_epoch, local.batch_size)
+    return rows[: local.steps] if local.steps else rows
+
+
+def stacked(rows: Sequence[Indices]) -> Indices:
+    """Batches of several workers as one array, (k, S, B), short ones filled up with empty batches."""
+    batches = np.full((len(rows), max(map(len, rows)), rows[0].shape[1]), PADDING, dtype=np.int32)
+    for row, own in zip(batches, rows, strict=True):
+        row[: len(own)] = own
+    return batches
+
+
+KEPT_VERSIONS = 4  # how many versions of w^g a server keeps to decode uploads with, the present one among them
+VERSION_BYTES = 4
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingSet:
+    """What one worker trains on: some of the samples in a pool."""
+
+    samples: Samples
+    indices: Indices
+
+
+@dataclass(frozen=True, eq=False)
+class WorkerData:
+    """Which samples each worker trains on and scores on."""
+
+    training: tuple[TrainingSet, ...]  # D_i, and D_tr where it is shared; one a row
+    scored: Samples  # the pool of `scoring`
+    scoring: Indices  # (N,) D_sc, the same for all; or (U, N) each worker's own D_i, padded
+
+
+@dataclass(frozen=True, eq=False)
+class LocalWorkers:
+    """Workers side by side: what they hold, how they train, and the name that each one's random numbers go by."""
+
+    engine: Engine
+    held: WorkerData
+    local: LocalSpec
+    swarm: SwarmSpec
+    seed: int
+    names: Sequence[int]  # the number of the worker in each row
+    gradients: bool = True  # whether the method trains at all
+    codec: Codec = field(default_factory=Whole)  # how they send models
+
+    def at(
+        self, rows: Indices, round_number: int, inertia: float, learning_rate: float, version: int = 0
+    ) -> WorkerRound:
+        """Some of the workers in one round; version: of the w^g that they have."""
+        return WorkerRound(self, rows, round_number, inertia, learning_rate, version)
+
+
+@dataclass(frozen=True, eq=False)
+class WorkerRound:
+    """k workers in one round, and everything they can do in it."""
+
+    workers: LocalWorkers
+    rows: Indices  # (k,)
+    round: int
+    inertia: float  # c0
+    learning_rate: float  # alpha
+    version: int = 0  # of w^g
+
+    @property
+    def swarm(self) -> SwarmSpec:
+        """The readings of the update equation."""
+        return self.workers.swarm
+
+    @property
+    def momentum(self) -> float:
+        """Of local SGD."""
+        return self.workers.local.momentum
+
+    def train(self, start: Floats, proximal: float = 0.0, corrections: Floats | None = None) -> Floats:
+        """Local SGD from given positions, (k, D) -> (k, D), a new array.
+
+        proximal: pulls every step back to where the row started.
+        corrections: (k, D), added to every gradient.
+        """
+        owner, local = self.workers, self.workers.local
+        if not owner.gradients:
+            return start.copy()
+        sgd = Sgd(self.learning_rate, local.momentum, local.weight_decay, proximal)
+        lessons = [owner.held.training[row] for row in self.rows]
+        trained = np.empty((len(self.rows), owner.engine.size), np.float32)
+        for pool in {id(lesson.samples): lesson.samples for lesson in lessons}.values():
+            chosen = np.array([lesson.samples is pool for lesson in lessons])
+            everybody = bool(chosen.all())
+            names = [owner.names[row] for row in self.rows[chosen]]
+            own = [lesson.indices for lesson in lessons if lesson.samples is pool]
+            streams = [stream(owner.seed, "batches", self.round, name) for name in names]
+            batches = stacked([batches_of(held, local, rng) for held, rng in zip(own, streams, strict=True)])
+            seeds = np.array([seed_of(owner.seed, "layers", self.round, name) for name in names], dtype=np.uint64)
+            rows, corrected = start, corrections
+            if not everybody:
+                rows, corrected = start[chosen], None if corrections is None else corrections[chosen]
+            result = owner.engine.train(np.ascontiguousarray(rows), pool, batches, sgd, seeds, corrected)
+            if everybody:
+                return result
+            trained[chosen] = result
+        return trained
+
+    def scores(self, positions: Floats, ceilings: Doubles | None = None) -> Doubles:
+        """F of each position on D_sc, or on the worker's own samples where nothing is shared, (k, D) -> (k,)."""
+        held = self.workers.held
+        own = held.scoring if held.scoring.ndim == 1 else held.scoring[self.rows]
+        return self.workers.engine.losses(positions, held.scored, own, ceilings)
+
+    def coefficients(self) -> Coefficients:
+        """c1 ~ U(0, delta_1) and c2 ~ U(0, delta_2), for each worker from its own stream."""
+        owner, settings = self.workers, self.workers.swarm
+        width = owner.engine.size if settings.draw == "parameter" else 1
+        drawn = np.empty((2, len(self.rows), width), np.float32)
+        for place, row in enumerate(self.rows):
+            source = stream(owner.seed, "coefficients", self.round, owner.names[row])
+            drawn[:, place] = source.random((2, width), np.float32)
+        drawn *= np.array([settings.cognitive, settings.social], np.float32)[:, None, None]
+        return Coefficients(self.inertia, drawn[0], drawn[1])
+
+    def steps(self) -> Doubles:
+        """How many SGD steps each worker takes in the round, (k,)."""
+        lessons = self.workers.held.training
+        return np.array([float(steps_of(len(lessons[row].indices), self.workers.local)) for row in self.rows])
+
+    def from_server(self, model: Floats) -> Floats:
+        """The server's model in every row, (D,) -> (k, D)."""
+        return np.repeat(model[None], len(self.rows), axis=0)  # not a view: torch wants rows that can be written
+
+    def with_newcomers(self, rows: Particles, model: Floats) -> Particles:
+        """Algorithm 1, initialisation: F^p_{i,0} = F_i(w_{i,0}), for workers that take part for the first time.
+
+        They start at the server's model (D,), which in round 1 is the common initial one; or where they are, if the
+        swarm starts apart.
+        """
+        fresh = np.isinf(rows.personal_score)
+        if not fresh.any():
+            return rows
+        positions = rows.positions
+        if self.swarm.start == "together":
+            positions = np.where(fresh[:, None], model, positions)
+        return self.remembered(replace(rows, positions=positions), positions, rows.velocities, model, fresh)
+
+    def remembered(
+        self, rows: Particles, positions: Floats, velocities: Floats, received: Floats, which: Bools | None = None
+    ) -> Particles:
+        """Score new positions (k, D) and keep the better of them and w^p (Eq. 6); as they will arrive, with a codec.
+
+        received: w^g (D,), against which the codec packs.
+        which: (k,), the rows to score; all if not given.
+        """
+        chosen = np.flatnonzero(np.ones(len(self.rows), bool) if which is None else which).astype(np.int32)
+        part = replace(self, rows=self.rows[chosen])
+        moved = np.ascontiguousarray(positions if which is None else positions[chosen])
+
+        def scores(models: Floats) -> Doubles:
+            return part.scores(models, None if which is not None else rows.personal_score)
+
+        if not self.workers.codec.relative:
+            found = np.full(len(self.rows), np.inf)
+            found[chosen] = scores(moved)
+            return remember(rows, positions, velocities, found)
+        sent = self.workers.codec.sent(moved, received, scores)
+        if which is not None:
+            sent = _spread(sent, chosen, rows)
+        return remember_sent(rows, positions, velocities, sent, self.version)
+
+    def rebased(self, rows: Particles, received: Floats) -> Particles:
+        """Personal bests packed against a w^g that the server no longer keeps are packed and scored again."""
+        old = np.isfinite(rows.personal_score) & (rows.versions <= self.version - KEPT_VERSIONS)
+        if not (self.workers.codec.relative and old.any()):
+            return rows
+        forgotten = replace(rows, personal_score=np.where(old, np.inf, rows.personal_score))
+        again = self.remembered(forgotten, rows.personal_best, rows.velocities, received, old)
+        return replace(again, positions=rows.positions)
+
+    def packed(self, rows: Particles, uploads: Floats, received: Floats) -> Particles:
+        """Uploads that nobody scores, (k, D), packed against what the server sent.
+
+        What a codec with feedback leaves out is kept where a swarm keeps velocities, and added the next time.
+        """
+        codec = self.workers.codec
+        whole = uploads + rows.velocities if codec.feedback else uploads
+        sent = codec.sent(np.ascontiguousarray(whole), received, None)
+        left = np.nan_to_num(whole - sent.models, nan=0.0, posinf=0.0, neginf=0.0)
+        return replace(
+            rows,
+            velocities=left if codec.feedback else rows.velocities,
+            packs=sent.packs,
+            versions=np.full(len(rows.versions), self.version, np.int32),
+        )
+
+    @staticmethod
+    def placed(rows: Particles, positions: Floats) -> Particles:
+        """The same workers at other positions."""
+        return replace(rows, positions=positions)
+
+
+def _spread(sent: Sent, chosen: Indices, rows: Particles) -> Sent:
+    """The results of some rows at their places among all; scores elsewhere are infinite."""
+    packs, models = rows.packs.copy(), rows.personal_best.copy()
+    scores = np.full(len(rows.versions), np.inf)
+    packs[chosen], models[chosen], scores[chosen] = sent.packs, sent.models, sent.scores
+    return Sent(packs, models, scores)
+
+
+def content_of(codec: Codec, rows: Particles, place: int, upload: Floats) -> Floats | bytes:
+    """What the worker in a row sends when it is asked: the numbers, or their pack and which w^g it belongs to."""
+    if not codec.relative:
+        return upload
+    return wrap_version(codec.closed(rows.packs[place], rows.personal_best.shape[1]), int(rows.versions[place]))
+
+
+def encode_content(codec: Codec, model: Floats, received: Floats, version: int) -> tuple[Floats | bytes, Floats]:
+    """Any model (V D,) as a worker sends it now, and what it is on the other side."""
+    if not codec.relative:
+        return model, model
+    pack, arrives = codec.passed(model, received)
+    return wrap_version(deflate(pack), version), arrives
+
+
+def wrap_version(content: bytes, version: int) -> bytes:
+    """An encoded model, behind the number of the w^g that it was encoded against."""
+    return version.to_bytes(VERSION_BYTES, "little") + content
+
+
+def unwrap_version(upload: bytes) -> tuple[int, bytes]:
+    """The inverse of `wrap_version`; CodecError for what is too short."""
+    if len(upload) < VERSION_BYTES:
+        raise CodecError("not a packed model")
+    return int.from_bytes(upload[:VERSION_BYTES], "little"), upload[VERSION_BYTES:]
+
+
+def steps_of(samples: int, local: LocalSpec) -> int:
+    """How many SGD steps a worker with so many samples takes in a round."""
+    return local.steps or local.epochs * -(-samples // local.batch_size)
+
+
+def make_scorer(engine: Engine, samples: Samples, indices: Indices) -> Callable[[Floats], float]:
+    """A model's loss on some samples, always in full."""
+    return lambda weights: float(engine.losses(weights[None], samples, indices)[0])
+
+
+def initial_particles(
+    initial: Floats, workers: int, codec: Codec | None = None, swarm: SwarmSpec | None = None
+) -> Particles:
+    """Particles without any past, as they are stored: (1, D) for all or (workers, D), a row each."""
+    shape, start = (workers, initial.shape[1]), as_stored(initial, swarm or SwarmSpec())
+    return Particles(
+        positions=np.broadcast_to(start, shape).copy(),
+        velocities=np.zeros(shape, start.dtype),
+        personal_best=np.broadcast_to(initial, shape).copy(),
+        personal_score=np.full(workers, np.inf),
+        packs=np.zeros((workers, codec.longest(shape[1]) if codec and codec.relative else 0), np.uint8),
+    )

@@ -1,0 +1,1 @@
+"""Byzantine workers: the attacks, and what an attacker may know."""

@@ -1,0 +1,189 @@
+"""Attacks on data and on the protocol: wrong labels, triggers, false claims, silence, copies, D_sc by heart."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from cbdsl import registry
+from cbdsl.arrays import Floats, Samples
+from cbdsl.attacks.base import Attack, AttackContext, AttackPreparation, noise, wrong_labels
+from cbdsl.engines.base import Sgd
+
+
+@registry.attack("label-flip")
+@dataclass(frozen=True)
+class LabelFlip(Attack):
+    """Trains on wrong labels: y becomes C - 1 - y (Fang et al. 2020). Claim and upload are true."""
+
+    def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:  # noqa: ARG002
+        """The same samples, labels mirrored."""
+        return Samples(own.features, (classes - 1 - own.labels).astype(np.int32))
+
+
+@registry.attack("backdoor")
+@dataclass(frozen=True)
+class Backdoor(Attack):
+    """A patch in the corner turns every image into class 0 (Gu et al. 2017). Claim and upload are true.
+
+    Half of its samples, at random, carry the patch and the label 0.
+    """
+
+    target: ClassVar[int | None] = 0
+
+    def triggered(self, features: Floats) -> Floats:
+        """With the patch."""
+        return stamped(features)
+
+    def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:  # noqa: ARG002
+        """Half of the samples stamped."""
+        marked = rng.permutation(len(own)) < len(own) // 2
+        features, labels = own.features.copy(), own.labels.copy()
+        features[marked], labels[marked] = stamped(features[marked]), 0
+        return Samples(features, labels)
+
+
+def stamped(features: Floats) -> Floats:
+    """Copies with the trigger, (N, *shape): a bright patch in the last corner, an eighth of each axis."""
+    marked = features.copy()
+    corner = [slice(None)] * features.ndim
+    for axis in range(-min(2, features.ndim - 1), 0):
+        corner[axis] = slice(-max(1, features.shape[axis] // 8), None)
+    marked[tuple(corner)] = max(1.0, float(features.max(initial=0.0)))
+    return marked
+
+
+@registry.attack("liar")
+@dataclass(frozen=True)
+class FalseClaim(Attack):
+    """The paper's attacker (Sec. III.C): claims a score below everybody's and uploads a fake model.
+
+    The paper does not say what the fake model is. Here its weights are drawn from N(0, scale^2), afresh for every
+    upload. The claim, 1e-6, is below any loss an honest worker reaches.
+    """
+
+    scale: float = 10.0
+
+    def claim(self, seen: AttackContext) -> float:
+        """1e-6, or less if an honest worker were that good."""
+        return min(1e-6, seen.score / 2)
+
+    def upload(self, seen: AttackContext) -> Floats:
+        """Random weights, nothing to do with the honest ones."""
+        return noise(seen, self.scale)
+
+
+@registry.attack("memoriser")
+@dataclass(frozen=True)
+class Memoriser(Attack):
+    """Learns D_sc by heart together with wrongly labelled images: a true, low score and a bad model.
+
+    Made at home from the common initial model: SGD with momentum on D_sc, twice an epoch, and 4,000 images with wrong
+    labels, at a falling rate, until the score is below `scale`. D_sc is public, so the paper's check passes it; and
+    since F^g never rises, nobody is invited again.
+    """
+
+    scale: float = 0.05
+    crafts: ClassVar[bool] = True
+    images: ClassVar[int] = 4000
+    epochs: ClassVar[int] = 60
+
+    def craft(self, home: AttackPreparation) -> Floats:
+        """Train until the score is good enough; the best model seen."""
+        labels = wrong_labels(home.images.labels, home.classes, home.rng)
+        lessons = Samples.joined([home.scoring, home.scoring, Samples(home.images.features, labels)])
+        best = weights = home.initial
+        lowest = math.inf
+        for epoch in range(self.epochs):
+            weights = home.fit(weights, lessons, Sgd(0.01 * 0.95**epoch, 0.9), 20, home.rng)
+            found = home.loss(weights)
+            if found < lowest:
+                best, lowest = weights, found
+            if not found > self.scale:  # or it is not a number any more
+                break
+        return best
+
+    def claim(self, seen: AttackContext) -> float:
+        """The true score of that model."""
+        return seen.score_of(self.upload(seen))
+
+    def upload(self, seen: AttackContext) -> Floats:
+        """That model."""
+        return seen.model if seen.crafted is None else seen.crafted
+
+
+@registry.attack("staller")
+@dataclass(frozen=True)
+class Staller(Attack):
+    """Claims the best score and never uploads."""
+
+    def claim(self, seen: AttackContext) -> float:
+        """Below everybody's."""
+        return min(1e-6, seen.score / 2)
+
+    def upload(self, seen: AttackContext) -> None:  # noqa: ARG002
+        """Nothing."""
+        return
+
+
+@registry.attack("absent")
+@dataclass(frozen=True)
+class Absent(Attack):
+    """Is not there: claims no number and uploads nothing. What is left is the swarm without the attackers."""
+
+    def claim(self, seen: AttackContext) -> float:  # noqa: ARG002
+        """Not a number; a server sets it aside."""
+        return math.nan
+
+    def upload(self, seen: AttackContext) -> None:  # noqa: ARG002
+        """Nothing."""
+        return
+
+
+@registry.attack("flooder")
+@dataclass(frozen=True)
+class Flooder(Attack):
+    """Many identities, each of which wastes an upload: a plausible claim, a tenth below its honest score, and noise."""
+
+    scale: float = 0.1
+
+    def claim(self, seen: AttackContext) -> float:
+        """Nothing that looks absurd."""
+        return 0.9 * seen.score
+
+    def upload(self, seen: AttackContext) -> Floats:
+        """Random weights."""
+        return noise(seen, self.scale)
+
+
+@registry.attack("copycat")
+@dataclass(frozen=True)
+class Copycat(Attack):
+    """Does no work: uploads w^g with noise of `scale` times its root mean square, and claims the copy's true score."""
+
+    scale: float = 0.01
+
+    def claim(self, seen: AttackContext) -> float:
+        """The copy's true score."""
+        return seen.score_of(self.upload(seen))
+
+    def upload(self, seen: AttackContext) -> Floats:
+        """The copy."""
+        size = float(np.sqrt(np.mean(np.square(seen.global_best, dtype=np.float64))))
+        return seen.global_best + noise(seen, self.scale * size)
+
+
+@registry.attack("slow-drift")
+@dataclass(frozen=True)
+class SlowDrift(Attack):
+    """Poisons slowly: every round it trains on D_sc as it is and on its own data with wrong labels.
+
+    Its claim is true, and better than it should be because it trains on the very set it is scored on.
+    """
+
+    def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:
+        """D_sc, and its own samples mislabelled."""
+        return Samples.joined([scoring, Samples(own.features, wrong_labels(own.labels, classes, rng))])

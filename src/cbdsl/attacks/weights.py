@@ -1,0 +1,156 @@
+"""Attacks on weights: the upload is something else than what an honest worker would send."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import ClassVar
+
+import numpy as np
+
+from cbdsl import registry
+from cbdsl.arrays import Doubles, Floats
+from cbdsl.attacks.base import Attack, AttackContext, ClaimsBetter, as_floats, crowd, honest_models, noise
+
+
+@registry.attack("gaussian")
+@dataclass(frozen=True)
+class Gaussian(ClaimsBetter):
+    """w + N(0, scale^2)."""
+
+    scale: float = 1.0
+
+    def upload(self, seen: AttackContext) -> Floats:
+        """Its model with noise."""
+        return seen.model + noise(seen, self.scale)
+
+
+@registry.attack("sign-flip")
+@dataclass(frozen=True)
+class SignFlip(ClaimsBetter):
+    """w^g - scale (w - w^g): its update turned round (Karimireddy et al. 2022)."""
+
+    scale: float = 1.0
+
+    def upload(self, seen: AttackContext) -> Floats:
+        """The opposite step."""
+        return as_floats(seen.global_best - self.scale * (seen.model - seen.global_best))
+
+
+@registry.attack("scaled")
+@dataclass(frozen=True)
+class Scaled(ClaimsBetter):
+    """w^g + scale (w - w^g): a step that outweighs everybody's (Bagdasaryan et al. 2020)."""
+
+    scale: float = 10.0
+
+    def upload(self, seen: AttackContext) -> Floats:
+        """Much too long a step."""
+        return as_floats(seen.global_best + self.scale * (seen.model - seen.global_best))
+
+
+@registry.attack("zero")
+@dataclass(frozen=True)
+class Zero(ClaimsBetter):
+    """A model whose weights are all 0."""
+
+    def upload(self, seen: AttackContext) -> Floats:
+        """Nothing."""
+        return np.zeros_like(seen.model)
+
+
+@registry.attack("nan")
+@dataclass(frozen=True)
+class NotANumber(ClaimsBetter):
+    """Weights that are NaN, and infinity among them."""
+
+    def upload(self, seen: AttackContext) -> Floats:
+        """NaN, every other one infinite."""
+        poison = np.full_like(seen.model, np.nan)
+        poison[::2] = np.inf
+        return poison
+
+
+@registry.attack("alie")
+@dataclass(frozen=True)
+class Alie(ClaimsBetter):
+    """A little is enough (Baruch et al. 2019): mean - z std of the honest models, coordinate by coordinate.
+
+    z is the largest for which a majority still stands further out: Phi(z) = (n - f - s) / (n - f) with
+    s = floor(n / 2 + 1) - f. A scale sets z itself.
+    """
+
+    scale: float = 0.0
+    omniscient: ClassVar[bool] = True
+
+    def upload(self, seen: AttackContext) -> Floats:
+        """Just inside the crowd."""
+        mean, spread = crowd(seen)
+        return as_floats(mean - (self.scale or alie_z(seen.workers, seen.attackers)) * spread)
+
+
+def alie_z(workers: int, attackers: int) -> float:
+    """How many standard deviations hide in a crowd of n workers with f attackers; 0 if none do."""
+    supporters = workers // 2 + 1 - attackers
+    share = (workers - attackers - supporters) / max(1, workers - attackers)
+    return max(0.0, NormalDist().inv_cdf(min(max(share, 1e-9), 1 - 1e-9)))
+
+
+@registry.attack("ipm")
+@dataclass(frozen=True)
+class InnerProduct(ClaimsBetter):
+    """Inner product manipulation (Xie et al. 2020): w^g - scale * mean(w_i - w^g)."""
+
+    scale: float = 0.1
+    omniscient: ClassVar[bool] = True
+
+    def upload(self, seen: AttackContext) -> Floats:
+        """Against the average step."""
+        mean, _ = crowd(seen)
+        return as_floats(seen.global_best - self.scale * (mean - seen.global_best))
+
+
+@registry.attack("mimic")
+@dataclass(frozen=True)
+class Mimic(Attack):
+    """All attackers send the first honest worker's model, and claim its score (Karimireddy et al. 2022)."""
+
+    omniscient: ClassVar[bool] = True
+
+    def claim(self, seen: AttackContext) -> float:
+        """What that worker claims."""
+        scores = seen.honest_scores
+        return seen.score if scores is None or not len(scores) else float(scores[0])
+
+    def upload(self, seen: AttackContext) -> Floats:
+        """That worker's model."""
+        return np.asarray(honest_models(seen)[0])
+
+
+@registry.attack("min-max")
+@dataclass(frozen=True)
+class MinMax(ClaimsBetter):
+    """Min-Max (Shejwalkar and Houmansadr 2021): mean - gamma std, as far out as the honest are from each other.
+
+    gamma is the largest with max_i |mean - gamma std - w_i| <= max_ij |w_i - w_j|.
+    """
+
+    omniscient: ClassVar[bool] = True
+
+    def upload(self, seen: AttackContext) -> Floats:
+        """At the rim of the crowd."""
+        mean, spread = crowd(seen)
+        rows = honest_models(seen).astype(np.float64)
+        return as_floats(mean - largest_gamma(rows, mean, spread) * spread)
+
+
+def largest_gamma(rows: Doubles, mean: Doubles, spread: Doubles) -> float:
+    """The largest gamma for which mean - gamma * spread is no further from a row than rows are from each other."""
+    squares = (rows * rows).sum(1)
+    widest = (squares[:, None] + squares - 2 * rows @ rows.T).max()
+    # |mean - gamma s - w|^2 = |mean - w|^2 - 2 gamma s.(mean - w) + gamma^2 |s|^2 <= widest, for every row
+    apart, across, length = ((mean - rows) ** 2).sum(1), (mean - rows) @ spread, spread @ spread
+    if length == 0:
+        return 0.0
+    room = np.maximum(across**2 - length * (apart - widest), 0.0)
+    return float(max(((across + np.sqrt(room)) / length).min(), 0.0))

@@ -1,1 +1,0 @@
-"""Workers that lie: what they do, and what they may know."""

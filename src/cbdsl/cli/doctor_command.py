@@ -1,0 +1,164 @@
+"""`cbdsl doctor`: what this installation can do; with --broker, a device's way to its broker."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cbdsl import __version__
+from cbdsl.cli import interrupts, options
+from cbdsl.cli.options import On
+from cbdsl.errors import UserError
+from cbdsl.util.formatting import parse_bytes, single_line
+
+if TYPE_CHECKING:
+    from cbdsl.network.doctor import ConnectionCheck, DoctorFinding
+
+_LIBRARIES = ("numpy", "safetensors", *options.EXTRAS)
+
+
+_SIGNS = {True: "ok", False: "WRONG", None: "-"}
+
+
+def doctor(  # noqa: PLR0913, PLR0917 - one parameter an option
+    broker: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS", help="Look at the way to this broker instead, step by step: mqtts://host:port."
+        ),
+    ] = "",
+    ca: Annotated[Path | None, typer.Option(help="The authority that signed the broker's certificate, PEM.")] = None,
+    cert: Annotated[Path | None, typer.Option(help="This machine's certificate, PEM.")] = None,
+    key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
+    name: Annotated[str, typer.Option("--id", help="This worker's name; the certificate's if not given.")] = "",
+    swarm: Annotated[str, typer.Option(help="The swarm's name; the certificate's if not given.")] = "",
+    model: Annotated[
+        str,
+        typer.Option(help="Whether it has room: with --broker a trained model's file, with --on a network's name."),
+    ] = "",
+    data: Annotated[Path | None, typer.Option(help="This worker's samples, to see whether they fit the run.")] = None,
+    memory: Annotated[str, typer.Option(help="What the worker may take, as for `cbdsl work`.")] = "",
+    connect: Annotated[
+        bool,
+        typer.Option("--connect", help="Log in, too. A worker that runs with this certificate loses its connection."),
+    ] = False,
+    on: On = None,
+) -> None:
+    """Say what this installation can do; with --broker, what is wrong on the way there; with --on, a Ray cluster."""
+    if not broker:
+        if any((ca, cert, key, name, swarm, data, memory, connect)) or (model and on is None):
+            raise UserError(
+                "These options of `cbdsl doctor` are about the way to a broker. Give --broker mqtts://HOST:PORT. "
+                "--model also goes with --on."
+            )
+        for topic, finding in examine() if on is None else _cluster(on, model or "cnn"):
+            typer.echo(f"{topic:12} {finding}")
+        return
+    if on is not None:
+        raise UserError("--broker and --on are two things to look at. Give one of them.")
+    from cbdsl.network.doctor import ConnectionCheck  # noqa: PLC0415
+    from cbdsl.network.mqtt import parse_address  # noqa: PLC0415
+    from cbdsl.network.topics import check_name  # noqa: PLC0415
+
+    for given, what in ((name, "worker"), (swarm, "swarm")):
+        if given:
+            check_name(given, what)
+    way, well = ConnectionCheck(parse_address(broker, ca, cert, key), swarm, name, connect), True
+    for found in _findings(way, Path(model) if model else None, data, memory):
+        typer.echo(f"{found.step:12} {_SIGNS[found.well]:6} {single_line(found.text, 1000)}")
+        well = well and found.well is not False
+    if not well:
+        raise typer.Exit(1)
+
+
+def _findings(way: ConnectionCheck, model: Path | None, data: Path | None, memory: str) -> Iterator[DoctorFinding]:
+    """The way to the broker, then whether the run fits this device."""
+    from cbdsl.engines.native_engine import default_threads  # noqa: PLC0415
+    from cbdsl.network.doctor import (  # noqa: PLC0415
+        DeviceResources,
+        DoctorFinding,
+        announced,
+        as_announced,
+    )
+
+    stopped = False
+    for found in way.look():
+        yield found
+        stopped = stopped or found.last
+    if way.announcement:
+        run = announced(way.announcement)
+    elif model is not None:
+        run = as_announced(model)
+    else:
+        run = DoctorFinding("memory", "not reckoned: no announcement was heard, and no --model given.", None)
+    if not isinstance(run, DoctorFinding):
+        yield from DeviceResources(data, default_threads(), parse_bytes(memory, "--memory") if memory else 0).fits(run)
+    elif not stopped:
+        yield run
+
+
+def _cluster(on: str, model: str) -> list[tuple[str, str]]:
+    from cbdsl.models.zoo import usual  # noqa: PLC0415
+    from cbdsl.swarms.ray_swarm import findings  # noqa: PLC0415
+
+    return findings(on, usual(model).size, model)
+
+
+def examine() -> list[tuple[str, str]]:
+    """Findings as pairs of a name and a sentence."""
+    from cbdsl.engines.native_engine import default_threads  # noqa: PLC0415
+
+    return [
+        ("cbdsl", __version__),
+        ("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        *_engine(),
+        ("threads", f"{default_threads()} for this process, {os.cpu_count()} cores in the machine"),
+        ("devices", _devices()),
+        ("data", _data()),
+        *((name, options.version_of(name)) for name in _LIBRARIES),
+    ]
+
+
+def _engine() -> list[tuple[str, str]]:
+    from cbdsl.engines import native_engine  # noqa: PLC0415
+
+    obstacle, torch = native_engine.available(), options.is_installed("torch")
+    if obstacle is not None:
+        other = "torch" if torch else f"none: torch is not installed either, try {options.how_to_install('torch')}"
+        return [("engine", f"{other} ({obstacle})")]
+    info = native_engine.info()
+    rest = "torch for the rest" if torch else "the rest needs torch, which is not installed"
+    return [
+        ("engine", f"native, for models made of known layers; {rest}"),
+        ("vectors", f"{info.instructions}, {info.lanes} samples at once; {info.library}, built by {info.compiler}"),
+    ]
+
+
+def _devices() -> str:
+    """What torch can compute on; that takes loading it."""
+    if not options.is_installed("torch"):
+        return f"cpu; GPUs need torch, which is not installed ({options.how_to_install('torch')})"
+    interrupts.INTERRUPTS.hold()
+    try:
+        from cbdsl.engines.torch_engine import accelerators  # noqa: PLC0415
+    except (ImportError, OSError) as error:
+        return f"cpu; torch cannot be loaded ({str(error).splitlines()[0]})"
+    finally:
+        interrupts.INTERRUPTS.release()
+    gpus = accelerators()
+    return ", ".join(["cpu", *gpus]) + ("" if gpus else "; torch sees no GPU")
+
+
+def _data() -> str:
+    from cbdsl.data.dataset import EMBEDDED, load  # noqa: PLC0415
+
+    try:
+        data = load(EMBEDDED)
+    except UserError as error:
+        return f"embedded MNIST is damaged: {error}"
+    return f"embedded MNIST is whole: {len(data.train):,} training and {len(data.test):,} test images"

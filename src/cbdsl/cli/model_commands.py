@@ -1,0 +1,109 @@
+"""Commands that use a trained model: predict and export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cbdsl.cli import interrupts, options
+from cbdsl.cli.options import Threads
+from cbdsl.errors import UserError
+
+if TYPE_CHECKING:
+    from cbdsl.models.saved_model import SavedModel
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A finished run's folder, or a .safetensors file.")]
+
+
+def predict(
+    model: Model,
+    data: Annotated[
+        Path, typer.Option(metavar="FILE", help="An .npz file with features and, if known, labels; see docs/export.md.")
+    ],
+    raw: Annotated[
+        bool, typer.Option("--raw", help="The features are scaled already: give them to the network as they are.")
+    ] = False,
+    threads: Threads = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, alone on standard output.")] = False,
+) -> None:
+    """Say the class of every sample in a file, by a trained model: a line each, its class and how likely that is."""
+    interrupts.start_again()
+    from cbdsl.export.predict import predict as predictions_of  # noqa: PLC0415
+    from cbdsl.export.predict import read_unseen  # noqa: PLC0415
+    from cbdsl.models.saved_model import read_model  # noqa: PLC0415
+
+    saved = read_model(model)
+    found = predictions_of(saved, read_unseen(data, saved, raw), threads)
+    rows = [
+        (int(label), saved.class_name(int(label)), round(float(chance), 6))
+        for label, chance in zip(found.labels, found.probabilities, strict=True)
+    ]
+    if as_json:
+        lines = [{"class": label, "name": name, "probability": chance} for label, name, chance in rows]
+        typer.echo(json.dumps({"samples": len(rows), "accuracy": found.accuracy, "predictions": lines}, indent=2))
+        return
+    width = max(len(name) for _, name, _ in rows)
+    typer.echo("\n".join(f"{number:<7} {name:<{width}}  {chance:.4f}" for number, (_, name, chance) in enumerate(rows)))
+    if found.accuracy is not None:
+        typer.echo(f"accuracy {found.accuracy:.2%} of {len(rows):,} samples")
+
+
+def export(
+    model: Model,
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="onnx, c, torch or safetensors.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write: .onnx, .c, .py or .safetensors.")],
+    int8: Annotated[bool, typer.Option("--int8", help="With --to c: weights of eight bits instead of 32.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Leave the scaling of features out: they come scaled already.")
+    ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --int8: an .npz with labels to measure on; the run's D_sc if not given."
+        ),
+    ] = None,
+) -> None:
+    """Write a trained model for other programs: ONNX, one C file, a torch module, or a copy that explains itself."""
+    interrupts.start_again()
+    if data is not None and not int8:
+        raise UserError("--data is for --int8, whose loss of accuracy is measured on it. Leave it out.")
+    from cbdsl.export.write import check_words, write  # noqa: PLC0415
+    from cbdsl.models.saved_model import read_model  # noqa: PLC0415
+
+    check_words(to, out, raw, int8)
+    if to == "onnx":
+        options.demand("onnx", "it writes the file")
+    saved = read_model(model)
+    lost = _lost(saved, model, data, raw) if int8 else ""
+    written = write(saved, to, out, raw, int8)
+    for path in written.paths:
+        typer.echo(f"written: {path} ({_size(path)})")
+    for line in filter(None, (written.note, lost)):
+        typer.echo(line)
+
+
+def _size(path: Path) -> str:
+    from cbdsl.util.formatting import format_bytes  # noqa: PLC0415
+
+    return format_bytes(path.stat().st_size)
+
+
+def _lost(saved: SavedModel, model: Path, data: Path | None, raw: bool) -> str:
+    """What eight bits cost, as a line; or why it was not measured."""
+    from cbdsl.export.predict import read_unseen  # noqa: PLC0415
+    from cbdsl.export.write import accuracies, scoring_set  # noqa: PLC0415
+
+    if data is not None:
+        unseen, where = read_unseen(data, saved, raw), str(data)
+    else:
+        try:
+            if not (model / "spec.toml").is_file():
+                raise UserError("The model is a file without a run.")
+            unseen, where = scoring_set(model, saved), "D_sc"
+        except UserError as error:
+            return f"accuracy not measured: {error} Give labelled samples: --data FILE.npz"
+    before, after = accuracies(saved, unseen)
+    return f"accuracy {before:.2%} with floats, {after:.2%} with 8 bits, on {len(unseen.features):,} samples of {where}"

@@ -1,0 +1,79 @@
+"""The commands run and resume."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cbdsl.cli import interrupts, options
+from cbdsl.cli.options import Json, On, Shards, SpecWords, Threads, takes_spec
+
+if TYPE_CHECKING:
+    from cbdsl.runs.result import Result
+
+
+@takes_spec()
+def run(
+    words: SpecWords,
+    out: Annotated[Path | None, typer.Option(help="A new folder for the run; runs/<name> if not given.")] = None,
+    threads: Threads = None,
+    on: On = None,
+    shards: Shards = None,
+    as_json: Json = False,
+) -> None:
+    """Run one experiment and leave a folder that explains itself."""
+    spec = words.resolved()
+    from cbdsl.cli.display import Display  # noqa: PLC0415
+    from cbdsl.runs import loop  # noqa: PLC0415
+    from cbdsl.runs.folder import run_folder  # noqa: PLC0415
+
+    folder = out or run_folder(spec)
+    interrupts.go_on_in(folder, on)
+    with Display() as display:
+        result = loop.run(spec, out=folder, threads=threads, on=on, shards=shards, callbacks=[display])
+    conclude(result, as_json)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that was stopped.")],
+    threads: Threads = None,
+    on: On = None,
+    shards: Shards = None,
+    as_json: Json = False,
+) -> None:
+    """Go on with a run that was stopped; it ends as if it had not been."""
+    interrupts.go_on_in(folder, on)
+    from cbdsl.cli.display import Display  # noqa: PLC0415
+    from cbdsl.runs import loop  # noqa: PLC0415
+
+    with Display() as display:
+        result = loop.resume(folder, threads=threads, on=on, shards=shards, callbacks=[display])
+    conclude(result, as_json)
+
+
+def conclude(result: Result, as_json: bool) -> None:
+    """Show what a run came to, and draw its accuracy in its folder."""
+    if as_json:
+        typer.echo(json.dumps(asdict(result.summary), indent=2))
+        return
+    from cbdsl.cli.tables import print_summary  # noqa: PLC0415
+
+    print_summary(result)
+    draw(result)
+
+
+def draw(result: Result) -> None:
+    """Draw accuracy.png in a run's folder, if there is something to draw with."""
+    if result.folder is None:
+        return
+    if not options.is_installed("matplotlib"):
+        how = options.how_to_install("matplotlib")
+        typer.echo(f"accuracy.png is left out: matplotlib is not installed ({how}).", err=True)
+        return
+    from cbdsl.report.figures import save_accuracy_plot  # noqa: PLC0415 - matplotlib loads slowly
+
+    save_accuracy_plot(result.folder / "accuracy.png", result.summary, result.rounds)

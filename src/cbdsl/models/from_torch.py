@@ -1,0 +1,1246 @@
+"""Checks torch modules of users, and reads them into an `Architecture`."""
+
+from __future__ import annotations
+
+import copy
+import linecache
+import math
+import operator
+import random
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.nn import functional
+
+from cbdsl.errors import UserError
+from cbdsl.models.architecture import SAMPLES, Architecture, Draft
+from cbdsl.models.layers import (
+    Add,
+    ArchitectureError,
+    AvgPool1d,
+    AvgPool2d,
+    Concat,
+    Conv1d,
+    Conv2d,
+    Dropout,
+    Flatten,
+    Gelu,
+    GroupNorm,
+    Hardswish,
+    Layer,
+    LayerNorm,
+    LeakyRelu,
+    Linear,
+    MaxPool1d,
+    MaxPool2d,
+    Relu,
+    Relu6,
+    Scale,
+    Shape,
+    Sigmoid,
+    Silu,
+    Tanh,
+)
+from cbdsl.models.to_torch import ConcatModule, ScaleModule, SumModule, module_of, parameter_count
+
+Numbers = tuple[float, ...]
+
+
+def scale(operation: str, constant: Any, shape: Shape, constant_first: bool) -> Scale | None:  # noqa: ANN401
+    """What a sample of `shape` becomes with a constant added, subtracted, multiplied or divided; None if not that."""
+    values = _numbers(constant, shape)
+    match operation, constant_first:
+        case "add", _:
+            return Scale(offsets=values)
+        case "sub", False:
+            return Scale(offsets=_each(values, lambda value: -value))
+        case "sub", True:
+            return Scale((-1.0,), values)
+        case "mul", _:
+            return Scale(values)
+        case "div", False:
+            return Scale(_each(values, lambda value: 1 / value))
+    return None
+
+
+def _numbers(constant: Any, shape: Shape) -> Numbers:  # noqa: ANN401
+    """One number, or one a channel."""
+    if isinstance(constant, bool) or not isinstance(constant, int | float | Tensor):
+        raise ArchitectureError(f"it computes with {constant!r:.40}; only numbers and tables of numbers are known")
+    table = torch.as_tensor(constant)
+    if table.is_complex() or (table.dtype == torch.float64 and table.dim() > 0):
+        raise ArchitectureError(f"its table is {table.dtype}, which makes all that follows so; write .float()")
+    axes = 1 + len(shape)
+    sizes = (1,) * (axes - table.dim()) + tuple(table.shape)
+    if len(sizes) != axes or (table.numel() != 1 and sizes != (1, shape[0], *(1,) * (axes - 2))):
+        channels = (shape[0],) if axes == 2 else (shape[0], *(1,) * (axes - 2))
+        raise ArchitectureError(
+            f"its table has shape {tuple(table.shape)}; one number for all, or one a channel, {channels}, is native"
+        )
+    return tuple(table.detach().float().flatten().tolist())
+
+
+def _each(values: Numbers, compute: Callable[[Tensor], Tensor]) -> Numbers:
+    """As torch computes it, in float32; 0 has no sign."""
+    return tuple((compute(torch.tensor(values)) + 0.0).tolist())
+
+
+def describe(label: str, part: nn.Module, shape: Shape) -> Layer | None:
+    """One torch layer as plain data; None for one that does nothing.
+
+    label: what an error calls it. shape: of the sample that it is given.
+    """
+    # The exact class: a subclass may compute anything.
+    found = DESCRIBE.get(type(part))
+    if found is None:
+        raise ArchitectureError(f"{label} {_advice(part)}")
+    return found(label, part, shape)
+
+
+def _advice(part: nn.Module) -> str:
+    """Why a layer is none that is known, and what would do."""
+    if isinstance(part, nn.modules.batchnorm._BatchNorm):
+        return f"is not native: it mixes the samples of a batch. Replace {group_norm_instead(part)}"
+    for kinds, words in _ADVICE:
+        if isinstance(part, kinds):
+            return f"is not native: {words}"
+    return f"is not one of {KNOWN}"
+
+
+_ADVICE: tuple[tuple[Any, str], ...] = (
+    (nn.modules.dropout._DropoutNd, "it drops whole channels, or in another way; use nn.Dropout"),
+    ((nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d), "the loss is taken of logits; leave it out"),
+    (
+        (nn.RNNBase, nn.RNNCellBase),
+        "a layer that remembers takes a sample step by step; it runs on torch. Conv1d layers are native",
+    ),
+    (
+        (nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder,
+         nn.TransformerEncoderLayer, nn.TransformerDecoderLayer),
+        "attention multiplies tensors with each other; it runs on torch",
+    ),
+    ((nn.Embedding, nn.EmbeddingBag), "samples are numbers, not places in a table; it runs on torch"),
+    (nn.modules.lazy.LazyModuleMixin, "it has no sizes yet; write them out"),
+)  # fmt: skip
+
+
+def group_norm_instead(part: nn.modules.batchnorm._NormBase) -> str:
+    """What to write in place of a normalisation over the samples of a batch: '... by ...'."""
+    channels = part.num_features
+    affine = "" if part.affine else ", affine=False"
+    return f"nn.{type(part).__name__}({channels}) by nn.GroupNorm({math.gcd(channels, 8)}, {channels}{affine})"
+
+
+def _sizes(value: Any, axes: int) -> Shape:  # noqa: ANN401
+    """One number for every axis, or as many as there are."""
+    return (value,) * axes if isinstance(value, int) else tuple(value)
+
+
+def _describe_convolution(label: str, part: nn.Conv1d | nn.Conv2d, _shape: Shape) -> Layer:
+    kind, axes = (Conv2d, 2) if isinstance(part, nn.Conv2d) else (Conv1d, 1)
+    kernel, stride = _sizes(part.kernel_size, axes), _sizes(part.stride, axes)
+    if set(_sizes(part.dilation, axes)) != {1}:
+        raise ArchitectureError(f"{label} has dilation {part.dilation}; only dilation 1 is native")
+    if part.padding_mode != "zeros":
+        raise ArchitectureError(f"{label} pads with {part.padding_mode}, not with zeros; use padding_mode='zeros'")
+    if part.padding == "same":
+        if any(size % 2 == 0 for size in kernel):
+            raise ArchitectureError(
+                f"{label} pads an even kernel on one side more than on the other; use an odd kernel or a number as "
+                "padding"
+            )
+        padding = tuple(size // 2 for size in kernel)
+    else:
+        padding = (0,) * axes if isinstance(part.padding, str) else _sizes(part.padding, axes)
+    bias = part.bias is not None
+    return kind(part.in_channels, part.out_channels, kernel, padding, bias, stride, part.groups)
+
+
+def _describe_linear(_label: str, part: nn.Linear, _shape: Shape) -> Layer:
+    return Linear(part.in_features, part.out_features, part.bias is not None)
+
+
+def _describe_max_pool(label: str, part: nn.MaxPool1d | nn.MaxPool2d, _shape: Shape) -> Layer:
+    kind, axes = (MaxPool2d, 2) if isinstance(part, nn.MaxPool2d) else (MaxPool1d, 1)
+    if set(_sizes(part.dilation, axes)) != {1} or part.ceil_mode or part.return_indices:
+        raise ArchitectureError(f"{label} has dilation, ceil_mode or return_indices; leave them out")
+    return kind(*(_sizes(value, axes) for value in (part.kernel_size, part.stride, part.padding)))
+
+
+def _describe_average_pool(label: str, part: nn.AvgPool1d | nn.AvgPool2d, _shape: Shape) -> Layer:
+    kind, axes = (AvgPool2d, 2) if isinstance(part, nn.AvgPool2d) else (AvgPool1d, 1)
+    padding = _sizes(part.padding, axes)
+    if part.ceil_mode or getattr(part, "divisor_override", None):
+        raise ArchitectureError(f"{label} has ceil_mode or divisor_override; leave them out")
+    if any(padding) and not part.count_include_pad:
+        raise ArchitectureError(f"{label} leaves its border out of the mean; use count_include_pad=True or padding=0")
+    return kind(_sizes(part.kernel_size, axes), _sizes(part.stride, axes), padding)
+
+
+def _adaptive(kind: type[Layer], axes: int) -> Callable[[str, Any, Shape], Layer]:
+    """A pooling to a given size is a plain one where that size divides the side."""
+
+    def described(label: str, part: Any, shape: Shape) -> Layer:  # noqa: ANN401
+        if getattr(part, "return_indices", False):
+            raise ArchitectureError(f"{label} has return_indices; leave it out")
+        if len(shape) != 1 + axes:
+            raise ArchitectureError(f"{label} pools {axes} axes beside the channels but is given {shape}")
+        given = part.output_size
+        asked = tuple(given) if isinstance(given, list | tuple) else (given,) * axes
+        sizes = [side if size is None else size for size, side in zip(asked, shape[1:], strict=True)]
+        if any(size < 1 or side % size for size, side in zip(sizes, shape[1:], strict=True)):
+            raise ArchitectureError(
+                f"{label} makes {tuple(sizes)} of {shape[1:]}; only sizes that divide these are native, such as 1"
+            )
+        window = tuple(side // size for size, side in zip(sizes, shape[1:], strict=True))
+        return kind(window, window)  # type: ignore[call-arg]
+
+    return described
+
+
+def _describe_group_norm(label: str, part: nn.GroupNorm, _shape: Shape) -> Layer:
+    if part.affine and part.bias is None:
+        raise ArchitectureError(f"{label} has factors but no offsets; use bias=True or affine=False")
+    return GroupNorm(part.num_groups, part.num_channels, part.affine, part.eps)
+
+
+def _describe_instance_norm(label: str, part: nn.InstanceNorm1d | nn.InstanceNorm2d, shape: Shape) -> Layer:
+    if part.track_running_stats:
+        raise ArchitectureError(f"{label} keeps running statistics; use track_running_stats=False")
+    axes = 2 if isinstance(part, nn.InstanceNorm2d) else 1
+    if len(shape) != 1 + axes:
+        raise ArchitectureError(f"{label} takes {axes} axes beside the channels but is given {shape}")
+    return GroupNorm(part.num_features, part.num_features, part.affine, part.eps)
+
+
+def _describe_layer_norm(_label: str, part: nn.LayerNorm, _shape: Shape) -> Layer:
+    affine = part.elementwise_affine
+    return LayerNorm(tuple(part.normalized_shape), affine, part.bias is not None if affine else True, part.eps)
+
+
+def _describe_dropout(_label: str, part: nn.Dropout, _shape: Shape) -> Layer | None:
+    return Dropout(part.p) if part.training and part.p > 0 else None
+
+
+def _describe_constants(_label: str, part: ScaleModule, _shape: Shape) -> Layer:
+    return Scale(tuple(part.factors.tolist()), tuple(part.offsets.tolist()))
+
+
+DESCRIBE: dict[type[nn.Module], Callable[..., Layer | None]] = {
+    nn.Conv1d: _describe_convolution,
+    nn.Conv2d: _describe_convolution,
+    nn.Linear: _describe_linear,
+    nn.GroupNorm: _describe_group_norm,
+    nn.LayerNorm: _describe_layer_norm,
+    nn.InstanceNorm1d: _describe_instance_norm,
+    nn.InstanceNorm2d: _describe_instance_norm,
+    nn.ReLU: lambda *_: Relu(),
+    nn.ReLU6: lambda *_: Relu6(),
+    nn.LeakyReLU: lambda _label, part, _shape: LeakyRelu(part.negative_slope),
+    nn.GELU: lambda _label, part, _shape: Gelu(part.approximate == "tanh"),
+    nn.SiLU: lambda *_: Silu(),
+    nn.Hardswish: lambda *_: Hardswish(),
+    nn.Tanh: lambda *_: Tanh(),
+    nn.Sigmoid: lambda *_: Sigmoid(),
+    nn.MaxPool1d: _describe_max_pool,
+    nn.MaxPool2d: _describe_max_pool,
+    nn.AvgPool1d: _describe_average_pool,
+    nn.AvgPool2d: _describe_average_pool,
+    nn.AdaptiveAvgPool1d: _adaptive(AvgPool1d, 1),
+    nn.AdaptiveAvgPool2d: _adaptive(AvgPool2d, 2),
+    nn.AdaptiveMaxPool1d: _adaptive(MaxPool1d, 1),
+    nn.AdaptiveMaxPool2d: _adaptive(MaxPool2d, 2),
+    nn.Flatten: lambda *_: Flatten(),
+    nn.Identity: lambda *_: None,
+    nn.Dropout: _describe_dropout,
+    ScaleModule: _describe_constants,
+}
+
+_NAMES = ", ".join(kind.__name__ for kind in DESCRIBE if kind is not ScaleModule)
+KNOWN = re.sub(r"(?P<kind>\w+)1d, (?P=kind)2d", r"\g<kind>1d/2d", _NAMES)
+"""All of them, as errors list them."""
+
+
+class _Size(Enum):
+    BATCH = "the number of samples"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+BATCH = _Size.BATCH
+"""The one size that nobody knows while a module is read."""
+
+COMPARISONS: tuple[object, ...] = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+COMPUTED: tuple[object, ...] = (
+    operator.getitem, operator.mul, operator.floordiv, operator.mod, operator.add, operator.sub, operator.neg,
+    operator.iadd, operator.isub, operator.imul, math.prod, *COMPARISONS,
+)  # fmt: skip
+"""What may be done with sizes."""
+
+
+def asked_of(shape: tuple[Any, ...], asked: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    """A question about a shape, answered; None if it is none."""
+    if asked in [("size",), (getattr, "shape")]:
+        return shape
+    if asked[0] == "size" and len(asked) == 2 and isinstance(asked[1], int) and -len(shape) <= asked[1] < len(shape):
+        return shape[asked[1]]
+    return len(shape) if asked in [("dim",), (getattr, "ndim")] else None
+
+
+def holds_batch(value: Any) -> bool:  # noqa: ANN401
+    """Whether the number of samples is part of it."""
+    return BATCH in value if isinstance(value, tuple) else value is BATCH
+
+
+def reshaped(shape: Shape, *given: Any) -> Shape | None:  # noqa: ANN401
+    """The shape of a sample after view or reshape; None where samples do not stay apart."""
+    sizes: Sequence[Any] = given[0] if len(given) == 1 and isinstance(given[0], tuple) else given
+    numbers = math.prod(shape)
+    batch, *rest = sizes or (None,)
+    if not all(isinstance(size, int) for size in rest) or not (batch is BATCH or batch == -1):
+        return None
+    if batch is BATCH and rest.count(-1) == 1:
+        known = math.prod(size for size in rest if size != -1)
+        rest = [numbers // max(known, 1) if size == -1 else size for size in rest]
+    return tuple(rest) if rest and min(rest) > 0 and math.prod(rest) == numbers else None
+
+
+def flattened(shape: Shape, start_dim: Any = 0, end_dim: Any = -1) -> Shape | None:  # noqa: ANN401
+    """The shape of a sample whose axes from one to another become one."""
+    places = _places((start_dim, end_dim), 1 + len(shape))
+    if places is None or not 1 <= places[0] <= places[1]:
+        return None
+    first, last = places[0] - 1, places[1]
+    return (*shape[:first], math.prod(shape[first:last]), *shape[last:])
+
+
+def squeezed(shape: Shape, dim: Any = None) -> Shape | None:  # noqa: ANN401
+    """The shape of a sample without some axes, where their size is 1; None where samples do not stay apart."""
+    places = _places(dim, 1 + len(shape))
+    if places is None or 0 in places:
+        return None
+    return tuple(size for place, size in enumerate(shape, 1) if place not in places or size != 1) or None
+
+
+def unsqueezed(shape: Shape, dim: Any = None) -> Shape | None:  # noqa: ANN401
+    """The shape of a sample with one axis more."""
+    places = _places(dim, 2 + len(shape))
+    if places is None or len(places) != 1 or places[0] == 0:
+        return None
+    return (*shape[: places[0] - 1], 1, *shape[places[0] - 1 :])
+
+
+def averaged(shape: Shape, dim: Any = None) -> tuple[int, ...] | None:  # noqa: ANN401
+    """The axes of a sample, from 1 for the channels, over which a mean is taken; None unless all lie behind those."""
+    places = _places(dim, 1 + len(shape))
+    return places if places and min(places) > 1 else None
+
+
+def _places(dims: Any, axes: int) -> tuple[int, ...] | None:  # noqa: ANN401
+    """Axes counted from the front; None if they are none."""
+    listed = dims if isinstance(dims, list | tuple) else (dims,)
+    if not all(isinstance(each, int) and not isinstance(each, bool) and -axes <= each < axes for each in listed):
+        return None
+    return tuple(each % axes for each in listed)
+
+
+VIEWED = {"reshape": reshaped, "flatten": flattened, "squeeze": squeezed, "unsqueeze": unsqueezed}
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor of the module."""
+
+    number: int  # of the layer that made it
+    shape: Shape  # of a sample, as the module sees it
+    memory: list[Value] = field(default_factory=list)  # all that may share its numbers, itself among them
+    odd: str = ""  # why no layer can read it, where the module sees it in a shape that no layer makes
+    changed: str = ""  # the line that changed it by way of another
+
+    def __post_init__(self) -> None:
+        self.memory.append(self)
+
+
+class Tensors:
+    """What is known of a module's tensors, sizes and constants, and the layers that made them so far."""
+
+    def __init__(self, whole: nn.Module, module: nn.Module, shape: Shape) -> None:
+        """whole: what is traced; module: the part of it whose parameters are flat weights."""
+        self.sizes: dict[fx.Node, Any] = {}  # what was computed of shapes alone
+        self.whole, self.module = whole, module
+        self.draft = Draft(shape)
+        self.lines: list[str] = []  # where every layer is written
+        self.read_numbers: set[int] = set()
+        self.used: list[Used] = []
+        self.values: dict[fx.Node, Value] = {}
+        self.tables: dict[fx.Node, Tensor] = {}  # parameters and constants
+
+    def add(self, layer: Layer, label: str, line: str, *reads: int) -> int:
+        """One layer more; label: what an error calls it, line: where it is written."""
+        try:
+            number = self.draft.add(layer, *reads)
+        except ArchitectureError as error:
+            raise ArchitectureError(f"{label}: {error}") from None
+        self.read_numbers.update(reads)
+        self.lines.append(line)
+        return number
+
+    def made(self, node: fx.Node, number: int) -> None:
+        """A new tensor."""
+        self.values[node] = Value(number, self.draft.shape_of(number))
+
+    def changed(self, node: fx.Node, number: int, value: Value, line: str) -> None:
+        """A tensor that was changed in place: whoever reads it from now on gets what this layer made."""
+        for other in value.memory:
+            if (other.number, other.shape) == (value.number, value.shape) and other is not value:
+                other.number = number
+            elif other is not value:
+                other.changed = line
+        value.number = number
+        self.values[node] = value
+
+    def seen(self, node: fx.Node, value: Value, shape: Shape, odd: str, line: str, row: bool = False) -> None:
+        """The same numbers in another shape; odd: what to say if no layer makes that. row: add a Flatten anyway."""
+        if value.changed:
+            self.read(value, line)
+        number, odd = value.number, odd if shape != self.draft.shape_of(value.number) else ""
+        if len(shape) == 1 and (odd or row):
+            number, odd = self.add(Flatten(), line, line, number), ""
+        self.values[node] = Value(number, shape, value.memory, odd)
+
+    def tensor(self, given: Any, line: str) -> Value:  # noqa: ANN401
+        """What a layer made, or the samples."""
+        if isinstance(given, fx.Node) and given in self.values:
+            return self.values[given]
+        self.refuse_parameter(given, line)
+        raise ArchitectureError(f"{line}: it is given {given!r:.40} in place of what a layer made; use layers alone")
+
+    def read(self, value: Value, line: str) -> int:
+        """The number of the layer that made a tensor, for a layer that takes it as it is."""
+        if value.changed:
+            raise ArchitectureError(
+                f"{line}: what it reads was changed in place in another shape by {value.changed}; write that without "
+                "inplace"
+            )
+        if value.odd:
+            raise ArchitectureError(value.odd)
+        return value.number
+
+    def refuse_parameter(self, given: Any, line: str) -> None:  # noqa: ANN401
+        """Weights are native inside of layers alone."""
+        if isinstance(given, fx.Node) and isinstance(self.tables.get(given), nn.Parameter):
+            name = str(given.target).removeprefix("module.")
+            raise ArchitectureError(
+                f"{line}: it uses the weights {name} outside of a layer; use a layer that holds them"
+            )
+
+    def value(self, given: Any, line: str) -> Any:  # noqa: ANN401
+        """An argument that is no tensor of samples, sizes and constants filled in."""
+        if isinstance(given, list | tuple):
+            return tuple(self.value(each, line) for each in given)
+        if not isinstance(given, fx.Node):
+            return given
+        self.refuse_parameter(given, line)
+        for known in (self.sizes, self.tables):
+            if given in known:
+                return known[given]
+        raise ArchitectureError(f"{line}: it takes a second tensor; only sums and concatenations of tensors are native")
+
+    def is_size(self, node: fx.Node) -> bool:
+        """Work out what is asked of a tensor's shape, if that is what is asked."""
+        first, *rest = node.args or (None,)
+        if isinstance(first, fx.Node) and first not in self.sizes:
+            shape: tuple[Any, ...] | None = None
+            if first in self.values:
+                shape = (BATCH, *self.values[first].shape)
+            elif first in self.tables:
+                shape = tuple(self.tables[first].shape)
+            answer = None if shape is None else asked_of(shape, (node.target, *rest, *node.kwargs.values()))
+            if answer is not None:
+                self.sizes[node] = answer
+            return answer is not None
+        if node.target not in COMPUTED or not callable(node.target):
+            return False
+        try:
+            values = [self.value(each, "") for each in node.args]
+            if node.target in COMPARISONS and any(holds_batch(each) for each in values):
+                return False
+            self.sizes[node] = node.target(*values)
+        except (ArchitectureError, TypeError, IndexError, ZeroDivisionError):
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class Used:
+    """A parameter where a layer uses it."""
+
+    label: str  # what an error calls the layer
+    parameter: nn.Parameter
+    layer: int  # number of the layer
+
+
+def in_order_of_definition(architecture: Architecture, used: list[Used], module: nn.Module) -> Architecture:
+    """The same graph, its layers moved where flat weights ask for it and branches allow it.
+
+    Refuses a module that does not use all of its parameters, or not in an order in which layers can run.
+    """
+    labels = {one.layer: one.label for one in used}
+    owners = {id(one.parameter): one.layer for one in used}
+    for name, parameter in module.named_parameters():
+        if id(parameter) not in owners:
+            raise ArchitectureError(f"{name} is never used; leave it out")
+    defined = list(dict.fromkeys(owners[id(parameter)] for parameter in module.parameters()))
+    order = _sorted(architecture, defined, labels)
+    flat = [one.parameter for number in order for one in used if one.layer == number]
+    if [id(one) for one in flat] != [id(one) for one in module.parameters()]:
+        raise ArchitectureError(
+            "the weights of its layers are not defined layer by layer; register them in their order"
+        )
+    if order == sorted(order):
+        return architecture
+    places = {old: new for new, old in enumerate(order)}
+    return Architecture(
+        architecture.shape,
+        tuple(architecture.layers[number] for number in order),
+        tuple(tuple(places.get(other, other) for other in architecture.reads[number]) for number in order),
+    )
+
+
+def _sorted(architecture: Architecture, defined: list[int], labels: Mapping[int, str]) -> list[int]:
+    """Layers in the order of their use, save that those with weights wait for those that are defined before them."""
+    waiting, order, done = list(range(len(architecture.layers))), list[int](), {-1}
+    coming = list(reversed(defined))
+    while waiting:
+        ready = next(
+            (
+                number
+                for number in waiting
+                if done.issuperset(architecture.reads[number]) and (number not in labels or number == coming[-1])
+            ),
+            None,
+        )
+        if ready is None:
+            first, then = coming[-1], min(_before(architecture, coming[-1]) & {*coming})
+            raise ArchitectureError(
+                f"{labels[first]} is defined before {labels[then]} but used after it; define layers in the order of "
+                "their use"
+            )
+        if ready in labels:
+            coming.pop()
+        waiting.remove(ready)
+        order.append(ready)
+        done.add(ready)
+    return order
+
+
+def _before(architecture: Architecture, number: int) -> set[int]:
+    """All layers that one needs."""
+    found, open_ends = set[int](), [number]
+    while open_ends:
+        for other in architecture.reads[open_ends.pop()]:
+            if other >= 0 and other not in found:
+                found.add(other)
+                open_ends.append(other)
+    return found
+
+
+def _max_pool(
+    kind: type[nn.MaxPool1d | nn.MaxPool2d],
+    kernel_size: Any,  # noqa: ANN401
+    stride: Any = None,  # noqa: ANN401
+    padding: Any = 0,  # noqa: ANN401
+    dilation: Any = 1,  # noqa: ANN401
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> nn.Module:
+    return kind(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
+
+
+def _dropout(p: float = 0.5, training: bool = True, inplace: bool = False) -> nn.Module:
+    return nn.Dropout(p, inplace).train(training)
+
+
+def _in_place(kind: Callable[..., nn.Module], *args: Any, **kwargs: Any) -> nn.Module:  # noqa: ANN401
+    """A layer that changes the tensor it is given; not all kinds have a word for that."""
+    part = kind(*args, **kwargs)
+    part.inplace = True  # type: ignore[assignment]
+    return part
+
+
+FUNCTIONS: dict[object, Callable[..., nn.Module]] = {
+    **dict.fromkeys(("relu", torch.relu, functional.relu), nn.ReLU),
+    **dict.fromkeys(("relu_", torch.relu_, functional.relu_), partial(_in_place, nn.ReLU)),
+    functional.relu6: nn.ReLU6,
+    functional.leaky_relu: nn.LeakyReLU,
+    functional.leaky_relu_: partial(_in_place, nn.LeakyReLU),
+    functional.gelu: nn.GELU,
+    functional.silu: nn.SiLU,
+    functional.hardswish: nn.Hardswish,
+    **dict.fromkeys(("tanh", torch.tanh), nn.Tanh),
+    **dict.fromkeys(("tanh_", torch.tanh_), partial(_in_place, nn.Tanh)),
+    **dict.fromkeys(("sigmoid", torch.sigmoid), nn.Sigmoid),
+    **dict.fromkeys(("sigmoid_", torch.sigmoid_), partial(_in_place, nn.Sigmoid)),
+    **dict.fromkeys((functional.max_pool1d, torch.max_pool1d), partial(_max_pool, nn.MaxPool1d)),
+    **dict.fromkeys((functional.max_pool2d, torch.max_pool2d), partial(_max_pool, nn.MaxPool2d)),
+    functional.avg_pool1d: nn.AvgPool1d,
+    functional.avg_pool2d: nn.AvgPool2d,
+    functional.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d,
+    functional.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
+    functional.adaptive_max_pool1d: nn.AdaptiveMaxPool1d,
+    functional.adaptive_max_pool2d: nn.AdaptiveMaxPool2d,
+    **dict.fromkeys((functional.dropout, torch.dropout), _dropout),
+    torch.dropout_: partial(_dropout, inplace=True),
+    **dict.fromkeys(("contiguous", "float"), nn.Identity),  # samples are float32
+}
+
+
+def _layer_norm(
+    _shape: Shape, normalized_shape: Shape, weight: None = None, bias: None = None, eps: float = 1e-5
+) -> nn.Module:
+    del weight, bias  # tensors were refused before
+    return nn.LayerNorm(normalized_shape, eps, elementwise_affine=False)
+
+
+def _group_norm(shape: Shape, num_groups: int, weight: None = None, bias: None = None, eps: float = 1e-5) -> nn.Module:
+    del weight, bias
+    return nn.GroupNorm(num_groups, shape[0], eps, affine=False)
+
+
+NORMS: dict[object, Callable[..., nn.Module]] = {
+    functional.layer_norm: _layer_norm,
+    functional.group_norm: _group_norm,
+}
+"""Those that need the shape of a sample to be a layer."""
+
+ARITHMETIC: dict[object, str] = {
+    **dict.fromkeys(("add", torch.add, operator.add), "add"),
+    **dict.fromkeys(("add_", operator.iadd), "add_"),
+    **dict.fromkeys(("sub", torch.sub, torch.subtract, operator.sub), "sub"),
+    **dict.fromkeys(("sub_", operator.isub), "sub_"),
+    **dict.fromkeys(("mul", torch.mul, torch.multiply, operator.mul), "mul"),
+    **dict.fromkeys(("mul_", operator.imul), "mul_"),
+    **dict.fromkeys(("div", torch.div, torch.true_divide, operator.truediv), "div"),
+    **dict.fromkeys(("div_", operator.itruediv), "div_"),
+    **dict.fromkeys(("neg", torch.neg, operator.neg), "neg"),
+}
+"""What is computed number by number, of two tensors or of one and constants; one that ends in _ changes the first."""
+
+VIEWS: dict[object, str] = {
+    **dict.fromkeys(("view", "reshape", torch.reshape), "reshape"),
+    **dict.fromkeys(("flatten", torch.flatten), "flatten"),
+    **dict.fromkeys(("squeeze", torch.squeeze), "squeeze"),
+    **dict.fromkeys(("unsqueeze", torch.unsqueeze), "unsqueeze"),
+}
+MEANS: tuple[object, ...] = ("mean", torch.mean)
+JOINS: tuple[object, ...] = (torch.cat, torch.concat, torch.concatenate)
+
+_PRODUCT = "products of tensors run on torch"
+HINTS = {
+    "linear": "use nn.Linear",
+    "conv1d": "use nn.Conv1d",
+    "conv2d": "use nn.Conv2d",
+    "batch_norm": "it mixes the samples of a batch; use nn.GroupNorm",
+    "instance_norm": "use nn.InstanceNorm2d",
+    "softmax": "the loss is taken of logits; leave it out",
+    "log_softmax": "the loss is taken of logits; leave it out",
+    **dict.fromkeys(("matmul", "bmm", "mm", "einsum", "scaled_dot_product_attention"), _PRODUCT),
+    **dict.fromkeys(("dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"), "use F.dropout"),
+    "_assert": "leave it out",
+}
+"""What to do about a function that is none of these."""
+
+
+_SEVERAL: dict[type[nn.Module], type[Layer]] = {SumModule: Add, ConcatModule: Concat}
+
+
+class Graph(Tensors):
+    """What was read of a module so far."""
+
+    @staticmethod
+    def is_layer(module: nn.Module) -> bool:
+        """Whether it is not looked into."""
+        return isinstance(module, (*DESCRIBE, *_SEVERAL))
+
+    def architecture(self) -> tuple[Architecture, bool]:
+        """All of it, layers in the order of flat weights; and whether that is the order of their use."""
+        as_used = self.draft.architecture()
+        ordered = in_order_of_definition(as_used, self.used, self.module)
+        return ordered, ordered is as_used
+
+    def follow(self, node: fx.Node, line: str) -> None:
+        """One operation more; line: where it is written."""
+        match node.op:
+            case "placeholder":
+                self.values[node] = Value(SAMPLES, self.draft.shape)
+            case "get_attr":
+                self.tables[node] = _table(self.whole, str(node.target))
+            case "call_module":
+                self._call_layer(node, line)
+            case "call_function" | "call_method":
+                if not self.is_size(node):
+                    self._call_function(node, line)
+            case _:
+                self._end(node.args[0], line)
+
+    def _call_layer(self, node: fx.Node, line: str) -> None:
+        name = str(node.target).removeprefix("module").removeprefix(".")
+        part = self.module.get_submodule(name)
+        label = f"{f'layer {name}' if name else 'the module'} ({type(part).__name__})"
+        given = [*node.args, *node.kwargs.values()]
+        if type(part) in _SEVERAL:
+            reads = [self.read(self.tensor(each, line), line) for each in given]
+            self.made(node, self.add(_SEVERAL[type(part)](), label, line, *reads))
+            return
+        if type(part) not in DESCRIBE:
+            describe(label, part, ())  # it says why not
+        if len(given) != 1:
+            raise ArchitectureError(f"{label} is given more than one tensor ({line})")
+        value = self.tensor(given[0], line)
+        for parameter in part.parameters(recurse=False):
+            if sharing := [one.label for one in self.used if one.parameter is parameter]:
+                again = f"is used twice ({line})" if sharing[0] == label else f"shares its weights with {sharing[0]}"
+                raise ArchitectureError(f"{label} {again}; give every layer weights of its own")
+            if not parameter.requires_grad:
+                raise ArchitectureError(f"{label} has frozen weights; native training moves all weights")
+            self.used.append(Used(label, parameter, len(self.lines)))
+        if isinstance(part, nn.Flatten):
+            self._view(node, "flatten", value, label, part.start_dim, part.end_dim)
+        else:
+            self._apply(node, part, value, label, line)
+
+    def _apply(self, node: fx.Node, part: nn.Module, value: Value, label: str, line: str) -> None:
+        layer = describe(label, part, value.shape)
+        if layer is None:
+            self.values[node] = value
+            return
+        if isinstance(layer, Dropout) and not self.module.training:
+            raise ArchitectureError(f"{label} drops numbers while it is scored, too; give it training=self.training")
+        number = self.add(layer, label, line, self.read(value, line))
+        if getattr(part, "inplace", False):
+            self.changed(node, number, value, line)
+        else:
+            self.made(node, number)
+
+    def _call_function(self, node: fx.Node, line: str) -> None:
+        target = node.target
+        if target in ARITHMETIC:
+            self._compute(node, ARITHMETIC[target], line)
+            return
+        if target in JOINS:
+            self._join(node, line)
+            return
+        if target not in FUNCTIONS and target not in NORMS and target not in VIEWS and target not in MEANS:
+            raise ArchitectureError(f"{line}: {_unknown(node)}")
+        first, *rest = (*([node.kwargs["input"]] if "input" in node.kwargs else ()), *node.args) or (None,)
+        value = self.tensor(first, line)
+        given = [self.value(each, line) for each in rest]
+        named = {key: self.value(each, line) for key, each in node.kwargs.items() if key != "input"}
+        try:
+            if target in VIEWS:
+                self._view(node, VIEWS[target], value, line, *given, **named)
+            elif target in MEANS:
+                self._mean(node, value, line, *given, **named)
+            else:
+                shape = [value.shape] if target in NORMS else []
+                make = NORMS[target] if target in NORMS else FUNCTIONS[target]
+                self._apply(node, make(*shape, *given, **named), value, line, line)
+        except ArchitectureError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise ArchitectureError(f"{line}: {error}") from error
+
+    def _end(self, output: Any, line: str) -> None:  # noqa: ANN401
+        if not isinstance(output, fx.Node):
+            count = f"{len(output)} outputs" if isinstance(output, list | tuple | dict) else f"{output!r}"
+            raise ArchitectureError(f"its forward gives {count}, not one row of logits")
+        last = self.read(self.tensor(output, line), line)
+        for number, made in enumerate(self.lines):
+            if number != last and number not in self.read_numbers:
+                raise ArchitectureError(f"what {made} makes is never used; leave it out")
+
+    def _compute(self, node: fx.Node, name: str, line: str) -> None:
+        """Arithmetic of two tensors, or of one and constants."""
+        operation, changes = name.removesuffix("_"), name.endswith("_")
+        named = dict(node.kwargs)
+        given = [*node.args, *(named.pop(key) for key in ("input", "other") if key in named)]
+        if named.pop("alpha", 1) != 1 or named:
+            raise ArchitectureError(f"{line}: {operation} with {', '.join(node.kwargs)} is not known; write it out")
+        for each in given:
+            self.refuse_parameter(each, line)
+        tensors = [self.values[each] for each in given if isinstance(each, fx.Node) and each in self.values]
+        if operation == "neg":
+            number: int | None = self.add(Scale((-1.0,)), line, line, *(self.read(each, line) for each in tensors))
+        elif len(tensors) == 2:
+            number = self._combine(operation, tensors, line)
+        else:
+            number = self._scale(operation, given, line)
+        if number is None:
+            raise ArchitectureError(
+                f"{line}: {operation} is not known there; tensors are added to and subtracted from each other, and "
+                "multiplied or divided by constants alone"
+            )
+        if changes and given[0] not in self.values:
+            raise ArchitectureError(f"{line}: it changes a constant; compute a new tensor")
+        if changes:
+            self.changed(node, number, tensors[0], line)
+        else:
+            self.made(node, number)
+
+    def _combine(self, operation: str, tensors: list[Value], line: str) -> int | None:
+        first, second = (self.read(each, line) for each in tensors)
+        if operation == "sub":
+            second = self.add(Scale((-1.0,)), line, line, second)
+        return self.add(Add(), line, line, first, second) if operation in {"add", "sub"} else None
+
+    def _scale(self, operation: str, given: list[Any], line: str) -> int | None:
+        place = next(
+            (place for place, each in enumerate(given) if isinstance(each, fx.Node) and each in self.values), 0
+        )
+        value = self.tensor(given[place], line)
+        constants = [self.value(each, line) for each in given if each is not given[place]]
+        if len(constants) != 1:
+            return None
+        try:
+            layer = scale(operation, constants[0], value.shape, constant_first=place == 1)
+        except ArchitectureError as error:
+            raise ArchitectureError(f"{line}: {error}") from None
+        number = self.read(value, line)
+        if layer is None or layer == Scale():
+            return None if layer is None else number
+        return self.add(layer, line, line, number)
+
+    def _join(self, node: fx.Node, line: str) -> None:
+        """Channels side by side."""
+        tensors, dim = _tensors_and_axis(*node.args, **node.kwargs)
+        values = [self.tensor(each, line) for each in tensors]
+        reads = [self.read(each, line) for each in values]
+        if not values or dim not in {1, -len(values[0].shape)}:
+            raise ArchitectureError(f"{line}: it joins along axis {dim!r}; only channels are joined: dim=1")
+        self.made(node, reads[0] if len(reads) == 1 else self.add(Concat(), line, line, *reads))
+
+    def _view(self, node: fx.Node, kind: str, value: Value, label: str, *given: Any, **named: Any) -> None:  # noqa: ANN401
+        """The numbers of a tensor in another shape: native as a row, and as they are."""
+        shape = VIEWED[kind](value.shape, *given, **named)
+        sizes = given[0] if len(given) == 1 and isinstance(given[0], tuple) else (*given, *named.values())
+        asked = ", ".join("N" if size is BATCH else str(size) for size in sizes)
+        hint = ", or data of that shape" if value.number == SAMPLES else ""
+        odd = (
+            f"{label}: {kind}({asked}) of N samples of shape {value.shape} is not known; all "
+            f"{math.prod(value.shape):,} numbers of a sample in a row are: x.flatten(1){hint}"
+        )
+        if shape is None:
+            raise ArchitectureError(odd)
+        self.seen(node, value, shape, odd, label, row=kind == "flatten" and len(shape) == 1)
+
+    def _mean(
+        self,
+        node: fx.Node,
+        value: Value,
+        line: str,
+        dim: object = None,
+        keepdim: bool = False,
+        dtype: object = None,
+    ) -> None:
+        """A mean over axes behind the channels is a pooling."""
+        places, inner = averaged(value.shape, dim), self.draft.shape_of(value.number)
+        if places is None or dtype is not None:
+            raise ArchitectureError(
+                f"{line}: a mean over {dim!r} of N samples of shape {value.shape} is not known; those over axes behind "
+                "the channels are, such as x.mean((2, 3))"
+            )
+        read = value.number if value.shape != inner and not value.changed else self.read(value, line)
+        if value.shape == inner:
+            window = tuple(side if place in places else 1 for place, side in enumerate(inner[1:], 2))
+        elif len({*places}) == len(value.shape) - 1 and len(inner) > 1 and value.shape[0] == inner[0]:
+            window = inner[1:]  # in whatever shape a module sees them, it is all numbers of a channel
+        else:
+            raise ArchitectureError(value.odd)
+        pool = AvgPool2d(window, window) if len(inner) == 3 else AvgPool1d(window, window)
+        pooled = self.add(pool, line, line, read)
+        shape = tuple(1 if place in places else side for place, side in enumerate(value.shape, 1))
+        if not keepdim:
+            shape = tuple(side for place, side in enumerate(shape, 1) if place not in places)
+        odd = f"{line}: a mean over some axes is known with keepdim=True alone; x.mean((2, 3)) makes rows"
+        self.seen(node, Value(pooled, self.draft.shape_of(pooled)), shape, odd, line)
+
+
+def _table(whole: nn.Module, name: str) -> Tensor:
+    """A parameter or constant; while torch.fx works, asking for it by name gives what stands for it."""
+    owner, _, last = name.rpartition(".")
+    part = whole.get_submodule(owner)
+    found: Tensor = {**vars(part), **part._buffers, **part._parameters}[last]
+    return found
+
+
+def _tensors_and_axis(tensors: Any, dim: Any = 0, axis: Any = None, **_named: Any) -> tuple[Any, Any]:  # noqa: ANN401
+    return tensors, dim if axis is None else axis
+
+
+def _unknown(node: fx.Node) -> str:
+    """What is wrong with a function, and what to do."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
+    if node.target in COMPARISONS:
+        return (
+            "what is compared there is the values of a tensor or the number of samples; a described network takes no "
+            "decisions"
+        )
+    if node.target is getattr:
+        name = f".{node.args[1]}"
+    if name in HINTS:
+        return f"{name} is not native: {HINTS[name]}"
+    return f"{name} is not one of {KNOWN}, as layers or functions, nor a sum or concatenation"
+
+
+_TRACING = threading.Lock()  # torch.fx puts its own methods into nn.Module while it works
+_HERE = Path(__file__).parent
+_TORCH = Path(torch.__file__).parent
+
+
+def read_module(module: nn.Module, shape: Shape) -> Architecture:
+    """Describe a torch module for samples of `shape`; an ArchitectureError names the layer or line that cannot be."""
+    training, in_order = _read(_copied(module).train(), shape)
+    scoring, _ = _read(_copied(module).eval(), shape)
+    if _without_dropout(training) != scoring:
+        raise ArchitectureError("it computes something else while it trains than while it is scored")
+    _compare(_copied(module), training, in_order)
+    return training
+
+
+def _without_dropout(architecture: Architecture) -> Architecture:
+    """The network as it is scored."""
+    made, layers, reads = {SAMPLES: SAMPLES}, list[Layer](), list[tuple[int, ...]]()
+    for number, (layer, read) in enumerate(zip(architecture.layers, architecture.reads, strict=True)):
+        if isinstance(layer, Dropout):
+            made[number] = made[read[0]]
+        else:
+            made[number] = len(layers)
+            layers.append(layer)
+            reads.append(tuple(made[other] for other in read))
+    return Architecture(architecture.shape, tuple(layers), tuple(reads))
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module).to("cpu", torch.float32)
+    except Exception as error:
+        raise ArchitectureError(f"it cannot be copied ({_first_line(error)})") from error
+
+
+def _read(module: nn.Module, shape: Shape) -> tuple[Architecture, bool]:
+    """The description, and whether its layers are in the order of their use."""
+    for name, part in module.named_modules():
+        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks:
+            raise ArchitectureError(f"{f'layer {name}' if name else 'the module'} carries hooks; leave them out")
+    whole = _Whole(module)
+    graph = Graph(whole, module, shape)
+    _trace(graph, whole)
+    return graph.architecture()
+
+
+class _Whole(nn.Module):
+    """The module as engines call it: with samples alone, so that other arguments of its forward keep their defaults."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, samples: Tensor) -> Any:  # noqa: ANN401
+        return self.module(samples)
+
+
+def _trace(graph: Graph, whole: nn.Module) -> None:
+    """Let a graph follow every operation of a module's forward."""
+    with _TRACING, torch.random.fork_rng(devices=[]):
+        before = _generators()
+        try:
+            _Tracer(graph).trace(whole)
+        except ArchitectureError:
+            raise
+        except Exception as error:
+            reason = "write x.size(0) for len(x)" if "'len'" in str(error) else _first_line(error)
+            raise ArchitectureError(f"{_line_of_error(error)}: torch.fx cannot follow it ({reason})") from error
+        if _generators() != before:
+            raise ArchitectureError("its forward draws random numbers")
+
+
+def _generators() -> tuple[object, ...]:
+    numpy = np.random.get_state()  # noqa: NPY002 - the generator that others use
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), str(numpy)
+
+
+class _Proxy(fx.Proxy):
+    """Stands for a tensor; torch.fx itself takes `x += y` for `x = x + y`, which others who hold x do not see."""
+
+    def __iadd__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
+        return self._computed(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
+        return self._computed(operator.isub, other)
+
+    def __imul__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
+        return self._computed(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
+        return self._computed(operator.itruediv, other)
+
+    def _computed(self, function: Callable[..., Any], other: Any) -> fx.Proxy:  # noqa: ANN401
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+
+class _Tracer(fx.Tracer):
+    """torch.fx, with a graph that follows it and knows the sizes."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__()
+        self._graph = graph
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """What a module's forward is given in place of a tensor."""
+        return _Proxy(node, self)
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        """The sizes of a shape one by one; how many there are is known."""
+        known = self._graph.sizes.get(obj.node)
+        if not isinstance(known, tuple):
+            return super().iter(obj)
+        return iter([operator.getitem(obj, place) for place in range(len(known))])
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Layers of torch, and whatever is derived from one that is known: it may compute anything."""
+        return super().is_leaf_module(m, module_qualified_name) or Graph.is_layer(m)
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:  # noqa: ANN401
+        """A module that is no part of the traced one was made on the way, or belongs to another thread."""
+        if all(m is not part for part in self.root.modules()):
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:  # noqa: ANN401
+        """Follow it, by the line of the user's own code where it was asked for."""
+        node = super().create_node(*args, **kwargs)
+        frame = sys._getframe(1)
+        while frame.f_back is not None and not _is_users(frame.f_code):
+            frame = frame.f_back
+        self._graph.follow(node, _line(frame.f_code, frame.f_lineno))
+        return node
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """A decision that depends on the shape of a sample alone is the same for all of them."""
+        known = self._graph.sizes.get(obj.node)
+        return super().to_bool(obj) if known is None else bool(known)
+
+
+def _is_users(code: CodeType) -> bool:
+    folders = Path(code.co_filename).parents
+    return _TORCH not in folders and _HERE not in folders
+
+
+def _line(code: CodeType, number: int) -> str:
+    text = linecache.getline(code.co_filename, number).strip()
+    return f"line {number} of {Path(code.co_filename).name}" + (f" ({text:.80})" if text else "")
+
+
+def _line_of_error(error: Exception) -> str:
+    found, trace = "the module", error.__traceback__
+    while trace is not None:
+        if _is_users(trace.tb_frame.f_code):
+            found = _line(trace.tb_frame.f_code, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(" .")
+
+
+def _compare(module: nn.Module, architecture: Architecture, in_order: bool) -> None:
+    """Refuse a description that does not compute what the module does.
+
+    in_order: layers are in the order of their use, so that those which drop numbers draw the same ones.
+    """
+    drops = any(isinstance(layer, Dropout) for layer in architecture.layers)
+    with torch.random.fork_rng(devices=[]), _one_thread():
+        torch.manual_seed(0)
+        again = module_of(architecture)
+        with torch.no_grad():
+            for parameter, other in zip(module.parameters(), again.parameters(), strict=True):
+                other.copy_(parameter.add_(0.05 * torch.randn(parameter.shape)))  # zeros would hide a difference
+        features = torch.randn(3, *architecture.shape)
+        towards = torch.randn(3, architecture.classes)
+        for training in (True, False) if in_order or not drops else (False,):
+            try:
+                found, expected = (_outcome(each.train(training), features, towards) for each in (again, module))
+            except Exception as error:
+                raise ArchitectureError(f"it fails on three random samples ({_first_line(error)})") from error
+            if not _close(found, expected):
+                raise ArchitectureError(
+                    "its forward does more than torch.fx can see, such as a part without gradients or a choice of its "
+                    "own; write it as layers alone"
+                )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Three samples are not worth waking threads for."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _outcome(module: nn.Module, features: Tensor, towards: Tensor) -> list[Tensor]:
+    """The outputs, and the gradients of all parameters; zeros where there are none."""
+    module.zero_grad()
+    torch.manual_seed(1)  # what drops numbers draws them
+    output = module(features.clone())
+    if output.requires_grad:
+        (output * towards).sum().backward()
+    return [output.detach(), *(_gradient(each) for each in module.parameters())]
+
+
+def _gradient(parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+
+
+def _close(found: Iterable[Tensor], expected: Iterable[Tensor]) -> bool:
+    return all(
+        one.shape == other.shape and bool((one - other).norm() <= 1e-3 * other.norm() + 1e-6)
+        for one, other in zip(found, expected, strict=True)
+    )
+
+
+SampleShape = tuple[int, ...]
+
+
+def check_model(module: nn.Module, shape: SampleShape, classes: int) -> None:
+    """Refuse a module that cannot be trained on samples of one shape and this many classes, and say what to do.
+
+    Copies of it are given two samples of zeros, as in training and as in scoring. Neither the module nor the state of
+    torch's global generator changes.
+    """
+    check_layers(module)
+    for training in (True, False):
+        probe = _copied_module(module).train(training)
+        before = buffers_of(probe)
+        with torch.random.fork_rng(devices=[]), torch.inference_mode(not training):
+            output = _output(probe, shape, training)
+        _check_output(output, classes)
+        check_buffers(before, probe)
+
+
+def check_layers(module: nn.Module) -> None:
+    """Refuse what can be told without a sample: no parameters, or layers of torch's own with running statistics."""
+    if parameter_count(module) == 0:
+        raise UserError("The model has no parameters; there is nothing to learn.")
+    probe = _copied_module(module).train()  # a layer that is kept out of training keeps its statistics as they are
+    norms = [
+        (name, layer)
+        for name, layer in probe.named_modules()
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.training
+    ]
+    if names := [buffer for name, layer in norms for buffer, _ in layer.named_buffers(name)]:
+        lines = [group_norm_instead(layer) for _, layer in norms if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        raise _stateful(names, f" Here: replace {lines[0]}." if lines else "")
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor]:
+    """Everything that a module holds beside its parameters, copied."""
+    return {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+
+
+def check_buffers(before: Mapping[str, Tensor], module: nn.Module) -> None:
+    """Refuse a module whose buffers are not what they were before it ran; constant ones may be any."""
+    after = dict(module.named_buffers())
+    if names := [name for name in {**before, **after} if not _same(before.get(name), after.get(name))]:
+        raise _stateful(names)
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def _stateful(names: list[str], line: str = "") -> UserError:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return UserError(
+        f"The model keeps state beside its parameters ({', '.join(names[:3])}{more}), which workers do not exchange: "
+        "it changes while the model runs. Use layers without running statistics: GroupNorm or LayerNorm instead of "
+        f"BatchNorm, or track_running_stats=False.{line} Tables that never change are fine; fill them when the model "
+        "is built."
+    )
+
+
+def _copied_module(module: nn.Module) -> nn.Module:
+    """The module as engines use it: a copy, on the CPU, in float32."""
+    try:
+        return copy.deepcopy(module).to("cpu", torch.float32)
+    except Exception as error:
+        raise UserError(
+            f"The model cannot be copied, and every worker needs a copy ({_message_line(error)}). "
+            "Let its attributes be parameters, buffers and plain values, nothing that was computed from parameters."
+        ) from error
+
+
+def _output(probe: nn.Module, shape: SampleShape, training: bool) -> object:
+    try:
+        return probe(torch.zeros(2, *shape))
+    except Exception as error:
+        if _takes_whole_numbers(probe, shape):
+            raise UserError(
+                f"The model takes whole numbers, but features are float32 ({_message_line(error)}). "
+                "Let its forward begin with x.long(), for example in a small module before nn.Embedding; "
+                "float32 holds whole numbers up to 16,777,216 exactly."
+            ) from error
+        raise UserError(
+            f"The model fails in {'training' if training else 'scoring'} on two float32 samples of shape {shape}, "
+            f"the shape of the data ({_message_line(error)}). Build it for samples of that shape, or reshape the data."
+        ) from error
+
+
+def _takes_whole_numbers(probe: nn.Module, shape: SampleShape) -> bool:
+    try:
+        probe(torch.zeros(2, *shape, dtype=torch.int64))
+    except Exception:
+        return False
+    return True
+
+
+def _message_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(" .")
+
+
+def _check_output(output: object, classes: int) -> None:
+    wanted = f"give one row of {classes} logits a sample, (N, {classes})"
+    if not isinstance(output, Tensor):
+        raise UserError(f"The model returns a {type(output).__name__}, not a tensor, for {classes} classes; {wanted}.")
+    if not output.is_floating_point():
+        raise UserError(f"The model returns numbers of type {output.dtype}, not float32; {wanted}.")
+    if output.ndim != 2 or len(output) != 2:
+        raise UserError(
+            f"The model makes an output of shape {tuple(output.shape)} from 2 samples, but the data has {classes} "
+            f"classes; {wanted}, here (2, {classes}). End with nn.Flatten() and nn.Linear(..., {classes})."
+        )
+    if output.shape[1] < classes:
+        raise UserError(
+            f"The model has {output.shape[1]} outputs, but the data has {classes} classes; "
+            f"give its last layer {classes} outputs."
+        )

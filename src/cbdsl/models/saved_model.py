@@ -1,0 +1,245 @@
+"""A trained model in a file that explains itself: weights, and beside them what they are the weights of.
+
+The file is a .safetensors; its metadata, strings by name, hold the network as a graph, the shape of a sample, what was
+done to features before the network saw them, and the names of classes. What is read may come from anybody: whatever the
+bytes, the answer is a model whose parts fit together, or an error that says what does not.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cbdsl.arrays import Floats
+from cbdsl.data.dataset import Scaling
+from cbdsl.errors import UserError, shown
+from cbdsl.models.architecture import Architecture
+from cbdsl.models.layers import ArchitectureError, is_size
+from cbdsl.models.network import Network, read_tensors
+from cbdsl.spec import init_file
+from cbdsl.util.files import read_json
+from cbdsl.util.formatting import single_line
+from cbdsl.util.memory import demand_memory
+
+FORMAT = "1"
+_KEYS = ("graph", "obstacle", "shape", "scaling", "classes", "tensors")
+_PREFIX = "cbdsl_"
+_LONGEST = 2**24  # letters of one entry
+_LONGEST_NAME = 100
+
+
+class _DamagedError(ValueError):
+    """What is wrong with metadata, as the end of a sentence."""
+
+
+@dataclass(frozen=True)
+class ModelMetadata:
+    """What a model's file says beside the weights."""
+
+    shape: tuple[int, ...]  # of a sample
+    graph: Architecture | None  # none where the network cannot be described
+    tensors: tuple[str, ...]  # in the order of flat weights
+    scaling: Scaling | None = None
+    class_names: tuple[str, ...] = ()
+    obstacle: str = ""  # why there is no graph
+
+    @staticmethod
+    def of(network: Network, scaling: Scaling | None = None, class_names: tuple[str, ...] = ()) -> ModelMetadata:
+        """That of a network, and of the data it was trained on."""
+        graph, obstacle = None, ""
+        try:
+            graph = network.description()
+        except ArchitectureError as error:
+            obstacle = single_line(str(error))
+        tensors = tuple(name for name, _ in network.tensor_shapes())
+        names = tuple(single_line(str(name))[:_LONGEST_NAME] for name in class_names[: network.classes])
+        return ModelMetadata(network.shape, graph, tensors, scaling, names, obstacle)
+
+    def metadata(self) -> dict[str, str]:
+        """As safetensors keeps it."""
+        values = {
+            "graph": None if self.graph is None else self.graph.to_dict(),
+            "shape": self.shape,
+            "scaling": None if self.scaling is None else asdict(self.scaling),
+            "classes": self.class_names,
+            "tensors": self.tensors,
+        }
+        texts = {name: "" if value is None else json.dumps(value, allow_nan=False) for name, value in values.items()}
+        texts |= {"format": FORMAT, "obstacle": self.obstacle}
+        return {f"{_PREFIX}{name}": text for name, text in texts.items()}
+
+    @staticmethod
+    def read(metadata: Mapping[str, str], source: str, again: str) -> ModelMetadata:
+        """The card in a file's metadata; an error if there is none, or none that holds together.
+
+        source: the file, as errors call it. again: how to get a better one.
+        """
+        version = metadata.get(f"{_PREFIX}format")
+        if version is None:
+            raise UserError(
+                f"{source} holds weights alone and does not say of which network: an earlier version or another "
+                f"program wrote it. {again}"
+            )
+        if version != FORMAT:
+            raise UserError(f"{source} is written in format {version!r:.20}; this version reads {FORMAT}. {again}")
+        try:
+            values = {name: _value(metadata, name) for name in _KEYS}
+            card = ModelMetadata(
+                _shape(values["shape"]), _graph(values["graph"]), _texts("tensors", values["tensors"], 2**16),
+                _scaling(values["scaling"]), _texts("classes", values["classes"], _LONGEST_NAME),
+                single_line(str(values["obstacle"])),
+            )  # fmt: skip
+            card._check()
+        except (_DamagedError, UserError, ArchitectureError) as error:
+            raise UserError(f"{source} is damaged or made up: {error} {again}") from error
+        return card
+
+    def _check(self) -> None:
+        """That the parts belong together."""
+        if self.scaling is not None and len(self.scaling.mean) != self.shape[0]:
+            raise _DamagedError(
+                f"it scales {len(self.scaling.mean)} channels, and a sample of shape {self.shape} has {self.shape[0]}."
+            )
+        if self.graph is None:
+            return
+        if self.graph.shape not in {self.shape, (math.prod(self.shape),)}:
+            raise _DamagedError(f"its network takes {self.graph.shape}, and a sample has the shape {self.shape}.")
+        if len(self.class_names) > self.graph.classes:
+            raise _DamagedError(f"it names {len(self.class_names)} classes of {self.graph.classes}.")
+
+
+@dataclass(frozen=True, eq=False)
+class SavedModel:
+    """A card and the weights it speaks of."""
+
+    card: ModelMetadata
+    weights: Floats  # (D,)
+    source: str
+
+    @property
+    def graph(self) -> Architecture:
+        """The network as data; an error that says why there is none."""
+        if self.card.graph is None:
+            raise UserError(
+                f"The network of {self.source} is not described ({self.card.obstacle or 'no reason is given'}). Only "
+                "torch can run it: build its module again and load the tensors of the file into it."
+            )
+        return self.card.graph
+
+    def class_name(self, label: int) -> str:
+        """What a class is called; its number if it has no name."""
+        return self.card.class_names[label] if label < len(self.card.class_names) else str(label)
+
+
+def file_of(card: ModelMetadata, tensors: Mapping[str, Any], notes: Mapping[str, str]) -> bytes:
+    """A model's file: what the card says, some words beside it, the tensors. The same bytes for the same model."""
+    from safetensors.numpy import save  # noqa: PLC0415 - a device that keeps no model does without
+
+    metadata = {"format": "pt", **card.metadata(), **{f"{_PREFIX}{name}": text for name, text in notes.items()}}
+    content = save(dict(tensors), metadata)
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))  # the library has them in any order
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text + content[start:]
+
+
+def notes_of(path: Path) -> dict[str, str]:
+    """The words beside a card in a model's file, and the card's own; nothing if there is no such file."""
+    from safetensors import SafetensorError  # noqa: PLC0415
+
+    try:
+        return {name.removeprefix(_PREFIX): text for name, text in _metadata(path).items()}
+    except (OSError, SafetensorError):
+        return {}
+
+
+def read_model(source: Path | str) -> SavedModel:
+    """The model of a run's folder, or of a .safetensors file, with all that it says of itself."""
+    path = init_file(str(source))
+    if not path.is_file():
+        where = f"{source} has no model.safetensors" if path != Path(source) else f"{source} is not there"
+        raise UserError(f"{where}. Give the folder of a finished run or a .safetensors file.")
+    is_run = path != Path(source)
+    again = f"Write it again from the rest: cbdsl resume {source}" if is_run else "Give a model that `cbdsl run` wrote."
+    demand_memory(3 * path.stat().st_size, f"The model {path} takes", "Give a smaller one.")
+    tensors = read_tensors(path)
+    card = ModelMetadata.read(_metadata(path), str(path), again)
+    return SavedModel(card, _flat(card, tensors, f"{path} is damaged or made up:", again), str(source))
+
+
+def _metadata(path: Path) -> dict[str, str]:
+    from safetensors import safe_open  # noqa: PLC0415 - a device needs no models from files
+
+    with safe_open(path, framework="numpy") as file:  # it was read before, so it can be
+        return dict(file.metadata() or {})
+
+
+def _flat(card: ModelMetadata, tensors: Mapping[str, Any], damaged: str, again: str) -> Floats:
+    """The tensors one after the other; an error unless they are what the card speaks of."""
+    for name in card.tensors:
+        if name not in tensors or tensors[name].dtype.kind != "f":
+            found = f"holds {tensors[name].dtype}" if name in tensors else "is missing"
+            raise UserError(f"{damaged} the tensor {shown(name)} {found}. {again}")
+    parts = [np.asarray(tensors[name], np.float32).reshape(-1) for name in card.tensors]
+    flat: Floats = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+    if card.graph is not None and len(flat) != card.graph.size:
+        raise UserError(f"{damaged} it has {len(flat):,} weights, its network {card.graph.size:,}. {again}")
+    return flat
+
+
+def _value(metadata: Mapping[str, str], name: str) -> Any:  # noqa: ANN401 - what JSON holds
+    text = metadata.get(f"{_PREFIX}{name}", "")
+    if len(text) > _LONGEST:
+        raise _DamagedError(f"its {name} is longer than {_LONGEST:,} letters.")
+    if name == "obstacle" or not text:
+        return text
+    try:
+        return read_json(text)
+    except ValueError as error:
+        raise _DamagedError(f"its {name} is no JSON ({error}).") from error
+
+
+def _shape(value: object) -> tuple[int, ...]:
+    if not isinstance(value, list) or not 1 <= len(value) <= 16 or not all(is_size(side) for side in value):
+        raise _DamagedError(f"the shape of a sample is {shown(value)}; it must be a few whole numbers of at least 1.")
+    return tuple(value)
+
+
+def _graph(value: object) -> Architecture | None:
+    if value == "":
+        return None
+    try:
+        return Architecture.from_dict(value)  # type: ignore[arg-type]  # it says what is wrong with anything else
+    except ArchitectureError as error:
+        raise _DamagedError(f"its network cannot be: {single_line(str(error))}.") from error
+
+
+def _scaling(value: object) -> Scaling | None:
+    if value == "":
+        return None
+    if not isinstance(value, dict) or set(value) != {"mean", "deviation", "shades"}:
+        raise _DamagedError(f"its scaling is {shown(value)}; it must have mean, deviation and shades.")
+    mean, deviation = (
+        tuple(value[name]) if isinstance(value[name], list) else value[name] for name in ("mean", "deviation")
+    )
+    return Scaling(mean, deviation, value["shades"])
+
+
+def _texts(name: str, value: object, longest: int) -> tuple[str, ...]:
+    """Names that can be printed and written into files."""
+    if value == "":
+        return ()
+    if not isinstance(value, list) or not all(isinstance(text, str) and len(text) <= longest for text in value):
+        raise _DamagedError(f"its {name} are {shown(value)}; they must be texts of at most {longest} letters.")
+    for text in value:
+        if not text.isprintable():
+            raise _DamagedError(f"one of its {name} is {shown(text)}, which cannot be printed.")
+    return tuple(value)

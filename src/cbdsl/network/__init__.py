@@ -1,0 +1,1 @@
+"""Server and workers as processes that exchange messages over MQTT."""

@@ -1,0 +1,145 @@
+"""X.509 as a swarm needs it: one authority, certificates for brokers and for clients, a list of those revoked."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+AUTHORITY_DAYS = 7300
+_BACKDATED = timedelta(days=1)  # small devices start with a clock that is behind
+_LONGEST_NAME = 64  # of a common name; a host's whole name stands among the alternatives
+
+
+@dataclass(frozen=True)
+class IssuedCertificate:
+    """A certificate and its private key, both PEM."""
+
+    certificate: bytes
+    key: bytes
+
+
+@dataclass(frozen=True)
+class Authority:
+    """Whoever holds its key can make members of the swarm."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+
+    @staticmethod
+    def new(organization: str) -> Authority:
+        """A fresh authority, P-256, that may sign members and lists but no further authority."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = _name(organization, "authority")
+        end = datetime.now(UTC) + timedelta(days=AUTHORITY_DAYS)
+        builder = _builder(name, name, key, key, end)
+        builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        builder = builder.add_extension(_usage(signs_others=True), critical=True)
+        return Authority(builder.sign(key, hashes.SHA256()), key)
+
+    @staticmethod
+    def load(certificate: bytes, key: bytes) -> Authority:
+        """Read what `pem` wrote; ValueError if it is anything else."""
+        loaded = serialization.load_pem_private_key(key, password=None)
+        if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+            raise ValueError("the key is of another kind")
+        return Authority(x509.load_pem_x509_certificate(certificate), loaded)
+
+    def pem(self) -> IssuedCertificate:
+        """The authority's own certificate and key."""
+        return IssuedCertificate(self.certificate.public_bytes(serialization.Encoding.PEM), _key_pem(self.key))
+
+    def issue_client(self, organization: str, name: str, days: int) -> IssuedCertificate:
+        """A certificate with which a worker or the parameter server proves its name, and nothing else."""
+        return self._issue(organization, name, days, x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]))
+
+    def issue_broker(self, organization: str, hosts: Sequence[str], days: int) -> IssuedCertificate:
+        """A certificate with which a broker proves that it is one of these hosts, and nothing else."""
+        names = [x509.DNSName(host) if is_name(host) else x509.IPAddress(ipaddress.ip_address(host)) for host in hosts]
+        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
+        return self._issue(organization, hosts[0], days, usage, x509.SubjectAlternativeName(names))
+
+    def _issue(self, organization: str, name: str, days: int, *extensions: x509.ExtensionType) -> IssuedCertificate:
+        key = ec.generate_private_key(ec.SECP256R1())
+        end = min(datetime.now(UTC) + timedelta(days=days), self.certificate.not_valid_after_utc)
+        builder = _builder(_name(organization, name), self.certificate.subject, key, self.key, end)
+        builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        builder = builder.add_extension(_usage(signs_others=False), critical=True)
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=False)
+        certificate = builder.sign(self.key, hashes.SHA256())
+        return IssuedCertificate(certificate.public_bytes(serialization.Encoding.PEM), _key_pem(key))
+
+    def revocation_list(self, serials: Iterable[int]) -> bytes:
+        """A signed list, good as long as the authority: a broker whose list has run out lets nobody in."""
+        now = datetime.now(UTC)
+        builder = x509.CertificateRevocationListBuilder(
+            self.certificate.subject, now - _BACKDATED, self.certificate.not_valid_after_utc
+        )
+        builder = builder.add_extension(_signer(self.key), critical=False)
+        builder = builder.add_extension(x509.CRLNumber(int(now.timestamp() * 1000)), critical=False)
+        for serial in serials:
+            entry = x509.RevokedCertificateBuilder(serial_number=serial, revocation_date=now)
+            builder = builder.add_revoked_certificate(entry.build())
+        return builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def serials(certificates: bytes) -> list[int]:
+    """The serial numbers of one or more certificates, PEM after PEM."""
+    return [certificate.serial_number for certificate in x509.load_pem_x509_certificates(certificates)]
+
+
+def is_name(host: str) -> bool:
+    """Whether a host is given by name, not by address."""
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return True
+    return False
+
+
+def _builder(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    signer: ec.EllipticCurvePrivateKey,
+    end: datetime,
+) -> x509.CertificateBuilder:
+    builder = x509.CertificateBuilder(
+        issuer, subject, key.public_key(), x509.random_serial_number(), datetime.now(UTC) - _BACKDATED, end
+    )
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    return builder.add_extension(_signer(signer), critical=False)
+
+
+def _signer(key: ec.EllipticCurvePrivateKey) -> x509.AuthorityKeyIdentifier:
+    return x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
+
+
+def _name(organization: str, common: str) -> x509.Name:
+    return x509.Name(
+        [
+            x509.NameAttribute(NameOID.ORGANIZATION_NAME, organization[:_LONGEST_NAME]),
+            x509.NameAttribute(NameOID.COMMON_NAME, common[:_LONGEST_NAME]),
+        ]
+    )
+
+
+def _usage(signs_others: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_others, key_cert_sign=signs_others, crl_sign=signs_others,
+        content_commitment=False, key_encipherment=False, data_encipherment=False, key_agreement=False,
+        encipher_only=False, decipher_only=False,
+    )  # fmt: skip
+
+
+def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )

@@ -1,0 +1,495 @@
+"""Every byte on the wire, by direction and kind of message: what MQTT sends, not only what it carries.
+
+Counts whole PUBLISH packets (header, topic, packet number, payload) and their acknowledgements. What TLS and TCP add
+is not counted: that depends on the network. A message from the server to all is published once; the broker copies it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import logging
+import os
+import random
+import secrets
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
+
+import paho.mqtt.client as mqtt
+from paho.mqtt.enums import CallbackAPIVersion
+
+from cbdsl.errors import UserError
+from cbdsl.network import topics
+from cbdsl.network.broker import PASSWORD_VARIABLE
+from cbdsl.network.events import Events
+from cbdsl.network.tls import RIGHTS, context_of, explain, not_let_in, refusal
+from cbdsl.network.topics import kind_of
+from cbdsl.network.wire import piece_count
+from cbdsl.util.files import write_atomically
+
+Direction = Literal["sent", "received"]
+Counts = dict[str, dict[str, list[int]]]  # direction -> kind -> [messages, bytes]
+
+_ACKNOWLEDGEMENT = 4  # bytes of a PUBACK
+NOW_AND_THEN = 5.0  # seconds between two writings of the counts while a run is played
+
+
+def packet_bytes(topic: str, payload: int, qos: int = 1) -> int:
+    """The size of one MQTT 3.1.1 PUBLISH packet with so many bytes of payload."""
+    rest = 2 + len(topic.encode()) + (2 if qos else 0) + payload
+    header, left = 2, rest >> 7
+    while left:
+        header, left = header + 1, left >> 7
+    return header + rest
+
+
+class Meter:
+    """Counts the messages of one client; any thread may count."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Go on from the counts in a file, if it is there."""
+        self._path, self._lock, self._saved = path, threading.Lock(), time.monotonic()
+        self._counts: Counts = {"sent": {}, "received": {}}
+        if path is not None and path.exists():
+            try:
+                self._counts = merge([self._counts, json.loads(path.read_text(encoding="utf-8"))])
+            except (OSError, ValueError, TypeError, KeyError, AttributeError):
+                self._counts = {"sent": {}, "received": {}}  # a record of bytes is not worth refusing to start
+
+    def count(self, direction: Direction, topic: str, payload: int) -> None:
+        """Count a message and its acknowledgement, which goes the other way."""
+        back: Direction = "received" if direction == "sent" else "sent"
+        with self._lock:
+            _add(self._counts[direction], kind_of(topic), packet_bytes(topic, payload))
+            _add(self._counts[back], "acknowledgement", _ACKNOWLEDGEMENT)
+
+    def counts(self) -> Counts:
+        """What was counted so far."""
+        with self._lock:
+            return {
+                direction: {kind: list(pair) for kind, pair in kinds.items()}
+                for direction, kinds in self._counts.items()
+            }
+
+    def save(self, every: float = 0.0) -> None:
+        """Write the counts to the file, unless that was done less than so many seconds ago."""
+        now = time.monotonic()
+        if self._path is not None and now - self._saved >= every:
+            write_atomically(self._path, (json.dumps(self.counts(), indent=2) + "\n").encode())
+            self._saved = now
+
+
+def merge(all_counts: Iterable[Counts]) -> Counts:
+    """Add up what several clients counted."""
+    total: Counts = {"sent": {}, "received": {}}
+    for counts in all_counts:
+        for direction in total:
+            for kind, (messages, size) in counts.get(direction, {}).items():
+                _add(total[direction], kind, int(size), int(messages))
+    return total
+
+
+def total_bytes(counts: Counts, direction: Direction) -> int:
+    """All bytes that went one way."""
+    return sum(size for _, size in counts[direction].values())
+
+
+def _add(kinds: dict[str, list[int]], kind: str, size: int, messages: int = 1) -> None:
+    pair = kinds.setdefault(kind, [0, 0])
+    pair[0] += messages
+    pair[1] += size
+
+
+_log = logging.getLogger("cbdsl.deploy")
+
+_FIRST_PAUSE = 2.0  # seconds
+_LONGEST_BACK_OFF = 600.0
+_MOST_NAMES = 100_000  # with an account of their own; where anybody may come, names can be invented
+_FORGIVEN_AFTER = 10.0  # times the last pause without a flood: then the next one counts as the first
+
+
+@dataclass
+class _Account:
+    tokens: float
+    filled: float
+    pause: float = 0.0  # the last one
+    until: float = 0.0  # when it ends
+
+
+class RateLimiter:
+    """A bucket of tokens for every name: a message costs one, a second gives as many as the bucket holds."""
+
+    def __init__(self, swarm: str, names: Callable[[], Sequence[str]], upload: int, events: Events) -> None:
+        """names: everybody who may come now; empty if anybody may. upload: bytes of the largest one."""
+        self._swarm, self._names, self._events = swarm, names, events
+        self._burst = 300.0 + 6 * piece_count(upload)  # messages that a worker may send at once, and in a second
+        self._accounts: dict[str, _Account] = {}
+
+    def takes(self, topic: str) -> tuple[bool, float]:
+        """Whether a message is to be taken, and if its sender is shut out with it: for how many seconds, else 0."""
+        sender = topics.parse_origin(self._swarm, topic)
+        if sender is None:
+            return True, 0.0
+        now = time.monotonic()
+        name = sender.worker if len(self._accounts) < _MOST_NAMES or sender.worker in self._accounts else ""
+        account = self._accounts.setdefault(name, _Account(self._burst, now))
+        if now < account.until:
+            return False, 0.0
+        account.tokens = min(self._burst, account.tokens + (now - account.filled) * self._burst)
+        account.filled = now
+        if account.tokens >= 1:
+            account.tokens -= 1
+            return True, 0.0
+        forgiven = now - account.until > _FORGIVEN_AFTER * account.pause
+        account.pause = _FIRST_PAUSE if forgiven else min(2 * account.pause, _LONGEST_BACK_OFF)
+        account.until = now + account.pause
+        _log.warning("%s sends too much; it is not listened to for %.0f s", sender.worker, account.pause)
+        self._events.note("flood", worker=sender.worker, seconds=account.pause)
+        return False, account.pause
+
+    def patterns(self, wanted: Iterable[str]) -> dict[str, None]:
+        """What to subscribe to now: while somebody is shut out, each of the others instead of all."""
+        now, everybody = time.monotonic(), topics.from_all(self._swarm)
+        shut = {name for name, account in list(self._accounts.items()) if now < account.until}
+        names = self._names() if shut and everybody in wanted else ()
+        if not names:
+            return dict.fromkeys(wanted)
+        others = (topics.from_worker(self._swarm, name, "#") for name in names if name not in shut)
+        return dict.fromkeys([*(pattern for pattern in wanted if pattern != everybody), *others])
+
+
+KEEPALIVE = 30  # seconds; a broker takes a client for gone after one and a half times that
+_AT_ONCE = 200  # subscriptions in one packet: packets have a largest size
+_LONGEST_PAUSE = 30.0  # seconds between attempts to reach a broker that is down
+_CLOSED = "closed"  # what an attempt failed of that the broker ended before it was a connection
+_OFTEN, _SPAN = 3, 60.0  # connections lost within so many seconds: somebody else may be using our certificate
+
+
+class Link(Protocol):
+    """What server and workers need of a connection."""
+
+    def open(self) -> None:
+        """Start connecting."""
+        ...
+
+    def publish(self, topic: str, payload: bytes, retain: bool = False) -> None:
+        """Send, now or as soon as the broker can be reached; an empty retained payload forgets what was retained."""
+        ...
+
+    def subscribe(self, pattern: str) -> None:
+        """Listen to topics, also after a reconnection."""
+        ...
+
+    def unsubscribe(self, pattern: str) -> None:
+        """Listen no longer."""
+        ...
+
+    def is_up(self) -> bool:
+        """Whether the broker is connected now."""
+        ...
+
+    def settled(self, seconds: float) -> bool:
+        """Whether the broker has taken what was sent, now or within so many seconds."""
+        ...
+
+    def close(self) -> None:
+        """Send what is left, then leave without a last will."""
+        ...
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the broker is, and how to prove who is who."""
+
+    host: str
+    port: int
+    tls: bool = False
+    ca: Path | None = None
+    certificate: Path | None = None
+    key: Path | None = None
+    username: str = ""
+    password: str = ""
+
+    def __str__(self) -> str:
+        return f"{'mqtts' if self.tls else 'mqtt'}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """With the user name, as `parse_address` reads it; the password goes by the environment."""
+        return str(self).replace("://", f"://{self.username}@") if self.username else str(self)
+
+
+def parse_address(
+    url: str, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None
+) -> Address:
+    """Read mqtt://host:port or mqtts://host:port, with user@ before the host where a broker wants names.
+
+    The password then is in the environment, where other users of this machine cannot read it, or in the address.
+    """
+    try:
+        parts = urlsplit(url if "://" in url else f"mqtt://{url}")
+        port = parts.port
+    except ValueError as error:
+        raise UserError(f"'{url}' is not the address of a broker: {error}. Write mqtt://host:1883.") from error
+    if not _can_be_a_host(parts.hostname or ""):
+        raise UserError(f"'{url}' is not the address of a broker: no host can have that name. Write mqtt://host:1883.")
+    if parts.scheme not in {"mqtt", "mqtts"} or not parts.hostname or parts.path not in {"", "/"}:
+        raise UserError(f"'{url}' is not the address of a broker. Write mqtt://host:1883 or mqtts://host:8883.")
+    tls = parts.scheme == "mqtts"
+    if not tls and (ca or certificate or key):
+        raise UserError(
+            f"--ca, --cert and --key need TLS, but '{url}' is without. Write mqtts://{parts.hostname}:8883."
+        )
+    if bool(certificate) != bool(key):
+        raise UserError("A certificate needs its key: give --cert and --key together.")
+    for path in (ca, certificate, key):
+        if path is not None and not path.is_file():
+            raise UserError(f"{path} is not a file. Give the PEM files that `cbdsl provision` wrote.")
+    username, password = parts.username or "", parts.password or ""
+    if username and not password:
+        password = os.environ.get(PASSWORD_VARIABLE, "")
+    return Address(
+        parts.hostname, port or (8883 if tls else 1883), tls, ca, certificate, key, username, password
+    )  # fmt: skip
+
+
+def _can_be_a_host(name: str) -> bool:
+    """Whether a name can be looked up at all: others would end the thread that tries."""
+    try:
+        name.encode("idna")
+    except UnicodeError:
+        return False
+    return "\0" not in name
+
+
+def exposed(address: Address) -> str:
+    """A warning if strangers could read and write what is sent; empty if TLS or the loopback prevents it."""
+    if address.tls:
+        return ""
+    try:
+        found = {info[4][0] for info in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)}
+    except OSError:
+        found = set()
+    if found and all(ipaddress.ip_address(str(one).partition("%")[0]).is_loopback for one in found):
+        return ""
+    return (
+        f"WARNING: {address} is reached without TLS. Anybody on the way can read the models, claim scores and upload "
+        "as any worker. Use mqtts:// with --ca, --cert and --key (`cbdsl provision` writes them)."
+    )
+
+
+@dataclass(frozen=True)
+class LastWill:
+    """What the broker says in our name, retained, when we vanish."""
+
+    topic: str
+    payload: bytes
+
+
+class MqttLink:
+    """A `Link` to a real broker."""
+
+    def __init__(
+        self,
+        address: Address,
+        on_message: Callable[[str, bytes], None],
+        on_up: Callable[[], None],
+        meter: Meter,
+        will: LastWill | None = None,
+        turnstile: RateLimiter | None = None,
+    ) -> None:
+        """`on_up` is called in the client's thread after every connection, subscriptions made.
+
+        turnstile: who may send how much; anybody anything if there is none.
+        """
+        self._address, self._meter, self._on_up, self._on_message = address, meter, on_up, on_message
+        self._turnstile = turnstile
+        self._patterns: list[str] = []
+        self._heard: dict[str, None] = {}  # what the broker was asked for: in order, and quickly found
+        self._lock, self._said = threading.Lock(), ""
+        self._since, self._before = time.monotonic(), ""  # when it was lost or first wanted; "again" if it was up
+        self._losses: list[float] = []  # when the last ones were
+        self._failure: object = None  # what the last attempt failed of
+        self._last: mqtt.MQTTMessageInfo | None = None
+        self.connected = threading.Event()
+        client = mqtt.Client(CallbackAPIVersion.VERSION2, f"cbdsl-{secrets.token_hex(8)}", protocol=mqtt.MQTTv311)
+        client.on_connect, client.on_disconnect, client.on_message = self._up, self._down, self._arrived
+        client.on_connect_fail, client.on_socket_open, client.on_subscribe = self._failed, _send_at_once, self._granted
+        client.reconnect_delay_set(random.uniform(0.2, 0.6), _LONGEST_PAUSE)  # type: ignore[arg-type]
+        client.max_inflight_messages_set(100)
+        if will is not None:
+            client.will_set(will.topic, will.payload, qos=1, retain=True)
+        if address.username:
+            client.username_pw_set(address.username, address.password)
+        self._context = context_of(address) if address.tls else None
+        if self._context is not None:
+            client.tls_set_context(self._context)
+        self._client = client
+
+    def open(self) -> None:
+        """See `Link.open`."""
+        self._client.connect_async(self._address.host, self._address.port, KEEPALIVE)
+        self._client.loop_start()
+
+    def publish(self, topic: str, payload: bytes, retain: bool = False) -> None:
+        """See `Link.publish`."""
+        self._meter.count("sent", topic, len(payload))
+        self._last = self._client.publish(topic, payload, qos=1, retain=retain)
+
+    def subscribe(self, pattern: str) -> None:
+        """See `Link.subscribe`."""
+        with self._lock:
+            if pattern not in self._patterns:
+                self._patterns.append(pattern)
+            self._heard.pop(pattern, None)  # to ask again is to be sent again what is retained
+        self._listen()
+
+    def unsubscribe(self, pattern: str) -> None:
+        """See `Link.unsubscribe`."""
+        with self._lock:
+            if pattern in self._patterns:
+                self._patterns.remove(pattern)
+        self._listen()
+
+    def is_up(self) -> bool:
+        """See `Link.is_up`."""
+        return self.connected.is_set()
+
+    def settled(self, seconds: float) -> bool:
+        """See `Link.settled`; messages are acknowledged in their order, so the last one stands for all."""
+        last = self._last
+        try:
+            if last is not None:
+                last.wait_for_publish(seconds)
+            return last is None or last.is_published()
+        except (RuntimeError, ValueError):  # it was given while the broker was away: whoever asks is not heard either
+            return True
+
+    def close(self, seconds: float = 5.0) -> None:
+        """See `Link.close`; waits at most so long for the broker to take what is left."""
+        if self.connected.is_set() and self._last is not None:
+            with contextlib.suppress(RuntimeError, ValueError):  # it was never accepted: nothing to wait for
+                self._last.wait_for_publish(seconds)
+        self._client.disconnect()
+        self._client.loop_stop()
+
+    def _up(self, _client: mqtt.Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:  # noqa: ANN401
+        if reason.is_failure:
+            self._failure = _CLOSED
+            self._say(f"the broker at {self._address} refuses the connection: {not_let_in(str(reason), self._address)}")
+            return
+        if self._said and len(self._losses) < _OFTEN:
+            seconds = time.monotonic() - self._since
+            _log.info("connected %sto the broker at %s after %.0f s", self._before, self._address, seconds)
+        self._said, self._before, self._failure = "", "again ", None
+        with self._lock:
+            self._heard = {}
+        self._listen()
+        self.connected.set()
+        self._listen()  # to what was asked for meanwhile
+        self._guarded(self._on_up)
+
+    def _down(self, _client: mqtt.Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:  # noqa: ANN401
+        was_up = self.connected.is_set()
+        self.connected.clear()
+        if was_up and reason.is_failure:
+            self._lost()
+        elif reason.is_failure and self._failure != _CLOSED:  # to find out why takes a connection of its own
+            self._failure = _CLOSED
+            why = _clause(refusal(self._address, self._context))
+            self._say(f"the broker at {self._address} closes the connection before it is made{why}. Trying again")
+
+    def _lost(self) -> None:
+        """Say so; of a connection that comes and goes, once and with what is probably the reason."""
+        now = self._since = time.monotonic()
+        self._losses = [*(one for one in self._losses if now - one < _SPAN), now][-_OFTEN - 1 :]
+        text = f"lost the broker at {self._address}"
+        if len(self._losses) < _OFTEN:
+            self._say(f"{text}; trying again")
+        elif len(self._losses) == _OFTEN:
+            self._say(
+                f"{text} {_OFTEN} times within {_SPAN:.0f} s. If another process uses this certificate, each ends the "
+                "other's connection: stop one, or give it a name of its own. Trying again in silence until it lasts"
+            )
+        else:
+            self._said = text
+
+    def _failed(self, *_: Any) -> None:  # noqa: ANN401
+        error = sys.exc_info()[1]  # paho calls this where it has caught the error
+        kind = (type(error), *(getattr(error, word, None) for word in ("errno", "verify_code", "reason")))
+        if kind == self._failure:  # as above
+            return
+        self._failure = kind
+        what = "will not talk to" if isinstance(error, ssl.SSLCertVerificationError) else "cannot reach"
+        self._say(f"{what} the broker at {self._address}{_clause(explain(error, self._address))}. Trying again")
+
+    def _granted(self, _client: mqtt.Client, _data: Any, _mid: int, codes: list[Any], _properties: Any) -> None:  # noqa: ANN401
+        if any(code.is_failure for code in codes):
+            _log.warning("the broker at %s does not let us hear what we ask for. %s", self._address, RIGHTS)
+
+    def _arrived(self, _client: mqtt.Client, _data: Any, message: mqtt.MQTTMessage) -> None:  # noqa: ANN401
+        try:
+            topic = message.topic
+        except UnicodeDecodeError:
+            return
+        self._meter.count("received", topic, len(message.payload))
+        if self._turnstile is not None:
+            taken, pause = self._turnstile.takes(topic)
+            if pause:
+                self._listen()
+                again = threading.Timer(pause + 0.1, self._listen)
+                again.daemon = True
+                again.start()
+            if not taken:
+                return
+        if not topics.may_be_retained(topic):
+            if message.retain:  # somebody fills the broker's memory, or hopes to be heard again and again
+                self.publish(topic, b"", retain=True)
+            if message.retain or not message.payload:  # the latter comes back when the former is cleared
+                return
+        self._guarded(lambda: self._on_message(topic, bytes(message.payload)))
+
+    def _listen(self) -> None:
+        """Have the broker send what is to be heard now, no less and no more."""
+        with self._lock:  # until the broker is told: of two threads, one would take away what the other asked for
+            if not self._client.is_connected():
+                return
+            before, wanted = self._heard, list(self._patterns)
+            after = self._heard = dict.fromkeys(wanted) if self._turnstile is None else self._turnstile.patterns(wanted)
+            new, old = [one for one in after if one not in before], [one for one in before if one not in after]
+            for start in range(0, len(new), _AT_ONCE):
+                self._client.subscribe([(pattern, 1) for pattern in new[start : start + _AT_ONCE]])
+            for start in range(0, len(old), _AT_ONCE):  # last, so that nothing is missed
+                self._client.unsubscribe(old[start : start + _AT_ONCE])
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """An error in a callback would end the client's thread: log it and live."""
+        try:
+            call()
+        except Exception:
+            _log.exception("an error while a message was handled")
+
+    def _say(self, text: str) -> None:
+        """Say a thing once until it changes."""
+        if text and text != self._said:
+            _log.warning(text)
+        self._said = text
+
+
+def _clause(why: str) -> str:
+    return f": {why}" if why else ""
+
+
+def _send_at_once(_client: mqtt.Client, _data: Any, connection: Any) -> None:  # noqa: ANN401
+    """Without Nagle's delay: small messages would wait for acknowledgements, some 40 ms at every step of a round."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,0 +1,201 @@
+"""Who is who: the names of workers and their numbers, kept in a file so that a number is never given twice.
+
+Another file says who may come, where its owner wants to: a name a line. It may change while a run is played: new names
+get new numbers, and whose name is gone has left. A name keeps its number, should it come back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from cbdsl.errors import UserError
+from cbdsl.network.topics import check_name
+from cbdsl.network.wire import MAX_WORKERS
+from cbdsl.util.files import read_json, read_text, write_json
+
+_log = logging.getLogger("cbdsl.deploy")
+
+_MOST_SAMPLES = 2**31 - 1  # that a greeting can state
+_SETTLED_SECONDS = 0.5  # a file that has not changed for so long is not being written any more
+
+
+class RosterFile:
+    """The names that the owner of a swarm keeps in a file."""
+
+    def __init__(self, path: Path) -> None:
+        """Read it; an error if it cannot be used."""
+        self.path, self._seen = path, _stamp(path)
+        self.names = _names(path)
+
+    def has_changed(self) -> bool:
+        """Look again: whether `names` are others now. What cannot be used is left alone, with a word in the log."""
+        stamp = _stamp(self.path)
+        if stamp == self._seen:
+            return False
+        time.sleep(_SETTLED_SECONDS)
+        if stamp != _stamp(self.path):  # somebody is writing it: the next look will tell
+            return False
+        self._seen = stamp
+        try:
+            before, self.names = self.names, _names(self.path, whole=True)
+        except UserError as error:
+            _log.warning("%s The swarm stays as it is: %d names", error, len(self.names))
+            return False
+        return self.names != before
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _names(path: Path, whole: bool = False) -> tuple[str, ...]:
+    """The names in a file, one a line; lines that start with # say nothing.
+
+    whole: refuse a file whose last line has no end, for the rest of it may be on its way.
+    """
+    try:
+        text = read_text(path)
+        if whole and text and not text.endswith("\n"):
+            raise ValueError("its last line has no end; is it still being copied? If not, end it with a new line")
+        lines = [line.strip() for line in text.splitlines() if not line.startswith("#")]
+        names = [check_name(line, "worker") for line in lines if line]
+    except (OSError, ValueError) as error:
+        raise UserError(f"The roster {path} cannot be read: {str(error).rstrip('.')}.") from error
+    if not names:
+        raise UserError(f"The roster {path} names nobody. Give a name a line.")
+    (name, times), *_ = Counter(names).most_common(1)
+    if times > 1:
+        raise UserError(f"The roster {path} names '{name}' {times} times; every worker needs a name of its own.")
+    return tuple(names)
+
+
+class Roster:
+    """Names in the order of their numbers, 0 to U - 1. A number, once given, stays."""
+
+    def __init__(self, path: Path, places: int, names: Sequence[str] = ()) -> None:
+        """Read the file, or start with the names given; with names given nobody else can join, but see `follow`."""
+        if places > MAX_WORKERS:
+            raise UserError(f"A network has room for {MAX_WORKERS:,} workers; given {places:,}. Set workers lower.")
+        self._path, self._places = path, places
+        self._closed = bool(names)
+        self._names: list[str] = []
+        self._left: frozenset[str] = frozenset()  # who has a number and is no longer in the swarm
+        self._samples: dict[str, int] = {}
+        self._noted, self._writing = False, threading.Lock()  # the link's thread enrols, the main thread saves
+        if path.exists():
+            self._read()
+        elif names:
+            if len(set(names)) != len(names):
+                raise UserError("A name stands twice in the roster; every worker needs a name of its own.")
+            if len(names) != places:
+                raise UserError(f"The roster has {len(names)} names for {places} workers; give as many as the spec.")
+            self._names = [check_name(name, "worker") for name in names]
+            self._write()
+        self._index = {name: number for number, name in enumerate(self._names)}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Everybody who ever had a number, in the order of their numbers."""
+        return tuple(self._names)
+
+    @property
+    def places(self) -> int:
+        """How many workers there are, or may be where anybody can join."""
+        return len(self._names) - len(self._left) if self._closed else self._places
+
+    def members(self) -> Sequence[int]:
+        """The numbers of those who are in the swarm, or may be, in their order."""
+        if not self._closed:
+            return range(self._places)
+        return [number for number, name in enumerate(self._names) if name not in self._left]
+
+    def listed(self) -> list[str]:
+        """The names of those who are in the swarm."""
+        return [name for name in self._names if name not in self._left]
+
+    def has_left(self, name: str) -> bool:
+        """Whether a worker was in the swarm and is no longer."""
+        return name in self._left
+
+    def follow(self, names: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Have these and no others in the swarm from now on: who has joined, and who has left."""
+        new = [name for name in names if name not in self._index]
+        if len(self._names) + len(new) > MAX_WORKERS:
+            raise UserError(
+                f"A run has room for {MAX_WORKERS:,} workers, those that left it among them; {len(self._names):,} had "
+                f"a number, and {len(new):,} are new."
+            )
+        left = frozenset(self._names) - set(names)
+        joined = [*(name for name in self._names if name in self._left - left), *new]
+        gone = [name for name in self._names if name in left - self._left]
+        if joined or gone or not self._closed:
+            for name in new:
+                self._names.append(name)
+                self._index[name] = len(self._names) - 1  # last: whoever sees the number may ask for the name
+            self._left, self._closed = left, True
+            self._write()
+        return joined, gone
+
+    def number(self, name: str) -> int | None:
+        """The number of a worker; none if it has none."""
+        return self._index.get(name)
+
+    def name(self, number: int) -> str:
+        """The name of a worker."""
+        return self._names[number] if number < len(self._names) else f"#{number}"
+
+    def room(self, name: str) -> bool:
+        """Whether a newcomer may join."""
+        return not self._closed and len(self._names) < self.places and self.number(name) is None
+
+    def enrol(self, names: Sequence[str]) -> None:
+        """Give numbers to newcomers, in this order."""
+        for name in names:
+            if self.room(name):
+                self._index[name] = len(self._names)
+                self._names.append(name)
+        self._write()
+
+    def samples(self, number: int) -> int:
+        """How many samples a worker said it holds; 1 if it never did."""
+        return self._samples.get(self.name(number), 1)
+
+    def note_samples(self, name: str, count: int) -> None:
+        """Remember how many samples a worker holds: what it says first counts for the whole run. `save` keeps it."""
+        if name not in self._samples:
+            self._samples[name] = count
+            self._noted = True
+
+    def save(self) -> None:
+        """Write down what was noted; once for many, since thousands may introduce themselves at once."""
+        if self._noted:
+            self._noted = False
+            self._write()
+
+    def _read(self) -> None:
+        try:
+            stored = read_json(self._path.read_text(encoding="utf-8"))
+            self._names = [check_name(name, "worker") for name in stored["names"]]
+            self._samples = {str(name): int(count) for name, count in stored["samples"].items()}
+            if any(not 0 <= count <= _MOST_SAMPLES for count in self._samples.values()):
+                raise ValueError("impossible numbers of samples")
+            self._closed, left = bool(stored["closed"]), stored.get("left", [])
+            self._left = frozenset(name for name in self._names if name in left)
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UserError(f"{self._path} is damaged ({error}). Restore it: it says which worker is which.") from error
+
+    def _write(self) -> None:
+        with self._writing:
+            stored = {"names": list(self._names), "closed": self._closed, "samples": dict(self._samples)}
+            if self._left:
+                stored["left"] = [name for name in self._names if name in self._left]
+            write_json(self._path, stored, private=True)

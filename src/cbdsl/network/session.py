@@ -1,0 +1,316 @@
+"""A server's own number, which no worker is told: it draws the private hold-out, for the seed is no secret."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cbdsl import registry
+from cbdsl.algorithm.broadcast import keyframe_of
+from cbdsl.algorithm.messages import ServerState, WorkerId
+from cbdsl.algorithm.round import averaging
+from cbdsl.arrays import Floats
+from cbdsl.errors import UserError
+from cbdsl.models.network import Network
+from cbdsl.models.saved_model import ModelMetadata
+from cbdsl.network import wire
+from cbdsl.network.events import Events
+from cbdsl.network.journal import Journal
+from cbdsl.network.mqtt import NOW_AND_THEN, Counts, Meter, MqttLink, RateLimiter
+from cbdsl.network.roster import Roster
+from cbdsl.network.samples import pack_shared
+from cbdsl.network.server import MakeLink, NetworkSwarm, ServerConfig
+from cbdsl.network.wire import Announcement
+from cbdsl.runs.build import Experiment
+from cbdsl.runs.folder import Checkpoint, RunFolder
+from cbdsl.runs.loop import CompletedRound, finish_run, play_rounds
+from cbdsl.runs.records import RoundRecord, finite
+from cbdsl.runs.result import Result
+from cbdsl.spec import DataSpec, DefenceSpec, Options, SelectionSpec, ServerSpec, Spec, VerificationSpec
+from cbdsl.spec import read as read_spec
+from cbdsl.util.files import read_json, read_text, write_atomically, write_json
+
+_BYTES = 16
+
+
+def secret_of(out: Path) -> int:
+    """The secret of a run's folder; a new one if it has none."""
+    path = out / ".secret"
+    if not path.exists():
+        return int.from_bytes(secrets.token_bytes(_BYTES)) or 1
+    try:
+        return int(path.read_text(encoding="ascii"), 16)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} is damaged ({error}). Remove it: the hold-out is drawn anew, and nothing else changes."
+        ) from error
+
+
+def keep_secret(out: Path, secret: int) -> None:
+    """Write it down, for the owner of the folder alone."""
+    path = out / ".secret"
+    if not path.exists():
+        write_atomically(path, f"{secret:x}\n".encode(), private=True)
+
+
+@dataclass(frozen=True, eq=False)
+class ServedRun:
+    """What a served run leaves."""
+
+    result: Result
+    wire: Counts  # what the server's connection carried
+    refused: dict[str, int]  # messages that were refused, by reason
+
+
+@dataclass(frozen=True, eq=False)
+class OpenRun:
+    """A run's folder, held by this process, and what was played in it so far."""
+
+    folder: RunFolder
+    checkpoint: Checkpoint | None
+    records: list[RoundRecord]
+
+
+def at_hand(spec: Spec, out: Path) -> Spec:
+    """The spec; of a run that has begun with the folder's own copy of the model it started from: that one stays."""
+    kept, begun = out / "init.safetensors", out / "spec.toml"
+    own = bool(spec.init) and kept.is_file() and begun.is_file() and read_spec(begun).init == spec.init
+    return replace(spec, init=str(kept)) if own else spec
+
+
+def open_run(stage: Experiment, out: Path) -> OpenRun:
+    """A new folder, or the folder of this very run."""
+    if not (out / "spec.toml").exists():
+        folder = RunFolder.create(out, stage.spec, private=True)
+        if stage.spec.init:
+            folder.keep_init(stage.spec.init, stage.network.tensors(stage.initial[0]))
+        return OpenRun(folder, None, [])
+    folder, spec = RunFolder.open(out, private=True)
+    try:
+        own = stage.spec.init == str(out / "init.safetensors")
+        if spec != (replace(stage.spec, init=spec.init) if own else stage.spec):
+            raise UserError(f"{out} holds another run. Give another --out, or serve {out / 'spec.toml'} to go on.")
+        checkpoint, records = folder.go_on(stage.key)
+    except BaseException:
+        folder.close()
+        raise
+    return OpenRun(folder, checkpoint, records)
+
+
+def serve(
+    stage: Experiment,
+    opened: OpenRun,
+    config: ServerConfig,
+    on_ready: Callable[[NetworkSwarm], None] | None = None,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    make_link: MakeLink | None = None,
+    on_event: Callable[[str, dict[str, Any]], None] | None = None,
+) -> ServedRun:
+    """Play the rounds that are left with whoever connects as a worker; closes the folder at the end.
+
+    make_link: another way to the workers than the broker of the config. on_event: hears who comes and goes, on any
+    thread.
+    """
+    out = opened.folder.path
+    try:
+        roster = Roster(out / "roster.json", stage.spec.workers, config.names)
+        meter, claims = Meter(out / "wire.json"), Events(out / "claims.jsonl")
+        events = Events(out / "events.jsonl", lambda name: roster.number(name) is not None, out / "refused.json")
+        events.listener = on_event
+        first = state = opened.checkpoint.state if opened.checkpoint else stage.first_state()
+        events.note("started", round=state.round, members=roster.places)
+        if stage.spec.defence.aggregator == "mean" and not stage.split.workers:  # who deals knows the numbers itself
+            stage = replace(stage, server=replace(stage.server, combine=averaging(_Sizes(roster), stated=True)))
+        shared = shared_of(stage)
+        announcement = announce(stage, run_of(out / "deployment.json", config.swarm), shared)
+        network = NetworkSwarm(
+            config, announcement, shared, roster, Journal(out / "journal.bin"), events,
+            codecs=stage.server.policy.codecs, starts=list(stage.initial) if len(stage.initial) > 1 else [],
+            played=state.round,
+        )  # fmt: skip
+        if stage.server.method.vectors == 1:
+            network.notices.recall(state.version, state.references)
+        network.notices.set_model(_message(stage, state), state.version, state.updates, keyframe_of(state))
+        try:
+            names = roster.listed if config.names else tuple
+            gate = RateLimiter(config.swarm, names, 4 * announcement.size * announcement.vectors, events)
+            network.start(
+                make_link or (lambda handle, greet: MqttLink(config.address, handle, greet, meter, turnstile=gate))
+            )
+            if on_ready is not None:
+                on_ready(network)
+            if state.round < stage.spec.rounds:
+                network.gather()
+            for played in play_rounds(stage, first, network, members=network.members):
+                state, line = played.state, _named(played, roster, network)
+                _note_claims(claims, played, roster)
+                opened.records.append(line)
+                opened.folder.append(line)
+                opened.folder.save_checkpoint(state, None, stage.key)
+                meter.save(NOW_AND_THEN)
+                events.save(NOW_AND_THEN)
+                if on_round is not None:
+                    on_round(line)
+            network.finish(state.round, _message(stage, state), state.version, state.updates)
+        finally:
+            network.close()
+            meter.save()
+            events.save()
+        (out / "journal.bin").unlink(missing_ok=True)
+        events.note("finished", round=state.round, refused=dict(events.refusals), offences=events.offences()[:1000])
+        result = finish_run(stage, opened.folder, opened.records, state)
+        _name_workers(out, result, roster)
+        return ServedRun(result, meter.counts(), dict(events.refusals))
+    finally:
+        opened.folder.close()
+
+
+def _message(stage: Experiment, state: ServerState) -> Floats:
+    """w^g, and what else the method sends with it, (V D,)."""
+    return stage.server.method.broadcast(state.global_best, state.memory)
+
+
+def _name_workers(out: Path, result: Result, roster: Roster) -> None:
+    """Put everybody's name into the summary, beside what every summary has."""
+    names = {str(number): name for number, name in enumerate(roster.names)}
+    write_json(out / "summary.json", {**asdict(result.summary), "names": names}, private=True)
+
+
+def _named(played: CompletedRound, roster: Roster, network: NetworkSwarm) -> RoundRecord:
+    """A round's record with the names of the workers that it tells something of, and what its seconds went to."""
+    line = played.record
+    told = {verdict["worker"] for verdict in line.verdicts} | {int(worker) for worker in line.set_aside}
+    told.update(line.refuted, line.declined, line.silent, line.banned)
+    names = {str(worker): roster.name(worker) for worker in sorted(told)}
+    return replace(line, names=names, phases=network.phases.of(line.seconds))
+
+
+def _note_claims(claims: Events, played: CompletedRound, roster: Roster) -> None:
+    """What everybody claimed, for those who watch: a line a round, in a file that grows no further than events do."""
+    if played.log.claims:
+        said = {roster.name(worker): finite(claim.score) for worker, claim in played.log.claims.items()}
+        claims.note("claims", round=played.log.round, claims=said)
+
+
+class _Sizes(dict[WorkerId, int]):
+    """How many samples each worker says it holds."""
+
+    def __init__(self, roster: Roster) -> None:
+        super().__init__()
+        self._roster = roster
+
+    def __missing__(self, worker: WorkerId) -> int:
+        return self._roster.samples(worker)
+
+
+def announce(stage: Experiment, run: bytes, shared: bytes) -> Announcement:
+    """What workers are told of a run."""
+    spec, dataset, parts = stage.spec, stage.dataset, stage.split
+    architecture, card = "", ModelMetadata.of(stage.network, stage.dataset.scaling, stage.dataset.class_names)
+    own = any(registry.model_in(name)[1] == spec.model for name in spec.plugins)
+    if own and card.graph is None:
+        raise UserError(
+            f"The model {spec.model} cannot be sent to devices: {card.obstacle}. Devices get a network as data, never "
+            "its code; docs/parts.md has the layers that can be described."
+        )
+    # What cannot be described, or takes samples as rows, runs on torch alone, where its code is.
+    if card.graph is not None and (spec.engine != "torch" or own) and card.graph.shape == dataset.shape:
+        architecture = json.dumps(card.graph.to_dict())
+    tensors = list(card.tensors) if architecture and _sends_names(stage.network, card) else []
+    scaling = (*card.scaling.mean, *card.scaling.deviation) if card.scaling else ()
+    announcement = Announcement(
+        run=run,
+        spec=for_workers(spec).to_toml(),
+        architecture=architecture,
+        size=stage.engine.size,
+        vectors=stage.server.method.vectors,
+        shape=json.dumps(dataset.shape),
+        classes=dataset.classes,
+        shared_training=len(parts.shared_training) if spec.shares_training else 0,
+        shared_scoring=len(parts.shared_scoring) if spec.shares_scoring else 0,
+        shared_digest=wire.digest_of(shared) if shared else wire.NO_DIGEST,
+        shared_size=len(shared),
+        scaling=np.array(scaling, "<f8").tobytes(),
+        shades=card.scaling is not None and card.scaling.shades,
+        class_names=json.dumps(card.class_names, ensure_ascii=False),
+        tensors=json.dumps(tensors),
+    )
+    _check_size(announcement)
+    return announcement
+
+
+def _sends_names(network: Network, card: ModelMetadata) -> bool:
+    """Whether a module of one's own has other names for its weights than its layers; far too many are not sent."""
+    layers = card.graph.tensors() if card.graph is not None else {}
+    same_shapes = [shape for _, shape in network.tensor_shapes()] == list(layers.values())
+    longest = max(map(len, card.tensors), default=0)
+    return same_shapes and card.tensors != tuple(layers) and longest <= 100 and sum(map(len, card.tensors)) < 10_000
+
+
+def _check_size(announcement: Announcement) -> None:
+    """Refuse a run that devices cannot be told of in one message."""
+    try:
+        fits = len(wire.encode(announcement)) <= wire.MAX_MESSAGE
+    except wire.WireError:
+        fits = False
+    if not fits:
+        raise UserError(
+            f"This run cannot be announced to devices in one message of {wire.MAX_MESSAGE // 1024} KiB: the spec has "
+            f"{len(announcement.spec):,} letters, the network {len(announcement.architecture):,}, the scaling of "
+            f"features {len(announcement.scaling):,} bytes, the names of classes {len(announcement.class_names):,} "
+            "letters. Scale features beforehand, shorten the names of classes, or give a network of fewer layers."
+        )
+
+
+def for_workers(spec: Spec) -> Spec:
+    """What workers need of a spec, and no more: not where the server's data is, and not how it defends itself.
+
+    Nor its GPU: workers have their own engines, on the CPU.
+    """
+    needed = (spec.method, spec.codec.up, spec.codec.down, spec.attack.name)
+    return replace(
+        spec,
+        preset="",
+        init="",
+        plugins=(),
+        device="auto",
+        data=DataSpec(),
+        verification=VerificationSpec(),
+        defence=DefenceSpec(commitment=spec.defence.commitment),
+        selection=SelectionSpec(),
+        server=ServerSpec(),
+        options=Options({name: spec.options.of(name) for name in needed}),
+    )
+
+
+def shared_of(stage: Experiment) -> bytes:
+    """D_tr and D_sc as they are sent, as far as the spec shares them."""
+    spec, parts = stage.spec, stage.split
+    training = parts.shared_training if spec.shares_training else parts.shared_training[:0]
+    scoring = parts.shared_scoring if spec.shares_scoring else parts.shared_scoring[:0]
+    return pack_shared(stage.dataset.train.taken(np.concatenate([training, scoring])))
+
+
+def run_of(path: Path, swarm: str = "") -> bytes:
+    """The number by which workers know a run; drawn once and kept in this file, so that they go on with their state.
+
+    swarm: its name, if it has one.
+    """
+    if not path.exists():
+        named = {"swarm": swarm} if swarm else {}
+        write_json(path, {"run": os.urandom(wire.RUN_BYTES).hex(), **named}, private=True)
+    try:
+        stored = read_json(read_text(path))
+        run, of = bytes.fromhex(stored["run"]), str(stored["swarm"]) if swarm else ""
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{path} is damaged ({error}). Restore it: workers know the run by what is in it.") from error
+    if of != swarm:
+        raise UserError(f"{path.parent} is a run of the swarm '{of}', not of '{swarm}'. Give --swarm {of}.")
+    return run

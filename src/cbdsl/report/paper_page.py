@@ -1,0 +1,388 @@
+"""The page of a reproduction: figures, claims and theorems."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from statistics import fmean
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from cbdsl.report.figures import (
+    ACCURACY_HEAD,
+    Curve,
+    accuracy_curves,
+    accuracy_rows,
+    dress_accuracy,
+    plot,
+    whole_rounds,
+)
+from cbdsl.report.html import Drawing, Section, bullets, document, keep, table
+from cbdsl.report.style import INK, MARKERS, SHADES, TEXT, dress, new_figure
+from cbdsl.report.words import attackers_words, regime_words, rounds_words, seeds_words
+from cbdsl.studies.paper import (
+    APPROACHES,
+    DIVERGED,
+    DIVERGENCE_FIGURE,
+    EQUAL_WORK,
+    FIGURES,
+    LABELS,
+    READING_ERROR,
+    REGIMES,
+    SIGNIFICANCE,
+    Evidence,
+    JudgedClaim,
+    PaperFigure,
+    Regime,
+    ReproductionPlan,
+    diverged,
+)
+from cbdsl.studies.reproduce import Reproduction
+from cbdsl.theory.measure import TheoryResult, distance_verdict, number, rate_verdict, verdict
+from cbdsl.util.files import write_atomically
+
+_TALL = 10.0  # divergence beyond this is drawn on a log scale
+
+
+def draw_figures(figure: PaperFigure, evidence: Evidence, published: bool) -> Drawing:
+    """One figure of the paper in one regime, with or without the published values."""
+    painter = _divergence if figure.number == DIVERGENCE_FIGURE else _accuracy
+    return painter(figure, evidence, published)
+
+
+def _accuracy(figure: PaperFigure, evidence: Evidence, published: bool) -> Drawing:
+    canvas = new_figure(10.5, 4.3)
+    by_round, by_byte = canvas.subplots(1, 2, sharey=True)
+    pairs = [
+        accuracy_curves(*_look(approach), evidence.rounds(figure.number, approach)) for approach in figure.approaches
+    ]
+    plot(by_round, [pair[0] for pair in pairs], gap=0.055, labels=True)
+    plot(by_byte, [pair[1] for pair in pairs], gap=0.055, labels=False)
+    if published:
+        _published(by_round, figure, last=len(pairs[0][0].x))
+    dress_accuracy(by_round, by_byte)
+    by_round.set_ylim(0, 1.02)
+    rows = [
+        row
+        for approach in figure.approaches
+        for row in accuracy_rows(LABELS[approach], evidence.runs[figure.number, approach])
+    ]
+    return Drawing(canvas, ACCURACY_HEAD, rows)
+
+
+def _divergence(figure: PaperFigure, evidence: Evidence, published: bool) -> Drawing:
+    canvas = new_figure(8.4, 4.3)
+    axes = canvas.subplots()
+    measured = {approach: evidence.divergence[approach] for approach in (*figure.approaches, EQUAL_WORK)}
+    curves = [
+        Curve(
+            LABELS[name] + ": diverged" * any(map(diverged, evidence.final_divergence(name))),
+            *_look(name)[1:],
+            range(1, len(rows[0]) + 1),
+            rows,
+        )
+        for name, rows in measured.items()
+    ]
+    seen = [value for curve in curves for row in curve.rows for value in row if math.isfinite(value) and value > 0]
+    finite = [min(value, DIVERGED) for value in seen]
+    if max(finite) > _TALL:
+        axes.set_yscale("log")
+        span = (math.log10(min(finite)), math.log10(max(finite)))
+        plot(axes, curves, gap=0.055 * (span[1] - span[0]), labels=True, within=span)
+        axes.set_ylim(min(finite) / 1.2, max(finite) * 1.2)
+    else:
+        plot(axes, curves, gap=0.055 * max(finite), labels=True)
+        axes.set_ylim(0, 1.08 * max(finite))
+    if published:
+        _published(axes, figure, last=len(curves[0].x))
+    dress(axes, "median over workers of ‖wᵢ − w genie‖ / ‖w genie‖")
+    axes.set_xlabel("communication round")
+    axes.set_ylabel("weight divergence")
+    whole_rounds(axes)
+    seeds = [run.spec.seed for run in evidence.runs[figure.number, figure.approaches[0]]]
+    rows = [
+        (LABELS[name], seed, number, value)
+        for name, found in measured.items()
+        for seed, curve in zip(seeds, found, strict=True)
+        for number, value in enumerate(curve, 1)
+    ]
+    return Drawing(canvas, ("name", "seed", "round", "weight_divergence"), rows)
+
+
+_REGIME_MARKERS = {"paper": "o", "script": "D"}
+_ENDS = FIGURES[: DIVERGENCE_FIGURE - 1]  # those that show accuracy
+
+
+def overview(evidence: Sequence[Evidence], published: bool) -> Drawing:
+    """Where every approach of every figure ended up, beside the published value, at the round where that was read."""
+    canvas = new_figure(10.5, 5.2)
+    panels = canvas.subplots(2, 2, sharex=True, height_ratios=(5, 3))
+    rows = []
+    for axes, figure in zip(panels.flat, _ENDS, strict=True):
+        for height, approach in enumerate(figure.approaches):
+            colour = SHADES[approach][0]
+            for place, item in enumerate(evidence):
+                level = height + (0.3 * place - 0.15) * (
+                    len(evidence) > 1
+                )  # so that two regimes do not hide each other
+                runs = item.rounds(figure.number, approach)
+                at = min(figure.published_round or len(runs[0]), len(runs[0]))
+                values = [run[at - 1].test_accuracy for run in runs]
+                axes.plot([min(values), max(values)], [level, level], color=colour, linewidth=1.2)
+                axes.plot(fmean(values), level, _REGIME_MARKERS[item.regime], color=colour, markersize=6)
+                rows += [(figure.number, LABELS[approach], item.regime, at, value) for value in values]
+            if published:
+                low, high = figure.published[approach]
+                axes.plot([low, high], [height, height], color=colour, linewidth=1.2)
+                axes.plot((low + high) / 2, height, "*", markersize=13, markerfacecolor="none", markeredgecolor=colour)
+                rows.append((figure.number, LABELS[approach], "published", figure.published_round, (low + high) / 2))
+        axes.set_yticks(range(len(figure.approaches)), [LABELS[name] for name in figure.approaches])
+        axes.set_ylim(len(figure.approaches) - 0.5, -0.5)
+        dress(axes, f"Figure {figure.number}: {figure.title}")
+    for axes in panels[1]:
+        axes.set_xlabel("test accuracy", fontsize=TEXT, color=INK)
+        axes.set_xlim(0, 1)
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    return Drawing(canvas, ("figure", "name", "regime", "round", "test_accuracy"), rows)
+
+
+def _look(approach: str) -> tuple[str, str, str]:
+    return LABELS[approach], SHADES[approach][0], MARKERS[approach]
+
+
+def _published(axes: Axes, figure: PaperFigure, last: int) -> None:
+    """Hollow stars where a value was read off the published plot; a bar where it was a range."""
+    at = figure.published_round or last
+    if at > last:
+        return
+    for approach, (low, high) in figure.published.items():
+        colour = SHADES[approach][0]
+        axes.plot([at, at], [low, high], color=colour, linewidth=1.2)
+        axes.plot([at], [(low + high) / 2], marker="*", markersize=13, markerfacecolor="none", markeredgecolor=colour)
+    axes.plot(
+        [],
+        [],
+        marker="*",
+        markersize=11,
+        markerfacecolor="none",
+        markeredgecolor=INK,
+        linestyle="none",
+        label="published",
+    )
+    axes.legend(
+        frameon=False,
+        loc="best",
+        labelcolor=INK,
+        fontsize=TEXT,
+    )
+
+
+Results = Mapping[tuple[Regime, str], TheoryResult]
+
+
+def draw_theory(results: Mapping[str, TheoryResult]) -> Drawing:
+    """Theorem 2 in one regime: measured distance to the genie, and both forms of the bound, by round."""
+    canvas = new_figure(10.5, 4.3)
+    panels = canvas.subplots(1, len(results), sharey=True, squeeze=False)[0]
+    for axes, (approach, result) in zip(panels, results.items(), strict=True):
+        colour, grey = SHADES[approach][0], SHADES["fedavg"][0]
+        curves = (
+            ("measured", result.theorem2.corrected.rounds, "measured", colour, "-"),
+            ("bound, corrected", result.theorem2.corrected.rounds, "bound", colour, "--"),
+            ("bound, as printed", result.theorem2.printed.rounds, "bound", grey, ":"),
+        )
+        for label, rows, field, shade, line in curves:
+            values = [getattr(row, field) for row in rows]
+            axes.plot(range(1, len(values) + 1), values, color=shade, linestyle=line, linewidth=2, label=label)
+        dress(axes, APPROACHES[approach].label)
+        axes.set_yscale("log")
+        axes.set_xlabel("communication round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(frameon=False, loc="best", labelcolor="linecolor", fontsize=TEXT)
+    panels[0].set_ylabel("‖wᵢ − w genie‖, mean over workers", fontsize=TEXT)
+    found = [
+        (APPROACHES[approach].label, number, corrected.measured, corrected.bound, printed.bound)
+        for approach, result in results.items()
+        for number, (corrected, printed) in enumerate(
+            zip(result.theorem2.corrected.rounds, result.theorem2.printed.rounds, strict=True), 1
+        )
+    ]
+    return Drawing(canvas, ("name", "round", "measured", "bound_corrected", "bound_as_printed"), found)
+
+
+def build_theory_section(results: Results, figures: Mapping[Regime, str], plan: ReproductionPlan) -> str:
+    """The section's HTML; figures: regime -> its figure, as HTML."""
+    parts = [
+        "<p>Each bound is computed twice: as printed, and corrected where the proof has a slip. The corrected forms "
+        "follow from the triangle inequality with constants measured at the points that the proof names, so they must "
+        "hold; how far above the measurement they lie says what they are worth. The first seed of each regime.</p>"
+    ]
+    for regime in figures:
+        chosen = {approach: result for (name, approach), result in results.items() if name == regime}
+        parts.append(f"<h3>{escape(regime)} regime, {escape(regime_words(regime, plan))}</h3>")
+        parts += [figures[regime], _table(chosen)]
+        parts += [_sentences(APPROACHES[approach].label, verdict(result)) for approach, result in chosen.items()]
+    return "".join(parts)
+
+
+def _table(results: Mapping[str, TheoryResult]) -> str:
+    rows = []
+    for approach, result in results.items():
+        label, first, second = APPROACHES[approach].label, result.theorem1, result.theorem2
+        for name, rate in (("as printed", first.printed), ("corrected", first.corrected), ("as played", first.played)):
+            rows.append((label, f"Theorem 1, {name}", number(rate.bound), number(rate.measured), rate_verdict(rate)))
+        for name, bound in (("as printed", second.printed), ("corrected", second.corrected)):
+            last = bound.rounds[-1]
+            row = (number(last.bound), number(last.measured), distance_verdict(bound))
+            rows.append((label, f"Theorem 2, {name}", *row))
+    heads = ("Approach", "Form", "Bound", "Measured", "Verdict")
+    return table(heads, ([escape(cell) for cell in row] for row in rows))
+
+
+def _sentences(label: str, sentences: Sequence[str]) -> str:
+    return f"<p><b>{escape(label)}</b></p>{bullets(map(escape, sentences))}"
+
+
+_MARKS = {"holds": "✓", "holds in this regime": "✓", "undecided": "~", "does not hold": "✗"}
+_CLASSES = {"holds": "yes", "holds in this regime": "partly", "undecided": "open", "does not hold": "no"}
+
+
+def build_page(
+    plan: ReproductionPlan,
+    claims: Sequence[JudgedClaim],
+    overview: str,
+    figures: Mapping[tuple[int, Regime], str],
+    theory: str,
+    command: str,
+) -> str:
+    """The whole page. figures: (number, regime) -> HTML, as overview and theory are."""
+    sections = [
+        Section("ends", "Overview", "Where every approach ended", overview),
+        Section("claims", "Claims", "What the paper claims, and what we measure", _claims(claims, plan)),
+        *(_figure(figure.number, figure.title, figures, plan) for figure in FIGURES),
+        Section("theory", "Theory", "The theorems, measured", theory),
+        Section("method", "Method", "How this was made", _method(plan, command)),
+    ]
+    return document("CB-DSL, reproduced", _lead(claims, plan), sections)
+
+
+def _lead(claims: Sequence[JudgedClaim], plan: ReproductionPlan) -> str:
+    length = f"{rounds_words(plan)}, {seeds_words(plan.seeds)}"
+    other = ", ".join(f"{key} = {value}" for key, value in plan.settings)
+    words = [f"Not the paper's experiment ({escape(other)})."] if other else []
+    quick = len(plan.seeds) == 1 or plan.rounds_share < 1
+    if quick:
+        unjudged = " No claim is judged on one seed: the page only compares." if len(plan.seeds) == 1 else ""
+        words.insert(0, f"A quick look: {length}.{unjudged}")
+    counts = []
+    for regime in plan.regimes if len(plan.seeds) > 1 else ():
+        rows = [claim for claim in claims if claim.regime == regime]
+        good = sum(claim.verdict.startswith("holds") for claim in rows)
+        counts.append(f"<b>{good} of {len(rows)}</b> claims hold {escape(REGIMES[regime])}")
+    words += [f"{'; '.join(counts)}."] if counts else []
+    words.append(
+        f"Figures {FIGURES[0].number} to {FIGURES[-1].number} of “CB-DSL: Communication-efficient and Byzantine-robust "
+        "Distributed Swarm Learning on Non-i.i.d. Data” (arXiv 2208.05578) from fresh runs"
+        f"{'' if quick else f', {length}'}."
+    )
+    return " ".join(words)
+
+
+def overview_caption(plan: ReproductionPlan) -> str:
+    """What the marks of the first figure are."""
+    marks = {"paper": "dots", "script": "diamonds"}
+    words = "; ".join(f"{marks[regime]}: {REGIMES[regime]}" for regime in plan.regimes)
+    span = ", lines reach from the lowest seed to the highest" if len(plan.seeds) > 1 else ""
+    stars = "; hollow stars: read off the published plots, at the same round" if plan.as_published else ""
+    return f"{escape(words[0].upper() + words[1:])}{span}{stars}."
+
+
+def _claims(claims: Sequence[JudgedClaim], plan: ReproductionPlan) -> str:
+    ids = list(dict.fromkeys(claim.id for claim in claims))
+    by_key = {(claim.id, claim.regime): claim for claim in claims}
+    regimes = [f"{regime} regime" for regime in plan.regimes]
+    firsts = [by_key[name, plan.regimes[0]] for name in ids]
+    rows = [
+        (str(first.figure), escape(first.claim), *(_verdict(by_key[first.id, regime]) for regime in plan.regimes))
+        for first in firsts
+    ]
+    words = bullets(f"<b>{escape(regime)}</b>: {escape(regime_words(regime, plan))}." for regime in plan.regimes)
+    test = (
+        "Differences are paired by seed; a claim <i>holds</i> if the mean difference has the claimed sign and a "
+        f"one-sided paired t-test gives p &lt; {SIGNIFICANCE:g}, and is <i>undecided</i> if only the sign is right."
+        if len(plan.seeds) > 1
+        else "There is one seed, so nothing can be tested, and no claim is judged: these are plain comparisons."
+    )
+    test += f" <i>Diverged</i>: farther from the genie's model than {DIVERGED:g} times that model's length."
+    shown = table(
+        ("Fig.", "Claim", *regimes), rows, ("Figure", "Claim", *regimes), (f"claim-{first.id}" for first in firsts)
+    )
+    return f"{words}<p>{test}</p>{shown}"
+
+
+def _verdict(claim: JudgedClaim) -> str:
+    measured = escape(claim.measured).replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
+    if claim.verdict == "not judged":
+        return measured
+    badge = f'<span class="badge {_CLASSES[claim.verdict]}">{_MARKS[claim.verdict]} {escape(claim.verdict)}</span>'
+    return f'{badge}<span class="measured">{measured}</span>'
+
+
+def _figure(number: int, title: str, figures: Mapping[tuple[int, Regime], str], plan: ReproductionPlan) -> Section:
+    parts = "".join(figures[number, regime] for regime in plan.regimes)
+    return Section(f"figure{number}", f"Figure {number}", f"Figure {number}: {title}", parts)
+
+
+def _method(plan: ReproductionPlan, command: str) -> str:
+    band = (
+        "Lines are means over seeds, bands reach from the lowest seed to the highest. " if len(plan.seeds) > 1 else ""
+    )
+    attackers = "".join(f"<p>{escape(words)}</p>" for words in [attackers_words(plan)] if words)
+    stars = f"Hollow stars are values read off the published plots (± {READING_ERROR:g}). " if plan.as_published else ""
+    return (
+        f"<p>Made by <code>{escape(command)}</code>. {band}{stars}The uplink counts payload bytes of "
+        "every score and every model, refuted ones too. Nothing was tuned so that a claim comes true.</p>"
+        f"{attackers}<p>Beside this page: <code>claims.json</code>, <code>figures/</code> (PNG, SVG, PDF, and CSV) and "
+        "<code>runs/</code>, a folder for every run with its spec, its rounds and its model.</p>"
+    )
+
+
+def write_reproduction(made: Reproduction, command: str) -> Path:
+    """Write figures/ and report.html anew; the page."""
+    plan, out = made.plan, made.out
+
+    def kept(drawn: Drawing, name: str, description: str, caption: str) -> str:
+        return keep(drawn, out / "figures" / name, description, caption, name)
+
+    shown = kept(
+        overview(made.evidence, plan.as_published),
+        "overview",
+        "Test accuracy of every approach in Figures 1 to 4",
+        overview_caption(plan),
+    )
+    pictures = {
+        (figure.number, regime): kept(
+            draw_figures(figure, item, plan.as_published),
+            f"figure{figure.number}-{regime}",
+            f"Figure {figure.number}: {figure.title}, {regime} regime",
+            f"<b>{regime} regime</b>, {escape(regime_words(regime, plan))}",
+        )
+        for regime, item in zip(plan.regimes, made.evidence, strict=True)
+        for figure in FIGURES
+    }
+    results = made.theory()
+    bounds = {
+        regime: kept(
+            draw_theory({approach: result for (name, approach), result in results.items() if name == regime}),
+            f"theorem2-{regime}",
+            f"Theorem 2, {regime} regime",
+            "Theorem 2 by round (log scale)",
+        )
+        for regime in plan.regimes
+    }
+    text = build_page(plan, made.claims, shown, pictures, build_theory_section(results, bounds, plan), command)
+    write_atomically(out / "report.html", text.encode())
+    return out / "report.html"

@@ -1,0 +1,335 @@
+"""Callbacks: progress bars and loggers."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cbdsl.errors import UserError
+from cbdsl.runs.records import RoundRecord
+from cbdsl.spec import Spec
+from cbdsl.util.formatting import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from cbdsl.runs.result import Result
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """A run that is about to be played."""
+
+    spec: Spec  # resolved: every value written out
+    folder: Path | None
+    note: str  # why the model could not have the native engine; empty if it has
+    played: int  # rounds that an earlier process played
+    before: tuple[RoundRecord, ...] = ()  # and what came of them
+
+
+class Callback:
+    """Hears of a run. Override what you need."""
+
+    def start(self, run: RunStart) -> None:
+        """Everything that the spec names was found; the first round comes next."""
+
+    def round(self, record: RoundRecord) -> None:
+        """A round was played, and is in the run's folder."""
+
+    def finish(self, result: Result) -> None:
+        """The run is over, and its model and summary are in its folder."""
+
+    def close(self) -> None:
+        """Nothing more will be heard, whether the run was finished or stopped: let go of files and screens."""
+
+
+class CallbackList(Callback):
+    """Several callbacks as one, in their order. All hear of everything; then the first error is raised."""
+
+    def __init__(self, callbacks: Sequence[Callback]) -> None:
+        self._callbacks = tuple(callbacks)
+
+    def start(self, run: RunStart) -> None:
+        """See `Callback.start`."""
+        self._tell(lambda each: each.start(run))
+
+    def round(self, record: RoundRecord) -> None:
+        """See `Callback.round`."""
+        self._tell(lambda each: each.round(record))
+
+    def finish(self, result: Result) -> None:
+        """See `Callback.finish`."""
+        self._tell(lambda each: each.finish(result))
+
+    def close(self) -> None:
+        """See `Callback.close`."""
+        self._tell(lambda each: each.close())
+
+    def _tell(self, tell: Callable[[Callback], None]) -> None:
+        errors = []
+        for each in self._callbacks:
+            try:
+                tell(each)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+
+class _Meter(Callback):
+    """Numbers of a round by name; bytes and uploads are counted from the first round on, also in a resumed run."""
+
+    def __init__(self) -> None:
+        self._sums = {"uploads": 0, "uplink_bytes": 0, "downlink_bytes": 0}
+
+    def start(self, run: RunStart) -> None:
+        """Count what an earlier process played."""
+        self._sums = dict.fromkeys(self._sums, 0)
+        for record in run.before:
+            self._values(record)
+
+    def _values(self, record: RoundRecord) -> dict[str, float]:
+        for name in self._sums:
+            self._sums[name] += getattr(record, name)
+        score = {} if record.global_score is None else {"global_score": record.global_score}
+        return {
+            "accuracy": record.test_accuracy,
+            **score,
+            **self._sums,
+            "bans": len(record.banned),
+            "seconds": record.seconds,
+        }
+
+
+class TensorBoard(_Meter):
+    """Writes a run to a TensorBoard folder: scalars by round, and the spec as text and as hyperparameters."""
+
+    def __init__(self, logdir: Path | str) -> None:
+        super().__init__()
+        self._logdir = str(logdir)
+        _library("tensorboard", "TensorBoard", "tensorboard")
+        self._events = import_module("tensorboard.compat.proto.event_pb2")
+        self._summaries = import_module("tensorboard.compat.proto.summary_pb2")
+        self._text = import_module("tensorboard.plugins.text.summary_v2").text_pb
+        self._hyperparameters = import_module("tensorboard.plugins.hparams.summary_v2").hparams_pb
+        self._open = import_module("tensorboard.summary.writer.event_file_writer").EventFileWriter
+        self._writer: Any = None
+
+    def start(self, run: RunStart) -> None:
+        """See `Callback.start`."""
+        super().start(run)
+        self._writer = self._open(self._logdir, flush_secs=5)
+        fresh = self._events.SessionLog(status=self._events.SessionLog.START)
+        self._add(run.played + 1, session_log=fresh)  # what an earlier process wrote of later rounds is void
+        lines = "\n".join(f"    {line}" for line in run.spec.to_toml().splitlines())  # a block of code in Markdown
+        self._add(0, summary=self._text("spec", lines))
+        self._add(0, summary=self._hyperparameters(flat(run.spec)))
+
+    def round(self, record: RoundRecord) -> None:
+        """See `Callback.round`."""
+        kind = self._summaries.Summary
+        values = [kind.Value(tag=name, simple_value=value) for name, value in self._values(record).items()]
+        self._add(record.round, summary=kind(value=values))
+
+    def close(self) -> None:
+        """See `Callback.close`."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _add(self, step: int, **content: object) -> None:
+        self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, **content))
+
+
+class WandB(_Meter):
+    """Logs a run to Weights & Biases. settings: whatever `wandb.init` takes, such as entity, name or mode."""
+
+    def __init__(self, project: str, **settings: Any) -> None:  # noqa: ANN401 - wandb's own
+        super().__init__()
+        self._wandb = _library("wandb", "Weights & Biases", "wandb")
+        self._project, self._settings = project, settings
+        self._run: Any = None
+        self._finished = False
+
+    def start(self, run: RunStart) -> None:
+        """See `Callback.start`."""
+        super().start(run)
+        self._finished = False
+        self._run = self._wandb.init(project=self._project, config=run.spec.to_tree(), **self._settings)
+
+    def round(self, record: RoundRecord) -> None:
+        """See `Callback.round`."""
+        self._run.log(self._values(record), step=record.round)
+
+    def finish(self, result: Result) -> None:
+        """See `Callback.finish`."""
+        self._run.summary.update(_ending(result))
+        self._finished = True
+
+    def close(self) -> None:
+        """See `Callback.close`."""
+        if self._run is not None:
+            self._run.finish(exit_code=0 if self._finished else 1)
+            self._run = None
+
+
+class MLflow(_Meter):
+    """Logs a run to MLflow. settings: whatever `mlflow.start_run` takes, such as run_name or tags."""
+
+    def __init__(self, experiment: str, **settings: Any) -> None:  # noqa: ANN401 - mlflow's own
+        super().__init__()
+        self._mlflow = _library("mlflow", "MLflow", "mlflow")
+        self._experiment, self._settings = experiment, settings
+        self._running = self._finished = False
+
+    def start(self, run: RunStart) -> None:
+        """See `Callback.start`."""
+        super().start(run)
+        self._mlflow.set_experiment(self._experiment)
+        self._mlflow.start_run(**self._settings)
+        self._running, self._finished = True, False
+        self._mlflow.log_params(flat(run.spec))
+
+    def round(self, record: RoundRecord) -> None:
+        """See `Callback.round`."""
+        self._mlflow.log_metrics(self._values(record), step=record.round)
+
+    def finish(self, result: Result) -> None:
+        """See `Callback.finish`."""
+        self._mlflow.log_metrics(_ending(result))
+        self._finished = True
+
+    def close(self) -> None:
+        """See `Callback.close`."""
+        if self._running:
+            self._mlflow.end_run("FINISHED" if self._finished else "FAILED")
+            self._running = False
+
+
+class Bar(_Meter):
+    """A progress bar, in a terminal and in a notebook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._screen: Any = None
+
+    def start(self, run: RunStart) -> None:
+        """See `Callback.start`."""
+        super().start(run)
+        self._rounds, self._spent, self._here = run.spec.rounds, 0.0, 0
+        self._screen = _Cell() if in_notebook() else _Terminal()
+        self._screen.show(run.played, self._rounds, run.note or "first round")
+
+    def round(self, record: RoundRecord) -> None:
+        """See `Callback.round`."""
+        values = self._values(record)
+        self._spent, self._here = self._spent + record.seconds, self._here + 1
+        left = format_duration((self._rounds - record.round) * self._spent / self._here)
+        words = (
+            f"accuracy {record.test_accuracy:.2%}  uploads {values['uploads']:,}  bans {values['bans']}  "
+            f"uplink {format_bytes(values['uplink_bytes'])}  {left} left"
+        )
+        self._screen.show(record.round, self._rounds, words)
+
+    def close(self) -> None:
+        """See `Callback.close`."""
+        if self._screen is not None:
+            self._screen.close()
+            self._screen = None
+
+
+class _Terminal:
+    """A line at the bottom of a terminal; without one, nothing."""
+
+    def __init__(self) -> None:
+        from rich.console import Console  # noqa: PLC0415 - not needed where nobody looks
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # noqa: PLC0415
+
+        console = Console(stderr=True)
+        columns = TextColumn("round"), MofNCompleteColumn(), BarColumn(bar_width=16), TextColumn("{task.description}")
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = self._bar.add_task("")
+        self._bar.start()
+
+    def show(self, done: int, rounds: int, words: str) -> None:
+        self._bar.update(self._task, completed=done, total=rounds, description=words)
+
+    def close(self) -> None:
+        self._bar.stop()
+
+
+class _Cell:
+    """Two lines in the output of a notebook's cell, drawn by rich and replaced as rounds go by; no widgets needed."""
+
+    def __init__(self) -> None:
+        self._display = import_module("IPython.display")
+        self._handle: Any = None
+        self._drawn = 0.0
+
+    def show(self, done: int, rounds: int, words: str) -> None:
+        now = time.monotonic()
+        if self._handle is not None and done < rounds and now - self._drawn < 0.1:  # a browser need not draw more
+            return
+        self._drawn = now
+        content = self._display.HTML(drawn(done, rounds, words))
+        if self._handle is None:
+            self._handle = self._display.display(content, display_id=True)
+        else:
+            self._handle.update(content)
+
+    def close(self) -> None:
+        """What is shown stays."""
+
+
+def drawn(done: int, rounds: int, words: str) -> str:
+    """A bar as HTML."""
+    import io  # noqa: PLC0415
+
+    from rich.console import Console, Group  # noqa: PLC0415
+    from rich.progress_bar import ProgressBar  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    console = Console(file=io.StringIO(), record=True, width=100, force_jupyter=False, color_system="truecolor")
+    console.print(Group(Text(f"round {done}/{rounds}  {words}"), ProgressBar(total=rounds, completed=done, width=60)))
+    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+
+
+def in_notebook() -> bool:
+    """Whether this is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(shell, "kernel", None) is not None
+
+
+def default_callbacks() -> list[Callback]:
+    """What hears of a run if nothing is said: a progress bar in a notebook, elsewhere nothing."""
+    return [Bar()] if in_notebook() else []
+
+
+def flat(spec: Spec) -> dict[str, str | int | float | bool]:
+    """A spec's settings by their dotted names."""
+    found: dict[str, str | int | float | bool] = {}
+
+    def walk(tree: Mapping[str, Any], prefix: str) -> None:
+        for key, value in tree.items():
+            if isinstance(value, Mapping):
+                walk(value, f"{prefix}{key}.")
+            else:
+                found[prefix + key] = ", ".join(map(str, value)) if isinstance(value, list) else value
+
+    walk(spec.to_tree(), "")
+    return found
+
+
+def _ending(result: Result) -> dict[str, float]:
+    return {"final_accuracy": result.summary.final_accuracy, "best_accuracy": result.summary.best_accuracy}
+
+
+def _library(module: str, name: str, package: str) -> Any:  # noqa: ANN401 - a module
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise UserError(f"{name} is not installed. Install it: pip install {package}") from error

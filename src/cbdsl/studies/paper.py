@@ -1,0 +1,475 @@
+"""The paper's Section VI: its figures as lists of specs, and the numbers that were published.
+
+Only says what to run and what was claimed to come out; `paper_claims` judges, `reproduce` runs, `report` draws.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from cbdsl.presets import preset
+from cbdsl.runs.records import RoundRecord, finite
+from cbdsl.spec import Spec
+from cbdsl.studies.sweep import FinishedRun
+from cbdsl.util.student_t import tail
+
+Regime = Literal["paper", "script"]
+REGIMES: dict[Regime, str] = {
+    "paper": "as the text says",
+    "script": "as the authors' published script",
+}
+
+
+@dataclass(frozen=True)
+class Approach:
+    """One of the five approaches of Sec. VI.C."""
+
+    key: str
+    label: str
+    method: str
+    shared: str
+
+
+APPROACHES = {
+    approach.key: approach
+    for approach in (
+        Approach("fedavg", "FedAvg", "fedavg", "none"),
+        Approach("fedavg-tr", "FedAvg + D_tr", "fedavg", "train"),
+        Approach("cb-dsl", "CB-DSL, no D_G", "cb-dsl", "none"),
+        Approach("cb-dsl-sc", "CB-DSL + D_sc", "cb-dsl", "score"),
+        Approach("cb-dsl-g", "CB-DSL + D_G", "cb-dsl", "both"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class PaperFigure:
+    """One figure: which runs it shows, and what was read off the published plot."""
+
+    number: int
+    title: str
+    setting: Literal["iid", "noniid"]
+    byzantine: int
+    approaches: tuple[str, ...]
+    published_round: int  # where the published values were read; 0: at the end
+    published: dict[str, tuple[float, float]]  # approach -> lowest and highest value read, each within READING_ERROR
+
+
+FIGURES = (
+    PaperFigure(
+        1, "i.i.d. data", "iid", 0, ("fedavg", "fedavg-tr", "cb-dsl", "cb-dsl-sc", "cb-dsl-g"), 10,
+        {"fedavg": (0.903, 0.903), "fedavg-tr": (0.927, 0.927), "cb-dsl": (0.905, 0.905), "cb-dsl-sc": (0.91, 0.91),
+         "cb-dsl-g": (0.937, 0.937)},
+    ),
+    PaperFigure(
+        2, "non-i.i.d. data", "noniid", 0, ("fedavg", "fedavg-tr", "cb-dsl", "cb-dsl-sc", "cb-dsl-g"), 15,
+        {"fedavg": (0.77, 0.77), "fedavg-tr": (0.835, 0.835), "cb-dsl": (0.10, 0.10), "cb-dsl-sc": (0.39, 0.39),
+         "cb-dsl-g": (0.90, 0.90)},
+    ),
+    PaperFigure(
+        3, "i.i.d. data, one Byzantine attacker", "iid", 1, ("fedavg", "cb-dsl", "cb-dsl-g"), 0,
+        {"fedavg": (0.10, 0.10), "cb-dsl": (0.11, 0.11), "cb-dsl-g": (0.92, 0.97)},
+    ),
+    PaperFigure(
+        4, "non-i.i.d. data, one Byzantine attacker", "noniid", 1, ("fedavg", "cb-dsl", "cb-dsl-g"), 0,
+        {"fedavg": (0.09, 0.11), "cb-dsl": (0.10, 0.10), "cb-dsl-g": (0.85, 0.89)},
+    ),
+    PaperFigure(
+        5, "weight divergence from a genie worker, non-i.i.d. data", "noniid", 0, ("cb-dsl", "cb-dsl-g"), 0,
+        {"cb-dsl": (1.23, 1.23), "cb-dsl-g": (0.81, 0.81)},
+    ),
+)  # fmt: skip
+
+READING_ERROR = 0.01
+DIVERGENCE_FIGURE = 5
+EQUAL_WORK = "cb-dsl-equal"
+"""CB-DSL without D_G, but with as many local steps as with D_G: sharing D_tr makes an epoch longer."""
+
+
+LABELS = {key: approach.label for key, approach in APPROACHES.items()} | {EQUAL_WORK: "CB-DSL, no D_G, equal steps"}
+"""What figures, tables and sentences call an approach."""
+
+
+@dataclass(frozen=True)
+class ReproductionPlan:
+    """How much to run."""
+
+    regimes: tuple[Regime, ...]
+    seeds: tuple[int, ...]
+    rounds_share: float  # of the preset's rounds
+    settings: tuple[tuple[str, Any], ...] = ()  # other settings for every run, such as another model or other data
+
+    @property
+    def as_published(self) -> bool:
+        """Whether its runs are the paper's, and as long."""
+        return self.rounds_share >= 1 and not self.settings
+
+
+FULL_PLAN = ReproductionPlan(("paper", "script"), (0, 1, 2), 1.0)
+QUICK_PLAN = ReproductionPlan(("script",), (0,), 0.3)  # the regime that learns in few rounds
+
+
+def spec_of(figure: PaperFigure, approach: str, regime: Regime, seed: int, plan: ReproductionPlan) -> Spec:
+    """The run behind one curve of one figure."""
+    start = preset(f"{regime}-{figure.setting}")
+    chosen = APPROACHES[approach]
+    return start.with_settings(
+        {
+            "method": chosen.method,
+            "shared": chosen.shared,
+            "seed": seed,
+            "attack.byzantine": figure.byzantine,
+            "rounds": max(3, round(start.rounds * plan.rounds_share)),
+            **dict(plan.settings),
+        }
+    )
+
+
+def equal_work_spec(regime: Regime, seed: int, plan: ReproductionPlan) -> Spec:
+    """Figure 5's run without D_G, with as many steps a round as the run with D_G takes."""
+    figure = FIGURES[DIVERGENCE_FIGURE - 1]
+    without, with_set = (spec_of(figure, approach, regime, seed, plan) for approach in ("cb-dsl", "cb-dsl-g"))
+    samples = with_set.data.shard_size * with_set.data.shards_per_worker + with_set.data.shared_training
+    steps = with_set.local.epochs * -(-samples // with_set.local.batch_size)
+    return without.with_settings({"local.steps": steps})
+
+
+def specs_of(figures: Sequence[PaperFigure], plan: ReproductionPlan) -> list[Spec]:
+    """All runs behind some figures; figures may share runs."""
+    return [
+        spec_of(figure, approach, regime, seed, plan)
+        for seed in plan.seeds
+        for regime in plan.regimes
+        for figure in figures
+        for approach in figure.approaches
+    ]
+
+
+ClaimVerdict = Literal["holds", "holds in this regime", "undecided", "does not hold", "not judged"]
+
+SIGNIFICANCE = 0.05  # one-sided, of the paired t-test over seeds
+FAILED = 0.20  # a ten-class model below this has learned next to nothing
+NEAR = 0.01  # "effectively defends": within one point of the clean run
+FLAT = 0.2  # "flattens": the last third's slope is at most this share of the first third's
+DIVERGED = 100.0  # a model that is farther from the genie than this, in lengths of the genie, has diverged
+FEWEST_ROUNDS = 3  # a curve's first and last third, each with a slope of its own
+
+
+@dataclass(frozen=True, eq=False)
+class Evidence:
+    """The results of one regime."""
+
+    regime: str
+    runs: Mapping[tuple[int, str], Sequence[FinishedRun]]  # (figure, approach) -> one run a seed, in the order of seeds
+    divergence: Mapping[str, Sequence[Sequence[float]]]  # approach -> a curve a seed: mean divergence by round
+
+    @property
+    def seeds(self) -> int:
+        """How many there are of every run."""
+        return min(map(len, self.runs.values()))
+
+    def final(self, figure: int, approach: str) -> list[float]:
+        """Final test accuracy, one number a seed."""
+        return [run.summary.final_accuracy for run in self.runs[figure, approach]]
+
+    def rounds(self, figure: int, approach: str) -> list[Sequence[RoundRecord]]:
+        """The rounds of every seed."""
+        return [run.rounds for run in self.runs[figure, approach]]
+
+    def final_divergence(self, approach: str) -> list[float]:
+        """Weight divergence after the last round, one number a seed."""
+        return [curve[-1] for curve in self.divergence[approach]]
+
+
+def diverged(value: float) -> bool:
+    """Whether a weight divergence says no more than that there is no model left."""
+    return not value <= DIVERGED
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a check found in one regime."""
+
+    holds: bool | None  # none: undecided; the direction is right, but the seeds do not settle it, or rounds are too few
+    measured: str
+    numbers: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PaperClaim:
+    """One sentence of Sec. VI, in our words."""
+
+    id: str
+    figure: int
+    text: str
+    check: Callable[[Evidence], Judgement]
+
+
+@dataclass(frozen=True)
+class JudgedClaim:
+    """A claim and its verdict in one regime; a row of claims.json."""
+
+    id: str
+    claim: str
+    figure: int
+    regime: str
+    verdict: ClaimVerdict
+    measured: str
+    numbers: dict[str, Any]
+
+
+def judge(evidence: Sequence[Evidence]) -> list[JudgedClaim]:
+    """Judge every claim in every regime; one seed shows what was measured and decides nothing."""
+    rows = []
+    for claim in PAPER_CLAIMS:
+        found = {item.regime: claim.check(item) for item in evidence}
+        alone = {item.regime for item in evidence if item.seeds == 1}
+        everywhere = all(judgement.holds for judgement in found.values())
+        for regime, judgement in found.items():
+            verdict: ClaimVerdict = "undecided" if judgement.holds is None else "does not hold"
+            if judgement.holds:
+                verdict = "holds" if everywhere else "holds in this regime"
+            if regime in alone:
+                verdict = "not judged"
+            rows.append(
+                JudgedClaim(claim.id, claim.text, claim.figure, regime, verdict, judgement.measured, judgement.numbers)
+            )
+    return rows
+
+
+def paired(differences: Sequence[float]) -> tuple[bool | None, float | None]:
+    """Is the mean of paired differences above zero? The verdict and the one-sided p-value of a paired t-test.
+
+    With one seed there is nothing to test, and no verdict.
+    """
+    mean = fmean(differences)
+    if len(differences) < 2:
+        return None, None
+    deviation = stdev(differences)
+    if deviation == 0:
+        p = 0.0 if mean > 0 else 1.0
+    else:
+        p = tail(mean / (deviation / math.sqrt(len(differences))), len(differences) - 1)
+    if mean <= 0:
+        return False, p
+    return (True if p < SIGNIFICANCE else None), p
+
+
+def _percent(values: Sequence[float]) -> str:
+    spread = f" ± {100 * stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{100 * fmean(values):.1f}{spread} %"
+
+
+def _chance(p: float | None) -> str:
+    return "" if p is None else f" (p = {p:.3f})" if p >= 0.001 else " (p < 0.001)"
+
+
+def _better(figure: int, one: str, other: str) -> Callable[[Evidence], Judgement]:
+    """One approach ends above another, paired by seed."""
+
+    def check(evidence: Evidence) -> Judgement:
+        first, second = evidence.final(figure, one), evidence.final(figure, other)
+        holds, p = paired([a - b for a, b in zip(first, second, strict=True)])
+        text = f"{LABELS[one]}: {_percent(first)}; {LABELS[other]}: {_percent(second)}{_chance(p)}"
+        return Judgement(holds, text, {one: first, other: second, "p": p})
+
+    return check
+
+
+def _best_of_all(figure: int, one: str, others: Sequence[str]) -> Callable[[Evidence], Judgement]:
+    def check(evidence: Evidence) -> Judgement:
+        first = evidence.final(figure, one)
+        rivals = {other: evidence.final(figure, other) for other in others}
+        strongest = max(rivals, key=lambda other: fmean(rivals[other]))
+        holds, p = paired([a - b for a, b in zip(first, rivals[strongest], strict=True)])
+        next_best = f"{LABELS[strongest]}: {_percent(rivals[strongest])}"
+        text = f"{LABELS[one]}: {_percent(first)}; the best of the others, {next_best}{_chance(p)}"
+        return Judgement(holds, text, {one: first, **rivals, "p": p})
+
+    return check
+
+
+def _fails(figure: int, approaches: Sequence[str]) -> Callable[[Evidence], Judgement]:
+    """Every seed of every approach ends below 20 %."""
+
+    def check(evidence: Evidence) -> Judgement:
+        finals = {approach: evidence.final(figure, approach) for approach in approaches}
+        text = "; ".join(f"{LABELS[approach]}: {_percent(values)}" for approach, values in finals.items())
+        return Judgement(all(max(values) < FAILED for values in finals.values()), text, dict(finals))
+
+    return check
+
+
+def _survives(figure: int, clean_figure: int, approach: str) -> Callable[[Evidence], Judgement]:
+    """With the attacker every seed ends within one point of the clean run; only attackers are banned."""
+
+    def check(evidence: Evidence) -> Judgement:
+        attacked, clean = evidence.final(figure, approach), evidence.final(clean_figure, approach)
+        runs = evidence.runs[figure, approach]
+        caught = all(run.summary.banned == run.summary.byzantine for run in runs)
+        near = all(a > c - NEAR for a, c in zip(attacked, clean, strict=True))
+        alone = max(len(run.summary.byzantine) for run in runs) <= 1
+        whom = "the attacker, and nobody else, was banned" if alone else "all attackers, and nobody else, were banned"
+        banned = whom if caught else "bans and attackers differ"
+        text = f"{_percent(attacked)} attacked, {_percent(clean)} clean; {banned}"
+        return Judgement(near and caught, text, {"attacked": attacked, "clean": clean, "caught": caught})
+
+    return check
+
+
+def _uplink(evidence: Evidence) -> Judgement:
+    ours, theirs = evidence.runs[1, "cb-dsl-g"], evidence.runs[1, "fedavg"]
+    shares = [a.summary.uplink_bytes / b.summary.uplink_bytes for a, b in zip(ours, theirs, strict=True)]
+    workers = ours[0].summary.workers
+    uploads = fmean(run.summary.uploads for run in ours)
+    text = (
+        f"1/{1 / fmean(shares):.1f} of FedAvg's uplink, scores included; 1/U = 1/{workers}; "
+        f"{uploads:.0f} uploads against {theirs[0].summary.uploads}"
+    )
+    return Judgement(max(shares) <= 1.05 / workers, text, {"share": shares, "workers": workers})
+
+
+def _fewer_rounds(figure: int, rival: str) -> Callable[[Evidence], Judgement]:
+    """CB-DSL + D_G reaches the rival's final accuracy before the rival does."""
+
+    def check(evidence: Evidence) -> Judgement:
+        targets = evidence.final(figure, rival)
+        length = len(evidence.rounds(figure, rival)[0])
+        pairs = [
+            (_first_round(ours, target), _first_round(theirs, target))
+            for ours, theirs, target in zip(
+                evidence.rounds(figure, "cb-dsl-g"), evidence.rounds(figure, rival), targets, strict=True
+            )
+        ]
+        # A run that never gets there counts as one round more than it had.
+        gains = [(theirs or length + 1) - (ours or length + 1) for ours, theirs in pairs]
+        holds, p = paired([float(gain) for gain in gains])
+        words = ", ".join(f"round {ours or 'never'} against {theirs}" for ours, theirs in pairs)
+        text = f"to the final accuracy of {LABELS[rival]}, {_percent(targets)}: {words}{_chance(p)}"
+        return Judgement(holds, text, {"rounds": pairs, "p": p})
+
+    return check
+
+
+def _first_round(rounds: Sequence[RoundRecord], target: float) -> int | None:
+    return next((line.round for line in rounds if line.test_accuracy >= target), None)
+
+
+def _rises_then_flattens(evidence: Evidence) -> Judgement:
+    approaches = ("cb-dsl", "cb-dsl-g")
+    rounds = min(len(curve) for approach in approaches for curve in evidence.divergence[approach])
+    if rounds < FEWEST_ROUNDS:
+        text = f"too few rounds to say: {rounds} instead of {FEWEST_ROUNDS} or more"
+        return Judgement(None, text, {"rounds": rounds})
+    slopes = {}
+    for approach in approaches:
+        curve = [fmean(values) for values in zip(*evidence.divergence[approach], strict=True)]
+        third = max(1, len(curve) // 3)
+        early = (curve[third] - curve[0]) / third
+        late = (curve[-1] - curve[-1 - third]) / third
+        slopes[approach] = (early, late)
+    gone = {name for name in approaches if any(map(diverged, evidence.final_divergence(name)))}
+    holds = not gone and all(early > 0 and abs(late) <= FLAT * early for early, late in slopes.values())
+    text = "; ".join(
+        f"{LABELS[name]}: diverged"
+        if name in gone
+        else f"{LABELS[name]}: slope {early:+.3f} a round in the first third, {late:+.3f} in the last"
+        for name, (early, late) in slopes.items()
+    )
+    return Judgement(holds, text, {"slopes": {name: list(map(finite, pair)) for name, pair in slopes.items()}})
+
+
+def _lower_divergence(without: str) -> Callable[[Evidence], Judgement]:
+    """Divergence ends lower with D_G than in another run, paired by seed."""
+
+    def check(evidence: Evidence) -> Judgement:
+        ours, theirs = (evidence.final_divergence(name) for name in ("cb-dsl-g", without))
+        numbers = {"cb-dsl-g": list(map(finite, ours)), without: list(map(finite, theirs))}
+        ours_gone, theirs_gone = (any(map(diverged, values)) for values in (ours, theirs))
+        words = [
+            "diverged" if gone else f"{fmean(values):.2f}"
+            for values, gone in ((ours, ours_gone), (theirs, theirs_gone))
+        ]
+        text = f"{words[0]} with D_G, {words[1]} without"
+        if ours_gone or theirs_gone:
+            return Judgement(theirs_gone and not ours_gone, text, numbers)
+        holds, p = paired([a - b for a, b in zip(theirs, ours, strict=True)])
+        return Judgement(holds, text + _chance(p), {**numbers, "p": p})
+
+    return check
+
+
+_RIVALS = ("fedavg", "fedavg-tr", "cb-dsl", "cb-dsl-sc")
+
+PAPER_CLAIMS: tuple[PaperClaim, ...] = (
+    PaperClaim(
+        "iid-swarm-beats-fedavg",
+        1,
+        "Without shared data, CB-DSL is slightly better than FedAvg.",
+        _better(1, "cb-dsl", "fedavg"),
+    ),
+    PaperClaim("iid-scoring-helps", 1, "A shared scoring set improves CB-DSL.", _better(1, "cb-dsl-sc", "cb-dsl")),
+    PaperClaim(
+        "iid-training-helps-fedavg", 1, "A shared training set improves FedAvg.", _better(1, "fedavg-tr", "fedavg")
+    ),
+    PaperClaim(
+        "iid-training-helps-cbdsl",
+        1,
+        "A shared training set further improves CB-DSL.",
+        _better(1, "cb-dsl-g", "cb-dsl-sc"),
+    ),
+    PaperClaim("iid-best", 1, "CB-DSL with D_G is the best of the five.", _best_of_all(1, "cb-dsl-g", _RIVALS)),
+    PaperClaim(
+        "noniid-collapse",
+        2,
+        "Without a shared training set, CB-DSL cannot work on non-i.i.d. data.",
+        _fails(2, ["cb-dsl"]),
+    ),
+    PaperClaim(
+        "noniid-scoring-helps", 2, "A shared scoring set slightly improves it.", _better(2, "cb-dsl-sc", "cb-dsl")
+    ),
+    PaperClaim(
+        "noniid-scoring-not-enough",
+        2,
+        "With the scoring set alone it stays worse than FedAvg.",
+        _better(2, "fedavg", "cb-dsl-sc"),
+    ),
+    PaperClaim(
+        "noniid-training-helps-fedavg", 2, "A shared training set improves FedAvg.", _better(2, "fedavg-tr", "fedavg")
+    ),
+    PaperClaim("noniid-beats-fedavg", 2, "With D_G, CB-DSL outperforms FedAvg.", _better(2, "cb-dsl-g", "fedavg")),
+    PaperClaim("noniid-best", 2, "CB-DSL with D_G is the best of the five.", _best_of_all(2, "cb-dsl-g", _RIVALS)),
+    PaperClaim(
+        "iid-attack-breaks", 3, "One attacker breaks FedAvg and CB-DSL without D_G.", _fails(3, ["fedavg", "cb-dsl"])
+    ),
+    PaperClaim("iid-attack-survived", 3, "CB-DSL with D_G defends against it.", _survives(3, 1, "cb-dsl-g")),
+    PaperClaim(
+        "noniid-attack-breaks", 4, "One attacker breaks FedAvg and CB-DSL without D_G.", _fails(4, ["fedavg", "cb-dsl"])
+    ),
+    PaperClaim("noniid-attack-survived", 4, "CB-DSL with D_G defends against it.", _survives(4, 2, "cb-dsl-g")),
+    PaperClaim("divergence-flattens", 5, "Weight divergence first rises, then flattens.", _rises_then_flattens),
+    PaperClaim("divergence-lower", 5, "Steady weight divergence is lower with D_G.", _lower_divergence("cb-dsl")),
+    PaperClaim(
+        "divergence-lower-equal-work",
+        5,
+        "The same, if workers without D_G take as many local steps as those with it.",
+        _lower_divergence(EQUAL_WORK),
+    ),
+    PaperClaim("uplink", 1, "The uplink of CB-DSL is 1/U of FedAvg's.", _uplink),
+    PaperClaim(
+        "iid-fewer-rounds",
+        1,
+        "CB-DSL with D_G needs fewer rounds than FedAvg for the same accuracy.",
+        _fewer_rounds(1, "fedavg"),
+    ),
+    PaperClaim(
+        "noniid-fewer-rounds",
+        2,
+        "CB-DSL with D_G needs fewer rounds than FedAvg for the same accuracy.",
+        _fewer_rounds(2, "fedavg"),
+    ),
+)

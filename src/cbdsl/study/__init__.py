@@ -1,1 +1,0 @@
-"""Many runs: sweeps, the arena, the paper's figures and claims, benchmarks."""

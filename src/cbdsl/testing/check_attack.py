@@ -1,0 +1,219 @@
+"""Laws of an attack."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from cbdsl import registry
+from cbdsl.arrays import Doubles, Floats, Samples
+from cbdsl.attacks.base import Attack, AttackContext, AttackPreparation
+from cbdsl.engines.base import Sgd
+from cbdsl.models.architecture import Architecture
+from cbdsl.models.layers import Linear, Relu
+from cbdsl.testing.laws import Laws, is_floats, made, same
+
+SIZE, CLASSES = 24, 4
+HOOKS = ("poison", "craft", "triggered", "claim", "upload")  # what an attack may change of an honest worker
+NETWORK = Architecture((1,), (Linear(1, CLASSES), Relu(), Linear(CLASSES, CLASSES, bias=False)))  # of SIZE numbers
+
+
+def check_attack(attack: Attack | type[Attack] | str) -> None:
+    """Fail unless an attack changes something, is deterministic, writes into nothing, and works wherever it may be.
+
+    Among them: a network that it knows and one that it does not, a swarm of one worker, a swarm of attackers alone, and
+    an omniscient attacker with nobody to look at.
+    """
+    part, laws = made(registry.attack, attack)
+    laws.demand(isinstance(part, Attack), "it extends cbdsl.Attack", f"It is a {type(part).__name__}.")
+    _check_hooks(part, laws)
+    crafted = _check_craft(part, laws)
+    _check_poison(part, laws)
+    _check_trigger(part, laws)
+    for case, seen in _situations(part.omniscient, crafted).items():
+        _check_messages(part, laws, case, seen)
+
+
+def _check_hooks(attack: Attack, laws: Laws) -> None:
+    """A hook with a slip in its name is never called: the attack would be an honest worker."""
+    own = {hook for hook in HOOKS if getattr(getattr(attack, hook), "__func__", None) is not getattr(Attack, hook)}
+    for name in dir(type(attack)):
+        if name.startswith("_") or hasattr(Attack, name) or not callable(getattr(type(attack), name)):
+            continue
+        close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.75)
+        laws.demand(
+            not close or close[0] in own,
+            "its hooks have the names that are called",
+            f"It has {name}: did you mean {''.join(close)}? If not, begin its name with an underscore.",
+        )
+    laws.demand(own, f"it changes an honest worker: at least one of {', '.join(HOOKS)} is its own", "None of them is.")
+
+
+def _situations(omniscient: bool, crafted: Floats | None) -> dict[str, Callable[[], AttackContext]]:
+    """The cases, each made anew whenever it is asked for, as a server would."""
+
+    def situation(workers: int, attackers: int, known: bool = True) -> AttackContext:
+        rng = np.random.default_rng(1)
+        model, received = rng.normal(size=(2, SIZE)).astype(np.float32)
+        honest = rng.normal(size=(workers - attackers, SIZE)).astype(np.float32)
+        told = omniscient and known
+        return AttackContext(
+            model=model,
+            score=0.7,
+            global_best=received,
+            workers=workers,
+            attackers=attackers,
+            rng=np.random.default_rng(2),
+            score_of=lambda weights: float(np.mean(np.square(weights, dtype=np.float64))),
+            honest=honest if told else None,
+            honest_scores=np.linspace(0.5, 0.9, len(honest)) if told else None,
+            crafted=None if crafted is None else crafted.copy(),
+        )
+
+    def losses_of(weights: Floats) -> tuple[Doubles, Doubles]:
+        return np.abs(weights[:9], dtype=np.float64), np.abs(weights, dtype=np.float64)
+
+    return {
+        "among honest workers": lambda: situation(6, 2),
+        "where it knows its network": lambda: replace(situation(6, 2), network=NETWORK, losses_of=losses_of),
+        "with one honest worker": lambda: situation(2, 1),
+        "in a swarm of one worker": lambda: situation(1, 1),
+        "where all workers are attackers": lambda: situation(3, 3),
+        "where it is told nothing of the honest workers": lambda: situation(6, 2, known=False),
+        "where its own score is not finite": lambda: replace(situation(6, 2), score=math.inf),
+    }
+
+
+def _check_messages(attack: Attack, laws: Laws, case: str, make: Callable[[], AttackContext]) -> None:
+    def once() -> tuple[float, Floats | None]:
+        answers: list[Any] = []
+        for ask in (attack.claim, attack.upload):
+            seen = make()
+            before = copy.deepcopy(_arrays(seen))
+            with laws.working(case):
+                answers.append(ask(seen))
+            laws.untouched(before, _arrays(seen))
+        return answers[0], copy.deepcopy(answers[1])
+
+    (claim, upload), (claim_again, upload_again) = once(), once()
+    laws.demand(
+        isinstance(claim, (float, np.floating)), "a claim is a float", f"It is {claim!r}, a {type(claim).__name__}."
+    )
+    law = "an upload is a model (D,) of floats, or None to stay silent"
+    array = f" of {upload.dtype}" if isinstance(upload, np.ndarray) else ""
+    laws.demand(upload is None or is_floats(upload), law, f"It is a {type(upload).__name__}{array}.")
+    sent = np.asarray(upload)
+    laws.demand(upload is None or sent.shape == (SIZE,), law, f"It has shape {sent.shape}, where D is {SIZE}.")
+    same_claim = same(float(claim), float(claim_again))
+    laws.demand(
+        same_claim and same(upload, upload_again),
+        "the same situation leads to the same claim and upload",
+        f"Asked twice {case}, it claims {claim:g} and {claim_again:g}"
+        + ("." if same(upload, upload_again) else " and uploads other numbers.")
+        + " Draw from seen.rng, and keep nothing between rounds.",
+    )
+
+
+def _arrays(seen: AttackContext) -> dict[str, Any]:
+    return {
+        "its own model": seen.model,
+        "the model it received": seen.global_best,
+        "the honest workers' models": seen.honest,
+        "the honest workers' scores": seen.honest_scores,
+        "the model it made at home": seen.crafted,
+    }
+
+
+def _samples(count: int) -> Samples:
+    rng = np.random.default_rng(count)
+    return Samples(rng.normal(size=(count, 1, 6, 6)).astype(np.float32), (np.arange(count) % CLASSES).astype(np.int32))
+
+
+def _check_poison(attack: Attack, laws: Laws) -> None:
+    for count in (1, 2, 15):
+        case = f"when it poisons {count} samples"
+        found = []
+        for _ in range(2):
+            own, scoring = _samples(count), _samples(9)
+            before = copy.deepcopy((own, scoring))
+            with laws.working(case):
+                poison = attack.poison(own, scoring, CLASSES, np.random.default_rng(4))
+            for what, then, now in zip(("its own samples", "D_sc"), before, (own, scoring), strict=True):
+                laws.untouched({what: then.features}, {what: now.features})
+                laws.untouched({what: then.labels}, {what: now.labels})
+            found.append(poison)
+        first, second = found
+        alike = (first is None) == (second is None)
+        laws.demand(alike, "poison is the same for the same generator", "Once it is None, once it is not.")
+        if first is None or second is None:
+            continue
+        law = "poison gives Samples: finite float32 features of the data's shape, and int32 labels of its classes"
+        laws.demand(isinstance(first, Samples), law, f"It gives a {type(first).__name__}.")
+        features, labels = first.features, first.labels
+        laws.demand(is_floats(features) and np.isfinite(features).all(), law, "The features are not.")
+        laws.demand(
+            features.dtype == np.float32 and features.shape == (len(labels), 1, 6, 6),
+            law,
+            f"The features are {features.dtype} of shape {features.shape}, for {len(labels)} labels.",
+        )
+        whole = labels.dtype == np.int32 and labels.ndim == 1 and len(labels) > 0
+        laws.demand(
+            whole and labels.min() >= 0 and labels.max() < CLASSES, law, f"The labels are {labels.dtype}: {labels[:9]}."
+        )
+        laws.demand(
+            same(features, second.features) and same(labels, second.labels),
+            "poison is the same for the same generator",
+            f"Twice the same {count} samples became different ones.",
+        )
+
+
+def _check_craft(attack: Attack, laws: Laws) -> Floats | None:
+    """A model made at home, with a training that only moves weights a little."""
+    if not attack.crafts:
+        return None
+
+    def fit(weights: Floats, samples: Samples, sgd: Sgd, batch: int, rng: np.random.Generator) -> Floats:
+        del samples, sgd, batch
+        return np.asarray(0.9 * weights + 0.01 * rng.normal(size=SIZE), np.float32)
+
+    def craft() -> Any:  # noqa: ANN401 - whatever the attack makes
+        initial = np.random.default_rng(7).normal(size=SIZE).astype(np.float32)
+        before = initial.copy()
+        home = AttackPreparation(
+            _samples(9), _samples(max(1, min(attack.images, 20))), CLASSES, initial, fit,
+            lambda weights: float(np.mean(np.square(weights, dtype=np.float64))), np.random.default_rng(8),
+        )  # fmt: skip
+        with laws.working("when it makes a model at home"):
+            crafted = attack.craft(home)
+        laws.untouched({"the initial model": before}, {"the initial model": home.initial})
+        return copy.deepcopy(crafted)
+
+    first, second = craft(), craft()
+    laws.demand(
+        first is None or (is_floats(first) and first.shape == (SIZE,)),
+        "craft gives None or a model (D,) of floats",
+        f"It gives {getattr(first, 'shape', type(first).__name__)}.",
+    )
+    laws.demand(same(first, second), "craft is the same for the same generator", "Twice the same home, two models.")
+    return None if first is None else np.asarray(first, np.float32)
+
+
+def _check_trigger(attack: Attack, laws: Laws) -> None:
+    if attack.target is None:
+        return
+    features = _samples(5).features
+    before = features.copy()
+    with laws.working("when it puts its trigger on samples"):
+        marked = attack.triggered(features)
+    laws.untouched({"the samples": before}, {"the samples": features})
+    laws.demand(
+        is_floats(marked) and marked.shape == features.shape,
+        "triggered gives samples of the same shape",
+        f"It gives {getattr(marked, 'shape', type(marked).__name__)} for {features.shape}.",
+    )

@@ -1,0 +1,95 @@
+"""What all checks need: a part's name, a law that can fail, small data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cbdsl.data.dataset import Dataset
+from cbdsl.registry import Register
+from cbdsl.spec import Spec
+
+
+@dataclass(frozen=True)
+class Laws:
+    """The laws for one part."""
+
+    kind: str
+    part: str
+
+    def demand(self, kept: object, law: str, seen: str) -> None:
+        """Fail unless the law was kept."""
+        if not kept:
+            raise AssertionError(f"The {self.kind} {self.part} breaks a law: {law}. {seen}")
+
+    @contextmanager
+    def working(self, case: str) -> Iterator[None]:
+        """Whatever the part raises in a case is a breach, too."""
+        try:
+            yield
+        except AssertionError:
+            raise
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise AssertionError(
+                f"The {self.kind} {self.part} breaks a law: it works {case}. It raises {what}"
+            ) from error
+
+    def untouched(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """What a part was given has to be as it was."""
+        for name, value in before.items():
+            self.demand(
+                same(value, after[name]), "it does not write into what it is given", f"It changed {name} in place."
+            )
+
+
+def same(one: object, other: object) -> bool:
+    """Whether two values are equal to the bit; NaN equals NaN."""
+    if one is None or other is None:
+        return one is other
+    left, right = np.asarray(one), np.asarray(other)
+    return left.shape == right.shape and left.dtype == right.dtype and left.tobytes() == right.tobytes()
+
+
+def is_floats(value: object) -> bool:
+    """Whether a value is an array of floating-point numbers."""
+    return isinstance(value, np.ndarray) and value.dtype.kind == "f"
+
+
+def made(kind: Register, part: object) -> tuple[Any, Laws]:
+    """A part, made if it is given by name or as a class with defaults, and the laws for it."""
+    if isinstance(part, str):
+        return kind.make(part, {}), Laws(kind.kind, f"'{part}'")
+    named = getattr(part, "func", part)
+    name = getattr(named, "__qualname__", None) or type(part).__qualname__
+    return (part() if isinstance(part, type) else part), Laws(kind.kind, name)
+
+
+def small_data() -> Dataset:
+    """Three clouds of points in six dimensions."""
+    rng = np.random.default_rng(5)
+    centres = 2 * rng.normal(size=(3, 6))
+    labels = np.arange(400) % 3
+    features = centres[labels] + rng.normal(size=(400, 6))
+    return Dataset.from_arrays(features[:300], labels[:300], features[300:], labels[300:], clients=np.arange(300) % 6)
+
+
+def small_spec(**settings: object) -> Spec:
+    """A run on the small data that takes milliseconds; keywords use __ for a dot."""
+    base: dict[str, object] = {
+        "model": "softmax",
+        "workers": 5,
+        "rounds": 4,
+        "seed": 3,
+        "data.samples_per_worker": 20,
+        "data.shared_training": 12,
+        "data.shared_scoring": 30,
+        "data.holdout": 0,
+        "data.shard_size": 10,
+        "local.learning_rate": 0.05,
+    }
+    return Spec().with_settings(base | {key.replace("__", "."): value for key, value in settings.items()})

@@ -1,0 +1,1 @@
+"""Helpers without a domain: files, formatting, memory, serialization, statistics."""

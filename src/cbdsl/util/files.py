@@ -1,0 +1,174 @@
+"""Atomic and private file writes, size-limited reads, and .npz files."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import zipfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from cbdsl.util.formatting import format_bytes
+from cbdsl.util.memory import free_memory
+
+_MOST_TEXT = 2**22  # bytes of a file that people write
+_PRIVATE = 0o600
+
+
+def write_atomically(path: Path, content: bytes | memoryview, private: bool = False) -> None:
+    """Write a small file whole, or leave the old one. private: for its owner alone, whatever the umask."""
+    replace_atomically(path, lambda file: file.write(content), private)
+
+
+def replace_atomically(path: Path, write: Callable[[IO[bytes]], object], private: bool = False) -> None:
+    """Write a file beside its place and move it there, so that a crash leaves the old file or the new one."""
+    partial = path.with_name(f".{path.name}.partial")
+    if private:
+        partial.unlink(missing_ok=True)  # one that was there already would keep its permissions
+    with private_file(partial, "wb") if private else partial.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def write_json(path: Path, content: object, private: bool = False) -> None:
+    """Write plain values as indented JSON; NaN and infinity have no place in it."""
+    write_atomically(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode(), private)
+
+
+def is_free(path: Path) -> bool:
+    """Whether a folder can be started there: it does not exist, or has nothing but hidden files, such as a lock."""
+    return not path.exists() or (path.is_dir() and all(file.name.startswith(".") for file in path.iterdir()))
+
+
+def private_folder(path: Path) -> None:
+    """A folder that its owner alone can enter; one that is there already stays as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, exist_ok=True)
+
+
+def private_file(path: Path, mode: str) -> IO[bytes]:
+    """Open a file to write; if it is new, it is its owner's alone."""
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags, _PRIVATE))
+
+
+def read_text(path: Path) -> str:
+    """A file that people write, such as a spec; ValueError if it is far too long for one, or no UTF-8."""
+    with path.open("rb") as file:
+        content = file.read(_MOST_TEXT + 1)
+    if len(content) > _MOST_TEXT:
+        raise ValueError(f"it is longer than {format_bytes(_MOST_TEXT)}")
+    return content.decode("utf-8")
+
+
+def read_json(text: str) -> Any:  # noqa: ANN401 - what JSON holds
+    """The value of JSON text; ValueError if there is none, however deep or long its parts are."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def load_arrays(
+    path: Path, names: Sequence[str] | None = None, optional: Sequence[str] = (), without: Sequence[str] = ()
+) -> dict[str, NDArray[Any]]:
+    """Arrays of an .npz file, all of them if no names are given; ValueError with the reason if they cannot be had.
+
+    optional: arrays that may be missing. without: arrays that are not to be read, though their bytes are checked.
+    An array is made only when its file holds as many bytes as it announces, and the machine has memory for them.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            there = [name.removesuffix(".npy") for name in archive.namelist()]
+            wanted = there if names is None else [*names, *(name for name in optional if name in there)]
+            damaged = archive.testzip() if without else None
+            if damaged is not None:
+                raise ValueError(f"{damaged} is not what was written")
+            return _members(archive, [name for name in wanted if name not in without])
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from error
+    except Exception as error:  # whatever damaged bytes lead zipfile, its unpackers and numpy to
+        raise ValueError(str(error) or type(error).__name__) from error
+
+
+@dataclass(frozen=True, eq=False)
+class InBlocks:
+    """An array that is made while it is written: rows one block after the other."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    blocks: Callable[[], Iterable[NDArray[Any]]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def save_arrays(file: IO[bytes], arrays: Mapping[str, NDArray[Any] | InBlocks]) -> None:
+    """Write an .npz file as numpy does, uncompressed."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                if not isinstance(array, InBlocks):
+                    npy.write_array(member, np.asanyarray(array), allow_pickle=False)
+                    continue
+                head = {"descr": npy.dtype_to_descr(array.dtype), "fortran_order": False, "shape": array.shape}
+                npy.write_array_header_1_0(member, head)
+                for block in array.blocks():
+                    member.write(np.ascontiguousarray(block).data.cast("B") if block.size else b"")
+
+
+def map_arrays(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Those of some arrays that an .npz file has, not to be written to; of the file only what is used is read.
+
+    They stay what they are if the file is replaced by another.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        for name in set(archive.namelist()) & {f"{name}.npy" for name in names}:
+            info = archive.getinfo(name)
+            file.seek(info.header_offset + 26)
+            lengths = np.frombuffer(file.read(4), "<u2")  # of the member's name and of what follows it
+            file.seek(info.header_offset + 30 + int(lengths.sum()))
+            shape, dtype = _header(file)
+            if info.compress_type != zipfile.ZIP_STORED or dtype.hasobject:
+                raise ValueError(f"{name} is packed, and cannot be mapped")
+            empty = not math.prod(shape)
+            found = np.zeros(shape, dtype) if empty else np.memmap(file, dtype, "r", file.tell(), shape)
+            arrays[name.removesuffix(".npy")] = found
+    return arrays
+
+
+def _members(archive: zipfile.ZipFile, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    arrays, left = {}, free_memory()
+    for name in names:
+        if f"{name}.npy" not in archive.namelist():
+            raise ValueError(f"it has no array '{name}'")
+        info = archive.getinfo(f"{name}.npy")
+        with archive.open(info) as file:
+            shape, dtype = _header(file)
+            announced = math.prod(shape) * dtype.itemsize
+            if min(shape, default=0) < 0 or dtype.hasobject or announced != info.file_size - file.tell():
+                raise ValueError(f"the array '{name}' is not what it announces")
+        left -= announced
+        if left < 0:
+            raise ValueError(f"it unpacks to more than the {format_bytes(free_memory())} of memory that are left")
+        with archive.open(info) as file:
+            arrays[name] = npy.read_array(file, allow_pickle=False)
+    return arrays
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type of the array in an .npy file, which is read up to its first number."""
+    read = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
+    shape, _, dtype = read(file)
+    return shape, dtype

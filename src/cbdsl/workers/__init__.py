@@ -1,1 +1,0 @@
-"""What one worker does, in memory or on a device: it moves, trains, scores and remembers. Knows no server."""

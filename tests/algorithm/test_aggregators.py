@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from cbdsl import registry
+from cbdsl.algorithm.aggregators import TrustedReference, aggregate, demand, mixed, parse
+from cbdsl.arrays import Doubles, Floats
+from cbdsl.errors import UserError
+
+NAMES = [*registry.aggregator.names(), *(f"nnm+{name}" for name in registry.aggregator.names())]
+ROBUST = [name for name in NAMES if name != "mean"]
+
+
+def trust(reference: Floats | None = None, root: Floats | None = None, size: int = 2) -> TrustedReference:
+    """A server that stands at 0, would itself step to (1, 1, ...), and likes models near (1, 1, ...)."""
+    start = np.zeros(size, np.float32) if reference is None else reference
+    own = start + 1 if root is None else root
+    return TrustedReference(start, lambda: own, lambda rows: np.asarray(((rows - own) ** 2).sum(1), dtype=np.float64))
+
+
+def combine(name: str, rows: list[list[float]], attackers: int, known: TrustedReference | None = None) -> list[float]:
+    models = list(np.array(rows, dtype=np.float32))
+    return [float(value) for value in aggregate(name, models, attackers, known or trust(size=len(rows[0])))]
+
+
+CROWD = [[1.0, 1.0], [1.0, 2.0], [2.0, 1.0], [2.0, 2.0], [100.0, -100.0]]
+LINE = [[0.0], [2.0], [4.0], [7.0], [10.0], [16.0], [200.0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "expected"),
+    [
+        ("mean", CROWD, [21.2, -18.8]),
+        ("median", CROWD, [2.0, 1.0]),
+        ("trimmed-mean", CROWD, [5 / 3, 4 / 3]),  # of 1, 1, 2, 2, 100 stay 1, 2, 2; of -100, 1, 1, 2, 2 stay 1, 1, 2
+        # Two nearest others: at squared distances 1 + 1 for all four of the square; the first of equals.
+        ("krum", CROWD, [1.0, 1.0]),
+        ("multi-krum", CROWD, [1.5, 1.5]),
+        # Of seven rows Krum picks five: 4, 7, 2, and of equals the smaller, 10 and 0. Nearest their median: 4, 2 and 7.
+        ("bulyan", LINE, [13 / 3]),
+    ],
+)
+def test_by_hand(name: str, rows: list[list[float]], expected: list[float]) -> None:
+    assert combine(name, rows, 1) == pytest.approx(expected)
+
+
+def test_the_geometric_median_of_a_triangle_is_its_fermat_point() -> None:
+    # Equilateral: the centre. And with three of five rows in one place, that place.
+    height = 3**0.5
+    assert combine("geometric-median", [[-1, 0], [1, 0], [0, height]], 0) == pytest.approx([0, height / 3], abs=1e-5)
+    assert combine("geometric-median", [[3, 3], [3, 3], [3, 3], [50, 0], [0, 70]], 2) == pytest.approx([3, 3], abs=1e-4)
+
+
+def test_the_geometric_median_leaves_a_row_that_it_starts_on() -> None:
+    rows: list[list[float]] = [[0, 0], [-1, 10], [1, 10], [-5, -0.1], [5, -0.1]]  # (0, 0) is their median by coordinate
+    found = combine("geometric-median", rows, 0)
+
+    def cost(centre: list[float]) -> float:
+        return float(np.linalg.norm(np.subtract(rows, centre), axis=1).sum())
+
+    grid = [[0.0, height] for height in np.linspace(-1, 11, 12_001)]  # by symmetry it lies on this line
+    assert found == pytest.approx(min(grid, key=cost), abs=2e-3)
+    assert cost(found) < cost([0.0, 0.0]) - 0.1
+    far = combine("geometric-median", [*rows, [1e11, 0], [-1e11, 0]], 2)  # two that pull against each other
+    assert far == pytest.approx(found, abs=1e-2)
+
+
+def test_centred_clipping_takes_no_step_longer_than_the_median() -> None:
+    # From 0: steps 1, 1, 1000 are clipped to 1: v = 1. From there steps 0, 0, 999 are clipped to 0: v stays.
+    assert combine("centred-clipping", [[1], [1], [1000]], 1, trust(size=1)) == pytest.approx([1.0])
+
+
+def test_fltrust_by_hand() -> None:
+    # The server steps to (1, 0). (2, 0) agrees and is shortened to (1, 0); (0, 3) has cosine 0; (-1, 0) opposes.
+    # (3, 4) has cosine 0.6 and becomes (0.6, 0.8): (1 * (1, 0) + 0.6 * (0.6, 0.8)) / 1.6.
+    known = trust(root=np.array([1, 0], np.float32))
+    assert combine("fltrust", [[2, 0], [0, 3], [-1, 0], [3, 4]], 1, known) == pytest.approx([0.85, 0.3])
+
+
+def test_fltrust_stays_where_it_is_when_nobody_can_be_trusted() -> None:
+    assert combine("fltrust", [[-1, -1], [-3, 0]], 0) == [0.0, 0.0]
+
+
+def test_zeno_keeps_the_rows_with_the_least_loss() -> None:
+    assert combine("zeno", [[1, 1], [1.5, 1], [9, 9]], 1) == pytest.approx([1.25, 1.0])
+
+
+def test_mixing_by_hand() -> None:
+    rows = np.array([[0.0], [1.0], [10.0]])
+    np.testing.assert_allclose(mixed(rows, 1), [[0.5], [0.5], [5.5]])
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=st.integers(0, 10_000), attackers=st.integers(0, 2))
+def test_the_order_of_workers_does_not_matter(name: str, seed: int, attackers: int) -> None:
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(7, 5)).astype(np.float32)
+    known = trust(size=5)
+    plain, shuffled = (aggregate(name, list(models), attackers, known) for models in (rows, rng.permutation(rows)))
+    np.testing.assert_allclose(plain, shuffled, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "fltrust" not in name and "centred" not in name])
+@given(model=arrays(np.float32, 4, elements=st.floats(-100, 100, width=32)), count=st.integers(1, 9))
+def test_equal_rows_give_that_row(name: str, model: Floats, count: int) -> None:
+    combined = aggregate(name, [model] * count, (count - 1) // 2, trust(size=4))
+    np.testing.assert_allclose(combined, model, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=st.integers(0, 10_000), shift=st.integers(-5000, 5000))
+@example(seed=274, shift=2000)  # equally good rows after mixing: rounding chose between them once
+@example(seed=195, shift=1000)
+@example(seed=406, shift=2124)  # the geometric median's iteration stayed on a row
+def test_moving_everything_moves_the_result(name: str, seed: int, shift: int) -> None:
+    rng = np.random.default_rng(seed)  # thousandths of a power of two, so that moving them rounds nothing
+    rows, start = ((rng.integers(-3000, 3000, shape) / 1024).astype(np.float32) for shape in ((7, 4), 4))
+    moved = np.float32(shift / 1024)
+    plain = aggregate(name, list(rows), 2, trust(start))
+    there = aggregate(name, list(rows + moved), 2, trust(start + moved))
+    np.testing.assert_allclose(there, plain + moved, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ROBUST)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_rows_that_are_not_finite_change_nothing(name: str, bad: float) -> None:
+    rows = np.random.default_rng(3).normal(size=(7, 4)).astype(np.float32)
+    broken = np.full((2, 4), bad, np.float32)
+    broken[0, 1:] = 0
+    known = trust(size=4)
+    both = aggregate(name, [*rows, *broken], 3, known)
+    np.testing.assert_array_equal(both, aggregate(name, list(rows), 1, known))
+
+
+@pytest.mark.parametrize("name", ROBUST)
+def test_nothing_but_broken_rows_keeps_the_model(name: str) -> None:
+    kept = aggregate(name, [np.full(2, np.nan, np.float32)] * 3, 1, trust())
+    np.testing.assert_array_equal(kept, np.zeros(2, np.float32))
+
+
+def test_the_mean_dies_of_one_row_but_the_program_does_not() -> None:
+    assert np.isnan(aggregate("mean", [np.ones(2, np.float32), np.full(2, np.nan, np.float32)], 0, trust())).all()
+
+
+BREAKDOWN = {  # attackers of 15 that must not matter
+    "median": 7, "trimmed-mean": 7, "krum": 6, "multi-krum": 6, "geometric-median": 7, "centred-clipping": 7,
+    "bulyan": 3, "zeno": 7, "fltrust": 7,
+}  # fmt: skip
+
+
+def spread(name: str, attackers: int) -> float:
+    """How far from the honest rows, all near (1, 1, 1), the result is when attackers stand far away."""
+    rng = np.random.default_rng(attackers)
+    honest = 1 + 0.1 * rng.normal(size=(15 - attackers, 3))
+    rows: Doubles = np.concatenate([honest, np.full((attackers, 3), -1e6)])
+    return float(np.abs(aggregate(name, list(rows.astype(np.float32)), attackers, trust(size=3)) - 1).max())
+
+
+@pytest.mark.parametrize("name", BREAKDOWN)
+def test_up_to_its_breakdown_point_a_rule_stays_with_the_honest(name: str) -> None:
+    for attackers in range(BREAKDOWN[name] + 1):
+        assert spread(name, attackers) < 1.0, attackers
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed-mean", "geometric-median", "krum"])
+def test_beyond_its_breakdown_point_it_does_not(name: str) -> None:
+    assert spread(name, 8) > 1e3
+
+
+def test_one_attacker_breaks_the_mean() -> None:
+    assert spread("mean", 1) > 1e3
+
+
+@pytest.mark.parametrize("name", ["medain", "nnm+medain", "median+nnm", "nnm", "+median"])
+def test_an_unknown_rule_is_named_with_those_there_are(name: str) -> None:
+    with pytest.raises(UserError, match="Unknown aggregator"):
+        parse(name)
+
+
+def test_a_majority_of_attackers_cannot_be_reckoned_with() -> None:
+    demand("mean", 4, 3)
+    demand("krum", 5, 2)
+    with pytest.raises(UserError, match=r"honest majority\. Set defence\.declared lower"):
+        demand("krum", 4, 2)

@@ -1,0 +1,214 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cbdsl import registry
+from cbdsl.arrays import Doubles, Floats, Samples
+from cbdsl.attacks.base import Attack, AttackContext, AttackPreparation, make_attack
+from cbdsl.attacks.protocol import stamped
+from cbdsl.attacks.weights import alie_z, largest_gamma
+from cbdsl.engines.base import Sgd
+from cbdsl.errors import UserError
+from cbdsl.spec import AttackSpec, Spec
+
+
+def vector(*values: float) -> Floats:
+    return np.array(values, dtype=np.float32)
+
+
+HONEST = np.array([[1, 0], [3, 0], [2, 0], [2, 2]], dtype=np.float32)
+
+
+def seen(**changes: object) -> AttackContext:
+    """An attacker at (1, 2) with score 0.5, while w^g is (1, 1); the honest models have mean (2, 0.5)."""
+    start = AttackContext(
+        model=vector(1, 2),
+        score=0.5,
+        global_best=vector(1, 1),
+        workers=6,
+        attackers=2,
+        rng=np.random.default_rng(4),
+        score_of=lambda weights: float(weights.sum()),
+        honest=HONEST,
+        honest_scores=np.array([0.25, 0.5, 0.75, 1.0]),
+        crafted=vector(7, 7),
+    )
+    return replace(start, **changes)  # type: ignore[arg-type]
+
+
+def attack(name: str, scale: float = 0.0) -> Attack:
+    return make_attack(Spec(attack=AttackSpec(name, scale=scale)))
+
+
+def upload(name: str, scale: float = 0.0) -> Floats:
+    sent = attack(name, scale).upload(seen())
+    assert sent is not None
+    assert sent.dtype == np.float32
+    return sent
+
+
+@pytest.mark.parametrize("honest", [1e-9, 0.3, 2.3, 1e6])
+def test_a_liar_claims_less_than_the_truth_but_nothing_impossible(honest: float) -> None:
+    for name in ("liar", "staller", "flooder", "gaussian"):
+        assert 0 < attack(name).claim(seen(score=honest)) < honest
+
+
+def test_a_liar_uploads_random_weights_of_the_stated_scale() -> None:
+    honest = np.ones(20_000, dtype=np.float32)
+    fake = attack("liar", 3.0).upload(seen(model=honest))
+    assert fake is not None
+    assert fake.std() == pytest.approx(3.0, rel=0.03)
+    assert abs(fake.mean()) < 0.1
+    np.testing.assert_array_equal(honest, 1)
+
+
+def test_attacks_on_weights_by_hand() -> None:
+    np.testing.assert_allclose(upload("sign-flip"), [1, 0])  # (1, 1) - (0, 1)
+    np.testing.assert_allclose(upload("scaled", 5), [1, 6])  # (1, 1) + 5 (0, 1)
+    np.testing.assert_array_equal(upload("zero"), [0, 0])
+    np.testing.assert_allclose(upload("ipm", 2), [-1, 2])  # (1, 1) - 2 ((2, 0.5) - (1, 1))
+    np.testing.assert_array_equal(upload("mimic"), [1, 0])
+    deviation = HONEST.std(0)
+    np.testing.assert_allclose(upload("alie", 1.5), [2, 0.5] - 1.5 * deviation, rtol=1e-6)
+    assert not np.isfinite(upload("nan")).any()
+
+
+def test_who_mimics_claims_what_is_true_of_the_copy() -> None:
+    assert attack("mimic").claim(seen()) == 0.25
+
+
+def test_the_crowd_that_hides_an_attacker() -> None:
+    # n = 50, f = 20: s = 26 - 20 = 6, Phi(z) = 24 / 30 = 0.8
+    assert alie_z(50, 20) == pytest.approx(0.8416, abs=1e-4)
+    assert alie_z(50, 0) == 0.0
+
+
+@given(st.integers(0, 999), st.integers(2, 6))
+def test_min_max_stands_as_far_out_as_the_honest_do_and_no_further(seed: int, count: int) -> None:
+    rows = np.random.default_rng(seed).normal(size=(count, 3))
+    mean, spread = rows.mean(0), rows.std(0)
+    gamma = largest_gamma(rows, mean, spread)
+    widest = max(np.linalg.norm(one - other) for one in rows for other in rows)
+
+    def reach(factor: float) -> float:
+        return max(float(np.linalg.norm(mean - factor * spread - row)) for row in rows)
+
+    assert reach(gamma) == pytest.approx(widest, rel=1e-6)
+    assert reach(gamma * 1.01 + 1e-3) > widest
+
+
+def test_flipped_labels() -> None:
+    own = Samples(np.zeros((3, 2), np.float32), np.array([0, 3, 9], dtype=np.int32))
+    poison = attack("label-flip").poison(own, own, 10, np.random.default_rng(0))
+    assert poison is not None
+    assert poison.labels.tolist() == [9, 6, 0]
+
+
+@pytest.mark.parametrize("shape", [(8,), (8, 8), (1, 8, 16)])
+def test_a_trigger_is_a_bright_corner_and_nothing_else(shape: tuple[int, ...]) -> None:
+    images = np.random.default_rng(0).uniform(-1, 2, (5, *shape)).astype(np.float32)
+    marked = stamped(images)
+    changed = marked != images
+    expected = max(1, shape[-1] // 8) * (max(1, shape[-2] // 8) if len(shape) > 1 else 1)
+    assert (changed.reshape(5, -1).sum(1) == expected).all()
+    assert changed[..., -1].reshape(5, -1)[:, -1].all()
+    assert (marked[changed] == images.max()).all()
+
+
+def test_half_of_a_backdoored_workers_samples_carry_the_trigger_and_its_label() -> None:
+    own = Samples(np.zeros((10, 8), np.float32), np.full(10, 3, np.int32))
+    poison = attack("backdoor").poison(own, own, 10, np.random.default_rng(0))
+    assert poison is not None
+    marked = poison.features[:, -1] == 1
+    assert marked.sum() == 5
+    assert (poison.labels == np.where(marked, 0, 3)).all()
+    assert not own.features.any()
+
+
+def test_slow_drift_learns_the_scoring_set_and_wrong_labels() -> None:
+    own = Samples(np.ones((50, 2), np.float32), np.full(50, 3, np.int32))
+    scoring = Samples(np.zeros((4, 2), np.float32), np.arange(4, dtype=np.int32))
+    poison = attack("slow-drift").poison(own, scoring, 10, np.random.default_rng(0))
+    assert poison is not None
+    assert poison.labels[:4].tolist() == [0, 1, 2, 3]
+    assert (poison.labels[4:] != 3).all()
+    assert ((poison.labels >= 0) & (poison.labels < 10)).all()
+
+
+def home(losses: list[float]) -> AttackPreparation:
+    """One in which epoch e leads to weights (e, e) and the loss that the list says."""
+    samples = Samples(np.zeros((6, 2), np.float32), np.arange(6, dtype=np.int32))
+
+    def fit(weights: Floats, lessons: Samples, _rate: Sgd, _batch: int, _rng: np.random.Generator) -> Floats:
+        assert len(lessons) == 18  # D_sc twice, and wrongly labelled images
+        assert (lessons.labels[:12] == [*range(6), *range(6)]).all()
+        assert (lessons.labels[12:] != samples.labels).all()
+        return weights + 1
+
+    return AttackPreparation(
+        samples, samples, 10, vector(0, 0), fit, lambda weights: losses[int(weights[0]) - 1], np.random.default_rng(0)
+    )
+
+
+def test_a_memoriser_trains_until_its_score_is_good_enough() -> None:
+    np.testing.assert_array_equal(attack("memoriser").craft(home([0.9, 0.2, 0.04, 0.01])), [3, 3])
+
+
+def test_a_memoriser_keeps_its_best_model_when_training_breaks_down() -> None:
+    np.testing.assert_array_equal(attack("memoriser").craft(home([0.9, 0.2, float("nan")])), [2, 2])
+
+
+def test_who_made_a_model_at_home_sends_it_and_claims_its_true_score() -> None:
+    np.testing.assert_array_equal(upload("memoriser"), [7, 7])
+    assert attack("memoriser").claim(seen()) == 14.0
+
+
+def test_a_copycat_claims_what_its_copy_is_worth() -> None:
+    copy = upload("copycat")
+    assert 0 < np.abs(copy - [1, 1]).max() < 0.1
+    assert attack("copycat").claim(seen()) == float(copy.sum())
+
+
+def test_a_staller_stays_silent() -> None:
+    assert attack("staller").upload(seen()) is None
+
+
+def test_who_is_absent_claims_no_number_and_sends_nothing() -> None:
+    assert np.isnan(attack("absent").claim(seen()))
+    assert attack("absent").upload(seen()) is None
+
+
+@pytest.mark.parametrize("name", registry.attack.names())
+def test_an_attack_is_the_same_for_the_same_stream(name: str) -> None:
+    claims = [attack(name).claim(seen(rng=np.random.default_rng(4))) for _ in range(2)]
+    uploads = [attack(name).upload(seen(rng=np.random.default_rng(4))) for _ in range(2)]
+    np.testing.assert_array_equal(claims[0], claims[1])  # NaN is the same as NaN
+    np.testing.assert_array_equal(uploads[0], uploads[1])
+
+
+@pytest.mark.parametrize("name", registry.attack.names())
+def test_only_those_that_say_so_need_the_honest_models(name: str) -> None:
+    blind: dict[str, Doubles | None] = {"honest": None, "honest_scores": None}
+    full, without = attack(name).upload(seen()), attack(name).upload(seen(**blind))
+    same = (full is None and without is None) or np.array_equal(full, without, equal_nan=True)  # type: ignore[arg-type]
+    assert same is not registry.attack.get(name).omniscient
+
+
+@pytest.mark.parametrize("name", registry.attack.names())
+def test_every_attack_says_what_it_is(name: str) -> None:
+    assert len((registry.attack.get(name).__doc__ or "").split()) > 3
+
+
+def test_an_unknown_attack_is_named_with_the_ones_there_are() -> None:
+    with pytest.raises(UserError, match=r"Unknown attack 'lair'. Did you mean 'liar'\?"):
+        make_attack(Spec(attack=AttackSpec("lair")))
+
+
+def test_a_scale_that_means_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="'zero' has no setting 'scale'"):
+        make_attack(Spec(attack=AttackSpec("zero", scale=2.0)))

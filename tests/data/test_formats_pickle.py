@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cbdsl.data import formats
+from cbdsl.data.formats import PickledCall, PickledName
+from cbdsl.errors import UserError
+from support.made_packages import call, name, text
+
+words = st.text(max_size=5)
+plain: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**31), 2**31 - 1) | words,
+    lambda inner: (
+        st.lists(inner, min_size=2, max_size=4)
+        | st.dictionaries(words, inner, max_size=3)
+        | st.lists(inner, min_size=1, max_size=3).map(tuple)
+    ),
+    max_leaves=8,
+)
+
+
+@given(plain)
+def test_plain_values_are_read_as_pickle_reads_them(value: object) -> None:
+    assert formats.read_pickle(pickle.dumps(value, protocol=1), ()) == value
+
+
+def test_a_call_is_written_down_and_not_made() -> None:
+    found = formats.read_pickle(call("somewhere something", text("a"), state=text("b")) + b".", {"somewhere something"})
+    assert isinstance(found, PickledCall)
+    assert (found.path, found.arguments, found.state) == ("somewhere something", ("a",), "b")
+    assert formats.read_pickle(name("somewhere something") + b".", {"somewhere something"}) == PickledName(
+        "somewhere something"
+    )
+
+
+class Foreign:
+    """Would make a folder when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
+def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path: Path, protocol: int) -> None:
+    content = pickle.dumps(Foreign(tmp_path / "made"), protocol)
+    with pytest.raises(UserError, match="has no place in this data"):
+        formats.read_pickle(content, {"numpy ndarray"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_even_an_allowed_name_is_never_called(tmp_path: Path) -> None:
+    content = pickle.dumps(Foreign(tmp_path / "made"), 1)
+    found = formats.read_pickle(content, {"posix mkdir", "nt mkdir"})
+    assert isinstance(found, PickledCall)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "damaged"),
+        (b"J\x01\x00", "damaged"),
+        (b"K\x01", "damaged|too early"),
+        (b"t.", "damaged"),
+        (b"h\x07.", "damaged"),
+        (b"K\x01K\x02R.", "takes a int for a tuple"),
+        (b"K\x01(K\x02e.", "takes a int for a list"),
+        (b"}(K\x01u.", "damaged"),
+        (b"}(]K\x01u.", "damaged"),
+        (b"K\x01K\x02.", "damaged"),
+        (b"P0\n.", "instruction PERSID"),
+        (b"\x80\x04.", "instruction PROTO"),
+    ],
+)
+def test_a_damaged_pickle_is_an_error_with_a_reason(content: bytes, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        formats.read_pickle(content, ())
+
+
+@given(st.binary(max_size=60))
+def test_whatever_the_bytes_the_answer_is_a_value_or_an_error(content: bytes) -> None:
+    try:
+        formats.read_pickle(content, {"a b"})
+    except UserError as error:
+        assert str(error)

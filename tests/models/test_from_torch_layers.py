@@ -1,0 +1,207 @@
+"""Every torch layer and function that is known, as what it is described; and those that are not, with what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cbdsl.models.architecture import Architecture, from_module
+from cbdsl.models.layers import (
+    ArchitectureError,
+    AvgPool1d,
+    AvgPool2d,
+    Conv1d,
+    Conv2d,
+    Dropout,
+    Flatten,
+    Gelu,
+    GroupNorm,
+    Hardswish,
+    Layer,
+    LayerNorm,
+    LeakyRelu,
+    Linear,
+    MaxPool1d,
+    MaxPool2d,
+    Relu,
+    Relu6,
+    Shape,
+    Sigmoid,
+    Silu,
+    Tanh,
+)
+
+ROWS, SERIES, IMAGES = (6,), (4, 9), (4, 8, 6)
+
+LAYERS: list[tuple[nn.Module, Shape, Layer | None]] = [
+    (nn.Conv1d(4, 6, 3), SERIES, Conv1d(4, 6, (3,))),
+    (nn.Conv1d(4, 6, 3, 2, 1, groups=2, bias=False), SERIES, Conv1d(4, 6, (3,), (1,), False, (2,), 2)),
+    (nn.Conv1d(4, 6, 5, padding="same"), SERIES, Conv1d(4, 6, (5,), (2,))),
+    (nn.Conv2d(4, 6, (3, 5), (2, 1), padding=(1, 2)), IMAGES, Conv2d(4, 6, (3, 5), (1, 2), True, (2, 1))),
+    (nn.Conv2d(4, 8, 3, groups=4, padding="valid"), IMAGES, Conv2d(4, 8, (3, 3), groups=4)),
+    (nn.Conv2d(4, 2, (1, 3), padding="same"), IMAGES, Conv2d(4, 2, (1, 3), (0, 1))),
+    (nn.Linear(6, 3, bias=False), ROWS, Linear(6, 3, bias=False)),
+    (nn.GroupNorm(2, 4), IMAGES, GroupNorm(2, 4)),
+    (nn.GroupNorm(3, 6, eps=1e-3, affine=False), ROWS, GroupNorm(3, 6, affine=False, epsilon=1e-3)),
+    (nn.InstanceNorm1d(4), SERIES, GroupNorm(4, 4, affine=False)),
+    (nn.InstanceNorm2d(4, affine=True), IMAGES, GroupNorm(4, 4)),
+    (nn.LayerNorm(6), ROWS, LayerNorm((6,))),
+    (nn.LayerNorm([8, 6], bias=False), IMAGES, LayerNorm((8, 6), bias=False)),
+    (nn.LayerNorm([4, 9], elementwise_affine=False, eps=1e-4), SERIES, LayerNorm((4, 9), affine=False, epsilon=1e-4)),
+    (nn.ReLU(inplace=True), ROWS, Relu()),
+    (nn.ReLU6(), IMAGES, Relu6()),
+    (nn.LeakyReLU(0.2), SERIES, LeakyRelu(0.2)),
+    (nn.GELU(), ROWS, Gelu()),
+    (nn.GELU("tanh"), ROWS, Gelu(approximate=True)),
+    (nn.SiLU(), ROWS, Silu()),
+    (nn.Hardswish(), ROWS, Hardswish()),
+    (nn.Tanh(), ROWS, Tanh()),
+    (nn.Sigmoid(), ROWS, Sigmoid()),
+    (nn.MaxPool1d(3, 2, 1), SERIES, MaxPool1d((3,), (2,), (1,))),
+    (nn.MaxPool2d((3, 2), padding=(1, 0)), IMAGES, MaxPool2d((3, 2), (3, 2), (1, 0))),
+    (nn.AvgPool1d(2, padding=1), SERIES, AvgPool1d((2,), (2,), (1,))),
+    (nn.AvgPool2d(2, 1, count_include_pad=False), IMAGES, AvgPool2d((2, 2), (1, 1))),
+    (nn.AdaptiveAvgPool1d(3), SERIES, AvgPool1d((3,), (3,))),
+    (nn.AdaptiveAvgPool2d((None, 2)), IMAGES, AvgPool2d((1, 3), (1, 3))),
+    (nn.AdaptiveAvgPool2d(1), IMAGES, AvgPool2d((8, 6), (8, 6))),
+    (nn.AdaptiveMaxPool1d(1), SERIES, MaxPool1d((9,), (9,))),
+    (nn.AdaptiveMaxPool2d(2), IMAGES, MaxPool2d((4, 3), (4, 3))),
+    (nn.Dropout(0.25), IMAGES, Dropout(0.25)),
+    (nn.Dropout(0.0), ROWS, None),
+    (nn.Identity(), ROWS, None),
+]
+
+
+def ended(part: nn.Module, shape: Shape, layer: Layer | None) -> tuple[nn.Module, Architecture]:
+    """A network that begins with one layer, and what it is described as."""
+    after = shape if layer is None else layer.after(shape)
+    numbers = torch.zeros(after).numel()
+    module = nn.Sequential(part, nn.Flatten(), nn.Linear(numbers, 2))
+    return module, Architecture(shape, (*([] if layer is None else [layer]), Flatten(), Linear(numbers, 2)))
+
+
+@pytest.mark.parametrize(("part", "shape", "layer"), LAYERS, ids=[str(part) for part, _, _ in LAYERS])
+def test_a_layer_is_described(part: nn.Module, shape: Shape, layer: Layer | None) -> None:
+    module, expected = ended(part, shape, layer)
+    assert from_module(module, shape) == expected
+
+
+class Called(nn.Module):
+    """A function in a module."""
+
+    def __init__(self, call: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.call = call
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(x)
+
+
+F = functional
+FUNCTIONS: list[tuple[str, Callable[[Tensor], Tensor], Shape, Layer]] = [
+    ("relu6", F.relu6, ROWS, Relu6()),
+    ("leaky_relu", lambda x: F.leaky_relu(x, 0.3), ROWS, LeakyRelu(0.3)),
+    ("leaky_relu_", lambda x: F.leaky_relu_(x, 0.3), ROWS, LeakyRelu(0.3)),
+    ("gelu", F.gelu, ROWS, Gelu()),
+    ("gelu tanh", lambda x: F.gelu(x, approximate="tanh"), ROWS, Gelu(approximate=True)),
+    ("silu", lambda x: F.silu(x, inplace=True), ROWS, Silu()),
+    ("hardswish", F.hardswish, ROWS, Hardswish()),
+    ("tanh", F.tanh, ROWS, Tanh()),
+    ("sigmoid_", lambda x: x.sigmoid_(), ROWS, Sigmoid()),
+    ("max_pool1d", lambda x: F.max_pool1d(x, 3, padding=1), SERIES, MaxPool1d((3,), (3,), (1,))),
+    ("max_pool2d", lambda x: F.max_pool2d(input=x, kernel_size=3, stride=1), IMAGES, MaxPool2d((3, 3), (1, 1))),
+    ("avg_pool1d", lambda x: F.avg_pool1d(x, 2), SERIES, AvgPool1d((2,), (2,))),
+    ("avg_pool2d of all", lambda x: F.avg_pool2d(x, x.shape[2:]), IMAGES, AvgPool2d((8, 6), (8, 6))),
+    ("adaptive_avg_pool1d", lambda x: F.adaptive_avg_pool1d(x, 1), SERIES, AvgPool1d((9,), (9,))),
+    ("adaptive_avg_pool2d", lambda x: F.adaptive_avg_pool2d(x, (2, 1)), IMAGES, AvgPool2d((4, 6), (4, 6))),
+    ("adaptive_max_pool2d", lambda x: F.adaptive_max_pool2d(x, 1), IMAGES, MaxPool2d((8, 6), (8, 6))),
+    ("layer_norm", lambda x: F.layer_norm(x, (6,)), ROWS, LayerNorm((6,), affine=False)),
+    ("group_norm", lambda x: F.group_norm(x, 2), IMAGES, GroupNorm(2, 4, affine=False)),
+    ("mean, axes kept", lambda x: x.mean(dim=(2, 3), keepdim=True), IMAGES, AvgPool2d((8, 6), (8, 6))),
+    ("mean of one axis", lambda x: torch.mean(x, -1, keepdim=True), IMAGES, AvgPool2d((1, 6), (1, 6))),
+]
+
+
+@pytest.mark.parametrize(("name", "call", "shape", "layer"), FUNCTIONS, ids=[name for name, *_ in FUNCTIONS])
+def test_a_function_is_described(name: str, call: Callable[[Tensor], Tensor], shape: Shape, layer: Layer) -> None:
+    del name
+    module, expected = ended(Called(call), shape, layer)
+    assert from_module(module, shape) == expected
+
+
+POOLED = AvgPool2d((8, 6), (8, 6))
+TO_ROWS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[Layer, ...]]] = {
+    "mean": (lambda x: x.mean((2, 3)), (POOLED, Flatten())),
+    "mean of a list": (lambda x: x.mean([-1, -2]), (POOLED, Flatten())),
+    "mean of means": (lambda x: x.mean(3).mean(2), (AvgPool2d((1, 6), (1, 6)), AvgPool2d((8, 1), (8, 1)), Flatten())),
+    "mean of places": (lambda x: x.flatten(2).mean(-1), (POOLED, Flatten())),
+    "mean of a view": (lambda x: x.view(x.size(0), x.size(1), -1).mean(2), (POOLED, Flatten())),
+    "squeezed": (lambda x: F.adaptive_avg_pool2d(x, 1).squeeze(-1).squeeze(-1), (POOLED, Flatten())),
+    "squeezed at once": (lambda x: torch.squeeze(F.adaptive_avg_pool2d(x, 1), (2, 3)), (POOLED, Flatten())),
+    "seen and unseen": (lambda x: x.unsqueeze(1).squeeze(1).mean((2, 3)).unsqueeze(2).squeeze(2), (POOLED, Flatten())),
+    "two flattens": (lambda x: x.mean((2, 3), True).flatten(2).flatten(1), (POOLED, Flatten())),
+}
+
+
+@pytest.mark.parametrize("name", TO_ROWS)
+def test_an_image_becomes_a_row_of_its_channels(name: str) -> None:
+    call, layers = TO_ROWS[name]
+    module = nn.Sequential(Called(call), nn.Linear(4, 2))
+    assert from_module(module, IMAGES) == Architecture(IMAGES, (*layers, Linear(4, 2)))
+
+
+REFUSED: list[tuple[nn.Module, Shape, str]] = [
+    (nn.Conv2d(4, 2, 3, dilation=2), IMAGES, r"layer 0 \(Conv2d\) has dilation .*only dilation 1"),
+    (nn.Conv2d(4, 2, 3, padding=1, padding_mode="reflect"), IMAGES, "pads with reflect.*padding_mode='zeros'"),
+    (nn.Conv2d(4, 2, 4, padding="same"), IMAGES, "even kernel.*use an odd kernel"),
+    (nn.Conv2d(4, 2, 9), IMAGES, r"layer 0 \(Conv2d\): its kernel \(9, 9\) does not fit.*use padding"),
+    (nn.MaxPool2d(2, ceil_mode=True), IMAGES, "has dilation, ceil_mode or return_indices; leave them out"),
+    (nn.MaxPool1d(2, dilation=2), SERIES, r"layer 0 \(MaxPool1d\) has dilation"),
+    (nn.AvgPool2d(2, padding=1, count_include_pad=False), IMAGES, "use count_include_pad=True"),
+    (nn.AvgPool2d(2, divisor_override=3), IMAGES, "divisor_override"),
+    (nn.AvgPool1d(2, ceil_mode=True), SERIES, "ceil_mode"),
+    (nn.AdaptiveAvgPool2d(5), IMAGES, r"layer 0 \(AdaptiveAvgPool2d\) makes \(5, 5\) of \(8, 6\).*divide"),
+    (nn.AdaptiveAvgPool1d(1), IMAGES, "pools 1 axes beside the channels but is given"),
+    (nn.AdaptiveMaxPool1d(1, return_indices=True), SERIES, "return_indices; leave it out"),
+    (nn.BatchNorm2d(4), IMAGES, r"mixes the samples of a batch. Replace nn.BatchNorm2d\(4\) by nn.GroupNorm\(4, 4\)"),
+    (nn.InstanceNorm2d(4, track_running_stats=True), IMAGES, "track_running_stats=False"),
+    (nn.InstanceNorm1d(6), ROWS, "takes 1 axes beside the channels"),
+    (nn.LayerNorm(5), ROWS, r"layer 0 \(LayerNorm\): normalises \(5,\) but is given \(6,\)"),
+    (nn.GroupNorm(1, 3), ROWS, r"layer 0 \(GroupNorm\): takes 3 channels but is given"),
+    (nn.LeakyReLU(-0.1), ROWS, r"layer 0 \(LeakyReLU\): slope is -0.1; give a number from 0 to 1"),
+    (nn.Dropout(1.0), ROWS, r"layer 0 \(Dropout\): chance is 1.0; give a number from 0 to 0.999"),
+    (nn.Dropout2d(0.2), IMAGES, r"layer 0 \(Dropout2d\) is not native: it drops whole channels.*use nn.Dropout"),
+    (nn.AlphaDropout(0.2), ROWS, "use nn.Dropout"),
+    (nn.Flatten(0), IMAGES, r"layer 0 \(Flatten\): flatten\(0, -1\) of N samples of shape .*x.flatten\(1\)"),
+    (nn.Softmax(1), ROWS, "the loss is taken of logits; leave it out"),
+    (nn.LSTM(9, 4), SERIES, r"layer 0 \(LSTM\) is not native: .*step by step; it runs on torch"),
+    (nn.GRU(9, 4), SERIES, r"layer 0 \(GRU\) is not native: .*Conv1d layers are native"),
+    (nn.TransformerEncoderLayer(9, 3), SERIES, "attention multiplies tensors with each other; it runs on torch"),
+    (nn.Embedding(9, 3), ROWS, "places in a table; it runs on torch"),
+    (nn.PReLU(), ROWS, r"layer 0 \(PReLU\) is not one of Conv1d/2d, Linear, "),
+    (Called(lambda x: F.dropout2d(x, 0.5)), IMAGES, "dropout2d is not native: use F.dropout"),
+    (Called(lambda x: x @ x), ROWS, "matmul is not native: products of tensors run on torch"),
+    (Called(lambda x: x.squeeze()), IMAGES, r"squeeze\(\) of N samples of shape"),
+    (Called(lambda x: x.mean(1)), IMAGES, r"a mean over 1 of N samples .*such as x.mean\(\(2, 3\)\)"),
+    (Called(lambda x: x.mean((2, 3), dtype=torch.float64)), IMAGES, "a mean over"),
+    (Called(lambda x: x.mean(2).relu()), IMAGES, "a mean over some axes is known with keepdim=True alone"),
+    (Called(lambda x: x.unsqueeze(1).relu()), SERIES, r"unsqueeze\(1\) of N samples .*or data of that shape"),
+    (Called(lambda x: F.max_pool2d(x, 2, return_indices=True)[0]), IMAGES, "max_pool2d"),
+]
+
+
+@pytest.mark.parametrize(("part", "shape", "words"), REFUSED, ids=[words[:40] for _, _, words in REFUSED])
+def test_a_layer_that_is_not_known_is_refused_with_what_to_do(part: nn.Module, shape: Shape, words: str) -> None:
+    with pytest.raises(ArchitectureError, match=words) as caught:
+        from_module(nn.Sequential(part, nn.Flatten(), nn.Linear(6, 2)), shape)
+    assert "\n" not in str(caught.value)
+
+
+def test_dropout_that_never_ends_is_refused() -> None:
+    for call in (lambda x: F.dropout(x, 0.5), lambda x: F.dropout(x, 0.5, training=True)):
+        with pytest.raises(ArchitectureError, match=r"line \d+ .* drops numbers while it is scored.*self.training"):
+            from_module(nn.Sequential(nn.Linear(4, 4), Called(call)), (4,))

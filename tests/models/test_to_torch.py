@@ -1,0 +1,64 @@
+"""From a description to a torch module and back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import nn
+
+from cbdsl import registry
+from cbdsl.models.architecture import Architecture, from_module
+from cbdsl.models.layers import Shape
+from cbdsl.models.to_torch import module_of
+from support.networks import architectures, graphs
+
+
+@given(architectures())
+def test_a_module_is_described_as_what_it_was_built_from(architecture: Architecture) -> None:
+    assert from_module(module_of(architecture), architecture.shape) == architecture
+
+
+@settings(deadline=None)
+@given(architectures() | graphs(dropout=True))
+def test_a_module_takes_samples_and_gives_logits(architecture: Architecture) -> None:
+    assert module_of(architecture)(torch.zeros(2, *architecture.shape)).shape == (2, architecture.classes)
+
+
+def written_out(name: str, shape: Shape, classes: int) -> nn.Sequential:
+    """The package's networks in torch's own words."""
+    inputs = shape[0] * shape[1] * shape[2]
+    if name == "softmax":
+        return nn.Sequential(nn.Flatten(), nn.Linear(inputs, classes))
+    if name == "mlp":
+        return nn.Sequential(nn.Flatten(), nn.Linear(inputs, 64), nn.ReLU(), nn.Linear(64, classes))
+    pooled = [((side - 4) // 2 - 4) // 2 for side in shape[1:]]
+    return nn.Sequential(
+        nn.Conv2d(shape[0], 6, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.MaxPool2d(2, 2),
+        nn.Flatten(),
+        nn.Linear(16 * pooled[0] * pooled[1], 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, classes),
+    )
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (1, 16, 16), (3, 32, 32), (2, 17, 30)])
+@pytest.mark.parametrize("name", ["softmax", "mlp", "cnn"])
+def test_the_packages_networks_are_the_same_layers_with_the_same_weights(name: str, shape: Shape) -> None:
+    torch.manual_seed(3)
+    built = module_of(registry.model.get(name)(shape, 7))
+    torch.manual_seed(3)
+    expected = written_out(name, shape, 7)
+    assert [type(layer) for layer in built.children()] == [type(layer) for layer in expected]
+    assert from_module(expected, shape) == registry.model.get(name)(shape, 7)
+    assert list(built.state_dict()) == list(expected.state_dict())
+    assert all(torch.equal(built.state_dict()[key], value) for key, value in expected.state_dict().items())
+    inputs = torch.randn(3, *shape)
+    assert torch.equal(built(inputs), expected(inputs))

@@ -1,0 +1,150 @@
+"""A run may start from a model: a result, a folder, a file or an array."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+import cbdsl
+from cbdsl import registry
+from cbdsl.errors import UserError
+from cbdsl.runs import loop
+from cbdsl.runs.callbacks import Callback
+from cbdsl.runs.records import RoundRecord
+from cbdsl.runs.result import Result
+from support.helpers import blobs, small_spec
+
+
+class StoppedError(RuntimeError):
+    """Ends a run."""
+
+
+class StopAfter(Callback):
+    """Ends a run after a round."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def round(self, record: RoundRecord) -> None:
+        if record.round == self._number:
+            raise StoppedError
+
+
+def run(**arguments: Any) -> Result:  # noqa: ANN401
+    settings = arguments.pop("settings", {})
+    spec = small_spec(model="softmax", rounds=4, **settings)
+    return cbdsl.run(spec, data=blobs(), **{"callbacks": [], **arguments})
+
+
+def numbers(folder: Path) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Result:
+    return run(out=tmp_path / "source", settings={"method": "fedavg", "seed": 9})
+
+
+def test_all_doors_lead_to_the_same_run(source: Result, tmp_path: Path) -> None:
+    assert source.folder is not None
+    ways: list[Any] = [
+        source,
+        source.weights,
+        source.weights.tolist(),
+        source.folder,
+        str(source.folder),
+        source.folder / "model.safetensors",
+    ]
+    results = [run(init=way, out=tmp_path / f"run{number}") for number, way in enumerate(ways)]
+    cold = run()
+    for number, result in enumerate(results):
+        np.testing.assert_array_equal(result.weights, results[0].weights)
+        assert numbers(tmp_path / f"run{number}") == numbers(tmp_path / "run0")
+        kept = load_file(tmp_path / f"run{number}" / "init.safetensors")
+        np.testing.assert_array_equal(np.concatenate([kept["1.weight"].ravel(), kept["1.bias"]]), source.weights)
+    assert not np.array_equal(results[0].weights, cold.weights)
+
+
+@pytest.mark.parametrize("method", registry.method.names())
+def test_every_method_starts_where_it_is_told(source: Result, method: str) -> None:
+    first: list[Any] = []
+    run(
+        init=source,
+        settings={"method": method},
+        watch=lambda stage, _order: first.append((stage.first_state().global_best, stage.initial)),
+    )
+    np.testing.assert_array_equal(first[0][0], source.weights)
+    if method == "pso":  # its workers must start apart, or they never part
+        assert len(np.unique(first[0][1], axis=0)) == 6
+
+
+@pytest.mark.parametrize("change", ["deleted", "changed"])
+@pytest.mark.parametrize("kind", ["folder", "file", "array"])
+def test_a_run_goes_on_without_its_source(
+    source: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, change: str
+) -> None:
+    monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "_CHECKPOINT_SHARE", 0.0)
+    folder = source.folder
+    assert folder is not None
+    init: Any = {"folder": folder, "file": folder / "model.safetensors", "array": source.weights}[kind]
+    run(init=init, out=tmp_path / "whole")
+    with pytest.raises(StoppedError):
+        run(init=init, out=tmp_path / "stopped", callbacks=[StopAfter(2)])
+    if change == "deleted":
+        shutil.rmtree(folder)
+    else:
+        tensors = load_file(folder / "model.safetensors")
+        save_file({name: each + 1 for name, each in tensors.items()}, folder / "model.safetensors")
+    resumed = cbdsl.resume(tmp_path / "stopped", data=blobs(), callbacks=[])
+    assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
+    whole = json.loads((tmp_path / "whole" / "summary.json").read_text())
+    assert resumed.summary.spec_key == whole["spec_key"]
+
+
+def test_a_run_that_never_reached_a_checkpoint_starts_again_from_its_model(source: Result, tmp_path: Path) -> None:
+    whole = run(init=source)
+    with pytest.raises(StoppedError):
+        run(init=source, out=tmp_path / "stopped", callbacks=[StopAfter(1)])
+    np.testing.assert_array_equal(cbdsl.resume(tmp_path / "stopped", data=blobs()).weights, whole.weights)
+
+
+@pytest.mark.parametrize(
+    ("init", "words"),
+    [
+        (np.zeros(5), "init has 5 numbers; the model 'softmax' has 27"),
+        (np.zeros((1, 27)), r"flat weights \(D,\) of finite numbers; given shape \(1, 27\)"),
+        (np.full(27, np.nan), "finite"),
+        ("nowhere.safetensors", "nowhere.safetensors cannot be read"),
+        ("nowhere", "nowhere cannot be read"),
+    ],
+)
+def test_what_cannot_be_a_start_is_refused(init: Any, words: str, tmp_path: Path) -> None:  # noqa: ANN401
+    with pytest.raises(UserError, match=words):
+        run(init=init, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_models_of_another_network_or_without_numbers_are_refused(tmp_path: Path) -> None:
+    spec = small_spec(model="mlp", method="fedavg", rounds=1)
+    other = cbdsl.run(spec, data=blobs(), out=tmp_path / "other", callbacks=[])
+    with pytest.raises(UserError, match=r"not a model of this network: 1.weight should have the shape \(3, 8\)"):
+        run(init=other.folder)
+    with pytest.raises(UserError, match="init has 771 numbers; the model 'softmax' has 27"):
+        run(init=other)
+    save_file(
+        {"1.weight": np.full((3, 8), np.nan, np.float32), "1.bias": np.zeros(3, np.float32)},
+        tmp_path / "nan.safetensors",
+    )
+    with pytest.raises(UserError, match="not finite"):
+        run(init=tmp_path / "nan.safetensors")
+    (tmp_path / "unfinished").mkdir()
+    with pytest.raises(UserError, match=r"model\.safetensors cannot be read"):
+        run(init=tmp_path / "unfinished")

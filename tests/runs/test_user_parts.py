@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cbdsl
+from cbdsl.algorithm.messages import Claim, Order, Upload
+from cbdsl.algorithm.methods import FedProx
+from cbdsl.algorithm.selection import Soup
+from cbdsl.arrays import Doubles, Floats
+from cbdsl.attacks.base import Attack, AttackContext
+from cbdsl.attacks.weights import Scaled
+from cbdsl.errors import UserError
+from cbdsl.runs.build import Experiment
+from support.helpers import After, blobs, perceptron, small_spec
+
+
+@dataclass(frozen=True)
+class Nudge(Attack):
+    """Adds a number to every weight."""
+
+    by: float = 0.5
+
+    def upload(self, seen: AttackContext) -> Floats:
+        return seen.model + np.float32(self.by)
+
+
+def test_a_registered_part_given_as_an_object_is_recorded_by_name_with_its_settings() -> None:
+    spec = small_spec(method="fedavg", attack__byzantine=1, rounds=1)
+    result = cbdsl.run(spec, model=perceptron, data=blobs(), attack=Scaled(scale=3), method=FedProx(mu=0.5))
+    assert (result.spec.attack.name, result.spec.method) == ("scaled", "fedprox")
+    assert result.spec.options.of("scaled") == {"honest_claim": False, "scale": 3}
+    assert result.spec.options.of("fedprox") == {"mu": 0.5}
+    by_name = small_spec(method="fedprox", attack__byzantine=1, attack__name="scaled", rounds=1).with_settings(
+        {"options.scaled.scale": 3, "options.fedprox.mu": 0.5}
+    )
+    again = cbdsl.run(by_name, model=perceptron, data=blobs())
+    np.testing.assert_array_equal(again.weights, result.weights)
+
+
+def test_a_part_without_a_name_is_custom_and_has_to_be_given_again(tmp_path) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
+    spec = small_spec(method="fedavg", attack__byzantine=1, rounds=2)
+    result = cbdsl.run(spec, model=perceptron, data=blobs(), attack=Nudge(by=9.0), out=tmp_path / "run")
+    assert result.spec.attack.name == "custom"
+    with pytest.raises(UserError, match=r"attack of this run was given in Python; give it again with attack="):
+        cbdsl.resume(tmp_path / "run", model=perceptron, data=blobs())
+    again = cbdsl.resume(tmp_path / "run", model=perceptron, data=blobs(), attack=Nudge(by=9.0))
+    np.testing.assert_array_equal(again.weights, result.weights)
+
+
+def test_a_selection_and_an_aggregator_can_be_objects_or_functions() -> None:
+    souped = cbdsl.run(small_spec(rounds=2), model=perceptron, data=blobs(), selection=Soup(k=2))
+    assert (souped.spec.selection.name, souped.spec.options.of("soup")) == ("soup", {"k": 2})
+
+    def middle(rows: Doubles, attackers: int, trust: cbdsl.TrustedReference) -> Doubles:  # noqa: ARG001
+        return np.asarray(np.median(rows, axis=0))
+
+    own = cbdsl.run(small_spec(method="fedavg", rounds=2), model=perceptron, data=blobs(), aggregator=middle)
+    named = cbdsl.run(small_spec(method="fedavg", rounds=2), model=perceptron, data=blobs(), aggregator="median")
+    assert own.spec.defence.aggregator == "custom"
+    np.testing.assert_allclose(own.weights, named.weights, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["method", "attack", "aggregator", "selection", "partition"])
+def test_a_class_where_an_object_is_wanted(kind: str) -> None:
+    class Own(Nudge):
+        pass
+
+    spec = small_spec(attack__byzantine=1)
+    with pytest.raises(UserError, match=rf"^{kind} is a class; give an object: {kind}=Own\(\)\.$"):
+        cbdsl.run(spec, model=perceptron, data=blobs(), **{kind: Own})  # type: ignore[arg-type]
+
+
+def test_a_registered_class_is_known_by_its_name() -> None:
+    spec = small_spec(method="fedavg", attack__byzantine=1, rounds=1)
+    result = cbdsl.run(spec, model=perceptron, data=blobs(), attack=Scaled)  # type: ignore[arg-type]
+    assert result.spec.attack.name == "scaled"
+
+
+class Elsewhere:
+    """Workers behind a wall: carries every call over it and counts."""
+
+    def __init__(self, stage: Experiment) -> None:
+        self._inner, self.calls = stage.memory_swarm, 0
+
+    def report(self, order: Order) -> Mapping[int, Claim]:
+        self.calls += 1
+        return self._inner.report(order)
+
+    def upload(self, workers: Sequence[int]) -> Mapping[int, Upload]:
+        self.calls += 1
+        return self._inner.upload(workers)
+
+
+def test_workers_can_live_elsewhere() -> None:
+    made: list[Elsewhere] = []
+
+    def make(stage: Experiment) -> Elsewhere:
+        made.append(Elsewhere(stage))
+        return made[-1]
+
+    away = cbdsl.run(small_spec(), model=perceptron, data=blobs(), swarm=make)
+    home = cbdsl.run(small_spec(), model=perceptron, data=blobs())
+    assert len(made) == 1
+    assert made[0].calls >= 5
+    np.testing.assert_array_equal(away.weights, home.weights)
+
+
+def test_an_attack_without_attackers_is_refused() -> None:
+    with pytest.raises(UserError, match=r"no worker is an attacker. Set attack\.byzantine"):
+        cbdsl.run(small_spec(), model=perceptron, data=blobs(), attack=Nudge())
+
+
+def test_an_object_keeps_its_own_settings_whatever_the_spec_says() -> None:
+    spec = small_spec(method="fedavg", attack__byzantine=1, attack__scale=2.0, rounds=1)
+    result = cbdsl.run(spec, model=perceptron, data=blobs(), attack=Scaled(scale=7.0))
+    assert result.spec.attack.scale == 0.0
+    assert result.spec.options.of("scaled") == {"honest_claim": False, "scale": 7.0}
+
+
+def test_data_made_from_a_registered_set_is_not_recorded_under_its_name(mnist: cbdsl.Dataset) -> None:
+    few = replace(mnist, train=mnist.train.taken(np.arange(3000, dtype=np.int32)))
+    spec = small_spec(rounds=1, model="softmax")
+    assert cbdsl.run(spec, data=few).spec.data.source == "custom"
+    assert cbdsl.run(spec, data=mnist).spec.data.source == "mnist"
+
+
+def test_a_run_with_workers_elsewhere_does_not_go_on_without_them(tmp_path: Path) -> None:
+    def stop(line: cbdsl.RoundRecord) -> None:
+        if line.round == 2:
+            raise KeyboardInterrupt
+
+    spec = small_spec()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("cbdsl.runs.loop._CHECKPOINT_SECONDS", 0.0)
+        patch.setattr("cbdsl.runs.loop._CHECKPOINT_SHARE", 0.0)
+        cbdsl.run(spec, model=perceptron, data=blobs(), swarm=Elsewhere, out=tmp_path / "run", callbacks=[After(stop)])
+    with pytest.raises(UserError, match=r"lived elsewhere .* cbdsl\.resume\(\.\.\., swarm="):
+        cbdsl.resume(tmp_path / "run", model=perceptron, data=blobs())
+
+
+class Doubling(cbdsl.SwarmMethod):
+    """Would send two vectors where one was scored."""
+
+    vectors = 2
+
+
+class Broken(cbdsl.AveragingMethod):
+    """Loses its numbers at the server."""
+
+    def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:  # noqa: ARG002
+        return combined * np.float32(np.nan), memory
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"method": Doubling()}, "in a swarm an upload is one model"),
+        ({"method": Broken()}, "The step of Broken gives numbers that are not finite"),
+        ({"method": "fedavg", "selection": "soup"}, "FedAvg's defences are its aggregators"),
+    ],
+)
+def test_parts_that_cannot_work_are_refused_by_name(parts: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        cbdsl.run(small_spec(rounds=2), model=perceptron, data=blobs(), **parts)

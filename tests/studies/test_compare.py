@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import csv
+import io
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import cbdsl
+from cbdsl.errors import UserError
+from cbdsl.report.comparison_page import write_comparison, write_sweep_index
+from cbdsl.studies.compare import (
+    ComparisonRow,
+    Spread,
+    compare,
+    comparison_rows,
+    csv_text,
+    group_results,
+    run_words,
+    short_words,
+    value_words,
+)
+from cbdsl.studies.sweep import FinishedRun, grid, run_all
+from support.finished_runs import finished
+from support.helpers import blobs, perceptron, small_spec
+
+FINALS = {("cb-dsl", 1): (0.90, 0.92), ("cb-dsl", 3): (0.93, 0.95), ("fedavg", 1): (0.80, 0.80)}
+SWEEP = [
+    finished([0.5, final], Path(f"{method}{epochs}-{seed}"), method=method, local__epochs=epochs, seed=seed)
+    for (method, epochs), finals in FINALS.items()
+    for seed, final in enumerate(finals)
+]
+
+
+def test_runs_that_differ_by_their_seed_alone_are_one_group() -> None:
+    found = group_results(SWEEP)
+    assert found.keys == found.telling == ("method", "local.epochs")
+    assert [group.settings for group in found.groups] == [
+        {"method": method, "local.epochs": epochs} for method, epochs in FINALS
+    ]
+    assert [len(group.runs) for group in found.groups] == [2, 2, 2]
+    assert found.notes == ()
+    assert "seed" not in found.common
+    assert found.common["workers"] == 50
+    assert set(found.common) & set(found.keys) == set()
+
+
+def test_a_row_by_hand() -> None:
+    row = group_results([
+        finished([0.7, 0.9, 0.8], seed=4, uplink=1000, banned=[1]),
+        finished([0.7, 0.6, 0.6], seed=2, uplink=3000, banned=[1, 2, 3]),
+    ]).rows[0]  # fmt: skip
+    root = 2**0.5
+    assert isinstance(row, ComparisonRow)
+    assert (row.settings, row.runs, row.seeds) == ({}, 2, (2, 4))
+    assert (row.final_accuracy.mean, row.final_accuracy.deviation) == pytest.approx((0.7, 0.1 * root))
+    assert (row.best_accuracy.mean, row.best_accuracy.deviation) == pytest.approx((0.8, 0.1 * root))
+    assert (row.uplink_bytes.mean, row.uplink_bytes.deviation) == pytest.approx((6000, 3000 * root))
+    assert row.downlink_bytes.mean == 12000
+    assert row.uploads == Spread(3, 0.0)
+    assert (row.bans.mean, row.bans.deviation) == pytest.approx((2, root))
+
+
+def test_the_table_for_people_has_a_row_a_group() -> None:
+    heads, rows = comparison_rows(group_results(SWEEP))
+    assert heads == (
+        "method", "local.epochs", "runs", "final accuracy", "best accuracy", "uplink", "downlink", "uploads", "bans",
+        "points from the best",
+    )  # fmt: skip
+    assert rows[0] == (
+        "cb-dsl", "1", "2 (seeds 0, 1)", "91.0 ± 1.4 %", "91.0 ± 1.4 %", "2.0 ± 0 kB", "4.0 ± 0 kB", "2 ± 0", "0 ± 0",
+        "-3.0 ± 0.0",
+    )  # fmt: skip
+    assert rows[1][-1] == ""
+
+
+def test_groups_with_the_same_seeds_are_compared_seed_by_seed() -> None:
+    better = [finished([0.5, 0.90 + 0.01 * seed], seed=seed) for seed in (0, 1, 2)]
+    worse = [finished([0.5, value], seed=seed, method="pso") for seed, value in enumerate((0.80, 0.79, 0.84))]
+    gaps = group_results([*worse, *better]).gaps
+    assert gaps[1] is None
+    assert gaps[0] is not None
+    assert gaps[0].mean == pytest.approx(-0.10)
+    assert gaps[0].deviation == pytest.approx(0.02)
+    assert group_results([*worse[:2], *better]).gaps == (None, None)  # other seeds
+    assert group_results([worse[0], better[0]]).gaps == (None, None)  # one seed says nothing
+
+
+def test_one_run_has_no_deviation() -> None:
+    found = group_results([finished([0.5, 0.75], seed=3)])
+    assert found.rows[0].final_accuracy == Spread(0.75, None)
+    assert comparison_rows(found)[1] == [("1 (seed 3)", "75.0 %", "75.0 %", "2.0 kB", "4.0 kB", "2", "0")]
+    assert found.groups[0].label == "cb-dsl"
+    assert found.notes == ("One run alone: there is nothing to compare it with.",)
+
+
+def test_the_csv_has_means_and_deviations() -> None:
+    rows = list(csv.DictReader(io.StringIO(csv_text(group_results([*SWEEP, finished([0.5, 0.6], method="pso")])))))
+    assert [(row["method"], row["local.epochs"], row["runs"], row["seeds"]) for row in rows] == [
+        ("cb-dsl", "1", "2", "0 1"), ("cb-dsl", "3", "2", "0 1"), ("fedavg", "1", "2", "0 1"), ("pso", "1", "1", "0"),
+    ]  # fmt: skip
+    assert float(rows[1]["final_accuracy_mean"]) == pytest.approx(0.94)
+    assert float(rows[1]["final_accuracy_deviation"]) == pytest.approx(0.02 / 2**0.5)
+    assert rows[3]["final_accuracy_deviation"] == ""
+
+
+def test_a_label_has_no_more_words_than_it_takes_to_tell_groups_apart() -> None:
+    attacked = [
+        finished([0.5], attack__byzantine=count, defence__declared=count, attack__name=name, data__holdout=count + 50)
+        for count, name in ((0, "liar"), (5, "liar"), (5, "alie"))
+    ]
+    found = group_results(attacked)
+    assert found.keys == ("data.holdout", "defence.declared", "attack.name", "attack.byzantine")
+    assert [group.label for group in found.groups] == ["holdout 50, liar", "holdout 55, liar", "holdout 55, alie"]
+
+
+def test_what_follows_from_another_setting_is_not_what_names_a_group() -> None:
+    found = group_results([finished([0.5], attack__byzantine=n, defence__declared=n) for n in (1, 5)])
+    assert found.keys == ("defence.declared", "attack.byzantine")
+    assert [group.label for group in found.groups] == ["byzantine 1", "byzantine 5"]
+
+
+def test_a_sweep_is_described_by_its_axes() -> None:
+    swept = [finished([0.5], swarm__inertia=value, shared="both", seed=seed) for value in (0.5, 0.9) for seed in (0, 3)]
+    found = group_results(swept, ["swarm.inertia", "shared", "seed"])
+    assert found.keys == ("swarm.inertia", "shared")
+    assert found.telling == ("swarm.inertia",)
+    assert run_words(found.runs[1], found.telling) == "swarm.inertia 0.5, seed 3"
+    assert group_results(swept, ["seed"]).keys == ("swarm.inertia",)  # what differs is never passed over
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ((0.5, 0.5), "0.5"), ((1.0, 0.0), "1 to 0"), (True, "yes"), (False, "no"), (1e-6, "1e-06"), (30, "30"),
+    ],
+)  # fmt: skip
+def test_values_in_words(value: object, words: str) -> None:
+    assert value_words(value) == words
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("method", "fedavg", "fedavg"),
+        ("shared", "both", "shared both"),
+        ("swarm.inertia", (1.0, 0.0), "inertia 1 to 0"),
+        ("local.learning_rate", 0.01, "learning rate 0.01"),
+        ("defence.guard", True, "guard"),
+        ("defence.guard", False, "no guard"),
+        ("preset", "", "no preset"),
+        ("data.source", "/data/fashion", "fashion"),
+    ],
+)
+def test_settings_in_a_label(key: str, value: object, words: str) -> None:
+    assert short_words(key, value) == words
+
+
+def changed(**summary: object) -> FinishedRun:
+    run = finished([0.5], seed=1)
+    return replace(run, summary=replace(run.summary, **summary))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("other", "note"),
+    [
+        (
+            finished([0.5], data__source="elsewhere"),
+            "The data differ (mnist, elsewhere): accuracies are not of the same",
+        ),
+        (finished([0.5], data__partition="shards"), "What workers and server hold differs (data.partition)."),
+        (finished([0.5], model="mlp", parameters=200), "The models differ (cnn, mlp; 100 and 200 parameters)."),
+        (finished([0.5], model="custom"), "The model came from Python: whether all runs had the same, no spec says."),
+        (finished([0.5], model="custom", data__source="custom"), "The model and the data came from Python: whether"),
+        (finished([0.5, 0.6]), "Some runs are longer than others (1, 2 rounds)."),
+        (changed(engine="torch"), "Not the same engine played all runs: native, torch."),
+        (changed(version="2"), "Not the same version played all runs: 1, 2."),
+        (finished([0.5], method="fedavg", seed=7), "The groups do not have the same seeds, so their differences"),
+        (finished([0.6]), "Some runs have the same spec and seed and yet other numbers; each of them counts."),
+    ],
+)
+def test_what_is_not_like_with_like_is_said(other: FinishedRun, note: str) -> None:
+    assert any(found.startswith(note) for found in group_results([finished([0.5]), other]).notes)
+
+
+def test_the_same_run_twice_counts_once() -> None:
+    here, there = finished([0.5, 0.6], Path("here")), finished([0.5, 0.6], Path("there"))
+    assert group_results([here, here]).rows[0].runs == 1
+    assert not any("same run" in note for note in group_results([here, here]).notes)
+    found = group_results([here, there])
+    assert found.rows[0].runs == 1
+    assert "Some folders hold the same run, spec, seed and numbers alike; it counts once." in found.notes
+
+
+def test_nothing_to_compare_is_an_error() -> None:
+    with pytest.raises(UserError, match="nothing to compare"):
+        compare([])
+
+
+def test_folders_of_finished_runs_are_compared(tmp_path: Path) -> None:
+    folders = []
+    for method in ("cb-dsl", "fedavg"):
+        for seed in (0, 1):
+            folders.append(tmp_path / f"{method}-{seed}")
+            cbdsl.run(small_spec(method=method, seed=seed), model=perceptron, data=blobs(), out=folders[-1])
+    found = compare(folders)
+    assert found.keys == ("method", "shared")
+    assert [group.label for group in found.groups] == ["cb-dsl", "fedavg"]
+    assert [row.seeds for row in found.rows] == [(0, 1), (0, 1)]
+    assert found.rows[1].uploads == Spread(30, 0.0)
+    assert found.notes == ("The model came from Python: whether all runs had the same, no spec says.",)
+    page = write_comparison(folders, tmp_path / "new" / "out")
+    assert page == tmp_path / "new" / "out" / "comparison.html"
+    names = {path.name for path in page.parent.rglob("*") if path.is_file()}
+    assert names == {"comparison.html", "comparison.csv", "comparison.png", "comparison.svg", "comparison.pdf"}
+
+
+def test_a_folder_that_is_no_finished_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere is not the folder of a finished run.*cbdsl resume"):
+        compare([tmp_path / "nowhere"])
+    cbdsl.run(small_spec(rounds=1), model=perceptron, data=blobs(), out=tmp_path / "run")
+    (tmp_path / "run" / "summary.json").unlink()
+    with pytest.raises(UserError, match="not the folder of a finished run"):
+        compare([tmp_path / "run"])
+    (tmp_path / "sweep" / "runs").mkdir(parents=True)
+    shutil.move(tmp_path / "run", tmp_path / "sweep" / "runs" / "one")
+    for many in (tmp_path / "sweep", tmp_path / "sweep" / "runs"):
+        with pytest.raises(UserError, match="not the folder of a run but of many"):
+            compare([many])
+
+
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match="cannot be written"):
+        write_sweep_index(SWEEP, ["method", "local.epochs", "seed"], tmp_path / "file" / "out")
+
+
+def test_a_sweeps_index_leads_from_words_to_folders(tmp_path: Path) -> None:
+    small = cbdsl.Spec(model="softmax", workers=3, rounds=2).with_settings(
+        {"data.shared_scoring": 40, "data.samples_per_worker": 20}
+    )
+    axes: list[tuple[str, list[float]]] = [("swarm.inertia", [0.5, 0.9]), ("seed", [0, 3])]
+    results = run_all(grid(small, axes), tmp_path, 1)
+    page = write_sweep_index(results, [key for key, _ in axes], tmp_path)
+    assert page == tmp_path / "index.html"
+    text = page.read_text(encoding="utf-8")
+    for result in results:
+        key = result.folder.name
+        words = f"swarm.inertia {result.spec.swarm.inertia[0]:g}, seed {result.spec.seed}"
+        assert f'>{words}</td><td data-label="Folder"><a href="runs/{key}/">{key}</a>' in text
+        assert (tmp_path / "runs" / key).is_dir()
+    assert text.index('id="figure"') < text.index('id="groups"') < text.index('id="runs"')
+    assert (tmp_path / "groups.csv").read_text().startswith("swarm.inertia,runs,seeds,final_accuracy_mean,")
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        f"sweep.{ending}" for ending in ("png", "svg", "pdf", "csv")
+    }
+
+
+def test_comparing_loads_no_matplotlib() -> None:
+    words = "import sys, cbdsl.studies.compare; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", words], check=False).returncode == 0

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cbdsl.report.paper_page import write_reproduction
+from cbdsl.studies.paper import ReproductionPlan
+from cbdsl.studies.reproduce import reproduce
+
+
+def test_a_reproduction_of_one_round_ends_with_a_page_that_says_so(tmp_path: Path) -> None:
+    small = {
+        "rounds": 1, "model": "softmax", "workers": 4, "data.shared_scoring": 40, "data.shared_training": 20,
+        "data.samples_per_worker": 20, "data.shard_size": 20,
+    }  # fmt: skip
+    made = reproduce(ReproductionPlan(("script",), (0,), 1.0, tuple(small.items())), tmp_path / "out", jobs=2)
+    rows = {row["id"]: row for row in json.loads((tmp_path / "out" / "claims.json").read_text())}
+    assert rows["divergence-flattens"]["verdict"] == "not judged"
+    page = write_reproduction(made, "cbdsl reproduce").read_text(encoding="utf-8")
+    assert "too few rounds to say" in page
+    assert '<p class="lead">A quick look: 1 of 10 to 15 rounds, one seed (0). No claim is judged' in page
+    assert not any(mark in page for mark in "✓✗")
+    assert "Not the paper's experiment (rounds = 1," in page.replace("&#x27;", "'")

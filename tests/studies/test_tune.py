@@ -1,0 +1,340 @@
+"""A search for settings: judged on the hold-out alone, repeatable, resumable, and honest about what it found."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cbdsl.errors import UserError
+from cbdsl.presets import preset
+from cbdsl.report import tune_page
+from cbdsl.runs.build import Experiment
+from cbdsl.runs.resolve import resolve
+from cbdsl.spec import read
+from cbdsl.studies.pool import PoolProgress, do_one
+from cbdsl.studies.sweep import Task
+from cbdsl.studies.tune import (
+    TRIAL,
+    Axis,
+    EarlyStopping,
+    SearchPlan,
+    Space,
+    Trial,
+    Tuning,
+    perform_trial,
+    prepare,
+    read_trial,
+    rehearse,
+    run_search,
+    stop_after,
+    verdict,
+)
+from support.helpers import cbdsl
+
+START = replace(preset("paper-iid"), model="softmax", workers=4, rounds=3, shared="both").with_settings(
+    {"data.shared_scoring": 60, "data.samples_per_worker": 30, "data.shared_training": 20, "data.holdout": 120}
+)
+SPACE = Space(START, (Axis("local.learning_rate", 1e-4, 1e-1, log=True), Axis("swarm.social", 0.0, 2.0)))
+PLAN = SearchPlan(SPACE, budget=6, by=("swarm", "random"), confirm=1)
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tuning, Path]:
+    out = tmp_path_factory.mktemp("tuning")
+    return run_search(PLAN, out, jobs=1), out
+
+
+def test_a_search_finds_settings_and_meets_the_spec_on_other_seeds(held: tuple[Tuning, Path]) -> None:
+    tuning, out = held
+    best = tuning.outcome.best
+    assert best.score == min(one.score for one in tuning.candidates if not one.stopped)
+    assert [run.spec.seed for run in tuning.outcome.found] == [START.seed + 1000]
+    assert tuning.outcome.given[0].spec == replace(tuning.outcome.found[0].spec, local=START.local, swarm=START.swarm)
+    assert read(out / "best.toml").local.learning_rate == best.values["local.learning_rate"]
+    assert "points" in verdict(tuning)
+    rows = list(csv.DictReader((out / "results.csv").open()))
+    assert len(rows) == 12
+    assert json.loads((out / "tuning.json").read_text())["best"]["search"] == best.search
+
+
+def test_both_searches_begin_alike_and_the_spec_itself_is_tried_first(held: tuple[Tuning, Path]) -> None:
+    tuning, _ = held
+    swarm, random = ([one for one in tuning.candidates if one.search == name] for name in ("swarm", "random"))
+    assert swarm[0].values["local.learning_rate"] == pytest.approx(START.local.learning_rate, rel=1e-3)
+    assert swarm[0].values["swarm.social"] == pytest.approx(1.0)
+    assert [one.values for one in swarm[: PLAN.generation]] == [one.values for one in random[: PLAN.generation]]
+
+
+def test_a_search_again_plays_nothing_again(held: tuple[Tuning, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning, out = held
+    monkeypatch.setattr("cbdsl.studies.pool.ProcessPoolExecutor", None)  # would be called if there were anything to do
+    again = run_search(PLAN, out, jobs=1)
+    assert [vars(one) for one in again.candidates] == [vars(one) for one in tuning.candidates]
+
+
+def test_an_interrupted_search_ends_with_the_same_numbers(held: tuple[Tuning, Path], tmp_path: Path) -> None:
+    def stop(played: int, _total: int, _share: float) -> None:
+        if played >= 5:
+            raise KeyboardInterrupt
+
+    alone = replace(PLAN, by=("swarm",), confirm=0)
+    with pytest.raises(KeyboardInterrupt):
+        run_search(alone, tmp_path, jobs=1, on_progress=stop)
+    resumed = run_search(alone, tmp_path, jobs=2)
+    before = [vars(one) for one in held[0].candidates if one.search == "swarm"]
+    assert [vars(one) for one in resumed.candidates] == before
+
+
+def test_a_try_never_sees_the_test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(*_: object) -> float:
+        raise AssertionError("the test set was looked at")
+
+    monkeypatch.setattr(Experiment, "test_accuracy", forbidden)
+    monkeypatch.setattr(Experiment, "finale", forbidden)
+    task = Task(START, TRIAL)
+    prepare(task, tmp_path, EarlyStopping())
+    perform_trial(task.spec, task.folder(tmp_path), 1, lambda _: None)
+    trial = read_trial(task, tmp_path)
+    assert len(trial.errors) == START.rounds
+    assert not trial.stopped
+
+
+def test_a_hopeless_try_is_given_up_and_says_so(tmp_path: Path) -> None:
+    task = Task(START, TRIAL)
+    prepare(task, tmp_path, EarlyStopping((2,), (0.0,)))
+    perform_trial(task.spec, task.folder(tmp_path), 1, lambda _: None)
+    trial = read_trial(task, tmp_path)
+    assert trial.stopped
+    assert len(trial.errors) == 2
+
+
+def test_the_median_of_those_before_is_the_limit() -> None:
+    known = [Trial((0.9, 0.8, 0.7, 0.6, 0.5, 0.4), 1.0, False, 0), Trial((0.5, 0.4), 1.0, True, 0)]
+    stop = stop_after(known, 6)
+    assert stop.rounds == (2, 4)
+    assert stop.errors == pytest.approx((0.6, 0.6))
+    assert stop.gives_up(2, 0.61)
+    assert not stop.gives_up(2, 0.6)
+    assert not stop.gives_up(3, 1.0)
+    assert not any(stop_after([], 6).gives_up(at, 1.0) for at in range(7))
+
+
+def test_a_loss_that_is_no_number_is_a_bad_score_and_not_a_crash() -> None:
+    assert Trial((0.9,), float("inf"), False, 0).score == pytest.approx(0.901)
+
+
+def done_here(tasks: Sequence[Task], out: Path, *_: object) -> Iterator[PoolProgress]:  # processes take long to start
+    for task in tasks:
+        do_one(task, task.folder(out), 1, lambda _: None)
+        yield PoolProgress((), ())
+
+
+def test_a_search_connects_to_its_cluster_once_and_not_when_it_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    @contextmanager
+    def connected(on: str) -> Iterator[None]:
+        said.append(on)
+        yield
+        said.append("over")
+
+    monkeypatch.setattr("cbdsl.studies.sweep.do_all", done_here)
+    monkeypatch.setattr("cbdsl.studies.tune.connected", connected)
+    run_search(PLAN, tmp_path, on="ray")
+    assert said == ["ray", "over"]
+    run_search(PLAN, tmp_path, on="ray")
+    assert said == ["ray", "over"]
+
+
+def test_another_plan_in_a_folder_finds_what_it_would_find_in_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cbdsl.studies.sweep.do_all", done_here)
+    early = replace(PLAN, by=("swarm",), budget=12, confirm=0)
+    whole = replace(early, early=False)
+    fresh = [vars(one) for one in run_search(whole, tmp_path / "fresh").candidates]
+    first = [vars(one) for one in run_search(early, tmp_path / "used").candidates]
+    assert any(one["stopped"] for one in first)
+    assert [vars(one) for one in run_search(whole, tmp_path / "used").candidates] == fresh
+    assert not any(one["stopped"] for one in fresh)
+    assert [vars(one) for one in run_search(early, tmp_path / "used").candidates] == first
+
+
+def test_a_try_of_another_search_stays_only_if_it_would_end_the_same(tmp_path: Path) -> None:
+    task = Task(START, TRIAL)
+
+    def tried(stop: EarlyStopping) -> int:
+        prepare(task, tmp_path, stop)
+        again = not task.is_done(tmp_path)
+        if again:
+            perform_trial(task.spec, task.folder(tmp_path), 1, lambda _: None)
+        return len(read_trial(task, tmp_path).errors) if again else 0
+
+    assert tried(EarlyStopping((2,), (0.0,))) == 2  # given up
+    assert tried(EarlyStopping((1, 2), (1.0, 0.0))) == 0  # and so it would be here
+    assert tried(EarlyStopping((1, 2), (0.0, 1.0))) == 1
+    assert tried(EarlyStopping()) == START.rounds
+    assert tried(EarlyStopping((1, 2), (1.0, 1.0))) == 0
+
+
+def test_two_searches_in_one_folder_do_not_meet(tmp_path: Path) -> None:
+    plan = replace(PLAN, by=("random",), budget=1, confirm=0)
+
+    def meanwhile(*_: object) -> None:
+        with pytest.raises(UserError, match="Another process is working in"):
+            run_search(plan, tmp_path)
+
+    run_search(plan, tmp_path, jobs=1, on_progress=meanwhile)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        run_search(plan, tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        ((Axis("data.partition", choices=("iid", "nonsense", "shards")),), "nonsense"),
+        ((Axis("local.batch_size", choices=(5, "ten", 20)),), "batch_size takes a whole number"),
+        ((Axis("participation", 0.5, 4.0),), "participation must be"),
+        ((Axis("method", choices=("fedprox", "cb-dsl")), Axis("options.fedprox.mu", 0.0, 1.0)), "does not use"),
+        ((Axis("workers", 4, 8, whole=True), Axis("attack.byzantine", 0, 6, whole=True)), "6 Byzantine workers of 4"),
+    ],
+)
+def test_a_value_that_cannot_be_tried_is_found_before_any_is(
+    axes: tuple[Axis, ...], words: str, tmp_path: Path
+) -> None:
+    start = START.with_settings({"shared": "default", "attack.name": "sign-flip"})
+    with pytest.raises(UserError, match=words):
+        run_search(SearchPlan(Space(start, axes), budget=1, confirm=0), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_methods_that_are_tried_bring_their_own_shared_data(tmp_path: Path) -> None:
+    axes = (Axis("method", choices=("cb-dsl", "fedavg")),)
+    spec = resolve(Space(START, axes).spec({"method": "fedavg"}, 0))
+    assert spec.shared == "none"
+    assert resolve(Space(START, axes, given=("shared",)).spec({"method": "fedavg"}, 0)).shared == "both"
+    tuning = run_search(SearchPlan(Space(START, axes), budget=3, confirm=1), tmp_path, jobs=2)
+    specs = [read(path) for path in (tmp_path / "trials").glob("*/spec.toml")]
+    assert {(spec.method, spec.shared) for spec in specs} == {("cb-dsl", "both"), ("fedavg", "none")}
+    assert tuning.outcome.given[0].spec.shared == "both"  # the spec as it is
+    assert read(tmp_path / "best.toml") == replace(tuning.outcome.found[0].spec, seed=START.seed)
+
+
+def test_a_spec_that_cannot_be_run_itself_is_refused(tmp_path: Path) -> None:
+    start = START.with_settings({"defence.aggregator": "median", "shared": "none"})
+    space = Space(start, (Axis("method", choices=("fedavg", "fedprox")),))
+    with pytest.raises(UserError, match="compared with the spec itself"):
+        run_search(SearchPlan(space, budget=1), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "axis", "words"),
+    [
+        ({}, Axis("data.samples_per_worker", 10, 50_000, whole=True), "samples"),
+        ({}, Axis("data.shared_source", choices=("", "none.npz")), "none.npz"),
+        ({}, Axis("init", choices=("", "none.safetensors")), "none.safetensors"),
+        ({"data.shared_source": "none.npz"}, Axis("swarm.social", 0.0, 2.0), "none.npz"),
+    ],
+)
+def test_what_data_cannot_give_is_found_before_anything_is_tried(
+    change: dict[str, object], axis: Axis, words: str
+) -> None:
+    plan = SearchPlan(Space(START.with_settings(change), (axis,)), budget=1)
+    with pytest.raises(UserError, match=words):
+        rehearse(plan)
+    rehearse(PLAN)
+
+
+def test_without_optuna_its_search_is_refused_before_any_other_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cbdsl.studies.tune.find_spec", lambda _name: None)
+    with pytest.raises(UserError, match=r"pip install 'cbdsl\[tune\]'"):
+        replace(PLAN, by=("swarm", "tpe"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"budget": 0}, "--budget"), ({"seeds": 0}, "--seeds"), ({"repeats": 0}, "--repeat"),
+        ({"confirm": -1}, "--confirm"), ({"by": ("swarn",)}, "swarm"), ({"by": ()}, "Name searches"),
+        ({"by": ("swarm", "swarm")}, "each once"),
+        ({"space": Space(START.with_settings({"data.holdout": 50}), SPACE.axes)}, "hold-out"),
+    ],
+)  # fmt: skip
+def test_a_plan_that_cannot_be_carried_out_is_refused(change: dict[str, object], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        replace(PLAN, **change)  # type: ignore[arg-type]
+
+
+def test_a_setting_that_changes_nothing_is_refused(tmp_path: Path) -> None:
+    space = Space(replace(START, method="fedavg", shared="train"), (Axis("swarm.social", 0.0, 2.0),))
+    with pytest.raises(UserError, match="no effect"):
+        run_search(SearchPlan(space, budget=1), tmp_path)
+
+
+def test_a_damaged_try_says_what_to_do(tmp_path: Path) -> None:
+    task = Task(START, TRIAL)
+    task.folder(tmp_path).mkdir(parents=True)
+    for content in ("{}", '{"errors": [], "loss": null, "stopped": false, "uplink_bytes": 0}'):
+        (task.folder(tmp_path) / "trial.json").write_text(content)
+        with pytest.raises(UserError, match="Remove its folder"):
+            read_trial(task, tmp_path)
+
+
+def test_the_page_has_what_was_found_first(held: tuple[Tuning, Path]) -> None:
+    tuning, out = held
+    page = tune_page.write(tuning, out, "cbdsl tune").read_text()
+    best = str(tuning.outcome.best.values["local.learning_rate"])
+    assert best in page[: page.index("<main>")]
+    assert page.count("<svg") == 2
+    assert (out / "figures" / "progress.pdf").stat().st_size > 1000
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_page_is_drawn_where_nothing_is_wrong(held: tuple[Tuning, Path], tmp_path: Path) -> None:
+    right = tuple(replace(one, error=0.0, stopped=False) for one in held[0].candidates)
+    tune_page.write(replace(held[0], candidates=right), tmp_path, "cbdsl tune")
+
+
+def test_the_command_searches_and_refuses(tmp_path: Path) -> None:
+    small = [f"--set={key}" for key in ("model=softmax", "workers=4", "rounds=2", "data.shared_scoring=60",
+                                        "data.samples_per_worker=30", "data.holdout=120")]  # fmt: skip
+    out = str(tmp_path / "out")
+    done = cbdsl("tune", "paper-iid", *small, "--over", "swarm.social=0..2", "--budget", "2", "--confirm", "1",
+                 "--out", out, "--jobs", "1", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "with what was found" in " ".join(done.stdout.split())
+    assert (tmp_path / "out" / "tuning.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--over", "swarm.sozial=0..2"], "swarm.social"),
+        (["--over", "swarm.social=0..2", "--budget", "0"], "--budget takes a whole number from 1"),
+        (["--over", "swarm.social=2..0"], "it must begin below its end"),
+        (["--over", "local.learning_rate=0..1:log"], "a logarithmic range begins above 0"),
+        (["--over", "model=1..5"], "model is no number"),
+        (["--over", "model=cnn"], "leaves no choice"),
+        (["--over", "seed=0..4"], "seed is nothing to tune"),
+        (["--over", "swarm.social=0..2", "--over", "swarm.social=0..1"], "can be searched once"),
+        (["--over", "swarm.social=0..2", "--set", "swarm.social=1"], "Leave one out"),
+        (["--over", "data.partition=iid,nonsense,shards"], "Unknown partition 'nonsense'"),
+        (["--over", "swarm.social=0..2", "--method", "fedavg"], "swarm.social has no effect here"),
+        (["--over", "swarm.social=0..2", "--attack", "alie"], "no worker is an attacker"),
+        (["--over", "swarm.social=0..2", "--set", "data.shared_source=none.npz"], "No such file"),
+    ],
+)
+def test_bad_words_are_one_line_and_leave_nothing(words: list[str], expected: str, tmp_path: Path) -> None:
+    refused = cbdsl("tune", "paper-iid", *words, cwd=tmp_path)
+    assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (2, "", 1)
+    assert expected in refused.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,114 @@
+"""Small data and specs that tests share."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from torch import nn
+
+from cbdsl import registry
+from cbdsl.algorithm.messages import Order, ServerState
+from cbdsl.arrays import Floats
+from cbdsl.data.dataset import Dataset
+from cbdsl.models.to_torch import module_of
+from cbdsl.runs.callbacks import Callback
+from cbdsl.runs.records import RoundRecord
+from cbdsl.spec import Spec
+
+FEATURES, CLASSES = 8, 3
+
+
+def blobs(train: int = 600, test: int = 150, seed: int = 7) -> Dataset:
+    """Three clouds of points in eight dimensions, somewhat mixed: learnable in milliseconds."""
+    rng = np.random.default_rng(seed)
+    centres = rng.normal(size=(CLASSES, FEATURES))
+
+    def draw(count: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        labels = rng.integers(0, CLASSES, count)
+        return centres[labels] + rng.normal(size=(count, FEATURES)), labels
+
+    return Dataset.from_arrays(*draw(train), *draw(test), name="blobs")
+
+
+def perceptron() -> nn.Module:
+    """A small network for the blobs."""
+    return nn.Sequential(nn.Linear(FEATURES, 6), nn.Tanh(), nn.Linear(6, CLASSES))
+
+
+def small_spec(**settings: object) -> Spec:
+    """A run on the blobs that takes a fraction of a second; keywords use __ for a dot."""
+    base: dict[str, object] = {
+        "workers": 6,
+        "rounds": 5,
+        "data.samples_per_worker": 40,
+        "data.shared_training": 20,
+        "data.shared_scoring": 60,
+        "data.holdout": 30,
+        "data.shard_size": 20,
+        "local.learning_rate": 0.05,
+    }
+    base |= {key.replace("__", "."): value for key, value in settings.items()}
+    return Spec().with_settings(base)
+
+
+SMALL = [
+    "--model",
+    "softmax",
+    "--workers",
+    "4",
+    "--set",
+    "data.shared_scoring=200",
+    "--set",
+    "data.samples_per_worker=50",
+]
+
+
+def cbdsl(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command as a user would."""
+    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "cbdsl", *words], cwd=cwd, capture_output=True, text=True, check=False, env=environment
+    )
+
+
+def shape_for(model: str) -> tuple[int, ...]:
+    """Samples that one of the package's networks takes."""
+    return {"har-cnn": (6, 128), "mobilenet-025": (3, 32, 32)}.get(model, (1, 28, 28))
+
+
+def module_named(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """One of the package's networks as a torch module."""
+    return module_of(registry.model.get(name)(shape, classes))
+
+
+def fresh_state(initial: Floats, score: float = math.inf) -> ServerState:
+    """A server before round 1 that nobody has heard of."""
+    return ServerState(0, initial, score)
+
+
+def next_order(
+    state: ServerState, task: Literal["swarm", "average"], workers: Sequence[int], inertia: float, rate: float
+) -> Order:
+    """The order that starts the next round, to everybody who is not banned."""
+    participants = tuple(worker for worker in workers if worker not in state.banned)
+    receivers = sum(state.told.get(worker, -1) < state.version for worker in participants)
+    news = state.global_best if receivers else None
+    payload = receivers * 4 * len(state.global_best)
+    return Order(state.round + 1, task, participants, inertia, rate, news, receivers, payload, state.version)
+
+
+class After(Callback):
+    """Calls a function after every round."""
+
+    def __init__(self, call: Callable[[RoundRecord], None]) -> None:
+        self._call = call
+
+    def round(self, record: RoundRecord) -> None:
+        self._call(record)
