@@ -1,7 +1,7 @@
 """What a method is: which conversation it holds, how its workers move, what its server does with what it got.
 
-A method is a small object whose arguments are its settings. The worker's half (`move`, `upload`) works on rows of workers,
-in memory or on a device; the server's half (`broadcast`, `step`) on one model and what the server remembers.
+A method is a small object whose arguments are its settings. The worker's half (`move`, `upload`) works on rows of
+workers, in memory or on a device; the server's half (`broadcast`, `step`) on one model and what the server remembers.
 Neither knows who carries the messages, how uploads are judged or how many bytes they take.
 """
 
