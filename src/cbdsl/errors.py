@@ -1,4 +1,4 @@
-"""The one exception for what a user can mend: the message says what was given, what is allowed, what to do."""
+"""`UserError`, raised for input that a user can correct, and the messages that several modules share."""
 
 from __future__ import annotations
 
@@ -7,14 +7,27 @@ from collections.abc import Iterable
 
 
 class UserError(ValueError):
-    """Bad input. The command line prints the message alone and exits with code 2."""
+    """Invalid input. The message says what was given, what is allowed and what to do.
+
+    The command line prints the message alone and exits with code 2. `code` is a stable name for programs and tests,
+    such as "unknown-name"; the wording of the message may change between versions.
+
+    >>> raise UserError("The number of rounds is 0; give at least 1.", code="out-of-range")
+    Traceback (most recent call last):
+    ...
+    cbdsl.errors.UserError: The number of rounds is 0; give at least 1.
+    """
+
+    def __init__(self, message: str, *, code: str = "invalid-input") -> None:
+        super().__init__(message)
+        self.code = code
 
 
 _LONGEST = 200  # letters of a value in a message
 
 
 def shown(value: object) -> str:
-    """A value that a user gave, as a message shows it: shortened if it is long."""
+    """Return the repr of a value for a message, shortened if it is long."""
     try:
         text = repr(value)
     except (ValueError, RecursionError):
@@ -23,18 +36,27 @@ def shown(value: object) -> str:
 
 
 def close_to(given: str, names: Iterable[str]) -> list[str]:
-    """The name that was probably meant, if there is one."""
+    """Return the closest of the names, or an empty list."""
     return difflib.get_close_matches(given[:_LONGEST], list(names), n=1)
 
 
 def unknown(kind: str, given: str, allowed: Iterable[str], besides: str = "") -> UserError:
-    """Say that a name is unknown, what it may have meant and which names there are; besides: how else to get one."""
+    """Build the error for an unknown name, with the closest match and all allowed names.
+
+    besides: a last sentence, for example how else to give the value.
+    """
     names = list(allowed)
     close = close_to(given, names)
     hint = f" Did you mean '{close[0]}'?" if close else ""
-    return UserError(f"Unknown {kind} {shown(given)}.{hint} Allowed: {', '.join(names)}.{besides and ' '}{besides}")
+    return UserError(
+        f"Unknown {kind} {shown(given)}.{hint} Allowed: {', '.join(names)}.{besides and ' '}{besides}",
+        code="unknown-name",
+    )
 
 
 def missing(package: str, extra: str, why: str) -> UserError:
-    """Say that a package is needed but not installed, why it is needed, and how to get it."""
-    return UserError(f"{package} is needed here, because {why}; it is not installed. Try pip install 'cbdsl[{extra}]'.")
+    """Build the error for a package that is not installed, with the command that installs it."""
+    return UserError(
+        f"{package} is needed here, because {why}; it is not installed. Try pip install 'cbdsl[{extra}]'.",
+        code="missing-package",
+    )
