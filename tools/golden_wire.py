@@ -547,11 +547,13 @@ def flower() -> Mapping[str, Any]:
     """Flower messages: the bytes of forms, and what the messages of a run contain."""
     found = []
     with code.flower_modules() as modules:
-        letters = modules["letters"]
+        letters = modules["messages"]
         for name in ("hello: with state of a run", "order: swarm", "claim: with a commitment"):
             kind, given = MESSAGES[name]
             form = code.build_message(kind, given)
-            content = letters.message(letters.letter([form], {"model": b"\1\2\3"}, worker=3), 5, "train", 9, 60).content
+            content = letters.message(
+                letters.make_flower_message([form], {"model": b"\1\2\3"}, worker=3), 5, "train", 9, 60
+            ).content
             found.append(
                 {
                     "message": name,

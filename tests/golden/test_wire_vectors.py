@@ -146,7 +146,7 @@ def test_topics_are_built_and_read() -> None:
     for one in topics["built"]:
         assert code.TOPICS[one["function"]](*one["arguments"]) == one["topic"]  # type: ignore[operator]
     for one in topics["read_by_the_server_of_lab"]:
-        origin = code.topics.origin("lab", one["topic"])
+        origin = code.topics.parse_origin("lab", one["topic"])
         assert (None if origin is None else [origin.worker, origin.kind, origin.number]) == one["origin"]
     assert any(one["origin"] is None for one in topics["read_by_the_server_of_lab"])
     for one in topics["kinds"]:
@@ -288,12 +288,12 @@ def test_an_announced_spec_is_read() -> None:
 def test_flower_messages_have_the_recorded_records() -> None:
     vectors = {vector["name"]: vector for vector in GOLDEN["messages"]}
     with code.flower_modules() as modules:
-        letters = modules["letters"]
+        letters = modules["messages"]
         for form in GOLDEN["flower"]["forms"]:
             vector = vectors[form["message"]]
             values = [numbers.value_of(field["value"], field["type"]) for field in vector["fields"]]
             message = code.build_message(vector["kind"], values)
-            written = letters.letter([message], {"model": b"\1\2\3"}, worker=3)
+            written = letters.make_flower_message([message], {"model": b"\1\2\3"}, worker=3)
             content = letters.message(written, 5, "train", 9, 60).content
             assert numbers.records(content) == form["records"]
             read = letters.read(content)

@@ -21,17 +21,18 @@ from numpy.typing import NDArray
 
 import cbdsl
 from cbdsl import Claim, CodecError, UserError
-from cbdsl.codecs.base import expanded, squeezed
-from cbdsl.codecs.travel import Codecs, updated
-from cbdsl.deploy import topics, wire
-from cbdsl.deploy.samples import SharedLayout, pack_shared, unpack_shared
-from cbdsl.deploy.wire import WireError
-from cbdsl.protocol.messages import commitment_of
+from cbdsl.algorithm.messages import commitment_of
+from cbdsl.algorithm.worker import KEPT_VERSIONS, batches_of
+from cbdsl.algorithm.worker import unwrap_version as unwrapped
+from cbdsl.algorithm.worker import wrap_version as wrapped
+from cbdsl.codecs.base import deflate as squeezed
+from cbdsl.codecs.base import inflate as expanded
+from cbdsl.codecs.envelope import Codecs, updated
+from cbdsl.network import topics, wire
+from cbdsl.network.samples import SharedLayout, pack_shared, unpack_shared
+from cbdsl.network.wire import WireError
 from cbdsl.rng import seed_of, stream
-from cbdsl.spec import from_toml
-from cbdsl.spec_groups import LocalSpec
-from cbdsl.workers.batches import batches_of
-from cbdsl.workers.local import KEPT_VERSIONS, unwrapped, wrapped
+from cbdsl.spec import LocalSpec, from_toml
 
 FLOWER = "cbdsl.flower"
 
@@ -174,7 +175,7 @@ def flower_modules() -> Iterator[dict[str, Any]]:
             setattr(app, stand_in.__name__, stand_in)
         sys.modules |= {"flwr": types.ModuleType("flwr"), "flwr.app": app}
     try:
-        yield {name: importlib.import_module(f"{FLOWER}.{name}") for name in ("letters", "client", "server")}
+        yield {name: importlib.import_module(f"{FLOWER}.{name}") for name in ("messages", "client", "server")}
     finally:
         if fake:
             for name in [one for one in sys.modules if one.split(".")[0] == "flwr" or one.startswith(f"{FLOWER}.")]:

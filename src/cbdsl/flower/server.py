@@ -197,9 +197,9 @@ class MessageQueue:
     def send(self, questions: Sequence[PendingQuestion]) -> None:
         """Ask."""
         if questions:
-            messages = [messages.message(one.said, one.node, one.kind, one.round, one.seconds) for one in questions]
-            self._grid.push_messages(messages)  # an id of its own each, also for one that could not be sent
-            self._open |= {message.metadata.message_id: one for message, one in zip(messages, questions, strict=True)}
+            sent = [messages.message(one.said, one.node, one.kind, one.round, one.seconds) for one in questions]
+            self._grid.push_messages(sent)  # an id of its own each, also for one that could not be sent
+            self._open |= {message.metadata.message_id: one for message, one in zip(sent, questions, strict=True)}
 
     def keep(self, wanted: Callable[[PendingQuestion], bool]) -> None:
         """Listen to no answers but those to these questions."""
