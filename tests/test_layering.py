@@ -12,7 +12,7 @@ SOURCE = Path(cbdsl.__file__).parent
 # Bottom to top. A package may import those in its own line and in the lines below it.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("arrays", "errors", "rng", "util"),
-    ("spec", "registry"),
+    ("spec", "register"),
     ("codecs",),
     ("data",),
     ("models",),
@@ -29,7 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("studies",),
     ("report", "export"),
     ("testing",),
-    ("cli",),
+    ("callbacks", "cli"),
     ("__init__", "__main__"),
 )
 LAYER_OF = {package: layer for layer, packages in enumerate(LAYERS) for package in packages}

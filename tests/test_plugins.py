@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.errors import UserError
 
 PART = '''"""Mine."""
@@ -30,22 +30,22 @@ def written(folder: Path, text: str, name: str = "guest.py") -> Path:
 
 def test_a_file_is_imported_once(tmp_path: Path) -> None:
     path = written(tmp_path, PART.format(name="once", factor=1, words="One."))
-    assert registry.load([str(path)]) == (str(path.resolve()),)
-    first = registry.aggregator.get("once")
-    registry.load([str(path)])
-    assert registry.aggregator.get("once") is first
+    assert register.load([str(path)]) == (str(path.resolve()),)
+    first = register.aggregator.get("once")
+    register.load([str(path)])
+    assert register.aggregator.get("once") is first
 
 
 def test_an_edited_file_is_imported_again(tmp_path: Path) -> None:
     path = written(tmp_path, PART.format(name="edited", factor=1, words="One."))
-    registry.load([str(path)])
+    register.load([str(path)])
     written(tmp_path, PART.format(name="edited", factor=2.5, words="Two."))
-    registry.load([str(path)])
-    assert registry.aggregator.settings("edited") == {"factor": 2.5}
+    register.load([str(path)])
+    assert register.aggregator.settings("edited") == {"factor": 2.5}
     written(tmp_path, PART.format(name="renamed", factor=2.5, words="Two."))
-    registry.load([str(path)])
-    assert "renamed" in registry.aggregator
-    assert "edited" not in registry.aggregator
+    register.load([str(path)])
+    assert "renamed" in register.aggregator
+    assert "edited" not in register.aggregator
 
 
 def test_equal_files_in_two_places_are_one(tmp_path: Path) -> None:
@@ -53,28 +53,28 @@ def test_equal_files_in_two_places_are_one(tmp_path: Path) -> None:
     one, two = written(tmp_path, text, "guest.py"), tmp_path / "other" / "guest.py"
     two.parent.mkdir()
     two.write_text(text)
-    registry.load([str(one), str(two)])
+    register.load([str(one), str(two)])
     one.unlink()
     written(tmp_path, PART.format(name="twins-no-more", factor=1, words="One."))
-    registry.load([str(one)])
-    assert "twins" in registry.aggregator  # the other file still has it
+    register.load([str(one)])
+    assert "twins" in register.aggregator  # the other file still has it
 
 
 def test_relative_paths_become_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     written(tmp_path, PART.format(name="relative", factor=1, words="One."))
-    assert registry.load(["guest.py"]) == (str(tmp_path / "guest.py"),)
+    assert register.load(["guest.py"]) == (str(tmp_path / "guest.py"),)
 
 
 def test_a_module_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     written(tmp_path, PART.format(name="moduled", factor=1, words="One."), "guest_module.py")
-    assert registry.load(["guest_module"]) == ("guest_module",)
-    assert registry.aggregator.get("moduled").__module__ == "guest_module"
-    assert registry.source_of("guest_module") == tmp_path / "guest_module.py"
+    assert register.load(["guest_module"]) == ("guest_module",)
+    assert register.aggregator.get("moduled").__module__ == "guest_module"
+    assert register.source_of("guest_module") == tmp_path / "guest_module.py"
     written(tmp_path, PART.format(name="moduled", factor=1234567, words="Again."), "guest_module.py")
-    registry.load(["guest_module"])
-    assert registry.aggregator.settings("moduled") == {"factor": 1234567}
+    register.load(["guest_module"])
+    assert register.aggregator.settings("moduled") == {"factor": 1234567}
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_module_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 )
 def test_a_plugin_that_is_not_there(name: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
-        registry.load([name])
+        register.load([name])
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_plugin_that_is_not_there(name: str, words: str) -> None:
 def test_a_plugin_that_raises_is_named_with_its_line(tmp_path: Path, text: str, words: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(UserError, match=words) as caught:
-        registry.load([str(path)])
+        register.load([str(path)])
     assert f"The plugin {path} cannot be" in str(caught.value)
 
 
@@ -116,23 +116,23 @@ def test_a_plugin_that_was_mended_is_imported_without_a_trace_of_the_first_try(t
     path = written(tmp_path, good + "\nraise RuntimeError\n")
     for _ in range(2):
         with pytest.raises(UserError, match="RuntimeError"):
-            registry.load([str(path)])
-        assert "mended" not in registry.aggregator
+            register.load([str(path)])
+        assert "mended" not in register.aggregator
     written(tmp_path, good)
-    registry.load([str(path)])
-    assert "mended" in registry.aggregator
+    register.load([str(path)])
+    assert "mended" in register.aggregator
     assert not [name for name in sys.modules if name.startswith("cbdsl_plugin_guest") and "mended" in name]
 
 
 def test_two_files_cannot_have_one_name(tmp_path: Path) -> None:
     one = written(tmp_path, PART.format(name="clash", factor=1, words="Mine."), "one.py")
     two = written(tmp_path, PART.format(name="clash", factor=2, words="Mine."), "two.py")
-    registry.load([str(one)])
+    register.load([str(one)])
     with pytest.raises(
         UserError, match=r"two\.py cannot be used: The aggregator 'clash' exists already, in cbdsl_.*_one"
     ):
-        registry.load([str(two)])
-    assert registry.aggregator.settings("clash") == {"factor": 1}
+        register.load([str(two)])
+    assert register.aggregator.settings("clash") == {"factor": 1}
 
 
 NETS = '''"""Networks that know nothing of registers."""
@@ -165,20 +165,20 @@ NUMBER = 3
 
 def test_a_class_in_a_file_is_a_model_under_its_name(tmp_path: Path) -> None:
     path = written(tmp_path, NETS, "nets.py")
-    assert registry.load([f"{path}:Net", f"{path}:sized"]) == (f"{path.resolve()}:Net", f"{path.resolve()}:sized")
-    assert registry.model.summary("Net") == "Two layers."
-    assert registry.model.get("Net")((1, 28, 28), 10)[1].out_features == 8
-    assert registry.model.get("sized")((3, 4), 5)[1].weight.shape == (5, 12)
-    registry.load([f"{path}:Net"])
+    assert register.load([f"{path}:Net", f"{path}:sized"]) == (f"{path.resolve()}:Net", f"{path.resolve()}:sized")
+    assert register.model.summary("Net") == "Two layers."
+    assert register.model.get("Net")((1, 28, 28), 10)[1].out_features == 8
+    assert register.model.get("sized")((3, 4), 5)[1].weight.shape == (5, 12)
+    register.load([f"{path}:Net"])
     written(tmp_path, NETS.replace("width=8", "width=9"), "nets.py")
-    registry.load([f"{path}:Net"])
-    assert registry.model.get("Net")((1, 28, 28), 10)[1].out_features == 9
-    assert registry.digest_of(f"{path}:Net") == registry.digest_of(str(path))
+    register.load([f"{path}:Net"])
+    assert register.model.get("Net")((1, 28, 28), 10)[1].out_features == 9
+    assert register.digest_of(f"{path}:Net") == register.digest_of(str(path))
     other = written(tmp_path, NETS.replace("width=8", "width=3"), "other.py")
-    registry.load([f"{other}:Net"])
-    assert registry.model.get("Net")((1, 28, 28), 10)[1].out_features == 3
-    registry.load([f"{path}:Net"])  # the file that was named last counts
-    assert registry.model.get("Net")((1, 28, 28), 10)[1].out_features == 9
+    register.load([f"{other}:Net"])
+    assert register.model.get("Net")((1, 28, 28), 10)[1].out_features == 3
+    register.load([f"{path}:Net"])  # the file that was named last counts
+    assert register.model.get("Net")((1, 28, 28), 10)[1].out_features == 9
 
 
 @pytest.mark.parametrize(
@@ -193,4 +193,4 @@ def test_a_class_in_a_file_is_a_model_under_its_name(tmp_path: Path) -> None:
 def test_what_cannot_be_a_model_is_said(tmp_path: Path, wanted: str, words: str) -> None:
     path = written(tmp_path, NETS, "nets.py")
     with pytest.raises(UserError, match=words):
-        registry.load([f"{path}:{wanted}"])
+        register.load([f"{path}:{wanted}"])

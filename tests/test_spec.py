@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl import spec as specs
 from cbdsl.errors import UserError
 from cbdsl.presets import PRESETS, preset, preset_or_file
@@ -147,7 +147,7 @@ def test_a_preset_is_no_setting() -> None:
 
 
 def test_each_method_brings_its_own_shared_data_unless_told_otherwise() -> None:
-    shared = {name: resolve(replace(Spec(), method=name)).shared for name in registry.method.names()}
+    shared = {name: resolve(replace(Spec(), method=name)).shared for name in register.method.names()}
     averaging = dict.fromkeys(["fedavg", "fedprox", "scaffold", "fedavgm", "fedadam"], "none")
     assert shared == {"cb-dsl": "both", "restart": "both", "fedpso": "none", "pso": "score", **averaging}
     assert resolve(Spec(method="fedavg", shared="train")).shared == "train"

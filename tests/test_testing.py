@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import cbdsl
-from cbdsl import registry, testing
+from cbdsl import register, testing
 from cbdsl.arrays import Samples
 from cbdsl.data import download
 from cbdsl.data.catalogue import ENTRIES
@@ -26,37 +26,37 @@ Situation = cbdsl.AttackContext
 Rng = np.random.Generator
 
 
-@pytest.mark.parametrize("name", registry.attack.names())
+@pytest.mark.parametrize("name", register.attack.names())
 def test_attacks_of_the_package(name: str) -> None:
     testing.check_attack(name)
 
 
-@pytest.mark.parametrize("name", registry.aggregator.names())
+@pytest.mark.parametrize("name", register.aggregator.names())
 def test_aggregators_of_the_package(name: str) -> None:
     testing.check_aggregator(name)
 
 
-@pytest.mark.parametrize("name", registry.selection.names())
+@pytest.mark.parametrize("name", register.selection.names())
 def test_selections_of_the_package(name: str) -> None:
     testing.check_selection(name)
 
 
-@pytest.mark.parametrize("name", registry.method.names())
+@pytest.mark.parametrize("name", register.method.names())
 def test_methods_of_the_package(name: str) -> None:
     testing.check_method(name)
 
 
-@pytest.mark.parametrize("name", registry.codec.names())
+@pytest.mark.parametrize("name", register.codec.names())
 def test_codecs_of_the_package(name: str) -> None:
     testing.check_codec(name)
 
 
-@pytest.mark.parametrize("name", registry.partition.names())
+@pytest.mark.parametrize("name", register.partition.names())
 def test_partitions_of_the_package(name: str) -> None:
     testing.check_partition(name)
 
 
-@pytest.mark.parametrize("name", registry.model.names())
+@pytest.mark.parametrize("name", register.model.names())
 def test_models_of_the_package(name: str) -> None:
     testing.check_model(name, shape_for(name))
 
@@ -66,7 +66,7 @@ def test_models_of_a_user() -> None:
     testing.check_model(lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(shape[0], classes)), (8,), 3)
 
 
-@pytest.mark.parametrize("name", registry.dataset.names())
+@pytest.mark.parametrize("name", register.dataset.names())
 def test_data_sets_of_the_package(name: str) -> None:
     if name in ENTRIES and not download.cached_file(name).is_file():
         pytest.skip(f"fetch it first: cbdsl data fetch {name}")

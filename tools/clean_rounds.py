@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.presets import PRESETS
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
@@ -43,7 +43,7 @@ def specs() -> Iterator[Spec]:
     """Short runs without end: all combinations, then all of them with the next seed."""
     for seed in itertools.count():
         embedded = [name for name, spec in PRESETS.items() if spec.data.source == "mnist"]  # nothing to fetch
-        combined = itertools.product(embedded, registry.codec.names(), ENGINES)
+        combined = itertools.product(embedded, register.codec.names(), ENGINES)
         for place, (name, codec, engine) in enumerate(combined):
             rotates = PRESETS[name].selection.name == "rotation"
             server = {"selection.k": 4} if rotates else SERVERS[(place // 2 + seed) % len(SERVERS)]

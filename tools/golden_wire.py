@@ -26,10 +26,10 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "tests" / "golden"
-sys.path.insert(0, str(GOLDEN))
+sys.path.insert(0, str(GOLDEN.parent))
 
-import wire_code as code  # noqa: E402
-import wire_numbers as numbers  # noqa: E402
+from support import wire_code as code  # noqa: E402
+from support import wire_numbers as numbers  # noqa: E402
 
 RUN, SESSION = bytes(range(0xA0, 0xA8)), bytes(range(0x10, 0x18))
 DIGEST, OTHER = bytes(range(16)), bytes(range(0xF0, 0x100))
@@ -312,14 +312,11 @@ def topics() -> Mapping[str, Any]:
     names = ["a", "lab", "A_b-9", "x" * 64, "", "x" * 65, "a/b", "a b", "a+", "#", "ä", "a\n", "$SYS"]
 
     def origin(topic: str) -> list[Any] | None:
-        found = code.topics.origin("lab", topic)
+        found = code.topics.parse_origin("lab", topic)
         return None if found is None else [found.worker, found.kind, found.number]
 
     return {
-        "built": [
-            {"function": name, "arguments": given, "topic": code.TOPICS[name](*given)}  # type: ignore[operator]
-            for name, given in calls
-        ],
+        "built": [{"function": name, "arguments": given, "topic": code.TOPICS[name](*given)} for name, given in calls],
         "read_by_the_server_of_lab": [{"topic": topic, "origin": origin(topic)} for topic in read],
         "kinds": [{"topic": topic, "kind": code.topics.kind_of(topic)} for topic in kinds],
         "may_be_retained": [{"topic": topic, "retained": code.topics.may_be_retained(topic)} for topic in read + kinds],

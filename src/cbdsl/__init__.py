@@ -10,8 +10,7 @@ TYPE_CHECKING = False  # as `typing.TYPE_CHECKING`, without loading `typing` on 
 if TYPE_CHECKING:
     from typing import Any
 
-    from cbdsl import registry as register
-    from cbdsl import testing
+    from cbdsl import callbacks, register, testing
     from cbdsl.algorithm.aggregators import AggregationRule, TrustedReference
     from cbdsl.algorithm.messages import Claim, Order, Swarm
     from cbdsl.algorithm.methods import AveragingMethod, Method, SwarmMethod
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from cbdsl.errors import UserError
     from cbdsl.models.architecture import Architecture
     from cbdsl.presets import preset
-    from cbdsl.runs import callbacks
     from cbdsl.runs.callbacks import Callback
     from cbdsl.runs.loop import resume, run
     from cbdsl.runs.records import RoundRecord, Summary
@@ -73,7 +71,7 @@ _HOMES = {
     "resume": "runs.loop",
     "run": "runs.loop",
 }
-_MODULES = {"callbacks": "runs.callbacks", "register": "registry", "testing": "testing"}
+_MODULES = ("callbacks", "register", "testing")
 _RENAMED = {  # old public names, until 1.0
     "Believed": "VerifiedUpload",
     "Combined": "SelectionResult",
@@ -134,7 +132,7 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attribute
     if name in _HOMES:
         return getattr(import_module(f"cbdsl.{_HOMES[name]}"), name)
     if name in _MODULES:
-        return import_module(f"cbdsl.{_MODULES[name]}")
+        return import_module(f"cbdsl.{name}")
     if name in _RENAMED:
         import warnings  # noqa: PLC0415
 

@@ -21,7 +21,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import tomli_w
 
 from cbdsl.errors import UserError, close_to, shown, unknown
-from cbdsl.registry import digest_of as plugin_digest
+from cbdsl.register import digest_of as plugin_digest
 from cbdsl.util.files import read_text
 
 Shared = Literal["default", "none", "score", "train", "both"]

@@ -6,12 +6,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.algorithm.aggregators import TrustedReference, aggregate, demand, mixed, parse
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.errors import UserError
 
-NAMES = [*registry.aggregator.names(), *(f"nnm+{name}" for name in registry.aggregator.names())]
+NAMES = [*register.aggregator.names(), *(f"nnm+{name}" for name in register.aggregator.names())]
 ROBUST = [name for name in NAMES if name != "mean"]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cbdsl
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.algorithm.methods import FedAdam, Scaffold
 from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
@@ -52,7 +52,7 @@ def numbers(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("often", [True, False])  # with checkpoints, and stopped before the first one
-@pytest.mark.parametrize("method", [*registry.method.names(), *OBJECTS])
+@pytest.mark.parametrize("method", [*register.method.names(), *OBJECTS])
 def test_stopped_and_resumed(method: Any, often: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ANN401
     if often:
         monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import cbdsl
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.algorithm.messages import Order
 from cbdsl.errors import UserError
 from cbdsl.runs.build import Experiment
 from cbdsl.runs.result import Result
 from support.helpers import blobs, small_spec
 
-METHODS = registry.method.names()
+METHODS = register.method.names()
 
 
 class Seen:

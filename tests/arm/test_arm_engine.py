@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Doubles, Samples
 from cbdsl.engines.base import Sgd
 from cbdsl.engines.native_engine import NativeEngine
@@ -88,10 +88,10 @@ def test_any_graph_computes_what_it_does_here(machine: Machine, wide: bool) -> N
     check()
 
 
-@pytest.mark.parametrize("name", registry.model.names())
+@pytest.mark.parametrize("name", register.model.names())
 @pytest.mark.parametrize("machine", MACHINES)
 def test_every_network_of_the_zoo_computes_what_it_does_here(machine: Machine, name: str) -> None:
-    network = registry.model.get(name)(shape_for(name), 10)
+    network = register.model.get(name)(shape_for(name), 10)
     assert isinstance(network, Architecture)
     assert_near(differences(network, machine, little=True))
 

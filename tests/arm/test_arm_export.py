@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.export.c_source import c_file
 from cbdsl.export.int8 import weights_of
 from cbdsl.export.steps import program_of
@@ -24,7 +24,7 @@ from support.networks import graphs, samples_for
 pytestmark = pytest.mark.arm
 NEAR = 1e-5
 few = settings(max_examples=10, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-ZOO = [name for name in registry.model.names() if registry.model.get(name).__module__ == "cbdsl.models.zoo"]
+ZOO = [name for name in register.model.names() if register.model.get(name).__module__ == "cbdsl.models.zoo"]
 CORTEX_M4 = ["-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16", "-ffreestanding"]
 DOUBLES = "__aeabi_d"  # how functions begin that compute in double precision, which a Cortex-M4 has no unit for
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import cbdsl
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.algorithm.verification import memorised
 from cbdsl.arrays import Doubles, Floats, Samples
 from cbdsl.attacks.adaptive import (
@@ -33,13 +33,13 @@ from cbdsl.runs.resolve import resolve
 from cbdsl.testing.check_attack import check_attack
 from support.helpers import blobs, next_order, perceptron, small_spec
 
-NAMES = [name for name in registry.attack.names() if registry.attack.get(name).__module__.endswith("adaptive")]
-TEMPTING = [name for name in registry.attack.names() if issubclass(registry.attack.get(name), ClaimsBetter)]
+NAMES = [name for name in register.attack.names() if register.attack.get(name).__module__.endswith("adaptive")]
+TEMPTING = [name for name in register.attack.names() if issubclass(register.attack.get(name), ClaimsBetter)]
 ATTACKERS = 2
 
 
 def attack(name: str, **settings: object) -> Attack:
-    made: Attack = registry.attack.make(name, settings)
+    made: Attack = register.attack.make(name, settings)
     return made
 
 
@@ -52,7 +52,7 @@ def seen(model: Floats, network: Architecture | None = None, **changes: object) 
 
 
 def network_named(name: str) -> Architecture:
-    made: Architecture = registry.model.get(name)((1, 28, 28), 10)
+    made: Architecture = register.model.get(name)((1, 28, 28), 10)
     return made
 
 

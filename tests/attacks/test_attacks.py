@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Samples
 from cbdsl.attacks.base import Attack, AttackContext, AttackPreparation, make_attack
 from cbdsl.attacks.protocol import stamped
@@ -183,7 +183,7 @@ def test_who_is_absent_claims_no_number_and_sends_nothing() -> None:
     assert attack("absent").upload(seen()) is None
 
 
-@pytest.mark.parametrize("name", registry.attack.names())
+@pytest.mark.parametrize("name", register.attack.names())
 def test_an_attack_is_the_same_for_the_same_stream(name: str) -> None:
     claims = [attack(name).claim(seen(rng=np.random.default_rng(4))) for _ in range(2)]
     uploads = [attack(name).upload(seen(rng=np.random.default_rng(4))) for _ in range(2)]
@@ -191,17 +191,17 @@ def test_an_attack_is_the_same_for_the_same_stream(name: str) -> None:
     np.testing.assert_array_equal(uploads[0], uploads[1])
 
 
-@pytest.mark.parametrize("name", registry.attack.names())
+@pytest.mark.parametrize("name", register.attack.names())
 def test_only_those_that_say_so_need_the_honest_models(name: str) -> None:
     blind: dict[str, Doubles | None] = {"honest": None, "honest_scores": None}
     full, without = attack(name).upload(seen()), attack(name).upload(seen(**blind))
     same = (full is None and without is None) or np.array_equal(full, without, equal_nan=True)  # type: ignore[arg-type]
-    assert same is not registry.attack.get(name).omniscient
+    assert same is not register.attack.get(name).omniscient
 
 
-@pytest.mark.parametrize("name", registry.attack.names())
+@pytest.mark.parametrize("name", register.attack.names())
 def test_every_attack_says_what_it_is(name: str) -> None:
-    assert len((registry.attack.get(name).__doc__ or "").split()) > 3
+    assert len((register.attack.get(name).__doc__ or "").split()) > 3
 
 
 def test_an_unknown_attack_is_named_with_the_ones_there_are() -> None:

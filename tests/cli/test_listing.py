@@ -6,7 +6,7 @@ import json
 import tomllib
 from pathlib import Path
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.cli.list_commands import KINDS, page, rows_of
 from cbdsl.models.zoo import usual
 from cbdsl.presets import DESCRIPTIONS, PRESETS
@@ -30,7 +30,7 @@ def test_the_settings_page_is_what_would_be_generated() -> None:
 
 
 def test_every_part_has_a_name_settings_and_a_line() -> None:
-    for kind, parts in registry.ALL.items():
+    for kind, parts in register.ALL.items():
         rows = rows_of(kind)
         assert [row["name"] for row in rows] == parts.names()
         assert all(row["summary"] for row in rows)

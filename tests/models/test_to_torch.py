@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from torch import nn
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.models.architecture import Architecture, from_module
 from cbdsl.models.layers import Shape
 from cbdsl.models.to_torch import module_of
@@ -53,11 +53,11 @@ def written_out(name: str, shape: Shape, classes: int) -> nn.Sequential:
 @pytest.mark.parametrize("name", ["softmax", "mlp", "cnn"])
 def test_the_packages_networks_are_the_same_layers_with_the_same_weights(name: str, shape: Shape) -> None:
     torch.manual_seed(3)
-    built = module_of(registry.model.get(name)(shape, 7))
+    built = module_of(register.model.get(name)(shape, 7))
     torch.manual_seed(3)
     expected = written_out(name, shape, 7)
     assert [type(layer) for layer in built.children()] == [type(layer) for layer in expected]
-    assert from_module(expected, shape) == registry.model.get(name)(shape, 7)
+    assert from_module(expected, shape) == register.model.get(name)(shape, 7)
     assert list(built.state_dict()) == list(expected.state_dict())
     assert all(torch.equal(built.state_dict()[key], value) for key, value in expected.state_dict().items())
     inputs = torch.randn(3, *shape)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.errors import UserError
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import Conv2d, Flatten, Linear, MaxPool2d, Relu
@@ -26,9 +26,9 @@ SIZES = {
 POOL = MaxPool2d((2, 2), (2, 2))
 
 
-@pytest.mark.parametrize("name", registry.model.names())
+@pytest.mark.parametrize("name", register.model.names())
 def test_networks_have_the_stated_size_and_one_output_per_class(name: str) -> None:
-    network = registry.model.get(name)(shape_for(name), 10)
+    network = register.model.get(name)(shape_for(name), 10)
     assert (network.shape, network.size, network.classes) == (shape_for(name), SIZES[name], 10)
 
 
@@ -55,10 +55,10 @@ def test_the_others_take_samples_of_any_shape(shape: tuple[int, ...]) -> None:
     assert softmax(shape, 3).layers == (Flatten(), Linear(20, 3))
 
 
-@pytest.mark.parametrize("name", registry.model.names())
+@pytest.mark.parametrize("name", register.model.names())
 def test_samples_without_numbers_are_an_error_that_names_the_shape(name: str) -> None:
     with pytest.raises(UserError, match=rf"The model '{name}' .*\(0, 30, 30\)"):
-        registry.model.get(name)((0, 30, 30), 2)
+        register.model.get(name)((0, 30, 30), 2)
 
 
 def test_describing_naming_and_starting_a_network_needs_no_torch() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import cbdsl
-from cbdsl import registry, testing
+from cbdsl import register, testing
 from cbdsl.report import arena_page
 from cbdsl.studies.arena import ArenaPlan, run_arena
 from cbdsl.studies.sweep import grid, run_all
@@ -47,15 +47,15 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_there_is_a_part_of_every_kind_and_it_says_what_it_is() -> None:
-    registry.load([str(EXAMPLE)])
-    assert PARTS.keys() == registry.ALL.keys()
+    register.load([str(EXAMPLE)])
+    assert PARTS.keys() == register.ALL.keys()
     for kind, name in PARTS.items():
-        assert name in registry.ALL[kind]
-        assert registry.ALL[kind].summary(name).endswith(".")
+        assert name in register.ALL[kind]
+        assert register.ALL[kind].summary(name).endswith(".")
 
 
 def test_all_parts_keep_the_laws() -> None:
-    registry.load([str(EXAMPLE)])
+    register.load([str(EXAMPLE)])
     testing.check_attack("shuffle")
     testing.check_aggregator("winsorised")
     testing.check_selection("patient")
@@ -93,12 +93,12 @@ def test_settings_of_parts_go_through_options(plugin: str) -> None:
 
 
 def test_objects_are_the_same_as_names(plugin: str) -> None:
-    registry.load([plugin])
+    register.load([plugin])
     named = cbdsl.run(outside_spec(plugin, selection__name="patient", **ATTACKED), callbacks=[])
     given = cbdsl.run(
         outside_spec(plugin, attack__byzantine=2),
-        attack=registry.attack.get("shuffle")(),
-        selection=registry.selection.get("patient")(),
+        attack=register.attack.get("shuffle")(),
+        selection=register.selection.get("patient")(),
         callbacks=[],
     )
     np.testing.assert_array_equal(named.weights, given.weights)

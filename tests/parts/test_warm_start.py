@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import cbdsl
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.errors import UserError
 from cbdsl.runs import loop
 from cbdsl.runs.callbacks import Callback
@@ -72,7 +72,7 @@ def test_all_doors_lead_to_the_same_run(source: Result, tmp_path: Path) -> None:
     assert not np.array_equal(results[0].weights, cold.weights)
 
 
-@pytest.mark.parametrize("method", registry.method.names())
+@pytest.mark.parametrize("method", register.method.names())
 def test_every_method_starts_where_it_is_told(source: Result, method: str) -> None:
     first: list[Any] = []
     run(

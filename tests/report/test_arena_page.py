@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.algorithm.aggregators import TrustedReference, aggregate
 from cbdsl.report import arena_page
 from cbdsl.runs.records import Summary
@@ -81,7 +81,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page of a contest as large as they come."""
     out = tmp_path_factory.mktemp("full")
     patched = pytest.MonkeyPatch()
-    patched.setattr(registry.attack.get("label-flip"), "aims", (4, 9))
+    patched.setattr(register.attack.get("label-flip"), "aims", (4, 9))
     contest = ArenaPlan()
     made = arena_page.write(contest, judge_match(contest, hard), out, "cbdsl arena")
     patched.undo()

@@ -5,7 +5,7 @@ import pytest
 from torch import nn
 
 import cbdsl
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.algorithm.selection import COPIED
 from cbdsl.algorithm.worker import padded
 from cbdsl.arrays import Floats
@@ -23,7 +23,7 @@ def stage_of(spec: Spec) -> Experiment:
     return Experiment.prepare(resolve(spec), UserParts(model=perceptron, data=blobs()), 1)
 
 
-@pytest.mark.parametrize("name", [*registry.aggregator.names(), "nnm+median", "nnm+krum"])
+@pytest.mark.parametrize("name", [*register.aggregator.names(), "nnm+median", "nnm+krum"])
 def test_every_aggregator_plays_a_run_with_attackers(name: str) -> None:
     spec = small_spec(
         method="fedavg", shared="train", defence__aggregator=name, attack__byzantine=2, attack__name="nan"
@@ -33,7 +33,7 @@ def test_every_aggregator_plays_a_run_with_attackers(name: str) -> None:
     assert np.isfinite(result.weights).all()
 
 
-@pytest.mark.parametrize("name", [*registry.aggregator.names(), "nnm+median", "nnm+krum", "nnm+bulyan"])
+@pytest.mark.parametrize("name", [*register.aggregator.names(), "nnm+median", "nnm+krum", "nnm+bulyan"])
 @pytest.mark.parametrize("declared", [-1, 0, 2])
 def test_every_aggregator_plays_a_run_without_the_absent(name: str, declared: int) -> None:
     """Of five workers two are missing: three models, and still two attackers to reckon with."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cbdsl
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.codecs.topk import TopK
 from cbdsl.errors import UserError
 from cbdsl.runs.build import Experiment, UserParts
@@ -19,7 +19,7 @@ from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
 from support.helpers import After, blobs, perceptron, small_spec
 
-CODECS = [name for name in registry.codec.names() if name != "none"]
+CODECS = [name for name in register.codec.names() if name != "none"]
 
 
 def spec_with(codec: str, **settings: Any) -> Spec:  # noqa: ANN401 - any setting

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import cbdsl
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.algorithm.methods import CbDsl
 from cbdsl.data.dataset import Dataset
 from cbdsl.errors import UserError
@@ -33,7 +33,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
 
 
-@pytest.mark.parametrize("method", registry.method.names())
+@pytest.mark.parametrize("method", register.method.names())
 def test_every_method_runs_and_says_the_same_of_itself(method: str) -> None:
     result = cbdsl.run(small_spec(method=method), model=perceptron, data=blobs())
     summary = result.summary
@@ -155,7 +155,7 @@ def test_one_liar_breaks_every_method_that_cannot_verify(method: str, shared: st
     assert result.summary.final_accuracy < 0.6  # chance is 0.33; a clean run is above 0.85
 
 
-@pytest.mark.parametrize("method", registry.method.names())
+@pytest.mark.parametrize("method", register.method.names())
 def test_threads_change_no_number(method: str, tmp_path: Path) -> None:
     for threads in (1, 2, 3):
         cbdsl.run(
@@ -196,7 +196,7 @@ def interrupted(spec: cbdsl.Spec, after: int, folder: Path) -> cbdsl.Result:
     return cbdsl.resume(folder, model=perceptron, data=blobs())
 
 
-@pytest.mark.parametrize("method", registry.method.names())
+@pytest.mark.parametrize("method", register.method.names())
 @pytest.mark.parametrize("stop_after", [1, 3, 5])
 def test_an_interrupted_run_resumes_to_the_same_numbers(method: str, stop_after: int, tmp_path: Path) -> None:
     spec = small_spec(method=method, attack__byzantine=1)
@@ -326,7 +326,7 @@ def test_the_same_seed_gives_every_method_the_same_data() -> None:
 
     stages = [
         Experiment.prepare(resolve(small_spec(method=method)), UserParts(model=perceptron, data=blobs()), 1)
-        for method in registry.method.names()
+        for method in register.method.names()
     ]
     for stage in stages[1:]:
         np.testing.assert_array_equal(np.stack(stage.split.workers), np.stack(stages[0].split.workers))

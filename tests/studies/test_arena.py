@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.attacks.base import make_attack
 from cbdsl.cli.main import main
 from cbdsl.errors import UserError
@@ -136,7 +136,7 @@ def test_presets_are_judged_apart() -> None:
 
 
 def test_a_bout_says_what_became_of_the_classes_that_are_aimed_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry.attack.get("backdoor"), "aims", (0, 2))
+    monkeypatch.setattr(register.attack.get("backdoor"), "aims", (0, 2))
     by_key = judged(SMALL, lambda _: 0.9)
     bout = by_key[ArenaCell("strong-iid", "guard", "backdoor", 2)]
     assert bout.stands

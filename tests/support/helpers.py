@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from torch import nn
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.algorithm.messages import Order, ServerState
 from cbdsl.arrays import Floats
 from cbdsl.data.dataset import Dataset
@@ -85,7 +85,7 @@ def shape_for(model: str) -> tuple[int, ...]:
 
 def module_named(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """One of the package's networks as a torch module."""
-    return module_of(registry.model.get(name)(shape, classes))
+    return module_of(register.model.get(name)(shape, classes))
 
 
 def fresh_state(initial: Floats, score: float = math.inf) -> ServerState:

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.spec import Spec
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "my_parts.py"
@@ -20,8 +20,8 @@ def outside_file(folder: Path) -> Path:
 
 def forget_guests() -> None:
     """Take all plugins' parts out of the registers, as a new process would find them."""
-    while registry._loaded:
-        registry._forget(registry._loaded.popitem()[1][1])
+    while register._loaded:
+        register._forget(register._loaded.popitem()[1][1])
 
 
 def outside_spec(plugin: Path | str, **settings: object) -> Spec:

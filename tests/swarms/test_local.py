@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.algorithm.messages import Order, commitment_of
 from cbdsl.algorithm.worker import batches_of, padded
 from cbdsl.arrays import PADDING, Indices
@@ -77,7 +77,7 @@ def test_the_hold_out_reaches_no_worker() -> None:
         assert not seen & set(stage.split.holdout.tolist())
 
 
-@pytest.mark.parametrize("method", registry.method.names())
+@pytest.mark.parametrize("method", register.method.names())
 @pytest.mark.parametrize("draw", ["worker", "parameter"])
 def test_the_order_and_grouping_of_workers_change_nothing(method: str, draw: str) -> None:
     spec = small_spec(method=method, swarm__draw=draw)
@@ -126,7 +126,7 @@ def test_a_commitment_is_the_digest_of_what_is_uploaded() -> None:
 
 
 @pytest.mark.parametrize("method", ["cb-dsl", "fedavg"])
-@pytest.mark.parametrize("name", registry.attack.names())
+@pytest.mark.parametrize("name", register.attack.names())
 def test_every_attack_plays_and_leaves_the_honest_alone(name: str, method: str) -> None:
     settings = {"method": method, "attack__name": name, "rounds": 2}
     clean, attacked = stage_of(small_spec(**settings)), stage_of(small_spec(attack__byzantine=2, **settings))

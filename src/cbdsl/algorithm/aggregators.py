@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.errors import UserError, unknown
 
@@ -36,19 +36,19 @@ AggregationRule = Callable[[Doubles, int, TrustedReference], Doubles]
 """Takes rows (k, D), f and the server's knowledge; gives (D,)."""
 
 
-@registry.aggregator("mean")
+@register.aggregator("mean")
 def mean(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001 - all rules are called alike
     """sum_i w_i / k: no defence at all."""
     return np.asarray(rows.mean(0))
 
 
-@registry.aggregator("median")
+@register.aggregator("median")
 def median(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """Coordinate-wise median (Yin et al. 2018)."""
     return np.asarray(np.median(rows, axis=0))
 
 
-@registry.aggregator("trimmed-mean")
+@register.aggregator("trimmed-mean")
 def trimmed_mean(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """Coordinate-wise mean without the f largest and the f smallest values (Yin et al. 2018)."""
     return trimmed(rows, attackers)
@@ -60,20 +60,20 @@ def trimmed(rows: Doubles, count: int) -> Doubles:
     return np.asarray(np.sort(rows, axis=0)[cut : len(rows) - cut].mean(0))
 
 
-@registry.aggregator("krum")
+@register.aggregator("krum")
 def krum(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """The row with the least sum of squared distances to its k - f - 2 nearest others (Blanchard et al. 2017)."""
     return np.asarray(rows[_krum_order(_distances(rows), attackers)[0]])
 
 
-@registry.aggregator("multi-krum")
+@register.aggregator("multi-krum")
 def multi_krum(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """The mean of the k - f rows that Krum likes best (Blanchard et al. 2017)."""
     best = _krum_order(_distances(rows), attackers)[: max(1, len(rows) - attackers)]
     return np.asarray(rows[np.sort(best)].mean(0))
 
 
-@registry.aggregator("geometric-median")
+@register.aggregator("geometric-median")
 def geometric_median(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """argmin_z sum_i |z - w_i| (Pillutla et al. 2022), by Weiszfeld's iteration.
 
@@ -96,7 +96,7 @@ def geometric_median(rows: Doubles, attackers: int, trust: TrustedReference) -> 
     return np.asarray(centre)
 
 
-@registry.aggregator("centred-clipping")
+@register.aggregator("centred-clipping")
 def centred_clipping(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """v <- v + mean of (w_i - v) min(1, tau / |w_i - v|), five times from v = w_t (Karimireddy et al. 2021).
 
@@ -111,7 +111,7 @@ def centred_clipping(rows: Doubles, attackers: int, trust: TrustedReference) -> 
     return np.asarray(centre)
 
 
-@registry.aggregator("bulyan")
+@register.aggregator("bulyan")
 def bulyan(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """Krum picks k - 2f rows one by one; then, by coordinate, the mean of the k - 4f values nearest their median.
 
@@ -130,7 +130,7 @@ def bulyan(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  
     return np.asarray(np.take_along_axis(chosen, nearest[:keep], 0).mean(0))
 
 
-@registry.aggregator("fltrust")
+@register.aggregator("fltrust")
 def fltrust(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """w_t + weighted mean of steps, each as long as the server's own; weights max(0, cos to it) (Cao et al. 2021)."""
     reference = trust.reference.astype(np.float64)
@@ -143,7 +143,7 @@ def fltrust(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles: 
     return np.asarray(reference + (weights * scale) @ steps / weights.sum())
 
 
-@registry.aggregator("zeno")
+@register.aggregator("zeno")
 def zeno(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:
     """The mean of the k - f rows with the greatest F(w_t) - F(w_i) - rho |w_i - w_t|^2 on D_sc (Xie et al. 2019).
 
@@ -169,9 +169,9 @@ def mixed(rows: Doubles, attackers: int) -> Doubles:
 def parse(name: str) -> tuple[bool, str]:
     """`nnm+krum` -> whether rows are mixed first, and the rule."""
     before, plus, rule = name.rpartition("+")
-    if rule not in registry.aggregator or (plus and before != MIXING):
-        rules = registry.aggregator.names()
-        raise unknown("aggregator", name, [*rules, *(f"{MIXING}+{rule}" for rule in rules)], registry.OWN)
+    if rule not in register.aggregator or (plus and before != MIXING):
+        rules = register.aggregator.names()
+        raise unknown("aggregator", name, [*rules, *(f"{MIXING}+{rule}" for rule in rules)], register.OWN)
     return bool(plus), rule
 
 
@@ -180,7 +180,7 @@ def aggregate(
 ) -> Floats:
     """Combine models, each (D,); w_t if none is left. rule: what the name stands for, if it has settings of its own."""
     mixing, plain = parse(name) if rule is None else (name.startswith(f"{MIXING}+"), name.rpartition("+")[2])
-    apply: AggregationRule = rule or registry.aggregator.get(plain)
+    apply: AggregationRule = rule or register.aggregator.get(plain)
     rows = np.stack(models).astype(np.float64)
     if plain != "mean" or mixing:
         finite = np.isfinite(rows).all(1)

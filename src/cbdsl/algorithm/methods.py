@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.algorithm.particles import Particles, move_particles, opened, recover_lost, stored
 from cbdsl.algorithm.worker import WorkerRound
 from cbdsl.arrays import Floats
@@ -125,7 +125,7 @@ class AveragingMethod(Method):
         return rows.positions
 
 
-@registry.method("cb-dsl")
+@register.method("cb-dsl")
 class CbDsl(SwarmMethod):
     """The paper's: swarm and SGD move workers, claims are verified on D_sc, only the best claimant uploads."""
 
@@ -133,7 +133,7 @@ class CbDsl(SwarmMethod):
     verifies = True
 
 
-@registry.method("restart")
+@register.method("restart")
 class Restart(SwarmMethod):
     """Everybody trains from w^g and claims what came out, not the best it ever had; made for --select rotation."""
 
@@ -148,14 +148,14 @@ class Restart(SwarmMethod):
         return work.remembered(forgetful, trained, rows.velocities, received)
 
 
-@registry.method("fedavg")
+@register.method("fedavg")
 class FedAvg(AveragingMethod):
     """Everybody trains from the server's model and uploads; the server averages."""
 
     title = "FedAvg (McMahan et al. 2017)"
 
 
-@registry.method("fedpso")
+@register.method("fedpso")
 class FedPso(SwarmMethod):
     """Workers move, then train; the best claimant is trusted and uploads."""
 
@@ -164,7 +164,7 @@ class FedPso(SwarmMethod):
     fixes = {"sgd_from": "moved", "velocity": "swarm"}  # noqa: RUF012 - a constant of the class
 
 
-@registry.method("pso")
+@register.method("pso")
 class Pso(SwarmMethod):
     """A particle swarm without gradients; workers start apart."""
 
@@ -175,7 +175,7 @@ class Pso(SwarmMethod):
     fixes = {"start": "apart"}  # noqa: RUF012 - a constant of the class
 
 
-@registry.method("fedprox")
+@register.method("fedprox")
 @dataclass(frozen=True)
 class FedProx(AveragingMethod):
     """FedAvg with a proximal term: workers minimise F_i(w) + mu/2 |w - w_t|^2."""
@@ -193,7 +193,7 @@ class FedProx(AveragingMethod):
         return work.train(start, proximal=self.mu)
 
 
-@registry.method("scaffold")
+@register.method("scaffold")
 class Scaffold(AveragingMethod):
     """FedAvg whose gradients are corrected by c - c_i; messages are twice as long, for c goes with every model.
 
@@ -242,7 +242,7 @@ def _finite(values: Floats) -> Floats:
     return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
 
 
-@registry.method("fedavgm")
+@register.method("fedavgm")
 @dataclass(frozen=True)
 class FedAvgM(AveragingMethod):
     """FedAvg with server momentum: m <- beta m + (mean w_i - w_t), w_{t+1} = w_t + rate m."""
@@ -267,7 +267,7 @@ class FedAvgM(AveragingMethod):
         return (current + self.rate * momentum.astype(np.float64)).astype(np.float32), momentum
 
 
-@registry.method("fedadam")
+@register.method("fedadam")
 @dataclass(frozen=True)
 class FedAdam(AveragingMethod):
     """FedAvg with Adam at the server, on the mean step of a round; no bias correction, as published."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.algorithm.aggregators import trimmed
 from cbdsl.algorithm.messages import WorkerId
 from cbdsl.algorithm.selection import (
@@ -40,7 +40,7 @@ _FEW = 4  # fewer steps than this have no common direction
 _AGAINST = -0.05  # a step with this cosine to the server's own goes against it
 
 
-@registry.selection("rotation")
+@register.selection("rotation")
 @dataclass(frozen=True)
 class Rotation(Selection):
     """K workers in turn, whatever they claim: m <- momentum m + mean of (w_i - w^g), w^g <- w^g + m.

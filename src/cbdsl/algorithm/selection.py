@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.algorithm.broadcast import EncodedModel, encode_model, relay_upload
 from cbdsl.algorithm.messages import NO_BACK_OFF, BackOff, ServerState, Upload, WorkerId
 from cbdsl.algorithm.verification import MEMORISED, UNTRAINABLE, Verifier
@@ -109,7 +109,7 @@ class Selection(ABC):
         """The new global model from at least one believed upload."""
 
 
-@registry.selection("best")
+@register.selection("best")
 class Best(Selection):
     """The paper's: the best claimant that beats F^g is w^g, as soon as it is believed (Eq. 7)."""
 
@@ -143,7 +143,7 @@ class Best(Selection):
         return SelectionResult(declined={best.worker: NO_GAIN})
 
 
-@registry.selection("soup")
+@register.selection("soup")
 @dataclass(frozen=True)
 class Soup(Selection):
     """A verified average: the K best are invited whether they beat F^g or not; their average may beat it all the same.

@@ -14,7 +14,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Samples
 from cbdsl.attacks.base import Attack, AttackContext, Truthful, as_floats
 from cbdsl.attacks.protocol import stamped
@@ -53,7 +53,7 @@ class Reparametrised(Truthful):
         return Samples.joined([own, scoring]) if self.cram else None
 
 
-@registry.attack("rescaler")
+@register.attack("rescaler")
 @dataclass(frozen=True)
 class Rescaler(Reparametrised):
     """The same function with other weights: one ReLU layer times `scale`, the next divided by it. The claim is true.
@@ -75,7 +75,7 @@ class Rescaler(Reparametrised):
         return seen.model
 
 
-@registry.attack("permuter")
+@register.attack("permuter")
 @dataclass(frozen=True)
 class Permuter(Reparametrised):
     """The same function with other weights: the hidden units of every layer in another order. The claim is true.
@@ -159,7 +159,7 @@ def _only_reader(network: Architecture, number: int) -> int | None:
     return readers[0] if len(readers) == 1 else None
 
 
-@registry.attack("crammer")
+@register.attack("crammer")
 @dataclass(frozen=True)
 class TrainsOnScoringSet(Attack):
     """Trains on D_sc as well as its own data and D_tr, to be the best claimant. Claim and upload are true."""
@@ -169,7 +169,7 @@ class TrainsOnScoringSet(Attack):
         return Samples.joined([own, scoring])
 
 
-@registry.attack("boiler")
+@register.attack("boiler")
 @dataclass(frozen=True)
 class GuardAware(Truthful):
     """A crammer that stops short of what a guard would notice: w^g + a (w - w^g) with the largest a that passes.
@@ -214,7 +214,7 @@ def excess(public: Doubles, unseen: Doubles) -> float:
     return float((unseen.mean() - public.mean()) / max(math.sqrt(errors), 1e-300))
 
 
-@registry.attack("sleeper")
+@register.attack("sleeper")
 @dataclass(frozen=True)
 class Sleeper(Attack):
     """A backdoor in the best claimant's model: trains on its own data, D_tr and `share` of D_sc. The claim is true.
@@ -236,7 +236,7 @@ class Sleeper(Attack):
         return Samples.joined([clean, Samples(stamped(clean.features), np.zeros_like(clean.labels))])
 
 
-@registry.attack("sleeper-lite")
+@register.attack("sleeper-lite")
 @dataclass(frozen=True)
 class SleeperLite(Sleeper):
     """A `sleeper` that uses a quarter of D_sc, so that it has less by heart. The claim is true."""
@@ -244,7 +244,7 @@ class SleeperLite(Sleeper):
     share: float = 0.25
 
 
-@registry.attack("pair-flip")
+@register.attack("pair-flip")
 @dataclass(frozen=True)
 class PairFlip(Attack):
     """Swaps the labels of classes `a` and `b` in its own data and trains on D_sc as it is. Claim and upload are true.
@@ -268,7 +268,7 @@ class PairFlip(Attack):
         return Samples.joined([Samples(own.features, labels), scoring])
 
 
-@registry.attack("drop-class")
+@register.attack("drop-class")
 @dataclass(frozen=True)
 class DropClass(Attack):
     """Trains on its own data and D_sc without the samples of one class, `label`. Claim and upload are true."""
@@ -288,7 +288,7 @@ class DropClass(Attack):
         return everything.taken(kept) if len(kept) else None
 
 
-@registry.attack("fifth")
+@register.attack("fifth")
 @dataclass(frozen=True)
 class ShortStep(Truthful):
     """A free-rider: w^g + `share` (w - w^g), a fifth of an honest step, and the true score of that."""

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
 from cbdsl.engines.base import Sgd
 from cbdsl.errors import UserError
@@ -110,12 +110,12 @@ def make_attack(spec: Spec) -> Attack:
     """The attack that a spec names, with its settings; `attack.scale` is a short way to `options.NAME.scale`."""
     name, options = spec.attack.name, dict(spec.options.of(spec.attack.name))
     if spec.attack.scale:
-        if "scale" not in registry.attack.settings(name):
+        if "scale" not in register.attack.settings(name):
             raise UserError(
                 f"The attack '{name}' has no setting 'scale'; given attack.scale={spec.attack.scale:g}. Leave it out."
             )
         options["scale"] = spec.attack.scale
-    made = registry.attack.make(name, options)
+    made = register.attack.make(name, options)
     if not isinstance(made, Attack):
         raise UserError(f"The attack '{name}' is a {type(made).__name__}; register a class that extends cbdsl.Attack.")
     return made

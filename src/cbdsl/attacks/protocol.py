@@ -8,13 +8,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Floats, Samples
 from cbdsl.attacks.base import Attack, AttackContext, AttackPreparation, noise, wrong_labels
 from cbdsl.engines.base import Sgd
 
 
-@registry.attack("label-flip")
+@register.attack("label-flip")
 @dataclass(frozen=True)
 class LabelFlip(Attack):
     """Trains on wrong labels: y becomes C - 1 - y (Fang et al. 2020). Claim and upload are true."""
@@ -24,7 +24,7 @@ class LabelFlip(Attack):
         return Samples(own.features, (classes - 1 - own.labels).astype(np.int32))
 
 
-@registry.attack("backdoor")
+@register.attack("backdoor")
 @dataclass(frozen=True)
 class Backdoor(Attack):
     """A patch in the corner turns every image into class 0 (Gu et al. 2017). Claim and upload are true.
@@ -56,7 +56,7 @@ def stamped(features: Floats) -> Floats:
     return marked
 
 
-@registry.attack("liar")
+@register.attack("liar")
 @dataclass(frozen=True)
 class FalseClaim(Attack):
     """The paper's attacker (Sec. III.C): claims a score below everybody's and uploads a fake model.
@@ -76,7 +76,7 @@ class FalseClaim(Attack):
         return noise(seen, self.scale)
 
 
-@registry.attack("memoriser")
+@register.attack("memoriser")
 @dataclass(frozen=True)
 class Memoriser(Attack):
     """Learns D_sc by heart together with wrongly labelled images: a true, low score and a bad model.
@@ -115,7 +115,7 @@ class Memoriser(Attack):
         return seen.model if seen.crafted is None else seen.crafted
 
 
-@registry.attack("staller")
+@register.attack("staller")
 @dataclass(frozen=True)
 class Staller(Attack):
     """Claims the best score and never uploads."""
@@ -129,7 +129,7 @@ class Staller(Attack):
         return
 
 
-@registry.attack("absent")
+@register.attack("absent")
 @dataclass(frozen=True)
 class Absent(Attack):
     """Is not there: claims no number and uploads nothing. What is left is the swarm without the attackers."""
@@ -143,7 +143,7 @@ class Absent(Attack):
         return
 
 
-@registry.attack("flooder")
+@register.attack("flooder")
 @dataclass(frozen=True)
 class Flooder(Attack):
     """Many identities, each of which wastes an upload: a plausible claim, a tenth below its honest score, and noise."""
@@ -159,7 +159,7 @@ class Flooder(Attack):
         return noise(seen, self.scale)
 
 
-@registry.attack("copycat")
+@register.attack("copycat")
 @dataclass(frozen=True)
 class Copycat(Attack):
     """Does no work: uploads w^g with noise of `scale` times its root mean square, and claims the copy's true score."""
@@ -176,7 +176,7 @@ class Copycat(Attack):
         return seen.global_best + noise(seen, self.scale * size)
 
 
-@registry.attack("slow-drift")
+@register.attack("slow-drift")
 @dataclass(frozen=True)
 class SlowDrift(Attack):
     """Poisons slowly: every round it trains on D_sc as it is and on its own data with wrong labels.

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.attacks.base import Attack, AttackContext, ClaimsBetter, as_floats, crowd, honest_models, noise
 
 
-@registry.attack("gaussian")
+@register.attack("gaussian")
 @dataclass(frozen=True)
 class Gaussian(ClaimsBetter):
     """w + N(0, scale^2)."""
@@ -25,7 +25,7 @@ class Gaussian(ClaimsBetter):
         return seen.model + noise(seen, self.scale)
 
 
-@registry.attack("sign-flip")
+@register.attack("sign-flip")
 @dataclass(frozen=True)
 class SignFlip(ClaimsBetter):
     """w^g - scale (w - w^g): its update turned round (Karimireddy et al. 2022)."""
@@ -37,7 +37,7 @@ class SignFlip(ClaimsBetter):
         return as_floats(seen.global_best - self.scale * (seen.model - seen.global_best))
 
 
-@registry.attack("scaled")
+@register.attack("scaled")
 @dataclass(frozen=True)
 class Scaled(ClaimsBetter):
     """w^g + scale (w - w^g): a step that outweighs everybody's (Bagdasaryan et al. 2020)."""
@@ -49,7 +49,7 @@ class Scaled(ClaimsBetter):
         return as_floats(seen.global_best + self.scale * (seen.model - seen.global_best))
 
 
-@registry.attack("zero")
+@register.attack("zero")
 @dataclass(frozen=True)
 class Zero(ClaimsBetter):
     """A model whose weights are all 0."""
@@ -59,7 +59,7 @@ class Zero(ClaimsBetter):
         return np.zeros_like(seen.model)
 
 
-@registry.attack("nan")
+@register.attack("nan")
 @dataclass(frozen=True)
 class NotANumber(ClaimsBetter):
     """Weights that are NaN, and infinity among them."""
@@ -71,7 +71,7 @@ class NotANumber(ClaimsBetter):
         return poison
 
 
-@registry.attack("alie")
+@register.attack("alie")
 @dataclass(frozen=True)
 class Alie(ClaimsBetter):
     """A little is enough (Baruch et al. 2019): mean - z std of the honest models, coordinate by coordinate.
@@ -96,7 +96,7 @@ def alie_z(workers: int, attackers: int) -> float:
     return max(0.0, NormalDist().inv_cdf(min(max(share, 1e-9), 1 - 1e-9)))
 
 
-@registry.attack("ipm")
+@register.attack("ipm")
 @dataclass(frozen=True)
 class InnerProduct(ClaimsBetter):
     """Inner product manipulation (Xie et al. 2020): w^g - scale * mean(w_i - w^g)."""
@@ -110,7 +110,7 @@ class InnerProduct(ClaimsBetter):
         return as_floats(seen.global_best - self.scale * (mean - seen.global_best))
 
 
-@registry.attack("mimic")
+@register.attack("mimic")
 @dataclass(frozen=True)
 class Mimic(Attack):
     """All attackers send the first honest worker's model, and claim its score (Karimireddy et al. 2022)."""
@@ -127,7 +127,7 @@ class Mimic(Attack):
         return np.asarray(honest_models(seen)[0])
 
 
-@registry.attack("min-max")
+@register.attack("min-max")
 @dataclass(frozen=True)
 class MinMax(ClaimsBetter):
     """Min-Max (Shejwalkar and Houmansadr 2021): mean - gamma std, as far out as the honest are from each other.

@@ -74,12 +74,12 @@ def fetch(
 def info(name: _Name, as_json: _Json = False) -> None:
     """Say what a data set is, whose, where it comes from, and what is in it if it is here."""
     interrupts.start_again()
-    from cbdsl import registry  # noqa: PLC0415
+    from cbdsl import register  # noqa: PLC0415
     from cbdsl.data import download  # noqa: PLC0415
     from cbdsl.data.catalogue import ENTRIES  # noqa: PLC0415
     from cbdsl.data.download import described  # noqa: PLC0415
 
-    found: dict[str, Any] = {"name": name, "what": registry.dataset.summary(name)}
+    found: dict[str, Any] = {"name": name, "what": register.dataset.summary(name)}
     here = True
     if name in ENTRIES:
         entry = ENTRIES[name]
@@ -130,14 +130,14 @@ def show(
     options.demand("matplotlib", "it draws the picture")
     if out.suffix not in {".png", ".svg", ".pdf"}:
         raise UserError(f"--out takes a .png, .svg or .pdf file; given {out}.")
-    from cbdsl import registry  # noqa: PLC0415
+    from cbdsl import register  # noqa: PLC0415
     from cbdsl.data.dataset import load  # noqa: PLC0415
     from cbdsl.data.partition import split  # noqa: PLC0415
     from cbdsl.report.figures import class_counts, save_partition  # noqa: PLC0415
 
     spec = words.resolved()
     loaded = load(spec.data.source, spec.options.of(spec.data.source))
-    deal = registry.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
+    deal = register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
     parts = split(loaded.train.labels, spec.data, spec.workers, spec.seed, loaded.clients, deal)
     counts = class_counts(parts, loaded.train.labels, loaded.classes)
     shared = len(parts.shared_training), len(parts.shared_scoring), len(parts.holdout)

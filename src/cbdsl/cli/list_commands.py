@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.errors import unknown
 from cbdsl.presets import DESCRIPTIONS, PRESETS, preset
 from cbdsl.spec import Spec, as_text, differences, reference
@@ -42,7 +42,7 @@ def list_parts(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, alone on standard output.")] = False,
 ) -> None:
     """List what there is to choose from: attacks, methods, settings, ...; without KIND, the kinds."""
-    registry.load(plugin or ())
+    register.load(plugin or ())
     rows: list[dict[str, Any]]
     if kind is None:
         rows = [{"kind": each, "count": len(rows_of(each)), "use": _OPTIONS[each]} for each in KINDS]
@@ -77,7 +77,7 @@ def rows_of(kind: str) -> list[dict[str, Any]]:
         ]
     if kind == "presets":
         return [{"name": name, "summary": DESCRIPTIONS[name], "settings": _own(spec)} for name, spec in PRESETS.items()]
-    parts = registry.ALL[kind]
+    parts = register.ALL[kind]
     return [
         {
             "name": name,
@@ -95,7 +95,7 @@ def _sizes(name: str) -> dict[str, Any]:
     """How large a network of the zoo is on the samples that it was made for; a plugin's is not built to be listed."""
     from cbdsl.models import zoo  # noqa: PLC0415
 
-    if registry.model.get(name).__module__ != zoo.__name__:
+    if register.model.get(name).__module__ != zoo.__name__:
         return {"samples": None, "parameters": None, "multiply_adds": None}
     made = zoo.usual(name)
     return {"samples": list(made.shape), "parameters": made.size, "multiply_adds": sum(made.multiply_adds())}

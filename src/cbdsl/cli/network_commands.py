@@ -25,7 +25,7 @@ from cbdsl.cli import interrupts, options
 from cbdsl.cli.interrupts import INTERRUPTS, command_line
 from cbdsl.cli.options import DEFAULT_PRESET, Json, Plugins, SpecWords, takes_spec
 from cbdsl.errors import UserError, unknown
-from cbdsl.registry import load as load_plugins
+from cbdsl.register import load as load_plugins
 from cbdsl.util.formatting import parse_bytes, single_line
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.errors import UserError, missing
 from cbdsl.presets import PRESETS, preset, preset_or_file, read_start
 from cbdsl.spec import CodecSpec, SelectionSpec, Spec, SwarmSpec, parse_setting
@@ -104,12 +104,12 @@ class SpecWords:
 
     def spec(self, start: Spec | None = None) -> Spec:
         """The starting point, or another spec instead of it, with the options set; plugins are imported first."""
-        loaded = registry.load(self.plugins)
+        loaded = register.load(self.plugins)
         start = start or self._beginning()
         options = dict(self.options)
         if "method" in options:  # another method than the spec's brings its own defaults, and leaves none behind
             options.setdefault("shared", "default")
-            for key in registry.method.get(start.method).fixes if start.method in registry.method else ():
+            for key in register.method.get(start.method).fixes if start.method in register.method else ():
                 options.setdefault(f"swarm.{key}", getattr(SwarmSpec(), key))
             for key, value in _without_turns(start, options["method"]).items():
                 options.setdefault(key, value)
@@ -140,9 +140,9 @@ class SpecWords:
 
 def _without_turns(start: Spec, method: str) -> dict[str, Any]:
     """Settings without a selection, its guard and its codec, for a method in which nobody is invited."""
-    if start.selection.name == "best" or method not in registry.method:
+    if start.selection.name == "best" or method not in register.method:
         return {}
-    if registry.method.get(method).conversation == "swarm":
+    if register.method.get(method).conversation == "swarm":
         return {}
     idle = {f"selection.{key}": value for key, value in asdict(SelectionSpec()).items()}
     idle |= {f"codec.{key}": value for key, value in asdict(CodecSpec()).items()}
@@ -252,9 +252,9 @@ def read_words(  # noqa: PLR0913, PLR0917 - one parameter an option
             raise UserError(f"{key} is given twice: by {owners[key]} and by --set {text}. Leave one out.")
         options[key] = value
     files = list(plugin or ())
-    if model is not None and registry.model_in(model)[1]:
+    if model is not None and register.model_in(model)[1]:
         files.append(model)
-        options["model"] = registry.model_in(model)[1]
+        options["model"] = register.model_in(model)[1]
     return SpecWords(next(iter(said.values()), ""), spec_file is not None, tuple(files), options)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Floats
 from cbdsl.codecs.base import Codec, CodecError
 from cbdsl.codecs.quantize import Q8, Whole
@@ -29,7 +29,7 @@ def codecs_of(spec: Spec) -> Codecs:
 
 
 def _named(spec: Spec, name: str) -> Codec:
-    made = registry.codec.make(name, spec.options.of(name))
+    made = register.codec.make(name, spec.options.of(name))
     if not isinstance(made, Codec):
         raise UserError(f"The codec '{name}' is a {type(made).__name__}; it must be a cbdsl.Codec.")
     return made

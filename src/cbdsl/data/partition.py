@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.errors import UserError
 from cbdsl.rng import stream
@@ -97,7 +97,7 @@ def split(
     training, scoring, holdout, rest = np.split(order, np.cumsum(sizes))
     owned = rest if len(free) == len(labels) else np.concatenate([rest, np.flatnonzero(np.asarray(clients) >= 0)])
     pool = Pool(np.sort(owned).astype(np.int32), labels, clients)
-    deal = partition or registry.partition.make(spec.partition, {})
+    deal = partition or register.partition.make(spec.partition, {})
     rows = deal(pool, spec, workers, stream(seed, "partition")) if workers else []
     _check_dealt(rows, pool, workers, deal)
     return Split(training, scoring, holdout, tuple(np.asarray(row).astype(np.int32) for row in rows))
@@ -147,7 +147,7 @@ def _name_of(deal: Partition) -> str:
     return getattr(named, "__qualname__", None) or type(named).__qualname__
 
 
-@registry.partition("iid")
+@register.partition("iid")
 def iid(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
     """K_i distinct samples each, drawn at random."""
     count = spec.samples_per_worker
@@ -155,7 +155,7 @@ def iid(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> l
     return list(rng.permutation(pool.indices)[: workers * count].reshape(workers, count))
 
 
-@registry.partition("shards")
+@register.partition("shards")
 def shards(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
     """Sort by label, cut into shards, give each worker the same number of shards at random (McMahan et al. 2017)."""
     available, each = len(pool) // spec.shard_size, spec.shards_per_worker
@@ -171,7 +171,7 @@ def shards(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -
     return [cut[row].reshape(-1) for row in dealt]
 
 
-@registry.partition("dirichlet")
+@register.partition("dirichlet")
 def dirichlet(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
     """K_i samples each, classes mixed in proportions drawn from Dirichlet(alpha * prior) (Hsu et al. 2019).
 
@@ -199,7 +199,7 @@ def dirichlet(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator
     return rows
 
 
-@registry.partition("similarity")
+@register.partition("similarity")
 def similarity(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
     """A share gamma of each worker's samples at random, the rest dealt in order of label (Karimireddy et al. 2020)."""
     count = spec.samples_per_worker
@@ -212,7 +212,7 @@ def similarity(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generato
     return [np.concatenate(pair) for pair in zip(mixed, rng.permutation(ordered), strict=True)]
 
 
-@registry.partition("quantity")
+@register.partition("quantity")
 def quantity(
     pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator, *, beta: float = 0.5, least: int = 10
 ) -> list[Indices]:
@@ -232,7 +232,7 @@ def quantity(
     return np.split(rng.permutation(pool.indices)[: workers * count], ends[:-1])
 
 
-@registry.partition("feature")
+@register.partition("feature")
 @dataclass(frozen=True)
 class FeatureSkew:
     """Alike in labels, unlike in looks: i.i.d. samples, to which each worker adds an offset and noise of its own.
@@ -262,7 +262,7 @@ class FeatureSkew:
         return np.asarray(features + offset + noise, np.float32)
 
 
-@registry.partition("by-client")
+@register.partition("by-client")
 def by_client(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:  # noqa: ARG001
     """Natural clients: each worker holds what one client has; of more clients than workers, some at random."""
     if pool.clients is None:

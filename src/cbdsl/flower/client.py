@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cbdsl import __version__, registry
+from cbdsl import __version__, register
 from cbdsl import spec as specs
 from cbdsl.arrays import Floats, Samples
 from cbdsl.codecs.base import CodecError
@@ -309,7 +309,7 @@ def _own(desk: WorkerFiles, node: Node, dealt: str) -> Samples:
 def _dealt(text: str) -> tuple[Samples, Split]:
     """The training set as workers see it, and who holds what: as the simulator deals."""
     spec = specs.from_toml(text)
-    partition = registry.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
+    partition = register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
     dataset = load(spec.data.source, spec.options.of(spec.data.source))
     parts = split(dataset.train.labels, spec.data, spec.workers, spec.seed, dataset.clients, partition)
     return as_seen(dataset.train, parts, partition, spec.seed), parts

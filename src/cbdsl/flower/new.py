@@ -138,7 +138,7 @@ def _project(folder: Path, spec: str, workers: int) -> dict[str, object]:
             "version": "1.0.0",
             "description": "CB-DSL as a Flower app",
             "license": "Apache-2.0",
-            "dependencies": [f"flwr[simulation]>={OLDEST_FLWR}"],  # not cbdsl: flwr would look for it in a registry
+            "dependencies": [f"flwr[simulation]>={OLDEST_FLWR}"],  # not cbdsl: flwr would look for it in a register
         },
         "tool": {"flwr": {"app": app}},
     }

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.errors import UserError, unknown
 from cbdsl.models.architecture import Architecture, from_module
 from cbdsl.models.layers import Layer
-from cbdsl.registry import CUSTOM
+from cbdsl.register import CUSTOM
 from cbdsl.spec import Spec
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def network_of(spec: Spec, shape: tuple[int, ...], classes: int, builder: object
         return Network(shape, classes, None, _checked(builder, shape, classes))
     if spec.model == CUSTOM:
         raise UserError("The model of this run was given in Python; give it again with model=...")
-    make = registry.model.make(spec.model, spec.options.of(spec.model))
+    make = register.model.make(spec.model, spec.options.of(spec.model))
     made = make(shape, classes)
     if not isinstance(made, Architecture):
         return Network(shape, classes, None, _checked(lambda: make(shape, classes), shape, classes))
@@ -164,7 +164,7 @@ def network_of(spec: Spec, shape: tuple[int, ...], classes: int, builder: object
 def _checked(builder: object, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
     """The builder, if it builds modules that can be learned together; otherwise advice."""
     if isinstance(builder, str):
-        raise unknown("model", builder, registry.model.names(), registry.OWN)
+        raise unknown("model", builder, register.model.names(), register.OWN)
     try:
         from torch import nn  # noqa: PLC0415
     except ImportError as error:

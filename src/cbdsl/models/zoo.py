@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.errors import UserError
 from cbdsl.models.architecture import Architecture, Draft
 from cbdsl.models.layers import (
@@ -32,7 +32,7 @@ _POOL2 = MaxPool2d((2, 2), (2, 2))
 _HALVE = MaxPool1d((2,), (2,))
 
 
-@registry.model("cnn")
+@register.model("cnn")
 def cnn(shape: Shape, classes: int) -> Architecture:
     """Table I of the paper: two convolutions, three dense layers; 44,426 parameters on MNIST."""
     _need_images("cnn", shape, 16)
@@ -56,19 +56,19 @@ def cnn(shape: Shape, classes: int) -> Architecture:
     )
 
 
-@registry.model("mlp")
+@register.model("mlp")
 def mlp(shape: Shape, classes: int) -> Architecture:
     """One hidden layer of 64 units: 50,890 parameters on MNIST."""
     return _network("mlp", shape, Flatten(), Linear(math.prod(shape), 64), Relu(), Linear(64, classes))
 
 
-@registry.model("softmax")
+@register.model("softmax")
 def softmax(shape: Shape, classes: int) -> Architecture:
     """Softmax regression: 7,850 parameters on MNIST, and a convex problem."""
     return _network("softmax", shape, Flatten(), Linear(math.prod(shape), classes))
 
 
-@registry.model("har-cnn")
+@register.model("har-cnn")
 def har_cnn(shape: Shape, classes: int) -> Architecture:
     """Windows of sensors, (channels, length): three convolutions and two dense layers, after Ronao and Cho (2016)."""
     if len(shape) != 2 or shape[0] < 1 or shape[1] < 16:
@@ -96,7 +96,7 @@ def har_cnn(shape: Shape, classes: int) -> Architecture:
     )
 
 
-@registry.model("ds-cnn")
+@register.model("ds-cnn")
 def ds_cnn(shape: Shape, classes: int) -> Architecture:
     """Depthwise separable, the keyword-spotting network of MLPerf Tiny (Zhang et al. 2017), with GroupNorm."""
     _need_images("ds-cnn", shape, 8)
@@ -107,7 +107,7 @@ def ds_cnn(shape: Shape, classes: int) -> Architecture:
     return _classified(net, classes)
 
 
-@registry.model("resnet8")
+@register.model("resnet8")
 def resnet8(shape: Shape, classes: int) -> Architecture:
     """Three residual blocks of 16, 32 and 64 channels, the CIFAR-10 network of MLPerf Tiny, with GroupNorm."""
     _need_images("resnet8", shape, 8)
@@ -125,7 +125,7 @@ def resnet8(shape: Shape, classes: int) -> Architecture:
     return _classified(net, classes)
 
 
-@registry.model("mobilenet-025")
+@register.model("mobilenet-025")
 def mobilenet(shape: Shape, classes: int) -> Architecture:
     """MobileNet (Howard et al. 2017) at a quarter of its width, as in MLPerf Tiny, with GroupNorm."""
     _need_images("mobilenet-025", shape, 32)
@@ -159,7 +159,7 @@ USUAL: dict[str, tuple[Shape, int]] = {
 
 def usual(name: str) -> Architecture:
     """A network of the zoo for the samples it was made for."""
-    made = registry.model.get(name)(*USUAL.get(name, ((1, 28, 28), 10)))
+    made = register.model.get(name)(*USUAL.get(name, ((1, 28, 28), 10)))
     if not isinstance(made, Architecture):
         raise UserError(f"The model '{name}' is a torch module; only networks that are described are measured.")
     return made

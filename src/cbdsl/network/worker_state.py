@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl import spec as specs
 from cbdsl.algorithm.messages import Claim, Upload, commitment_of
 from cbdsl.algorithm.methods import Method, play_part
@@ -76,7 +76,7 @@ def understand(announcement: Announcement) -> Assignment:
     """Read what a server announces; WireError if it makes no sense."""
     try:
         spec = specs.from_toml(announcement.spec)
-        method: Method = registry.method.make(spec.method, spec.options.of(spec.method))
+        method: Method = register.method.make(spec.method, spec.options.of(spec.method))
         codecs = codecs_of(spec)
         shape = json.loads(announcement.shape)
         names, tensors = _names(announcement.class_names), _names(announcement.tensors)
@@ -160,10 +160,10 @@ def make_engine(assignment: Assignment, threads: int) -> Engine:
         ) from error
     if assignment.architecture is not None:
         return TorchEngine(module_of(assignment.architecture), threads)
-    if assignment.spec.model not in registry.model:
+    if assignment.spec.model not in register.model:
         raise UserError(
             f"This run's model '{assignment.spec.model}' was given to the server in Python and {obstacle}; a worker "
-            f"cannot build it. Run one of {', '.join(registry.model.names())}, or a network of layers that the native "
+            f"cannot build it. Run one of {', '.join(register.model.names())}, or a network of layers that the native "
             "engine knows."
         )
     network = network_of(assignment.spec, assignment.layout.shape, assignment.classes)

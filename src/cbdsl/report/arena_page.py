@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.axes import Axes
 
-from cbdsl import presets, registry
+from cbdsl import presets, register
 from cbdsl.report.html import Drawing, Section, bullets, document, keep, table
 from cbdsl.report.style import PALE, SMALL, TEXT, dress, new_figure, spread_labels
 from cbdsl.report.words import attack_words, listed, listed_span, seeds_words
@@ -398,7 +398,7 @@ def _fought(contest: ArenaPlan, bout: Match) -> tuple[str, ...]:
 def _glossary(contest: ArenaPlan) -> str:
     parts = []
     for name in contest.attacks:
-        knows = " <i>It knows the honest workers' models.</i>" if registry.attack.get(name).omniscient else ""
+        knows = " <i>It knows the honest workers' models.</i>" if register.attack.get(name).omniscient else ""
         parts.append(f"<dt><b>{escape(name)}</b></dt><dd>{escape(attack_words(name))}{knows}</dd>")
     note = (
         "<p>w is the model that an honest worker in the attacker's place would send, w^g the global model. In CB-DSL, "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.attacks.base import make_attack
 from cbdsl.presets import preset
 from cbdsl.spec import LocalSpec, Spec
@@ -78,7 +78,7 @@ def attackers_words(plan: ReproductionPlan) -> str:
 
 def attack_words(name: str) -> str:
     """What an attack does, as its own description says."""
-    return " ".join((registry.attack.get(name).__doc__ or "").split())
+    return " ".join((register.attack.get(name).__doc__ or "").split())
 
 
 def attack_scale(spec: Spec) -> str:

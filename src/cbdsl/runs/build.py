@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.algorithm.aggregators import AggregationRule, TrustedReference, aggregate, demand, parse
 from cbdsl.algorithm.messages import ServerState, Swarm, WorkerId, commitment_of
 from cbdsl.algorithm.methods import Method
@@ -38,7 +38,7 @@ from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import ArchitectureError
 from cbdsl.models.network import Network, network_of, read_tensors
 from cbdsl.presets import preset
-from cbdsl.registry import CUSTOM, Register, aggregator, attack, dataset, method, partition, selection
+from cbdsl.register import CUSTOM, Register, aggregator, attack, dataset, method, partition, selection
 from cbdsl.rng import seed_of, stream
 from cbdsl.runs.records import FinalMeasurements
 from cbdsl.runs.result import Result
@@ -79,7 +79,7 @@ def build_server(
 
 def build_method(spec: Spec) -> Method:
     """The method that a spec names, with its settings."""
-    made = registry.method.make(spec.method, spec.options.of(spec.method))
+    made = register.method.make(spec.method, spec.options.of(spec.method))
     if not isinstance(made, Method):
         raise UserError(f"The method '{spec.method}' is a {type(made).__name__}; it must be a cbdsl.Method.")
     return made
@@ -88,13 +88,13 @@ def build_method(spec: Spec) -> Method:
 def build_selection(spec: Spec) -> Selection:
     """The selection that a spec names, with its settings; `selection.k` is a short way to `options.NAME.k`."""
     name, options = spec.selection.name, dict(spec.options.of(spec.selection.name))
-    if "momentum" in registry.selection.settings(name):
+    if "momentum" in register.selection.settings(name):
         options["momentum"] = spec.server.momentum
     if spec.selection.k:
-        if "k" not in registry.selection.settings(name):
+        if "k" not in register.selection.settings(name):
             raise UserError(f"The selection '{name}' has no k; given selection.k={spec.selection.k}. Leave it out.")
         options["k"] = spec.selection.k
-    made = registry.selection.make(name, options)
+    made = register.selection.make(name, options)
     if not isinstance(made, Selection):
         raise UserError(f"The selection '{name}' is a {type(made).__name__}; it must be a cbdsl.Selection.")
     return made
@@ -142,7 +142,7 @@ def build_combination(
     plain = name.rpartition("+")[2]
     if plain == "fltrust" and not len(split.shared_training):
         raise UserError(f"The aggregator '{name}' trains on D_tr at the server; data.shared_training is 0.")
-    rule: AggregationRule = given or registry.aggregator.make(parse(name)[1], spec.options.of(plain))
+    rule: AggregationRule = given or register.aggregator.make(parse(name)[1], spec.options.of(plain))
     train = trainer(spec, engine, samples, split.shared_training)
 
     def combine(state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats]) -> Floats:  # noqa: ARG001
@@ -386,7 +386,7 @@ def _attack(spec: Spec) -> Attack:
 def _partition(spec: Spec) -> Any:  # noqa: ANN401 - a Partition
     if spec.data.partition == CUSTOM:
         raise UserError("The partition of this run was given in Python; give it again with partition=...")
-    return registry.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
+    return register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
 
 
 def _initial(spec: Spec, network: Network, given: Floats | Path | None) -> Floats:
@@ -432,7 +432,7 @@ def gather(  # noqa: PLR0913, PLR0917 - everything that `run` takes
     make_swarm: Callable[[Experiment], Swarm] | None,
 ) -> tuple[Spec, UserParts]:
     """The spec with names for what was given, and what has no name."""
-    registry.load(spec.plugins)
+    register.load(spec.plugins)
     options: dict[str, dict[str, Any]] = {name: dict(values) for name, values in spec.options.items()}
 
     def named(kind: Register, part: object, now: str) -> tuple[str, Any]:
@@ -560,7 +560,7 @@ def ray_swarm(stage: Experiment, ray: Any, shards: int | None = None) -> RaySwar
     """The workers of a stage on a cluster that Ray is connected to."""
     spec, server = stage.spec, stage.server
     for name in spec.plugins:  # what is in a user's own file goes along; what it imports has to be there
-        module = registry.module_of(name)
+        module = register.module_of(name)
         if module.startswith("cbdsl_plugin_"):
             ray.cloudpickle.register_pickle_by_value(sys.modules[module])
     number = min(spec.workers, shards or max(1, sum(int(one.cpus) for one in machines(ray))))

@@ -20,7 +20,7 @@ from cbdsl.data.partition import Partition
 from cbdsl.errors import UserError
 from cbdsl.models.saved_model import ModelMetadata
 from cbdsl.presets import preset
-from cbdsl.registry import CUSTOM
+from cbdsl.register import CUSTOM
 from cbdsl.runs.build import Client, Experiment, Init, ModelBuilder, gather, workers_on
 from cbdsl.runs.callbacks import Callback, CallbackList, RunStart, default_callbacks
 from cbdsl.runs.folder import Checkpoint, RunFolder

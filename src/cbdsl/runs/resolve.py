@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.algorithm.aggregators import demand, parse
 from cbdsl.algorithm.methods import Method
 from cbdsl.attacks.base import make_attack
@@ -16,7 +16,7 @@ from cbdsl.codecs.envelope import Codecs, codecs_of
 from cbdsl.engines.choose import check_device
 from cbdsl.errors import UserError
 from cbdsl.presets import preset
-from cbdsl.registry import CUSTOM
+from cbdsl.register import CUSTOM
 from cbdsl.runs.build import build_method, build_selection
 from cbdsl.spec import Spec
 
@@ -35,7 +35,7 @@ def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
 
     given_method: a method given in Python instead of by name.
     """
-    spec = replace(spec, plugins=registry.load(spec.plugins))
+    spec = replace(spec, plugins=register.load(spec.plugins))
     method = given_method or _method(spec)
     shared = method.shared if spec.shared == "default" else spec.shared
     declared = spec.attack.byzantine if spec.defence.declared < 0 else spec.defence.declared
@@ -70,12 +70,12 @@ def _check_names(spec: Spec, method: Method) -> None:
         build_selection(spec)
     if spec.defence.aggregator != CUSTOM:
         rule = parse(spec.defence.aggregator)[1]
-        registry.aggregator.make(rule, spec.options.of(rule))
+        register.aggregator.make(rule, spec.options.of(rule))
         if method.conversation == "average":
             demand(spec.defence.aggregator, spec.workers, spec.defence.declared)
-    for kind, name in ((registry.partition, spec.data.partition), (registry.model, spec.model)):
+    for kind, name in ((register.partition, spec.data.partition), (register.model, spec.model)):
         if name != CUSTOM:
-            kind.make(name, spec.options.of(name)) if kind is registry.partition else kind.get(name)
+            kind.make(name, spec.options.of(name)) if kind is register.partition else kind.get(name)
     codecs = codecs_of(spec)
     used = {
         spec.codec.up, spec.codec.down, spec.method,
@@ -85,7 +85,7 @@ def _check_names(spec: Spec, method: Method) -> None:
     _check_codecs(spec, codecs, method)
     for part in spec.options:
         if part not in used:
-            known = any(part in kind for kind in registry.ALL.values())
+            known = any(part in kind for kind in register.ALL.values())
             raise UserError(
                 f"options.{part} sets something of a part that {'this run does not use' if known else 'is not known'}. "
                 f"It uses: {', '.join(sorted(used))}."
@@ -172,7 +172,7 @@ def _no_effect(key: str, spec: Spec, method: Method | None) -> str:
     if group == "swarm" and leaf in method.fixes:
         return f"{key} has no effect here: the method '{spec.method}' fixes it to {method.fixes[leaf]!r}."
     part = leaf.partition(".")[0]
-    if group == "options" and part == spec.attack.name and part in registry.attack and not spec.attack.byzantine:
+    if group == "options" and part == spec.attack.name and part in register.attack and not spec.attack.byzantine:
         return f"{key} has no effect here: no worker is an attacker. Say how many are: --byzantine 5."
     partitions = _PARTITION_KEYS.get(key)
     if partitions and spec.data.partition in _BUILT_IN_PARTITIONS and spec.data.partition not in partitions:
@@ -242,7 +242,7 @@ _RULES: tuple[tuple[Callable[[str], bool], Callable[[Spec, Method], bool], str],
     ),
     (
         _among("server.momentum"),
-        lambda spec, _: "momentum" not in registry.selection.settings(spec.selection.name),
+        lambda spec, _: "momentum" not in register.selection.settings(spec.selection.name),
         "only a selection that averages has momentum. Use --select rotation.",
     ),
     (

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.attacks.base import make_attack
 from cbdsl.errors import UserError, unknown
 from cbdsl.presets import preset
@@ -69,16 +69,16 @@ def defence_named(name: str) -> Defence:
     """A defence of the arena, or a registered aggregator, selection or method as one."""
     if name in DEFENCES:
         return DEFENCES[name]
-    if name in registry.aggregator:
+    if name in register.aggregator:
         return _fedavg(name, name)
-    if name in registry.selection:
+    if name in register.selection:
         return Defence(f"CB-DSL + guard + {name}", {**_GUARD, "selection.name": name}, ours=True)
-    if name in registry.method:
-        ours = registry.method.get(name).conversation == "swarm"
+    if name in register.method:
+        ours = register.method.get(name).conversation == "swarm"
         label, shared = (name, "both") if ours else (f"{name} + D_tr", "train")
         return Defence(label, {"method": name, "shared": shared}, ours)
-    known = [*registry.aggregator.names(), *registry.selection.names(), *registry.method.names()]
-    raise unknown("defence", name, dict.fromkeys([*DEFENCES, *known]), registry.OWN)
+    known = [*register.aggregator.names(), *register.selection.names(), *register.method.names()]
+    raise unknown("defence", name, dict.fromkeys([*DEFENCES, *known]), register.OWN)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class ArenaPlan:
     """What meets what."""
 
     attacks: tuple[str, ...] = field(
-        default_factory=lambda: tuple(name for name in registry.attack.names() if name != ABSENT)
+        default_factory=lambda: tuple(name for name in register.attack.names() if name != ABSENT)
     )
     defences: tuple[str, ...] = tuple(DEFENCES)
     byzantine: tuple[int, ...] = (1, 5, 20)
@@ -97,9 +97,9 @@ class ArenaPlan:
     plugins: tuple[str, ...] = ()  # files or modules that register attacks of your own
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "plugins", registry.load(self.plugins))
+        object.__setattr__(self, "plugins", register.load(self.plugins))
         for name in self.attacks:
-            registry.attack.get(name)
+            register.attack.get(name)
         for name in self.defences:
             defence_named(name)
         for name in self.presets:
@@ -144,7 +144,7 @@ class ArenaCell(NamedTuple):
         if group == "attack":
             return self.attack not in {"", ABSENT}
         part = rest.partition(".")[0]
-        return group != "options" or part not in registry.attack or part == self.attack
+        return group != "options" or part not in register.attack or part == self.attack
 
 
 QUICK = ArenaPlan(

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
 from cbdsl.codecs.base import Codec, Packs, Scores, Sent
 from cbdsl.codecs.envelope import Codecs
@@ -309,8 +309,8 @@ def measure(  # noqa: PLR0913  # what a command line offers
 
     `quick` takes two turns, scores 500 samples and leaves out torch in several processes.
     """
-    if unknown := [name for name in models if name not in registry.model]:
-        raise ValueError(f"models name {unknown}; known are {', '.join(registry.model.names())}")
+    if unknown := [name for name in models if name not in register.model]:
+        raise ValueError(f"models name {unknown}; known are {', '.join(register.model.names())}")
     if min([*workers, batch, repeats, scoring]) < 1:
         raise ValueError("workers, batch, repeats and scoring must all be at least 1")
     threads = threads or default_threads()
@@ -521,7 +521,7 @@ def measure_codecs(
 ) -> list[CodecRow]:
     """Every codec with every number of workers."""
     for name in names:
-        registry.codec.get(name)
+        register.codec.get(name)
     if min(workers) < 1 or max(workers) > _SAMPLES // 10:
         raise ValueError(f"numbers of workers go from 1 to {_SAMPLES // 10:,}")
     rows = []

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, one_hot
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.algorithm.ledger import payload
 from cbdsl.algorithm.messages import ServerState, WorkerId
 from cbdsl.algorithm.methods import FedAvgM
@@ -358,7 +358,7 @@ def gather_generator_data(spec: Spec, source: str) -> GeneratorData:
         data = given
     unseen, whose = data.test, "the test set"
     if own:
-        deal = registry.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
+        deal = register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
         parts = split(data.train.labels, spec.data, spec.workers, spec.seed, data.clients, deal)
         data = replace(data, train=as_seen(data.train, parts, deal, spec.seed))
         shared = np.concatenate([parts.shared_training, parts.shared_scoring])

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.algorithm.particles import Coefficients, Particles, remember, swarm_terms
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.errors import UserError, shown, unknown
@@ -179,7 +179,7 @@ def _present(start: Spec, key: str) -> Any:  # noqa: ANN401 - any value of a spe
     value = _single(setting_values(start, [key])[key])
     if value is None:
         part, _, name = key.removeprefix("options.").partition(".")
-        defaults = [kind.settings(part).get(name) for kind in registry.ALL.values() if part in kind]
+        defaults = [kind.settings(part).get(name) for kind in register.ALL.values() if part in kind]
         value = next((one for one in defaults if one is not None and one is not inspect.Parameter.empty), None)
     return value
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Samples
 from cbdsl.attacks.base import Attack, AttackContext, AttackPreparation
 from cbdsl.engines.base import Sgd
@@ -30,7 +30,7 @@ def check_attack(attack: Attack | type[Attack] | str) -> None:
     Among them: a network that it knows and one that it does not, a swarm of one worker, a swarm of attackers alone, and
     an omniscient attacker with nobody to look at.
     """
-    part, laws = made(registry.attack, attack)
+    part, laws = made(register.attack, attack)
     laws.demand(isinstance(part, Attack), "it extends cbdsl.Attack", f"It is a {type(part).__name__}.")
     _check_hooks(part, laws)
     crafted = _check_craft(part, laws)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Floats
 from cbdsl.codecs.base import Codec, CodecError
 from cbdsl.testing.laws import Laws, is_floats, made, same
@@ -17,7 +17,7 @@ def check_codec(codec: Codec | type[Codec] | str) -> None:
 
     Tried with differences of any magnitude, with none, with numbers that are not finite, and with forged bytes.
     """
-    part, laws = made(registry.codec, codec)
+    part, laws = made(register.codec, codec)
     laws.demand(isinstance(part, Codec), "it extends cbdsl.Codec", f"It is a {type(part).__name__}.")
     for size in _SIZES:
         rng = np.random.default_rng(size)

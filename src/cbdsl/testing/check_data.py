@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.arrays import Indices, Samples
 from cbdsl.data.dataset import Dataset
 from cbdsl.data.partition import Altering, Partition, Pool
@@ -22,7 +22,7 @@ from cbdsl.testing.laws import Laws, is_floats, made, same, small_data
 
 def check_partition(partition: Partition | str) -> None:
     """Fail unless a partition deals samples of the pool, some to every worker, and the same to the same generator."""
-    deal, laws = made(registry.partition, partition)
+    deal, laws = made(register.partition, partition)
     data = small_data()
     spec = DataSpec(samples_per_worker=20, shard_size=10, shared_training=0, shared_scoring=1, holdout=0)
     for workers in (1, 2, 6):
@@ -131,7 +131,7 @@ def check_model(model: Callable[..., Any] | str, shape: tuple[int, ...] = (1, 28
 
 def _model(model: Callable[..., Any] | str) -> tuple[Callable[..., Any], Laws]:
     if isinstance(model, str):
-        return registry.model.make(model, {}), Laws("model", f"'{model}'")
+        return register.model.make(model, {}), Laws("model", f"'{model}'")
     return model, Laws("model", getattr(model, "__qualname__", repr(model)))
 
 
@@ -153,7 +153,7 @@ def _network(model: Callable[..., Any], shape: tuple[int, ...], classes: int) ->
 
 def check_dataset(load: Callable[[], Dataset] | str) -> None:
     """Fail unless a data set is whole: finite samples of one shape, labels of its classes, the same at every call."""
-    function, laws = made(registry.dataset, load)
+    function, laws = made(register.dataset, load)
     with laws.working("when it is loaded"):
         data, again = function(), function()
     laws.demand(isinstance(data, Dataset), "it gives a cbdsl.Dataset", f"It gives a {type(data).__name__}.")

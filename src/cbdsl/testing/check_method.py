@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.algorithm.messages import Claim, Order, ServerState, Upload, WorkerId
 from cbdsl.algorithm.methods import Method
 from cbdsl.algorithm.particles import Particles
@@ -28,7 +28,7 @@ def check_method(method: Method | type[Method] | str) -> None:
 
     It is run on small data, with four of five workers a round.
     """
-    part, laws = made(registry.method, method)
+    part, laws = made(register.method, method)
     laws.demand(isinstance(part, Method), "it extends cbdsl.Method", f"It is a {type(part).__name__}.")
     laws.demand(
         part.conversation in {"swarm", "average"}, "conversation is swarm or average", f"It is {part.conversation!r}."

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.algorithm.aggregators import AggregationRule, TrustedReference
 from cbdsl.algorithm.messages import Claim, Order, RoundLog, ServerState, WorkerId
 from cbdsl.algorithm.round import ServerPolicy, play_round
@@ -25,7 +25,7 @@ def check_aggregator(rule: AggregationRule | str) -> None:
 
     The order is tried where rows do not tie, as Krum's do among few; there the server sorts rows before it asks a rule.
     """
-    apply, laws = made(registry.aggregator, rule)
+    apply, laws = made(register.aggregator, rule)
     for count in (1, 2, 3, 5, 8):
         for attackers in range((count + 1) // 2):
             rows = np.random.default_rng(count).normal(size=(count, SIZE))
@@ -77,7 +77,7 @@ def check_selection(selection: Selection | type[Selection] | str) -> None:
 
     Among them: liars that claim the best scores, workers that stay silent, a guard, nobody at all.
     """
-    part, laws = made(registry.selection, selection)
+    part, laws = made(register.selection, selection)
     laws.demand(isinstance(part, Selection), "it extends cbdsl.Selection", f"It is a {type(part).__name__}.")
     laws.demand(
         isinstance(part.most, int) and part.most >= 1, "most is a whole number from 1 on", f"It is {part.most}."

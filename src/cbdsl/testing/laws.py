@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from cbdsl.data.dataset import Dataset
-from cbdsl.registry import Register
+from cbdsl.register import Register
 from cbdsl.spec import Spec
 
 

@@ -15,7 +15,7 @@ from cbdsl.algorithm.methods import Method, SwarmMethod
 from cbdsl.arrays import Doubles
 from cbdsl.data.dataset import Dataset
 from cbdsl.errors import UserError
-from cbdsl.registry import method as methods
+from cbdsl.register import method as methods
 from cbdsl.runs.build import Experiment, ModelBuilder, UserParts, build_method, honest_workers
 from cbdsl.runs.loop import play_rounds
 from cbdsl.runs.resolve import resolve

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from cbdsl import registry
+from cbdsl import register
 from cbdsl.errors import UserError
-from cbdsl.registry import Register
+from cbdsl.register import Register
 
 
-@pytest.mark.parametrize("kind", registry.ALL)
+@pytest.mark.parametrize("kind", register.ALL)
 def test_every_part_of_the_package_is_described_and_can_be_made(kind: str) -> None:
-    parts = registry.ALL[kind]
+    parts = register.ALL[kind]
     assert len(parts.names()) == len(set(parts.names())) >= 1
     for name in parts.names():
         assert parts.summary(name)
@@ -105,8 +105,8 @@ def test_a_name_is_given_once() -> None:
 
 def test_a_guest_cannot_take_a_name_of_the_package_whoever_comes_first() -> None:
     parts = Register("aggregator", ("cbdsl.algorithm.aggregators",))
-    parts._parts = {"mean": registry.aggregator.get("mean")}  # the home is imported already: as it was left
-    with pytest.raises(UserError, match=r"already, in cbdsl\.protocol\.aggregators"):
+    parts._parts = {"mean": register.aggregator.get("mean")}  # the home is imported already: as it was left
+    with pytest.raises(UserError, match=r"already, in cbdsl\.algorithm\.aggregators"):
 
         @parts("mean")
         def mean() -> None:
@@ -115,4 +115,4 @@ def test_a_guest_cannot_take_a_name_of_the_package_whoever_comes_first() -> None
 
 def test_unknown_names_get_a_hint() -> None:
     with pytest.raises(UserError, match=r"Unknown method 'fedprx'\. Did you mean 'fedprox'\?"):
-        registry.method.get("fedprx")
+        register.method.get("fedprx")

@@ -10,7 +10,7 @@ import importlib
 import importlib.util
 import sys
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -60,7 +60,7 @@ LIMITS: dict[str, int] = {
     "kept_versions": KEPT_VERSIONS,
 }
 
-TOPICS = {
+TOPICS: dict[str, Callable[..., str]] = {
     "root": topics.root,
     "spec": topics.spec,
     "order": topics.order,

@@ -1,7 +1,7 @@
 """Gather the public surface of the package: commands, exit codes, JSON output, parts, settings and Python names.
 
-    python tests/golden/surface.py          # check: exit code 1 and a list of what is gone
-    python tests/golden/surface.py record   # add what is new to surface.json, drop what its "removed" lists
+    python tests/support/surface.py          # check: exit code 1 and a list of what is gone
+    python tests/support/surface.py record   # add what is new to surface.json, drop what its "removed" lists
 
 `surface.json` has two entries. "surface" is the recorded tree. "removed" maps a path in that tree, such as
 "commands/run/options/--soup", to the reason for its removal; it covers everything below that path. To remove
@@ -38,7 +38,7 @@ import cbdsl
 Tree = dict[str, Any]
 
 command_line = importlib.import_module("cbdsl.__main__").main
-SNAPSHOT = Path(__file__).with_name("surface.json")
+SNAPSHOT = Path(__file__).parents[1] / "golden" / "surface.json"
 MODULES = ("cbdsl", "cbdsl.callbacks", "cbdsl.register", "cbdsl.testing")
 PARTS = ("methods", "selections", "aggregators", "attacks", "partitions", "models", "data", "codecs")
 
