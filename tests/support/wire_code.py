@@ -28,13 +28,19 @@ from cbdsl.algorithm.worker import wrap_version as wrapped
 from cbdsl.codecs.base import deflate as squeezed
 from cbdsl.codecs.base import inflate as expanded
 from cbdsl.codecs.envelope import Codecs, updated
+from cbdsl.engines.native_engine import available
 from cbdsl.network import topics, wire
+from cbdsl.network.journal import Journal
 from cbdsl.network.samples import SharedLayout, pack_shared, unpack_shared
 from cbdsl.network.wire import WireError
+from cbdsl.network.worker_state import WorkerStateFolder
+from cbdsl.presets import PRESETS
 from cbdsl.rng import seed_of, stream
 from cbdsl.spec import LocalSpec, from_toml
 
 FLOWER = "cbdsl.flower"
+HAS_NATIVE = available() is None
+"""Whether the native engine is built here."""
 
 KINDS: dict[int, type[Any]] = {
     1: wire.Status,
@@ -80,8 +86,10 @@ CODECS = tuple(name for name in _CODECS.names() if _CODECS.get(name).__module__.
 
 __all__ = [
     "CODECS",
+    "HAS_NATIVE",
     "KINDS",
     "LIMITS",
+    "PRESETS",
     "TOPICS",
     "Claim",
     "CodecError",
@@ -93,6 +101,8 @@ __all__ = [
     "flower_conversation",
     "flower_modules",
     "from_toml",
+    "read_journal",
+    "read_state",
     "seed_of",
     "squeezed",
     "stream",
@@ -162,6 +172,27 @@ def read_network(description: Mapping[str, Any]) -> cbdsl.Architecture:
     return cbdsl.Architecture.from_dict(description)
 
 
+def read_journal(path: Path) -> tuple[dict[int, str], dict[int, str | None]]:
+    """Read a server's journal: the claims' scores and the uploads, numbers and bytes as hex."""
+    journal = Journal(path)
+    claims = {worker: claim.score.hex() for worker, claim in (journal.claims or {}).items()}
+    uploads = {worker: None if one is None else bytes(one).hex() for worker, one in journal.uploads.items()}
+    return claims, uploads
+
+
+def read_state(folder: Path, run: bytes, worker: int, size: int, pack: int) -> Mapping[str, Any]:
+    """Read a worker's state: what was claimed, in which round, and its best model."""
+    memory = WorkerStateFolder(folder).load(run, worker, size, pack)
+    assert memory is not None
+    return {
+        "round": memory.round,
+        "version": memory.version,
+        "model": memory.model_digest.hex(),
+        "score": memory.claim.score.hex() if memory.claim else None,
+        "best": memory.particles.personal_best.astype("<f4").tobytes().hex(),
+    }
+
+
 @contextmanager
 def flower_modules() -> Iterator[dict[str, Any]]:
     """Give the modules of the Flower app, on stand-ins for Flower's own classes where Flower is not installed.
@@ -184,10 +215,18 @@ def flower_modules() -> Iterator[dict[str, Any]]:
                     vars(sys.modules[FLOWER]).pop(name.removeprefix(f"{FLOWER}."), None)
 
 
-def flower_conversation(folder: Path, workers: int, config: Mapping[str, Any]) -> dict[str, dict[str, list[str]]]:
+def flower_conversation(
+    folder: Path,
+    workers: int,
+    config: Mapping[str, Any],
+    stop_after: int = 0,
+    hellos: list[Any] | None = None,
+) -> dict[str, dict[str, list[str]]]:
     """Run a Flower app on nodes in this process; return what the messages of each type contain.
 
     For each type of message and "to node" or "from node": the names of its records, plain values and large things.
+    stop_after: raise KeyboardInterrupt after this number of orders to train; 0 means never.
+    hellos: a list that receives the Hello of every node that joins.
     """
     with flower_modules() as modules:
         client = modules["client"]
@@ -197,7 +236,9 @@ def flower_conversation(folder: Path, workers: int, config: Mapping[str, Any]) -
                 {"partition-id": number, "num-partitions": workers, "state-path": str(folder / "state")}
                 for number in range(workers)
             ],
+            stop_after,
         )
+        grid.hellos = [] if hellos is None else hellos
         run_config = {"runs": str(folder), "out": "run", **config}
         modules["server"].play(grid, types.SimpleNamespace(node_config={}, run_config=run_config))
     return {
@@ -209,11 +250,12 @@ def flower_conversation(folder: Path, workers: int, config: Mapping[str, Any]) -
 class _Grid:
     """A Flower Grid whose nodes are the app's own handlers, called when their replies are pulled."""
 
-    def __init__(self, handlers: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> None:
-        self._handlers, self._nodes = handlers, nodes
+    def __init__(self, handlers: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]], stop_after: int) -> None:
+        self._handlers, self._nodes, self._left = handlers, nodes, stop_after
         self._sent: dict[str, Any] = {}
         self._count = 0
         self.contents: dict[str, dict[str, set[str]]] = {}
+        self.hellos: list[Any] = []
 
     def get_node_ids(self) -> list[int]:
         return list(range(len(self._nodes)))
@@ -232,6 +274,11 @@ class _Grid:
             kind, node = message.metadata.message_type, message.metadata.dst_node_id
             context = types.SimpleNamespace(node_config=self._nodes[node], run_config={})
             reply = self._handlers[kind](message, context)
+            if kind == "query.join":
+                self.hellos.append(wire.decode(reply.content["cbdsl"]["Hello"], KINDS[2]))
+            self._left -= kind == "train"
+            if self._left == 0 and kind == "train":
+                raise KeyboardInterrupt
             reply.metadata.src_node_id = node
             replies.append(reply)
             for way, one in (("to node", message), ("from node", reply)):

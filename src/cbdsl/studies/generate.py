@@ -335,7 +335,9 @@ class GeneratorData:
     @property
     def digest(self) -> str:
         """Of all that is learned from, and of who has how much of it."""
-        content = hashlib.sha256(repr((self.kind, self.scaling, [*map(len, self.holders)])).encode())
+        shape, classes, shades = self.kind.shape, self.kind.classes, self.kind.shades
+        kind = f"Kind(shape={shape!r}, classes={classes!r}, shades={shades!r})"  # this text is in the keys of folders
+        content = hashlib.sha256(f"({kind}, {self.scaling!r}, {[*map(len, self.holders)]!r})".encode())
         for array in (self.samples.features, self.samples.labels):
             content.update(np.ascontiguousarray(array).data)
         return content.hexdigest()
