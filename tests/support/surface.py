@@ -177,6 +177,7 @@ def call_all() -> tuple[Tree, Tree]:
     rng = np.random.default_rng(0)
     labels = np.arange(600) % 3
     features = np.eye(8)[labels] + 0.5 * rng.normal(size=(600, 8))
+    os.environ["PYTHONPATH"] = str(Path(cbdsl.__file__).resolve().parents[1])  # for other processes
     np.savez("own.npz", train_features=features, train_labels=labels, test_features=features, test_labels=labels)
     np.savez("unseen.npz", features=features[:5], labels=labels[:5])
     codes: Tree = {}
