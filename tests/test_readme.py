@@ -43,8 +43,6 @@ MADE_SMALL = {
     "tune": [*SMALLER, "--budget", "2", "--confirm", "1", "--jobs", "1"],
     "generate": ["--passes", "1", "--workers", "40", "--samples", "600", "--scoring", "50"],
     "bench": ["--quick", "--models", "softmax", "--workers", "3", "--scoring", "20"],
-    "bench --on": ["--models", "softmax", "--workers", "3", "--repeats", "1"],
-    "bench --codecs": ["--workers", "3"],
 }  # fmt: skip
 """What is added to a command, so that it takes seconds."""
 

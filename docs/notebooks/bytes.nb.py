@@ -133,6 +133,6 @@ axes.legend(loc="lower right", ncols=2)
 
 # %% [markdown]
 # One seed, an easy data set, and a codec that suits it. [Codecs](../codecs.md) has
-# three seeds of the paper's own experiments; `cbdsl bench --codecs none,q4,q3` says
+# three seeds of the paper's own experiments; `benchmarks/codecs.py none,q4,q3` says
 # what packing costs in time. Numbers on a network include topics, framing and D_G once
 # for everybody: [on real machines](../deploy.md).

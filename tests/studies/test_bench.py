@@ -1,14 +1,18 @@
-"""The bench says what it measured; no test says how fast anything is."""
+"""`cbdsl bench` reports what it measured; no test asserts how fast anything is."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from cbdsl.engines.native_engine import available
-from cbdsl.studies.bench import BenchRow, measure, table
+from cbdsl.studies.bench import BenchRow, make_table, measure
 
 
 def test_every_task_has_a_row_for_every_engine() -> None:
@@ -64,8 +68,31 @@ def test_the_table_shows_ratios_and_a_missing_peak() -> None:
     ]
     console = Console(width=100)
     with console.capture() as capture:
-        console.print(table(rows))
+        console.print(make_table(rows))
     text = capture.get()
     assert "14.2" in text
     assert "44%" in text
     assert "2.5 s" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "keys"),
+    [
+        (
+            ["codecs.py", "none,q4", "--workers", "2", "--json"],
+            {"codec", "workers", "seconds", "share", "upload_bits", "downlink_bytes"},
+        ),
+        pytest.param(
+            ["ray_rounds.py", "ray", "--models", "softmax", "--workers", "3", "--repeats", "1", "--json"],
+            {"model", "workers", "shards", "threads", "local_seconds", "ray_seconds", "overhead_seconds", "speed"},
+            marks=pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
+        ),
+    ],
+    ids=["codecs", "ray_rounds"],
+)
+def test_the_scripts_of_benchmarks_print_rows(words: list[str], keys: set[str]) -> None:
+    script = Path(__file__).parents[2] / "benchmarks" / words[0]
+    done = subprocess.run([sys.executable, script, *words[1:]], capture_output=True, text=True, check=True)
+    rows = json.loads(done.stdout[done.stdout.index("[") :])
+    assert rows
+    assert all(set(row) == keys and row["workers"] > 0 for row in rows)
