@@ -166,8 +166,8 @@ def test_whoever_played_on_before_it_heard_that_its_state_is_astray_is_believed_
         def astray(line: cbdsl.RoundRecord) -> None:
             if line.round == 2:  # as if it had come back with a state of another history, and the next order with it
                 worker = workers.workers[1]
-                assert worker._memory is not None
-                version = worker._memory.version
+                assert worker._state is not None
+                version = worker._state.version
                 hello = Hello(worker._session, 7, 1, served_run(bus), version, b"another-history!", "test")
                 bus.publish(topics.from_worker("s", "w1", "hello"), wire.encode(hello))
 

@@ -115,7 +115,7 @@ def test_a_device_that_is_done_with_a_run_or_had_no_part_in_it_waits_for_the_nex
 def test_a_device_that_is_to_stop_while_it_keeps_the_model_stops(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    staying, keep_last = Worker.run, TrainedModelFile.keep_last
+    staying, save_final = Worker.run, TrainedModelFile.save_final
     monkeypatch.setattr(Worker, "run", lambda self: staying(self, stay=True))
     stage, bus = prepared(small_spec(rounds=3)), Bus()
     with crew(bus, stage, tmp_path) as workers:
@@ -123,9 +123,9 @@ def test_a_device_that_is_to_stop_while_it_keeps_the_model_stops(
         def told_to_stop(self: TrainedModelFile, *words: Any) -> None:  # noqa: ANN401
             for worker in workers.workers.values():
                 worker.stop()
-            keep_last(self, *words)
+            save_final(self, *words)
 
-        monkeypatch.setattr(TrainedModelFile, "keep_last", told_to_stop)
+        monkeypatch.setattr(TrainedModelFile, "save_final", told_to_stop)
         play(bus, stage, tmp_path, workers.names)
         for thread in workers.threads.values():
             thread.join(20)
@@ -319,18 +319,17 @@ import sys
 sys.modules["torch"] = None
 from pathlib import Path
 import numpy as np
-from cbdsl.deploy import wire
-from cbdsl.network.worker import Held
-from cbdsl.network.worker import Kept
+from cbdsl.network import wire
+from cbdsl.network.worker import GlobalModelHolder, TrainedModelFile
 from cbdsl.network.worker_state import understand
 from cbdsl.models.saved_model import read_model
 folder = Path(sys.argv[1])
 assignment = understand(wire.decode((folder / "announcement").read_bytes(), wire.Announcement))
-held = Held(assignment)
+held = GlobalModelHolder(assignment)
 held.model, held.digest, held.version = np.arange(assignment.size, dtype=np.float32), b"d" * 16, 3
 order = wire.OrderMessage(assignment.run, 4, "finish", b"", 0.0, 0.0, 3, b"d" * 16)
-kept = Kept(folder, "w0")
-assert kept.keep(assignment, held, order) and Kept(folder, "w0").is_final(order)
+kept = TrainedModelFile(folder, "w0")
+assert kept.save(held, order) and TrainedModelFile(folder, "w0").is_final(order)
 assert np.array_equal(read_model(kept.path).weights, held.model)
 """
 

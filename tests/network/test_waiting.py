@@ -18,7 +18,7 @@ import pytest
 from cbdsl.network.broker import find_mosquitto, running_broker
 from cbdsl.network.events import Events
 from cbdsl.network.provision import provision
-from cbdsl.network.worker import BROKER, WaitLog, WaitReason, WorkerInbox, awaited
+from cbdsl.network.worker import BROKER, WaitLog, WaitReason, WorkerInbox
 from support.deployment import SWARM, Deployment, deployment, pictures, tiny_spec, wait_until
 from support.member_keys import options
 from support.mqtt_client import wait_for
@@ -35,7 +35,7 @@ def said_within(
     waiting = WaitLog("anna", lambda: now)
     for second in range(seconds):
         now = float(second)
-        waiting.on(next(wait for start, wait in reversed(waits) if start <= second))
+        waiting.update(next(wait for start, wait in reversed(waits) if start <= second))
         said += [f"{second}: {line}" for line in caplog.messages]
         caplog.clear()
     return said
@@ -75,12 +75,13 @@ def test_the_pause_between_quick_rounds_is_not_worth_a_word(caplog: pytest.LogCa
 
 
 def test_without_an_announcement_it_waits_for_a_run_and_says_what_to_look_at() -> None:
-    mail, events = WorkerInbox("lab", "anna", Events()), Events()
-    wait = awaited(mail, events, "lab", "anna", b"", b"")
+    events = Events()
+    inbox = WorkerInbox("lab", "anna", events)
+    wait = inbox.wait_reason(b"", b"")
     assert wait.what == "a run: none is announced in the swarm 'lab'"
     assert "--swarm lab" in wait.advice
     events.refuse("too large", "the server")
-    assert "cannot be played here" in awaited(mail, events, "lab", "anna", b"", b"").what
+    assert inbox.wait_reason(b"", b"").what.startswith("another run")
     assert BROKER.what == "the broker"
 
 

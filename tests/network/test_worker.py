@@ -171,8 +171,8 @@ def test_a_latecomer_catches_up_from_what_is_retained(codec: str, tmp_path: Path
     def late(line: cbdsl.RoundRecord) -> None:
         if line.round == 6:
             made.start(5)
-            assert made.workers[5]._mail.changed.acquire(timeout=1)
-            made.workers[5]._mail.changed.release()
+            assert made.workers[5]._inbox.changed.acquire(timeout=1)
+            made.workers[5]._inbox.changed.release()
 
     config = ServerConfig("s", Address("127.0.0.1", 1), replace(PACE, join_seconds=0.5), made.names)
     served = serve(stage, open_run(stage, tmp_path / "run"), config, None, late, bus.link)
@@ -200,7 +200,7 @@ def test_shared_samples_are_fetched_once_and_kept(tmp_path: Path) -> None:
     heard: list[str] = []
     with crew(bus, stage, tmp_path) as workers:
         for worker in workers.workers.values():
-            worker._mail._take = _listening(worker._mail._take, heard)  # type: ignore[method-assign,assignment]
+            worker._inbox._take = _listening(worker._inbox._take, heard)  # type: ignore[method-assign,assignment]
         second = play(bus, stage, tmp_path, workers.names)
     assert without_time(first.result) == without_time(second.result)  # another run, nothing left of the first
     assert not [topic for topic in heard if "/shared/" in topic]
@@ -350,10 +350,10 @@ def test_a_worker_imports_no_torch() -> None:
 @settings(max_examples=150, deadline=None)
 def test_no_bytes_upset_a_worker(topic: str, payload: bytes) -> None:
     stage_announcement = Announcement(b"run-0001", small_spec().to_toml(), "", 5, 1, "[8]", 3, 0, 0, bytes(16), 0)
-    mail = WorkerInbox("s", "w0", Events())
-    mail.handle(topics.spec("s"), wire.encode(stage_announcement))
-    mail.handle(f"cbdsl/s/{topic}", payload)
-    assert mail.assignment is not None
+    inbox = WorkerInbox("s", "w0", Events())
+    inbox.handle(topics.spec("s"), wire.encode(stage_announcement))
+    inbox.handle(f"cbdsl/s/{topic}", payload)
+    assert inbox.assignment is not None
 
 
 @pytest.mark.parametrize(

@@ -54,8 +54,8 @@ class Crew:
 
     def stop(self, number: int) -> None:
         self.workers[number].stop()
-        with self.workers[number]._mail.changed:
-            self.workers[number]._mail.changed.notify_all()
+        with self.workers[number]._inbox.changed:
+            self.workers[number]._inbox.changed.notify_all()
         self.threads[number].join(10)
 
 

@@ -1,4 +1,8 @@
-"""One worker over MQTT: receives orders, trains, claims and uploads."""
+"""One worker over MQTT: receives orders, trains, sends claims and uploads, and keeps the trained model.
+
+`Worker` has two threads: the link's thread puts messages into the `WorkerInbox`, the worker's own thread takes the
+newest ones out and acts on them. No network call is made while the inbox is locked.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -40,255 +44,287 @@ from cbdsl.network.worker_state import Assignment, DeviceWorker, WorkerState, Wo
 from cbdsl.util.files import write_atomically
 from cbdsl.util.formatting import format_duration, single_line
 
-_Content = TypeVar("_Content", OrderMessage, Invitation)
+_log = logging.getLogger("cbdsl.deploy")
+
+_WAIT_SECONDS = 1.0  # how often an idle worker checks whether it was stopped
+_HELLO_SECONDS = (5.0, 60.0)  # first and longest pause between the hellos of a worker that is not welcomed
+_PASSED_OVER = 3  # orders in a row without this worker, before it logs a warning
+_LAST_MODEL_SECONDS = 60.0  # how long a worker waits for the trained model at the end of a run
+_ASK_SECONDS = 5.0  # how often it asks for it
+
+_Content = TypeVar("_Content", Welcome, OrderMessage, Invitation)
+_OfRun = TypeVar("_OfRun", Welcome, OrderMessage, Invitation, Piece)
+_Result = TypeVar("_Result")
+_Step = Callable[[], None]
+
+News = Literal["", "new run", "say hello", "repeated order"]
+"""What the link's thread has to act on after a message."""
 
 
-class _OtherRunError(WireError):
-    """A message of another run than the one that was announced."""
+# --- messages
 
 
 class LargeMessage:
-    """Something large on its way down; pieces of an older sending are ignored."""
+    """The newest version of something that arrives in pieces; pieces of older versions are ignored."""
 
     def __init__(self, size: int, least: int | None = None) -> None:
-        """size: bytes; or with `least` the most there may be."""
-        self._size, self._least, self._round = size, size if least is None else least, -1
+        """size: bytes; with `least`, the largest size allowed."""
+        self._size, self._least, self._newest = size, size if least is None else least, -1
         self._assembly: Assembly | None = None
-        self.digest, self.content, self.filled = wire.NO_DIGEST, b"", -1  # filled: the sending that is whole
+        self.digest, self.content = NO_DIGEST, b""
+        self.version = -1  # `round` of the pieces that are complete
 
     def add(self, piece: Piece) -> None:
-        """Take a piece of the newest sending."""
+        """Add a piece of the newest version."""
         if not self._least <= piece.size <= self._size:
             raise WireError("a size that differs from the announcement")
         under_way = self._assembly is not None and self._assembly.digest == piece.digest
-        if piece.digest == self.digest or (piece.round < self._round and not under_way):
+        if piece.digest == self.digest or (piece.round < self._newest and not under_way):
             return
-        if self._assembly is None or self._assembly.digest != piece.digest:
+        if self._assembly is None or not under_way:
             self._assembly = Assembly(piece.digest, piece.size)
-        self._round = max(self._round, piece.round)
+        self._newest = max(self._newest, piece.round)
         try:
             whole = self._assembly.add(piece)
         except WireError:
             self._assembly = None
             raise
         if whole is not None:
-            self.filled = piece.round
+            self.version = piece.round
             self.fill(piece.digest, whole)
 
     def fill(self, digest: bytes, content: bytes) -> None:
-        """Take it whole, from elsewhere."""
+        """Set the whole content."""
         self.content, self._assembly = content, None
-        self.digest = digest  # last: whoever sees the hash may take the content
+        self.digest = digest  # last: a thread that sees the digest may use the content
 
 
 @dataclass
 class PendingMessage(Generic[_Content]):
-    """The newest order or invitation, and whether it is still to be dealt with."""
+    """The newest message of a kind, and whether the worker still has to act on it."""
 
     message: _Content
     fresh: bool = True
-    since: float = field(default_factory=time.monotonic)  # when it came
+    since: float = field(default_factory=time.monotonic)  # when it arrived
+
+
+class _OtherRunError(WireError):
+    """A message of another run than the announced one."""
 
 
 class WorkerInbox:
-    """A worker's inbox. The link's thread hands messages in; the worker's thread looks at what is there."""
+    """The newest message of each kind. `changed` is its lock, and is notified of every message."""
 
     def __init__(
         self, swarm: str, name: str, events: Events, read: Callable[[Announcement], Assignment] = understand
     ) -> None:
-        """read: makes an assignment of an announcement, or refuses it with a WireError."""
-        self._prefix, self._events, self._read = topics.root(swarm), events, read
-        self._private = topics.to_worker(swarm, name, "")
+        """read: turns an announcement into an assignment, or raises WireError."""
+        self._swarm, self._name, self._events, self._read = swarm, name, events, read
+        self._to_all, self._to_this = f"{topics.root(swarm)}/down/", topics.to_worker(swarm, name, "")
         self.changed = threading.Condition()
-        self._forget()
+        self._reset()
 
-    def forget(self) -> None:
-        """Be as at the start: what is retained has to be fetched again."""
+    def reset(self) -> None:
+        """Forget everything. Retained messages must be fetched again."""
         with self.changed:
-            self._forget()
+            self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self.assignment: Assignment | None = None
-        self.welcome: Welcome | None = None
-        self.ahead = False  # what is here is of rounds that the server, back in time, has not begun
+        self.welcome: PendingMessage[Welcome] | None = None
         self.order: PendingMessage[OrderMessage] | None = None
         self.invitation: PendingMessage[Invitation] | None = None
+        self.ahead = False  # the order is of a round that the server, restored to an earlier one, has not begun
         self.model, self.shared, self.start = LargeMessage(0), LargeMessage(0), LargeMessage(0)
         self.updates: dict[int, LargeMessage] = {}  # by version
 
-    def handle(self, topic: str, payload: bytes) -> str:
-        """Take a message; returns its kind if it is news that the worker has to act on at once."""
+    @property
+    def run_is_over(self) -> bool:
+        """Whether the newest order ends the run."""
+        return self.order is not None and self.order.message.task == "finish"
+
+    def handle(self, topic: str, payload: bytes) -> News:
+        """Store a message from the server; an invalid one is refused and counted."""
         with self.changed:
             try:
                 return self._take(topic, payload)
-            except _OtherRunError as error:
-                if self.order is None or self.order.message.task != "finish":  # else it is of the next: it comes again
+            except WireError as error:
+                # After the last order messages of the next run may overtake its announcement; they are sent again.
+                if not (isinstance(error, _OtherRunError) and self.run_is_over):
                     self._events.refuse(str(error), "the server")
                 return ""
-            except WireError as error:
-                self._events.refuse(str(error), "the server")
-                return ""
             except MemoryError:
-                self._events.refuse("no memory for it", "the server")
+                self._events.refuse("not enough memory for it", "the server")
                 return ""
             finally:
                 self.changed.notify_all()
 
-    def _take(self, topic: str, payload: bytes) -> str:
-        if topic.startswith(self._private):
-            kind = topic[len(self._private) :].partition("/")[0]
-        elif topic.startswith(f"{self._prefix}/down/"):
-            kind = topic[len(self._prefix) + 6 :].partition("/")[0]
-        else:
+    def _take(self, topic: str, payload: bytes) -> News:
+        if not topic.startswith((self._to_all, self._to_this)):
             raise WireError("an unknown topic")
-        if not payload:  # the server cleared what was retained: the run is over
+        prefix = self._to_this if topic.startswith(self._to_this) else self._to_all
+        kind = topic[len(prefix) :].partition("/")[0]
+        if not payload:  # the server cleared a retained message: the run is over
             return ""
         if kind == "spec":
-            return self._announced(wire.decode(payload, Announcement))
-        take: dict[str, Callable[[bytes], str | None]] = {
-            "welcome": self._welcomed, "order": self._ordered, "invitation": self._invited,
-            "model": lambda content: self._piece(self.model, content),
-            "update": self._update,
-            "shared": lambda content: self._piece(self.shared, content),
-            "start": lambda content: self._piece(self.start, content),
-        }  # fmt: skip
+            return self._take_announcement(wire.decode(payload, Announcement))
+        take: dict[str, Callable[[Assignment, bytes], News]] = {
+            "welcome": self._take_welcome,
+            "order": self._take_order,
+            "invitation": self._take_invitation,
+            "update": self._take_update,
+            "model": partial(self._take_piece, self.model),
+            "shared": partial(self._take_piece, self.shared),
+            "start": partial(self._take_piece, self.start),
+        }
         if kind not in take:
             raise WireError("an unknown topic")
-        if self.assignment is None:  # it comes again once the announcement is here
-            return ""
-        return take[kind](payload) or ""
+        # Without an announcement nothing can be checked; the message is sent again once there is one.
+        return "" if self.assignment is None else take[kind](self.assignment, payload)
 
-    def _announced(self, announcement: Announcement) -> str:
-        if self.assignment is None or self.assignment.run != announcement.run:
-            assignment = self._read(announcement)
-            self._forget()
-            self.assignment = assignment
-            message = 4 * assignment.size * assignment.vectors
-            self.model, self.start = LargeMessage(message), LargeMessage(4 * assignment.size)
-            self.shared = LargeMessage(assignment.shared_size)
-            return "run"
-        return "hello"
+    def _take_announcement(self, announcement: Announcement) -> News:
+        if self.assignment is not None and self.assignment.run == announcement.run:
+            return "say hello"
+        assignment = self._read(announcement)
+        self._reset()
+        self.assignment = assignment
+        self.model = LargeMessage(4 * assignment.size * assignment.vectors)
+        self.start = LargeMessage(4 * assignment.size)
+        self.shared = LargeMessage(assignment.shared_size)
+        return "new run"
 
-    def _welcomed(self, payload: bytes) -> None:
-        welcome = wire.decode(payload, Welcome)
-        self._check_run(welcome.run)
-        self.welcome = welcome
+    def _take_welcome(self, assignment: Assignment, payload: bytes) -> News:
+        welcome = _decode(payload, Welcome, assignment)
+        self.welcome = PendingMessage(welcome)
         self.ahead = self.order is not None and self.order.message.round > welcome.newest
+        return ""
 
-    def _ordered(self, payload: bytes) -> str:
-        order_message = wire.decode(payload, OrderMessage)
-        self._check_run(order_message.run)
-        if self.order is not None and order_message.round < self.order.message.round:
-            return "hello"  # sent late, after a connection was lost; or the server is back in time, and will say so
-        again = self.order is not None and order_message == self.order.message
-        self.order = PendingMessage(order_message)
-        return "again" if again else ""
+    def _take_order(self, assignment: Assignment, payload: bytes) -> News:
+        order, before = _decode(payload, OrderMessage, assignment), self.order
+        if before is not None and order.round < before.message.round:
+            return "say hello"  # delayed by a lost connection; or the server was restored, which its welcome tells
+        self.order = PendingMessage(order)
+        return "repeated order" if before is not None and order == before.message else ""
 
-    def _invited(self, payload: bytes) -> None:
-        invitation = wire.decode(payload, Invitation)
-        self._check_run(invitation.run)
-        self.invitation = PendingMessage(invitation)
+    def _take_invitation(self, assignment: Assignment, payload: bytes) -> News:
+        self.invitation = PendingMessage(_decode(payload, Invitation, assignment))
+        return ""
 
-    def _update(self, payload: bytes) -> None:
-        """A piece of what leads to a version of w^g; only the newest versions are kept."""
-        piece = wire.decode(payload, Piece)
-        self._check_run(piece.run)
-        assert self.assignment is not None
-        if not self.assignment.codecs.down.relative:
+    def _take_piece(self, large: LargeMessage, assignment: Assignment, payload: bytes) -> News:
+        large.add(_decode(payload, Piece, assignment))
+        return ""
+
+    def _take_update(self, assignment: Assignment, payload: bytes) -> News:
+        """Store a piece of the update to a version of w^g; only the newest versions are kept."""
+        piece = _decode(payload, Piece, assignment)
+        if not assignment.codecs.down.relative:
             raise WireError("an update where whole models are sent")
         if piece.round <= max(self.updates, default=0) - KEPT_VERSIONS:
-            return
-        most = longest_update(self.assignment.codecs, self.assignment.size)
+            return ""
+        most = longest_update(assignment.codecs, assignment.size)
         self.updates.setdefault(piece.round, LargeMessage(most, 1)).add(piece)
         newest = max(self.updates)
         self.updates = {version: one for version, one in self.updates.items() if version > newest - KEPT_VERSIONS}
+        return ""
 
-    def _piece(self, parcel: LargeMessage, payload: bytes) -> None:
-        piece = wire.decode(payload, Piece)
-        self._check_run(piece.run)
-        parcel.add(piece)
+    def wait_reason(self, run: bytes, given_up: bytes) -> WaitReason:
+        """Return what an idle worker waits for. run: the one it is ready for; given_up: one it cannot take part in."""
+        assignment, order = self.assignment, self.order
+        if assignment is None and not self._events.refusals:
+            return WaitReason(
+                f"a run: none is announced in the swarm '{self._swarm}'",
+                f"if there is one, check that `cbdsl serve` has --swarm {self._swarm} and the broker's acl names "
+                f"'{self._name}'",
+            )
+        if self.run_is_over and order is not None:
+            return _TRAINED_MODEL if order.fresh else _NEXT_RUN
+        if assignment is None or assignment.run == given_up:
+            return _OTHER_RUN
+        if run == assignment.run:
+            return _FIRST_ORDER if order is None else _NEXT_ORDER
+        return self._missing_for(assignment)
 
-    def _check_run(self, run: bytes) -> None:
-        assert self.assignment is not None
-        if run != self.assignment.run:
-            raise _OtherRunError("from another run")
+    def _missing_for(self, assignment: Assignment) -> WaitReason:
+        """Return what is missing between an announcement and being ready for its run."""
+        welcome = self.welcome
+        if welcome is None:
+            return WaitReason(
+                f"the server's welcome: a run is announced, but '{self._name}' has no place in it yet",
+                f"the server is gathering workers or not running, or its roster does not name '{self._name}' or is "
+                "full: then its events.jsonl has 'from an unknown worker'",
+            )
+        if self.shared.digest != assignment.shared_digest:
+            return _SHARED_SAMPLES
+        return _FIRST_ORDER if welcome.message.start_digest in {NO_DIGEST, self.start.digest} else _START
+
+
+def _decode(payload: bytes, kind: type[_OfRun], assignment: Assignment) -> _OfRun:
+    message = wire.decode(payload, kind)
+    if message.run != assignment.run:
+        raise _OtherRunError("from another run")
+    return message
+
+
+# --- models
 
 
 class GlobalModelHolder:
-    """w^g as this worker has it. Before the first update that is version 0, all zeros, where differences are sent."""
+    """w^g as this worker has it. Where differences are sent it starts as version 0, all zeros."""
 
-    def __init__(self, assignment: Assignment | None = None) -> None:
-        self.relative = assignment is not None and assignment.codecs.down.relative
-        self._assignment = assignment
-        self.model = np.zeros(assignment.size if assignment is not None and self.relative else 0, np.float32)
+    def __init__(self, assignment: Assignment) -> None:
+        self.assignment, self.relative = assignment, assignment.codecs.down.relative
+        self.model = np.zeros(assignment.size if self.relative else 0, np.float32)
         self.digest, self.version = b"", 0
 
-    def reach(self, mail: WorkerInbox, order: OrderMessage) -> bool:
-        """Whether the model that an order is about is here, or can be made of what came; then it is `model`."""
+    def reach(self, inbox: WorkerInbox, order: OrderMessage) -> bool:
+        """Set `model` to the one of an order if the messages that are here suffice; return whether they do."""
         if self.digest == order.model_digest:
             return True
         if not self.relative:
-            if mail.model.digest == order.model_digest:
-                self._take(wire.weights_from_bytes(mail.model.content), order.version, order.model_digest)
-            return self.digest == order.model_digest
+            if inbox.model.digest != order.model_digest:
+                return False
+            self._set(wire.weights_from_bytes(inbox.model.content), order)
+            return True
         starts = [(self.version, self.model)]
-        if mail.model.content:
-            starts.append((mail.model.filled, wire.weights_from_bytes(mail.model.content)))
-        return any(self._follow(mail, version, model, order) for version, model in starts)
+        if inbox.model.content:
+            starts.append((inbox.model.version, wire.weights_from_bytes(inbox.model.content)))
+        return any(self._follow(inbox, version, model, order) for version, model in starts)
 
-    def _follow(self, mail: WorkerInbox, version: int, model: Floats, order: OrderMessage) -> bool:
-        assert self._assignment is not None
+    def _follow(self, inbox: WorkerInbox, version: int, model: Floats, order: OrderMessage) -> bool:
         while version < order.version:
             version += 1
-            update = mail.updates.get(version)
+            update = inbox.updates.get(version)
             if update is None or not update.content:
                 return False
             try:
-                model = updated(update.content, model, self._assignment.codecs)
+                model = updated(update.content, model, self.assignment.codecs)
             except CodecError:
                 return False
-        digest = wire.digest_of(wire.weights_to_bytes(model))
-        if digest != order.model_digest:
+        if wire.digest_of(wire.weights_to_bytes(model)) != order.model_digest:
             return False
-        self._take(model, order.version, digest)
+        self._set(model, order)
         return True
 
-    def _take(self, model: Floats, version: int, digest: bytes) -> None:
-        self.model, self.version, self.digest = model, version, digest
-
-
-_log = logging.getLogger("cbdsl.deploy")
-
-NAME = "model.safetensors"
+    def _set(self, model: Floats, order: OrderMessage) -> None:
+        self.model, self.version, self.digest = model, order.version, order.model_digest
 
 
 class TrainedModelFile:
-    """The one model that a device keeps."""
+    """`model.safetensors` in a worker's folder: the model of the last run."""
 
     def __init__(self, folder: Path, worker: str) -> None:
-        self.path, self._worker = folder / NAME, worker
-        self._known: Mapping[str, str] | None = None  # what the file says; none: not looked at yet
+        self.path, self._worker = folder / "model.safetensors", worker
+        self._notes: Mapping[str, str] | None = None  # of the file; None: not read yet
 
     def is_final(self, order: OrderMessage) -> bool:
-        """Whether the file has what this order, the last one of a run, says is the trained model."""
-        return self._has(_notes(order, order.model_digest, order.version))
+        """Return whether the file contains the trained model that the last order of a run names."""
+        return self._contains(_notes(order, order.model_digest, order.version))
 
-    def _has(self, notes: Mapping[str, str]) -> bool:
-        if self._known is None:
-            from cbdsl.models.saved_model import notes_of  # noqa: PLC0415 - a device that hears of no run does without
-
-            self._known = notes_of(self.path)
-        return notes.items() <= self._known.items()
-
-    def keep_last(self, assignment: Assignment, held: GlobalModelHolder, order: OrderMessage) -> None:
-        """Keep what a run came to, or if that did not come the last w^g that did; say which it is."""
+    def save_final(self, held: GlobalModelHolder, order: OrderMessage) -> None:
+        """Save the trained model, or the last w^g that arrived, and log which it is."""
         if not held.digest:
-            _log.warning(
-                "worker %s: the trained model did not come, and none before it; %s is as it was",
-                self._worker,
-                self.path,
-            )
-        elif not self.keep(assignment, held, order):
+            _log.warning("worker %s: no model arrived; %s is unchanged", self._worker, self.path)
+        elif not self.save(held, order):
             return
         elif held.digest == order.model_digest:
             _log.info("worker %s: the trained model is in %s", self._worker, self.path)
@@ -298,140 +334,100 @@ class TrainedModelFile:
                 self._worker, self.path, held.version, order.version,
             )  # fmt: skip
 
-    def keep(self, assignment: Assignment, held: GlobalModelHolder, order: OrderMessage) -> bool:
-        """Keep w^g as this device has it after an order; whether it could. A full disk is no reason to leave a run."""
+    def save(self, held: GlobalModelHolder, order: OrderMessage) -> bool:
+        """Save w^g; return whether that was possible. A full disk is logged and does not end a run."""
         notes = _notes(order, held.digest, held.version)
         try:
-            if not self._has(notes):
-                self._write(assignment, held, notes)
+            if not self._contains(notes):
+                self._write(held, notes)
             return True
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             why = single_line(str(error)) or type(error).__name__
             _log.warning("worker %s: %s cannot be written: %s", self._worker, self.path, why)
             return False
 
-    def _write(self, assignment: Assignment, held: GlobalModelHolder, notes: Mapping[str, str]) -> None:
+    def _contains(self, notes: Mapping[str, str]) -> bool:
+        if self._notes is None:
+            from cbdsl.models.saved_model import notes_of  # noqa: PLC0415 - not needed before there is a run
+
+            self._notes = notes_of(self.path)
+        return notes.items() <= self._notes.items()
+
+    def _write(self, held: GlobalModelHolder, notes: Mapping[str, str]) -> None:
         from cbdsl.models.network import Network, network_of  # noqa: PLC0415 - as above
         from cbdsl.models.saved_model import ModelMetadata, file_of  # noqa: PLC0415
 
+        assignment = held.assignment
         shape, classes = assignment.layout.shape, assignment.classes
         network = Network(shape, classes, assignment.architecture)
         if assignment.architecture is None:
             network = network_of(assignment.spec, shape, classes)
         card = ModelMetadata.of(network, assignment.scaling, assignment.class_names)
         tensors = network.tensors(held.model[: assignment.size])
-        if assignment.tensors:  # as the server's own file calls them
+        if assignment.tensors:  # as in the server's own file
             card = replace(card, tensors=assignment.tensors)
             tensors = dict(zip(assignment.tensors, tensors.values(), strict=True))
-        content = file_of(card, tensors, notes)
-        write_atomically(self.path, content, private=True)
-        self._known = notes
+        write_atomically(self.path, file_of(card, tensors, notes), private=True)
+        self._notes = notes
 
 
 def _notes(order: OrderMessage, digest: bytes, version: int) -> dict[str, str]:
-    """What the file says beside the card: which run and which w^g it is of, and whether the run ended with it."""
+    """Return the metadata that identify a w^g: its run, version and digest, and whether the run ended with it."""
     final = order.task == "finish" and digest == order.model_digest
-    return {
-        "run": order.run.hex(),
-        "version": str(version),
-        "digest": digest.hex(),
-        "final": "yes" if final else "no",
-    }
+    return {"run": order.run.hex(), "version": str(version), "digest": digest.hex(), "final": "yes" if final else "no"}
 
 
-_AT_ONCE = 1.5  # seconds: what passes by sooner is not worth a line
-_AGAIN = (30.0, 3600.0)  # seconds until it is said again, at first and at last
+# --- waiting
 
 
 @dataclass(frozen=True)
 class WaitReason:
-    """What is waited for, and what to do if it does not come."""
+    """What an idle worker waits for."""
 
     what: str
     advice: str = ""
-    patience: float = _AT_ONCE  # seconds before it is said
+    patience: float = 1.5  # seconds before it is logged
 
 
-BROKER = WaitReason("the broker", "`cbdsl doctor --broker ...` looks at every step of the way to it", 3.0)
-_UNFIT = WaitReason("another run: what was announced cannot be played here", "the reason is above", 60.0)
-_SHARED = WaitReason(
-    "the shared samples of the run", "they are retained on the broker; it may be slow, or have lost them"
-)
-_START = WaitReason("the model to start from, which the server sends to this worker alone")
-_FIRST = WaitReason("the first order: the server starts when its workers are there, or have had their time")
-_NEXT = WaitReason("the next order: other workers may be slow, or the server is not running", patience=60.0)
-_LAST = WaitReason("the trained model of the run that is over")
-_OVER = WaitReason("the next run; this one is over")
-
-
-def awaited(mail: WorkerInbox, events: Events, swarm: str, name: str, run: bytes, given_up: bytes) -> WaitReason:
-    """What a worker with nothing to do waits for. run: the one that it is ready for. given_up: one it cannot play."""
-    assignment, order = mail.assignment, mail.order
-    if assignment is None:
-        return _UNFIT if events.refusals else _no_run(swarm, name)
-    if order is not None and order.message.task == "finish":
-        return _LAST if order.fresh else _OVER
-    if assignment.run == given_up:
-        return _UNFIT
-    if run == assignment.run:
-        return _FIRST if order is None else _NEXT
-    return _preparation(mail, assignment, name)
-
-
-def _no_run(swarm: str, name: str) -> WaitReason:
-    return WaitReason(
-        f"a run: none is announced in the swarm '{swarm}'",
-        f"if one is played now, look whether `cbdsl serve` has --swarm {swarm}, and whether the broker's acl names "
-        f"'{name}'",
-    )
-
-
-def _preparation(mail: WorkerInbox, assignment: Assignment, name: str) -> WaitReason:
-    """What is missing between an announcement and being ready."""
-    if mail.welcome is None:
-        return WaitReason(
-            f"the server's welcome: a run is announced, but '{name}' has no place in it yet",
-            f"the server may be gathering workers or not be running; or its roster does not name '{name}' or is full: "
-            "its events.jsonl says 'from an unknown worker' then",
-        )
-    if mail.shared.digest != assignment.shared_digest:
-        return _SHARED
-    return _START if mail.welcome.start_digest not in {NO_DIGEST, mail.start.digest} else _FIRST
+BROKER = WaitReason("the broker", "check the connection with `cbdsl doctor --broker ...`", 3.0)
+_OTHER_RUN = WaitReason("another run: the announced one does not work here, see above", patience=60.0)
+_SHARED_SAMPLES = WaitReason("the shared samples of the run")
+_START = WaitReason("its start model from the server")
+_FIRST_ORDER = WaitReason("the first order: the server starts when its workers are there or their time is up")
+_NEXT_ORDER = WaitReason("the next order: other workers are slow, or the server is not running", patience=60.0)
+_TRAINED_MODEL = WaitReason("the trained model of the finished run")
+_NEXT_RUN = WaitReason("the next run; this one is over")
 
 
 class WaitLog:
-    """Says what is waited for."""
+    """Logs what a worker waits for, repeatedly at growing intervals."""
+
+    _first_pause, _longest_pause = 30.0, 3600.0  # seconds between two lines
 
     def __init__(self, name: str, now: Callable[[], float] = time.monotonic) -> None:
         self._name, self._now = name, now
         self._what, self._since, self._due, self._pause = "", 0.0, 0.0, 0.0
 
-    def on(self, wait: WaitReason | None) -> None:
-        """A worker has nothing to do, for this reason; none: it was busy. To be called about once a second."""
-        if wait is None:
+    def update(self, reason: WaitReason | None) -> None:
+        """Log the reason if it is time to. None: the worker was busy. Call this about once per second."""
+        if reason is None:
             self._what = ""
             return
         now = self._now()
-        if wait.what != self._what:
-            self._what, self._since, self._due, self._pause = wait.what, now, now + wait.patience, _AGAIN[0]
+        if reason.what != self._what:
+            self._what, self._since, self._due, self._pause = reason.what, now, now + reason.patience, self._first_pause
         if now < self._due:
             return
-        still = f"still, after {format_duration(now - self._since)}, " if self._pause > _AGAIN[0] else ""
-        advice = f" ({wait.advice})" if wait.advice else ""
-        _log.info("worker %s waits %sfor %s%s", self._name, still, wait.what, advice)
-        self._due, self._pause = now + self._pause, min(2 * self._pause, _AGAIN[1])
+        still = f"still, after {format_duration(now - self._since)}, " if self._pause > self._first_pause else ""
+        advice = f" ({reason.advice})" if reason.advice else ""
+        _log.info("worker %s waits %sfor %s%s", self._name, still, reason.what, advice)
+        self._due, self._pause = now + self._pause, min(2 * self._pause, self._longest_pause)
 
 
-_Result = TypeVar("_Result")
-_WAIT_SECONDS = 1.0  # how often a worker without mail looks whether it is to stop
-_HELLO_SECONDS = (5.0, 60.0)  # a worker that is not welcomed says hello again, at first and at last after so long
-_PASSED_OVER = 3  # orders in a row for others, before a worker says that it takes no part any more
-
-_LAST_MODEL_SECONDS = 60.0  # how long a worker waits for the trained model once it hears that a run is over
-_ASK_SECONDS = 5.0  # and how often it asks for it
+# --- the worker
 
 MakeLink = Callable[[Callable[[str, bytes], None], Callable[[], None], LastWill, Meter], Link]
-"""Connects: given what to call with a message, what to call after every connection, and the last will."""
+"""Makes a link from the callbacks for a message and for a new connection, the last will and the meter."""
 
 
 class Worker:
@@ -447,334 +443,325 @@ class Worker:
         budget: ResourceLimits | None = None,
         attack: str = "",
     ) -> None:
-        """folder: where it keeps its state. budget: what it gives to a run; if none, one thread and any memory.
+        """folder: where its state is saved. budget: its resource limits; None: one thread and any memory.
 
-        attack: for tests, what to do instead of the truth.
+        attack: the attack to carry out, for tests.
         """
         self._budget = budget or ResourceLimits(own)
         self._swarm, self._name, self._own, self._attack = swarm, name, own, attack
-        self._keeper = WorkerStateFolder(folder)
-        self._kept, self._keeps_all = TrainedModelFile(folder, name), False
-        self._asked = 0.0  # when the trained model was last asked for
-        self._meter = Meter(self._keeper.ledger)
-        self._events, self._waiting = Events(), WaitLog(name)
-        self._mail = WorkerInbox(swarm, name, self._events, self._budget.understand)
+        self._folder = WorkerStateFolder(folder)
+        self._trained = TrainedModelFile(folder, name)
+        self._meter = Meter(self._folder.ledger)
+        self._wait_log = WaitLog(name)
+        self._inbox = WorkerInbox(swarm, name, Events(), self._budget.understand)
         self._session = os.urandom(wire.SESSION_BYTES)
-        self._particle: DeviceWorker | None = None
-        self._memory: WorkerState | None = None
-        self._held = GlobalModelHolder()
+        self._device: DeviceWorker | None = None  # ready for the run with id `_run`
+        self._state: WorkerState | None = None  # after the last round it carried out
+        self._global: GlobalModelHolder | None = None
         self._run = self._given_up = b""
         self._passed_over = 0  # orders in a row that were not for this worker
-        self._speaking = threading.Lock()
-        self._judged: Welcome | None = None
-        self._hello_pause = _HELLO_SECONDS[0]
-        self._hello_at = 0.0  # when the next one is due
-        self._stopped = self._stays = self._fetching = False
+        self._hello_lock = threading.Lock()
+        self._hello_pause, self._hello_at = _HELLO_SECONDS[0], 0.0  # seconds until the next hello, and when it is due
+        self._asked = 0.0  # when the trained model was last asked for
+        self._stopped = self._stays = self._saves_every_model = False
+        self._fetches_models = False  # subscribed to whole models, though differences are sent
         status = topics.from_worker(swarm, name, "status")
         will = LastWill(status, wire.encode(Status(False, self._session)))
         self._link = make_link(self.handle, self.greet, will, self._meter)
         self._link.subscribe(topics.spec(swarm))
         self._link.subscribe(topics.to_worker(swarm, name, "#"))
 
-    # --- the link's side
+    # --- in the link's thread
 
     def greet(self) -> None:
-        """After every connection: be there, and say who this is."""
-        self._say("status", wire.encode(Status(True, self._session)), retain=True)
-        self._introduce()
+        """Tell the server, after every connection, that this worker is there."""
+        self._publish("status", wire.encode(Status(True, self._session)), retain=True)
+        self._say_hello()
 
     def handle(self, topic: str, payload: bytes) -> None:
         """Take a message from the link."""
-        news = self._mail.handle(topic, payload)
-        if news == "run":
-            self._follow()
-        if news in {"run", "hello"}:
-            self._introduce()
-        elif news == "again":
-            self._fetch_missing()
+        news, assignment = self._inbox.handle(topic, payload), self._inbox.assignment
+        if news == "new run" and assignment is not None:
+            self._subscribe_to_run(assignment)
+        if news in {"new run", "say hello"}:
+            self._say_hello()
+        elif news == "repeated order" and assignment is not None:
+            self._fetch_missing(assignment)
 
-    def _follow(self) -> None:
-        """Listen to a run that was announced; what is retained comes, again if it came before."""
-        assignment = self._mail.assignment
-        assert assignment is not None
+    def _subscribe_to_run(self, assignment: Assignment) -> None:
         if assignment.shared_size:
-            content = self._keeper.load_shared(assignment.shared_digest, assignment.shared_size)
+            content = self._folder.load_shared(assignment.shared_digest, assignment.shared_size)
             if content is None:
-                self._link.subscribe(topics.shared(self._swarm, "+"))
+                self._subscribe(topics.shared)
             else:
-                self._mail.shared.fill(assignment.shared_digest, content)
-        self._held, self._fetching = GlobalModelHolder(assignment), False
-        self._link.subscribe(topics.update(self._swarm, "+") if self._held.relative else topics.model(self._swarm, "+"))
+                self._inbox.shared.fill(assignment.shared_digest, content)
+        self._subscribe(topics.update if assignment.codecs.down.relative else topics.model)
         self._link.subscribe(topics.order(self._swarm))
 
-    def _fetch_missing(self) -> None:
-        """The server asks again, so it waits: fetch what did not come the first time."""
-        mail = self._mail
-        if self._fetching:
-            self._link.subscribe(topics.update(self._swarm, "+"))
-        late = mail.order is not None and mail.order.message.model_digest != mail.model.digest
-        if self._fetching or (late and not self._held.relative):
-            self._link.subscribe(topics.model(self._swarm, "+"))
-        if mail.assignment is not None and mail.shared.digest != mail.assignment.shared_digest:
-            self._link.subscribe(topics.shared(self._swarm, "+"))
-        if mail.welcome is None:
-            self._introduce()
+    def _fetch_missing(self, assignment: Assignment) -> None:
+        """Ask the broker again for what did not arrive: a server that repeats its order waits for this worker."""
+        inbox = self._inbox
+        if self._fetches_models:
+            self._subscribe(topics.update)
+        late = inbox.order is not None and inbox.order.message.model_digest != inbox.model.digest
+        if self._fetches_models or (late and not assignment.codecs.down.relative):
+            self._subscribe(topics.model)
+        if inbox.shared.digest != assignment.shared_digest:
+            self._subscribe(topics.shared)
+        if inbox.welcome is None:
+            self._say_hello()
 
-    def _introduce(self) -> None:
-        with self._speaking:  # both threads say it; the last word must be true
-            last = self._keeper.last()
-            words = (last.round, last.run, last.version, last.model_digest, __version__)
-            self._say("hello", wire.encode(Hello(self._session, len(self._own), *words)))
+    def _say_hello(self) -> None:
+        with self._hello_lock:  # both threads send it, and the last one sent must be true
+            last = self._folder.last()
+            hello = Hello(
+                self._session, len(self._own), last.round, last.run, last.version, last.model_digest, __version__
+            )
+            self._publish("hello", wire.encode(hello))
         self._hello_at = time.monotonic() + self._hello_pause
 
-    def _introduce_again(self) -> None:
-        """A worker that is not welcomed, or whose start has not come, says hello again."""
-        waits = self._mail.assignment is not None and self._run != self._mail.assignment.run
-        if _is_last(self._mail.order):
-            return
-        if waits and time.monotonic() >= self._hello_at:
-            self._hello_pause = min(2 * self._hello_pause, _HELLO_SECONDS[1])
-            self._introduce()
-
-    # --- the worker's side
+    # --- in the worker's thread
 
     def run(self, stay: bool = False, keep_model: bool = False) -> None:
-        """Work until the run is over, or with `stay` until told to stop.
+        """Work until the run is over, or with `stay` until `stop` is called.
 
-        keep_model: write w^g down whenever there is another one, not only at the end.
+        keep_model: save every w^g, not only the last one.
         """
-        self._stays, self._keeps_all = stay, keep_model
+        self._stays, self._saves_every_model = stay, keep_model
         self._link.open()
         try:
             while not self._stopped:
-                with self._mail.changed:
-                    step = self._attempt(self._next)
+                with self._inbox.changed:
+                    step = self._attempt(self._next_step)
                     if step is None:
-                        self._mail.changed.wait(_WAIT_SECONDS)
+                        self._inbox.changed.wait(_WAIT_SECONDS)
                 if step is not None:
                     self._attempt(step)
                 else:
-                    self._introduce_again()
-                self._waiting.on(self._awaits() if step is None else None)
+                    self._repeat_hello()
+                self._wait_log.update(self._wait_reason() if step is None else None)
         finally:
             self.leave()
 
-    def _awaits(self) -> WaitReason:
-        if not self._link.is_up():
-            return BROKER
-        with self._mail.changed:
-            return awaited(self._mail, self._events, self._swarm, self._name, self._run, self._given_up)
-
-    def _attempt(self, step: Callable[[], _Result]) -> _Result | None:
-        """Do something for the server; a run that cannot be played here is left, and the next one waited for."""
-        assignment = self._mail.assignment
-        try:
-            return step()
-        except (ValueError, RuntimeError, ArithmeticError, MemoryError) as error:
-            self._particle, self._memory, self._held = None, None, GlobalModelHolder()
-            self._given_up = assignment.run if assignment is not None else b""
-            why = "there is no memory for it" if isinstance(error, MemoryError) else single_line(str(error)).rstrip(".")
-            _log.warning("worker %s cannot play this run: %s. Waiting for another one", self._name, why)
-            return None
-
     def stop(self) -> None:
-        """End `run` at the next occasion; may be called from a signal."""
+        """End `run` soon; may be called from a signal handler."""
         self._stopped = True
 
     def leave(self) -> None:
-        """Say goodbye, so that nobody waits for this worker."""
-        self._say("status", b"", retain=True)
+        """Tell the server that this worker is gone, and close the connection."""
+        self._publish("status", b"", retain=True)
         self._link.close()
         self._meter.save()
 
-    def _next(self) -> Callable[[], None] | None:
-        """What to do now, with what is there now: mail may change while it is done. None: wait for mail."""
-        mail, order, invitation = self._mail, self._mail.order, self._mail.invitation
-        if mail.assignment is None:
+    def _attempt(self, step: Callable[[], _Result]) -> _Result | None:
+        """Do a step; if that fails, give the run up and wait for another one."""
+        assignment = self._inbox.assignment
+        try:
+            return step()
+        except (ValueError, RuntimeError, ArithmeticError, MemoryError) as error:
+            self._device = self._state = self._global = None
+            self._given_up = assignment.run if assignment is not None else b""
+            why = "not enough memory" if isinstance(error, MemoryError) else single_line(str(error)).rstrip(".")
+            _log.warning("worker %s cannot take part in this run: %s. Waiting for another one", self._name, why)
             return None
-        urgent = self._next_news(mail.assignment, order)
-        if urgent is not None or _is_last(order):
-            return urgent
-        if self._particle is None or self._run != mail.assignment.run:
-            return self._next_preparation(mail.assignment)
-        if order is not None and order.fresh and self._can_play(order.message):
-            order.fresh = False
-            return partial(self._play, order.message, self._held.model)
-        played = 0 if self._memory is None else self._memory.round
-        if invitation is not None and invitation.fresh and invitation.message.round <= played:
-            invitation.fresh = False
-            return partial(self._upload, invitation.message)
-        return None
 
-    def _next_news(
-        self, assignment: Assignment, order: PendingMessage[OrderMessage] | None
-    ) -> Callable[[], None] | None:
-        """What changes everything: the run is over, or the server does not know the history of the state here."""
-        welcome, before = self._mail.welcome, self._judged
-        self._judged = welcome
-        if welcome is not None and welcome is not before and welcome.forget:
-            # It may have played on since it said hello: the server must hear of that, or it refuses what rests on it.
-            return self._start_anew if welcome.forget == self._keeper.last().round else self._introduce
-        if self._mail.ahead:
-            return self._fetch_again
-        if order is not None and order.fresh and _is_last(order) and self._is_settled(order):
-            order.fresh = False
-            return partial(self._finish, order.message, assignment, self._held)
-        return None
+    def _wait_reason(self) -> WaitReason:
+        if not self._link.is_up():
+            return BROKER
+        with self._inbox.changed:
+            return self._inbox.wait_reason(self._run, self._given_up)
 
-    def _is_settled(self, last: PendingMessage[OrderMessage]) -> bool:
-        """Whether the model that a run came to is here, or was waited for in vain; it is asked for now and then."""
-        if self._kept.is_final(last.message) or self._reach(last.message):
-            return True
-        now = time.monotonic()
-        if now >= max(self._asked, last.since) + _ASK_SECONDS:
+    def _repeat_hello(self) -> None:
+        """Say hello again, at growing intervals, while this worker is not ready for the announced run."""
+        assignment = self._inbox.assignment
+        if assignment is None or self._run == assignment.run or self._inbox.run_is_over:
+            return
+        if time.monotonic() >= self._hello_at:
+            self._hello_pause = min(2 * self._hello_pause, _HELLO_SECONDS[1])
+            self._say_hello()
+
+    def _next_step(self) -> _Step | None:
+        """Return what to do about the messages that are here, or None to wait. The inbox is locked meanwhile."""
+        inbox, assignment = self._inbox, self._inbox.assignment
+        if assignment is None:
+            return None
+        if self._global is None or self._global.assignment is not assignment:
+            self._global, self._fetches_models = GlobalModelHolder(assignment), False
+        if inbox.welcome is not None and inbox.welcome.fresh:
+            inbox.welcome.fresh = False
+            forget = inbox.welcome.message.forget
+            if forget:  # unless it has gone on since its hello: then the server needs another one
+                return self._start_anew if forget == self._folder.last().round else self._say_hello
+        if inbox.ahead:
+            return self._fetch_everything
+        if inbox.run_is_over:
+            return self._next_at_the_end(self._global)
+        if self._device is None or self._run != assignment.run:
+            return self._next_preparation(assignment)
+        return self._next_in_a_round(self._global)
+
+    def _next_at_the_end(self, held: GlobalModelHolder) -> _Step | None:
+        """Finish when the trained model is here, or after a while without it; ask for it now and then."""
+        order, now = self._inbox.order, time.monotonic()
+        if order is None or not order.fresh:
+            return None
+        here = self._trained.is_final(order.message) or held.reach(self._inbox, order.message)
+        if here or now >= order.since + _LAST_MODEL_SECONDS:
+            order.fresh = False
+            return partial(self._finish, order.message, held)
+        if now >= max(self._asked, order.since) + _ASK_SECONDS:
             self._asked = now
-            self._link.subscribe(topics.model(self._swarm, "+"))
-        return now >= last.since + _LAST_MODEL_SECONDS
+            return partial(self._fetch_model, held)
+        return self._next_fetch(held)
 
-    def _next_preparation(self, assignment: Assignment) -> Callable[[], None] | None:
-        """Build what the run needs, once its number, the shared samples and the start are here."""
-        mail, welcome = self._mail, self._mail.welcome
-        if welcome is None or mail.shared.digest != assignment.shared_digest or assignment.run == self._given_up:
+    def _next_preparation(self, assignment: Assignment) -> _Step | None:
+        """Prepare for a run when the welcome, the shared samples and the start model are here."""
+        inbox, welcome = self._inbox, self._inbox.welcome
+        if welcome is None or inbox.shared.digest != assignment.shared_digest or assignment.run == self._given_up:
             return None
-        start = b""
-        if welcome.start_digest == mail.start.digest != wire.NO_DIGEST:
-            start = mail.start.content
-        elif welcome.start_digest != wire.NO_DIGEST and self._keeper.last().run != assignment.run:
+        start, start_digest = b"", welcome.message.start_digest
+        if start_digest == inbox.start.digest != NO_DIGEST:
+            start = inbox.start.content
+        elif start_digest != NO_DIGEST and self._folder.last().run != assignment.run:
             return None
         if not self._budget.may_begin():
             return None
-        return partial(self._prepare, assignment, welcome.worker, mail.shared.content, start)
+        return partial(self._prepare, assignment, welcome.message.worker, inbox.shared.content, start)
 
-    def _is_of_another_history(self, order_message: OrderMessage) -> bool:
-        """Whether the round of an order was carried out before, with another global model."""
-        memory = self._memory
-        if memory is None or memory.round != order_message.round:
-            return False
-        return memory.model_digest != order_message.model_digest
+    def _next_in_a_round(self, held: GlobalModelHolder) -> _Step | None:
+        """Carry out an order when its model is here, or answer an invitation."""
+        order, invitation = self._inbox.order, self._inbox.invitation
+        done = 0 if self._state is None else self._state.round
+        if order is not None and order.fresh:
+            if order.message.round <= done or held.reach(self._inbox, order.message):
+                order.fresh = False
+                return partial(self._answer_order, order.message, held)
+            fetch = self._next_fetch(held)
+            if fetch is not None:
+                return fetch
+        if invitation is not None and invitation.fresh and invitation.message.round <= done:
+            invitation.fresh = False
+            return partial(self._answer_invitation, invitation.message)
+        return None
 
-    def _can_play(self, order_message: OrderMessage) -> bool:
-        done = self._memory is not None and order_message.round <= self._memory.round
-        return self._reach(order_message, done)
+    def _next_fetch(self, held: GlobalModelHolder) -> _Step | None:
+        """Fetch the last whole model once if differences are missing: this worker was away for too long."""
+        return partial(self._fetch_model, held) if held.relative and not self._fetches_models else None
 
-    def _reach(self, order_message: OrderMessage, done: bool = False) -> bool:
-        """Whether the model of an order is here; if not, fetch what leads to it. done: it is not needed any more."""
-        if done or self._held.reach(self._mail, order_message):
-            if self._held.relative and self._fetching:
-                self._link.unsubscribe(topics.model(self._swarm, "+"))
-                self._fetching = False
-            return True
-        if self._held.relative and not self._fetching:  # it was away for too long: fetch the last whole model
-            self._link.subscribe(topics.model(self._swarm, "+"))
-            self._fetching = True
-        return False
+    def _fetch_model(self, held: GlobalModelHolder) -> None:
+        self._fetches_models = held.relative
+        self._subscribe(topics.model)
+
+    def _stop_fetching(self) -> None:
+        if self._fetches_models:
+            self._link.unsubscribe(topics.model(self._swarm, "+"))
+            self._fetches_models = False
 
     def _prepare(self, assignment: Assignment, number: int, shared: bytes, start: bytes) -> None:
-        """Build what the run needs, and take up the state that is here."""
-        if shared and self._keeper.load_shared(assignment.shared_digest, assignment.shared_size) is None:
-            self._keeper.save_shared(shared)
+        """Build the model and the engine, and restore the saved state."""
+        if shared and self._folder.load_shared(assignment.shared_digest, assignment.shared_size) is None:
+            self._folder.save_shared(shared)
             self._link.unsubscribe(topics.shared(self._swarm, "+"))
-        self._particle = self._memory = None  # before there is another one: two would take twice the memory
-        particle = DeviceWorker(assignment, number, self._own, shared, self._budget.threads, self._attack)
+        self._device = self._state = None  # first: two at once would take twice the memory
+        device = DeviceWorker(assignment, number, self._own, shared, self._budget.threads, self._attack)
         codec = assignment.codecs.up
         pack = codec.longest(assignment.size) if codec.relative else 0
-        self._memory = self._keeper.load(assignment.run, number, assignment.size, pack)
-        if self._memory is not None:
-            particle.restore(self._memory)
-        elif self._keeper.last().run == assignment.run:  # damaged: the server may still count on it
-            self._keeper.forget()
-            self._introduce()
-        if self._memory is None and start:
-            particle.start(wire.weights_from_bytes(start))
-        self._particle, self._run = particle, assignment.run
+        self._state = self._folder.load(assignment.run, number, assignment.size, pack)
+        if self._state is not None:
+            device.restore(self._state)
+        elif self._folder.last().run == assignment.run:  # damaged: the server may still count on it
+            self._folder.forget()
+            self._say_hello()
+        if self._state is None and start:
+            device.start(wire.weights_from_bytes(start))
+        self._device, self._run = device, assignment.run
         self._hello_pause = _HELLO_SECONDS[0]
         _log.info("worker %s is number %d, %s samples", self._name, number, f"{len(self._own):,}")
 
-    def _play(self, order_message: OrderMessage, received: Floats) -> None:
-        """Carry an order out, or answer again if that was done before."""
-        if self._is_of_another_history(order_message):
-            self._start_anew()
+    def _answer_order(self, order: OrderMessage, held: GlobalModelHolder) -> None:
+        """Carry an order out and send the claim or model; if it was carried out before, only send."""
+        assert self._device is not None
+        self._stop_fetching()
+        state = self._state
+        if state is not None and state.round == order.round and state.model_digest != order.model_digest:
+            self._start_anew()  # it carried this round out with another global model
             return
-        assert self._particle is not None
-        if self._keeps_all and self._held.digest == order_message.model_digest:
-            self._kept.keep(self._particle.assignment, self._held, order_message)
-        if not wire.has_bit(order_message.participants, self._particle.number):
-            self._note_passed_over()
+        if self._saves_every_model and held.digest == order.model_digest:
+            self._trained.save(held, order)
+        if not wire.has_bit(order.participants, self._device.number):
+            self._note_passed_over(self._device)
             return
         self._passed_over = 0
-        if self._memory is None or order_message.round > self._memory.round:
-            self._memory = self._particle.carry_out(order_message, received)
-            self._keeper.save(self._memory)
+        if state is None or order.round > state.round:
+            state = self._state = self._device.carry_out(order, held.model)
+            self._folder.save(state)
             self._meter.save(NOW_AND_THEN)
-        if order_message.round != self._memory.round:
-            _log.warning("the server is back in round %d; this worker is past it", order_message.round)
-        elif order_message.task == "average":
-            self._send_model()
-        elif self._memory.claim is not None:
-            claim = self._memory.claim
-            claim_message = ClaimMessage(self._run, self._memory.round, claim.score, claim.commitment)
-            self._say("claim", wire.encode(claim_message))
+        if order.round != state.round:
+            _log.warning("the server is back in round %d; this worker is past it", order.round)
+        elif order.task == "average":
+            self._send_model(self._device, state)
+        elif state.claim is not None:
+            claim = ClaimMessage(self._run, state.round, state.claim.score, state.claim.commitment)
+            self._publish("claim", wire.encode(claim))
 
-    def _note_passed_over(self) -> None:
-        """Say once that this worker is not asked any more; where some are drawn every round, that means nothing."""
-        assert self._particle is not None
+    def _note_passed_over(self, device: DeviceWorker) -> None:
+        """Warn once if this worker is left out of rounds in which all workers should take part."""
         self._passed_over += 1
-        if self._passed_over == _PASSED_OVER and self._particle.assignment.spec.participation == 1.0:
+        if self._passed_over == _PASSED_OVER and device.assignment.spec.participation == 1.0:
             _log.warning(
                 "worker %s takes no part in the run any more: the server has banned it, or its roster does not name "
-                "it. The server's folder says which: events.jsonl, rounds.jsonl",
+                "it. See events.jsonl and rounds.jsonl in the server's folder",
                 self._name,
             )
 
-    def _start_anew(self) -> None:
-        """The server does not know the history that the state here is of: do without it, as a new worker would."""
-        _log.warning("worker %s: the server is back in time; starting again from the global model", self._name)
-        with self._speaking:
-            self._keeper.forget()
-        self._particle, self._memory, self._run = None, None, b""
-        self._fetch_again()
-
-    def _fetch_again(self) -> None:
-        """The server is back in time: its orders and models look older than those that are here."""
-        self._mail.forget()
-        self._link.subscribe(topics.spec(self._swarm))  # what is retained comes again
-
-    def _upload(self, invitation: Invitation) -> None:
-        """Send the model behind a claim, if this worker knows the claim: state may be lost, and a worker copied."""
-        if self._memory is None or invitation.round != self._memory.round:
+    def _answer_invitation(self, invitation: Invitation) -> None:
+        """Upload the model behind a claim, if this worker has made that claim."""
+        state = self._state
+        if self._device is None or state is None or invitation.round != state.round:
             return
-        if invitation.claim == wire.said(self._memory.claim):
-            self._send_model()
-        else:
-            _log.warning("worker %s is invited for a claim that it has not made; staying silent", self._name)
+        if invitation.claim == wire.said(state.claim):
+            self._send_model(self._device, state)
+        else:  # its state was lost since, or another process uses its name
+            _log.warning("worker %s is invited for a claim that it has not made; not answering", self._name)
 
-    def _send_model(self) -> None:
-        assert self._particle is not None
-        assert self._memory is not None
-        while not self._link.settled(_WAIT_SECONDS):  # or whoever asks again and again would fill this machine's memory
+    def _send_model(self, device: DeviceWorker, state: WorkerState) -> None:
+        while not self._link.settled(_WAIT_SECONDS):  # or repeated invitations would fill this machine's memory
             if self._stopped:
                 return
-        upload = self._particle.upload()
+        upload = device.upload()
         if upload is not None:
-            for piece in wire.pieces(self._run, self._memory.round, upload):
-                self._say(f"upload/{piece.index}", wire.encode(piece))
+            for piece in wire.pieces(self._run, state.round, upload):
+                self._publish(f"upload/{piece.index}", wire.encode(piece))
 
-    def _finish(self, order_message: OrderMessage, assignment: Assignment, held: GlobalModelHolder) -> None:
-        """The run is over: keep what it came to. Whoever was done with it before, or had no part, waits for another."""
-        had_it = self._kept.is_final(order_message)
-        plays = self._particle is not None and self._run == order_message.run
-        took_part = self._mail.welcome is not None or self._keeper.last().run == order_message.run
-        self._particle = None  # its memory is for what comes next
+    def _start_anew(self) -> None:
+        """Delete the saved state, which belongs to rounds that the server does not have, and start as a new worker."""
+        _log.warning("worker %s: the server is back in time; starting again from the global model", self._name)
+        with self._hello_lock:
+            self._folder.forget()
+        self._device, self._state, self._run = None, None, b""
+        self._fetch_everything()
+
+    def _fetch_everything(self) -> None:
+        """Fetch all retained messages again: those of a restored server look older than those that are here."""
+        self._inbox.reset()
+        self._link.subscribe(topics.spec(self._swarm))
+
+    def _finish(self, order: OrderMessage, held: GlobalModelHolder) -> None:
+        """Save the trained model. End, unless this worker stays or had finished this run before."""
+        self._stop_fetching()
+        had_it = self._trained.is_final(order)
+        was_ready = self._device is not None and self._run == order.run
+        took_part = self._inbox.welcome is not None or self._folder.last().run == order.run
+        self._device = None  # frees its memory
         if not had_it:
-            self._kept.keep_last(assignment, held, order_message)
-        if not self._stays and (plays or (took_part and not had_it)):
+            self._trained.save_final(held, order)
+        if not self._stays and (was_ready or (took_part and not had_it)):
             self._stopped = True
         _log.info("worker %s: the run is over", self._name)
 
-    def _say(self, what: str, payload: bytes, retain: bool = False) -> None:
-        self._link.publish(topics.from_worker(self._swarm, self._name, what), payload, retain)
+    def _subscribe(self, topic: Callable[[str, str], str]) -> None:
+        """Subscribe to all pieces of a kind; those that are retained are sent again."""
+        self._link.subscribe(topic(self._swarm, "+"))
 
-
-def _is_last(order: PendingMessage[OrderMessage] | None) -> bool:
-    """Whether an order says that the run is over."""
-    return order is not None and order.message.task == "finish"
+    def _publish(self, kind: str, payload: bytes, retain: bool = False) -> None:
+        self._link.publish(topics.from_worker(self._swarm, self._name, kind), payload, retain)
