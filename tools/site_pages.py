@@ -25,22 +25,26 @@ from cbdsl.runs.records import RoundRecord, Summary
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
-# Where a public name lives says what it is for; in the order of the page. A room that is not here comes last.
-_ROOMS = {
+# The section of the page for each module or package that defines public names, in the order of the page.
+_SECTIONS = {
+    "runs.loop": "Run and resume",
     "runs": "Run and resume",
     "spec": "Specs and presets",
     "presets": "Specs and presets",
     "data": "Data",
     "arrays": "Data",
     "callbacks": "Callbacks",
-    "byzantine": "Attacks",
-    "protocol": "The server's side: claims, selections, aggregators",
-    "methods": "Methods and workers",
-    "workers": "Methods and workers",
+    "runs.callbacks": "Callbacks",
+    "attacks": "Attacks",
+    "algorithm.methods": "Methods and workers",
+    "algorithm.worker": "Methods and workers",
+    "algorithm.particles": "Methods and workers",
+    "algorithm": "The server: claims, selections, aggregators",
     "codecs": "Codecs",
     "engines": "Engines and networks",
+    "models": "Engines and networks",
     "errors": "Errors",
-    "register": "Registers",
+    "register": "Registries",
     "testing": "Law tests",
 }
 
@@ -96,11 +100,11 @@ def _words(parameter: Any) -> str:  # noqa: ANN401 - a click parameter
 
 def api_page() -> str:
     """Every public name with its documentation: Markdown around directives of autodoc."""
-    groups: dict[str, list[str]] = {title: [] for title in _ROOMS.values()}
+    groups: dict[str, list[str]] = {title: [] for title in _SECTIONS.values()}
     for name in cbdsl.__all__:
         if not name.startswith("_"):
-            room = cbdsl._HOMES.get(name, f"cbdsl.{name}").split(".")[1]
-            groups.setdefault(_ROOMS.get(room, room.capitalize()), []).append(name)
+            module = cbdsl._HOMES.get(name, name)
+            groups[_SECTIONS.get(module) or _SECTIONS[module.split(".")[0]]].append(name)
     parts = []
     for title, names in groups.items():
         if names:
@@ -114,7 +118,7 @@ def _documented(name: str) -> str:
     if inspect.ismodule(value):
         return f".. automodule:: cbdsl.{name}\n   :members:\n   :exclude-members: {', '.join(cbdsl.__all__)}\n"
     if isinstance(value, GenericAlias):  # a name for a type, with a text behind it
-        source = inspect.getsource(import_module(cbdsl._HOMES[name]))
+        source = inspect.getsource(import_module(f"cbdsl.{cbdsl._HOMES[name]}"))
         ((meant, words),) = re.findall(rf'^{name} = (.+)\n"""(.+)"""$', source, re.MULTILINE)
         return f".. py:currentmodule:: cbdsl\n\n.. py:data:: {name}\n\n   ``{meant}``. {_plain_rst(words)}\n"
     if inspect.isclass(value):
