@@ -52,7 +52,7 @@ _SECTIONS = {
 _INTRODUCED = {
     "Law tests": "A part is checked by its name once its file is loaded: "
     "`import my_parts  # registers the parts; run this in its folder`. In a program that also runs a spec with this "
-    'plugin, write `from cbdsl import plugins` and `plugins.load(["my_parts.py"])` instead: a name can be registered '
+    'plugin, write `cbdsl.register.load(["my_parts.py"])` instead: a name can be registered '
     "only once. [Bring your own parts](../parts.md#does-it-keep-the-laws) has an example.\n",
 }
 

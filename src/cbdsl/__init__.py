@@ -81,6 +81,7 @@ _RENAMED = {  # old public names, until 1.0
     "Trust": "TrustedReference",
     "View": "RoundContext",
     "Work": "WorkerRound",
+    "plugins": "register",
 }
 
 __all__ = [
