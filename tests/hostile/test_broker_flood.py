@@ -15,8 +15,6 @@ import pytest
 
 from cbdsl.network import topics, wire
 from cbdsl.network.broker import find_mosquitto
-from cbdsl.network.events import Events
-from cbdsl.network.mqtt import RateLimiter
 from cbdsl.network.wire import ClaimMessage
 from support.broker_members import member
 from support.deployment import memory_of, wait_until
@@ -109,42 +107,6 @@ def test_a_flooder_is_heard_again_when_it_stops(tmp_path: Path, play: Callable[[
     flood.stop()
     with light_workers(run.broker.port, [FLOODER], tmp_path / "keys", tmp_path / "back.log", SWARM):
         wait_until(lambda: run.events("closed")[-1]["answered"] == len(NAMES))
-
-
-def test_pauses_double_and_are_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
-    monkeypatch.setattr("cbdsl.network.mqtt.time.monotonic", lambda: now[0])
-    gate, topic = RateLimiter(SWARM, lambda: ["a", "b"], 4, Events()), topics.from_worker(SWARM, "a", "claim")
-    everybody = topics.from_all(SWARM)
-
-    def flood() -> float:
-        for _ in range(10_000):
-            taken, pause = gate.takes(topic)
-            if pause:
-                assert not taken
-                return pause
-        return 0.0
-
-    pauses = []
-    for _ in range(12):
-        pauses.append(flood())
-        assert gate.takes(topic) == (False, 0.0)
-        assert gate.takes(topics.from_worker(SWARM, "b", "claim")) == (True, 0.0)
-        assert list(gate.patterns([everybody])) == [topics.from_worker(SWARM, "b", "#")]
-        now[0] += pauses[-1] + 1
-        assert list(gate.patterns([everybody])) == [everybody]
-        assert gate.takes(topic)[0]
-    assert pauses == [2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600, 600]
-    now[0] += 6001
-    assert flood() == 2
-
-
-def test_where_anybody_may_come_a_flood_is_dropped_and_nobody_elses_subscription_given_up() -> None:
-    gate = RateLimiter(SWARM, tuple, 4, Events())
-    for _ in range(1000):
-        gate.takes(topics.from_worker(SWARM, "a", "claim"))
-    assert not gate.takes(topics.from_worker(SWARM, "a", "claim"))[0]
-    assert list(gate.patterns([topics.from_all(SWARM)])) == [topics.from_all(SWARM)]
 
 
 @pytest.mark.hostile

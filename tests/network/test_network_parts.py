@@ -6,8 +6,7 @@ import json
 import logging
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,6 @@ from cbdsl.network.mqtt import (
     Address,
     Meter,
     MqttLink,
-    RateLimiter,
     exposed,
     merge,
     packet_bytes,
@@ -273,47 +271,3 @@ def test_a_roster_is_written_by_two_threads_at_once(tmp_path: Path) -> None:
     roster.save()
     assert errors == []
     assert Roster(tmp_path / "roster.json", 200).names == tuple(f"w{number}" for number in range(200))
-
-
-class SlowClient:
-    """Remembers what the broker would send; takes its time, so that calls of two threads meet."""
-
-    def __init__(self) -> None:
-        self.heard: set[str] = set()
-
-    def is_connected(self) -> bool:
-        return True
-
-    def subscribe(self, patterns: list[tuple[str, int]]) -> None:
-        time.sleep(0.002)
-        self.heard |= {pattern for pattern, _ in patterns}
-        time.sleep(0.002)
-
-    def unsubscribe(self, patterns: list[str]) -> None:
-        self.heard -= set(patterns)
-
-
-class Alternating(RateLimiter):
-    """Shuts somebody out and lets it in again, in turns."""
-
-    turn = 0
-
-    def patterns(self, wanted: Iterable[str]) -> dict[str, None]:
-        self.turn += 1
-        return dict.fromkeys(["a", "b"] if self.turn % 2 else wanted)
-
-
-def test_a_server_is_never_deaf_when_one_is_shut_out_while_another_is_let_in(tmp_path: Path) -> None:
-    """The link's thread hears of a flood while a timer ends an earlier pause."""
-    gate = Alternating("s", lambda: ("a", "b"), 100, Events())
-    link = MqttLink(Address("x", 1), lambda *_: None, lambda: None, Meter(tmp_path / "wire.json"), turnstile=gate)
-    client = SlowClient()
-    link._client = client  # type: ignore[assignment]
-    link.subscribe("everybody")
-    for _ in range(20):
-        threads = [threading.Thread(target=link._listen) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert client.heard == set(link._heard)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -21,7 +22,9 @@ from cbdsl.network.server import NetworkSwarm
 from cbdsl.network.timeouts import Deadlines
 from cbdsl.network.wire import OrderMessage, Piece, Status
 from support.bus import Bus, BusLink
-from support.scripted_workers import NAMES, QUICK, RUN, Scripted, model, order, refused
+from support.scripted_workers import NAMES, QUICK, RUN, Scripted, bus, make, model, order, refused
+
+__all__ = ["bus", "make"]  # fixtures
 
 
 def test_a_round_closes_when_everybody_answered(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
@@ -46,7 +49,7 @@ def test_duplicates_and_late_answers_change_nothing(bus: Bus, make: Callable[...
     workers[0].claim(9, 0.125)  # and to one that nobody played
     workers[0].claim(2, 0.125)  # another one than before
     workers[0].send(2)  # nobody asked
-    assert network.inbox.open_round.claims[0] == Claim(0.5)
+    assert network.open_round.claims[0] == Claim(0.5)
     assert set(refused(network)) == {
         "claim: from an earlier round", "claim: from a future round", "upload: not requested",
         "claim: a different claim from the one already received this round",
@@ -111,7 +114,7 @@ def test_the_will_of_an_older_connection_says_nothing(bus: Bus, make: Callable[.
         Scripted(bus, name)
     network.gather()
     bus.publish(topics.from_worker("s", "ann", "status"), wire.encode(Status(False, b"old-life")), retain=True)
-    assert "ann" in network.inbox.online()
+    assert "ann" in network.online()
 
 
 def test_a_staller_is_passed_over_and_may_come_back(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
@@ -266,17 +269,17 @@ def test_a_flood_is_counted_and_nothing_of_it_is_kept(bus: Bus, make: Callable[.
     network.gather()
     network.report(order())
     rng = np.random.default_rng(0)
-    for number in range(6_000):
+    for number in range(12_000):
         junk = rng.bytes(int(rng.integers(0, 60)))
         what = ("claim", "upload/0", "hello", "status", "upload/99999", "nonsense/7")[number % 6]
         name = ("ann", f"stranger-{number}", "bob")[number % 3]
-        bus.publish(f"cbdsl/s/from/{name}/{what}", junk)
+        network.handle(f"cbdsl/s/from/{name}/{what}", junk)
     bus.sent.clear()
     counted = refused(network)
     assert counted["too many messages"] > 2_000
     assert len(counted) < 30  # reasons, not messages
-    assert len(network.inbox._present) <= 3
-    assert network.inbox.open_round.assemblies == {}
+    assert len(network._attendance) <= 3
+    assert network.open_round.assemblies == {}
     assert set(network.report(order(2))) >= {2}  # whoever did not take part in the flood is heard
 
 
@@ -357,13 +360,13 @@ def test_what_is_said_again_does_not_come_after_what_was_said_since(make: Callab
 
     def slowly(where: str, payload: bytes) -> None:
         if where == topic and not threads:
-            threads.append(threading.Thread(target=network.notices.order, args=(last,)))
+            threads.append(threading.Thread(target=network.retained.set_order, args=(last,)))
             threads[0].start()
             threads[0].join(0.3)
         broker[where] = payload
 
-    network.notices._say = slowly
-    network.notices.say_again()
+    network.retained._publish = slowly
+    network.retained.publish_all()
     threads[0].join(10)
     assert wire.decode(broker[topic], OrderMessage).task == "finish"
 
@@ -391,3 +394,67 @@ def test_the_end_leaves_the_trained_model_on_the_broker_and_nothing_else(
         2,
         wire.digest_of(wire.weights_to_bytes(model(7.0))),
     )
+
+
+def flood(bus: Bus, name: str, messages: int = 1000) -> None:
+    for _ in range(messages):
+        bus.publish(topics.from_worker("s", name, "claim"), b"junk")
+
+
+def test_the_server_does_not_subscribe_to_a_member_that_floods(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
+    network = make()
+    (link,) = bus.links
+    assert link.patterns == [topics.from_all("s")]
+    flood(bus, "ann")
+    assert link.patterns == [topics.from_worker("s", name, "#") for name in ("bob", "cyd")]
+    network._follow(("ann", "bob", "dot"))  # by name: a newcomer is subscribed to, a worker that left is not
+    assert link.patterns == [topics.from_worker("s", name, "#") for name in ("bob", "dot")]
+    for name in ("bob", "dot"):
+        flood(bus, name)
+    assert link.patterns == []
+    network._limiter._members.clear()  # as if the pauses were over
+    network._listen()
+    assert link.patterns == [topics.from_all("s")]
+
+
+def test_where_anybody_may_connect_a_flood_is_refused_and_no_subscription_ends(
+    bus: Bus, make: Callable[..., NetworkSwarm]
+) -> None:
+    network = make(names=())
+    flood(bus, "ann")
+    assert refused(network)["too many messages"] > 500
+    assert bus.links[0].patterns == [topics.from_all("s")]
+
+
+class SlowLink:
+    """Notes what the broker would send; takes its time, so that calls of two threads meet."""
+
+    def __init__(self) -> None:
+        self.heard: set[str] = set()
+
+    def subscribe(self, *patterns: str) -> None:
+        time.sleep(0.002)
+        self.heard |= set(patterns)
+        time.sleep(0.002)
+
+    def unsubscribe(self, *patterns: str) -> None:
+        self.heard -= set(patterns)
+
+    def close(self) -> None:
+        pass
+
+
+def test_the_server_receives_the_others_when_one_is_shut_out_while_another_pause_ends(
+    make: Callable[..., NetworkSwarm], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link's thread notes a flood while a timer ends an earlier pause."""
+    network, link, looks = make(), SlowLink(), itertools.count()
+    network._link, network._patterns = link, []  # type: ignore[assignment]
+    monkeypatch.setattr(network._limiter, "shut_out", lambda: {"ann"} if next(looks) % 2 else set())
+    for _ in range(20):
+        threads = [threading.Thread(target=network._listen) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert link.heard == set(network._patterns)

@@ -18,12 +18,10 @@ from cbdsl.algorithm.messages import Order
 from cbdsl.errors import UserError
 from cbdsl.models.saved_model import read_model
 from cbdsl.network import topics, wire
-from cbdsl.network.events import Events
-from cbdsl.network.journal import Journal
 from cbdsl.network.mqtt import Address
 from cbdsl.network.roster import Roster, RosterFile
 from cbdsl.network.server import NetworkSwarm, ServerConfig
-from cbdsl.network.session import ServedRun, announce, open_run, serve
+from cbdsl.network.session import ServedRun, open_run, serve
 from cbdsl.rng import stream
 from cbdsl.runs.build import Experiment, UserParts
 from support.bus import Bus
@@ -469,23 +467,6 @@ def test_everybody_may_be_replaced_while_a_round_waits_for_them(
     assert outcome.result.summary.rounds == 12
     claims = [json.loads(line)["claims"] for line in (tmp_path / "run" / "claims.jsonl").read_text().splitlines()]
     assert set(claims[-1]) == {"new"}
-
-
-def test_a_newcomer_is_heard_where_each_member_is_listened_to_by_name(tmp_path: Path) -> None:
-    """The link then has to ask the broker again for all that there is to hear."""
-    stage, bus = prepared(small_spec()), Bus()
-    roster = Roster(tmp_path / "roster.json", 6, OLD)
-    network = NetworkSwarm(
-        ServerConfig("s", Address("x", 1), PACE, OLD), announce(stage, b"run-0001", b""), b"", roster,
-        Journal(tmp_path / "journal.bin"), Events(), codecs=stage.server.policy.codecs,
-    )  # fmt: skip
-    network.start(bus.link)
-    (link,) = bus.links
-    before = link.patterns.count(topics.from_all("s"))
-    network._follow([*OLD[1:], "new"])
-    assert link.patterns.count(topics.from_all("s")) == before + 1
-    network._follow(OLD[2:])  # nobody is new
-    assert link.patterns.count(topics.from_all("s")) == before + 1
 
 
 def test_the_same_command_goes_on_with_another_roster_and_gives_everybody_the_model(tmp_path: Path) -> None:

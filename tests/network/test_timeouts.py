@@ -11,7 +11,8 @@ import pytest
 from cbdsl.errors import UserError
 from cbdsl.network import topics, wire
 from cbdsl.network.server import NetworkSwarm
-from cbdsl.network.timeouts import Deadlines, Punctuality, everybodys_limit, upload_limit
+from cbdsl.network.timeouts import Deadlines, Punctuality, RateLimiter, everybodys_limit, upload_limit
+from cbdsl.network.topics import MessageOrigin
 from cbdsl.network.wire import Hello, OrderMessage, Status, Welcome
 from support.bus import Bus
 from support.scripted_workers import NAMES, RUN, SIZE, Scripted, bus, make, order, refused
@@ -109,6 +110,33 @@ def test_who_never_answers_is_waited_for_once() -> None:
     assert not any(standing.is_waited_for(number) for number in range(2, 200))
 
 
+def test_pauses_double_and_are_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("cbdsl.network.timeouts.time.monotonic", lambda: now[0])
+    limiter = RateLimiter(306)
+
+    def flood() -> float:
+        for _ in range(10_000):
+            accepted, pause = limiter.charge("a")
+            if pause:
+                assert not accepted
+                return pause
+        return 0.0
+
+    pauses = []
+    for _ in range(12):
+        pauses.append(flood())
+        assert limiter.charge("a") == (False, 0.0)
+        assert limiter.charge("b") == (True, 0.0)
+        assert limiter.shut_out() == {"a"}
+        now[0] += pauses[-1] + 1
+        assert limiter.shut_out() == set()
+        assert limiter.charge("a")[0]
+    assert pauses == [2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600, 600]
+    now[0] += 6001
+    assert flood() == 2
+
+
 class Dawdler(Scripted):
     """Claims when `seconds` have passed, from another thread."""
 
@@ -196,8 +224,8 @@ def test_names_that_strangers_invent_are_forgotten(bus: Bus, make: Callable[...,
     network = make()
     for number in range(3000):
         bus.publish(topics.from_worker("s", f"stranger-{number}", "claim"), b"junk")
-    assert len(network.inbox._strangers) <= 1000
-    assert len(network.inbox._present) <= 3
+    assert len(network._limiter._strangers) <= 1000
+    assert len(network._attendance) <= 3
 
 
 def test_whoever_is_enrolled_between_two_others_is_welcomed(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
@@ -205,7 +233,8 @@ def test_whoever_is_enrolled_between_two_others_is_welcomed(bus: Bus, make: Call
     network = make(names=(), places=3)
     Scripted(bus, "ann")
     network.gather()
-    network.inbox.handle(topics.from_worker("s", "bob", "hello"), hello_of("bob"))
+    with network._lock:
+        network._take(MessageOrigin("bob", "hello", 0), hello_of("bob"))
     Scripted(bus, "cyd")
     welcomed = {topic.split("/")[3] for topic, _ in bus.sent if topic.endswith("/welcome")}
     assert welcomed == {"ann", "bob", "cyd"}
@@ -237,7 +266,7 @@ def test_a_state_that_is_ahead_or_of_another_history_is_to_be_forgotten(
 ) -> None:
     network = make()
     network._played = 2  # rounds are over, w^g is version 1
-    digest = network.notices.digests[1] if known else b"another-history!"
+    digest = network.retained.digests[1] if known else b"another-history!"
     bus.publish(topics.from_worker("s", "ann", "hello"), hello_of("ann", round_number, version, RUN, digest))
     welcome = [wire.decode(payload, Welcome) for topic, payload in bus.sent if topic.endswith("ann/welcome")][-1]
     assert welcome.forget == forget

@@ -72,14 +72,14 @@ class BusLink:
     def publish(self, topic: str, payload: bytes, retain: bool = False) -> None:
         self.bus.publish(topic, payload, retain)
 
-    def subscribe(self, pattern: str) -> None:
-        self.patterns.append(pattern)
-        if self._up:
-            self._recall(pattern)
+    def subscribe(self, *patterns: str) -> None:
+        for pattern in patterns:
+            self.patterns.append(pattern)
+            if self._up:
+                self._recall(pattern)
 
-    def unsubscribe(self, pattern: str) -> None:
-        if pattern in self.patterns:
-            self.patterns.remove(pattern)
+    def unsubscribe(self, *patterns: str) -> None:
+        self.patterns = [pattern for pattern in self.patterns if pattern not in patterns]
 
     def close(self) -> None:
         self._up = False

@@ -95,7 +95,7 @@ def make(bus: Bus, tmp_path: Path) -> Iterator[Callable[..., NetworkSwarm]]:
             Roster(tmp_path / "roster.json", places, names),
             Journal(tmp_path / "journal.bin"), Events(tmp_path / "events.jsonl"), codecs=Codecs(),
         )  # fmt: skip
-        network.notices.set_model(model(0.0), 1, ())
+        network.retained.set_model(model(0.0), 1, ())
         network.start(bus.link)
         made.append(network)
         return network

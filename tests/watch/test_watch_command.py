@@ -145,11 +145,11 @@ def test_counts_of_refusals_survive_a_restart(tmp_path: Path) -> None:
 def test_the_phases_of_a_round_are_its_seconds() -> None:
     phases = Phases()
     phases.begin()
-    phases.answered(2.0, [0.5, 0.6, 0.7, 1.9])
-    phases.uploaded(0.3)
-    phases.uploaded(0.2)
-    found = phases.of(3.0)
+    phases.note_answers(2.0, [0.5, 0.6, 0.7, 1.9])
+    phases.note_uploads(0.3)
+    phases.note_uploads(0.2)
+    found = phases.split(3.0)
     assert found == {"train": 0.7, "wait": 1.3, "upload": 0.5, "verify": 0.5}
     phases.begin()
-    phases.answered(1.0, [])
-    assert phases.of(1.0) == {"train": 0.0, "wait": 1.0, "upload": 0.0, "verify": 0.0}
+    phases.note_answers(1.0, [])
+    assert phases.split(1.0) == {"train": 0.0, "wait": 1.0, "upload": 0.0, "verify": 0.0}

@@ -310,7 +310,7 @@ class SwarmDisplay:
         crew = self._crew
         if crew is None:
             return Text("starting a broker and the workers ...")
-        open_round, online = crew.network.inbox.open_round, set(crew.network.inbox.online())
+        open_round, online = crew.network.open_round, set(crew.network.online())
         states = [self._state(number, name, online) for number, name in enumerate(crew.names)]
         title = f"round {open_round.round}/{self._spec.rounds}"
         if self._last is not None:
@@ -328,7 +328,7 @@ class SwarmDisplay:
         return Group(Text(title, style="bold"), table)
 
     def _state(self, number: int, name: str, online: set[str]) -> str:
-        open_round = self._crew.network.inbox.open_round if self._crew else None
+        open_round = self._crew.network.open_round if self._crew else None
         if self._last is not None and number in self._last.banned:
             return "banned"
         if name not in online or open_round is None:

@@ -30,10 +30,8 @@ from paho.mqtt.enums import CallbackAPIVersion
 from cbdsl.errors import UserError
 from cbdsl.network import topics
 from cbdsl.network.broker import PASSWORD_VARIABLE
-from cbdsl.network.events import Events
 from cbdsl.network.tls import RIGHTS, context_of, explain, not_let_in, refusal
 from cbdsl.network.topics import kind_of
-from cbdsl.network.wire import piece_count
 from cbdsl.util.files import write_atomically
 
 Direction = Literal["sent", "received"]
@@ -111,62 +109,6 @@ def _add(kinds: dict[str, list[int]], kind: str, size: int, messages: int = 1) -
 
 _log = logging.getLogger("cbdsl.deploy")
 
-_FIRST_PAUSE = 2.0  # seconds
-_LONGEST_BACK_OFF = 600.0
-_MOST_NAMES = 100_000  # with an account of their own; where anybody may come, names can be invented
-_FORGIVEN_AFTER = 10.0  # times the last pause without a flood: then the next one counts as the first
-
-
-@dataclass
-class _Account:
-    tokens: float
-    filled: float
-    pause: float = 0.0  # the last one
-    until: float = 0.0  # when it ends
-
-
-class RateLimiter:
-    """A bucket of tokens for every name: a message costs one, a second gives as many as the bucket holds."""
-
-    def __init__(self, swarm: str, names: Callable[[], Sequence[str]], upload: int, events: Events) -> None:
-        """names: everybody who may come now; empty if anybody may. upload: bytes of the largest one."""
-        self._swarm, self._names, self._events = swarm, names, events
-        self._burst = 300.0 + 6 * piece_count(upload)  # messages that a worker may send at once, and in a second
-        self._accounts: dict[str, _Account] = {}
-
-    def takes(self, topic: str) -> tuple[bool, float]:
-        """Whether a message is to be taken, and if its sender is shut out with it: for how many seconds, else 0."""
-        sender = topics.parse_origin(self._swarm, topic)
-        if sender is None:
-            return True, 0.0
-        now = time.monotonic()
-        name = sender.worker if len(self._accounts) < _MOST_NAMES or sender.worker in self._accounts else ""
-        account = self._accounts.setdefault(name, _Account(self._burst, now))
-        if now < account.until:
-            return False, 0.0
-        account.tokens = min(self._burst, account.tokens + (now - account.filled) * self._burst)
-        account.filled = now
-        if account.tokens >= 1:
-            account.tokens -= 1
-            return True, 0.0
-        forgiven = now - account.until > _FORGIVEN_AFTER * account.pause
-        account.pause = _FIRST_PAUSE if forgiven else min(2 * account.pause, _LONGEST_BACK_OFF)
-        account.until = now + account.pause
-        _log.warning("%s sends too much; it is not listened to for %.0f s", sender.worker, account.pause)
-        self._events.note("flood", worker=sender.worker, seconds=account.pause)
-        return False, account.pause
-
-    def patterns(self, wanted: Iterable[str]) -> dict[str, None]:
-        """What to subscribe to now: while somebody is shut out, each of the others instead of all."""
-        now, everybody = time.monotonic(), topics.from_all(self._swarm)
-        shut = {name for name, account in list(self._accounts.items()) if now < account.until}
-        names = self._names() if shut and everybody in wanted else ()
-        if not names:
-            return dict.fromkeys(wanted)
-        others = (topics.from_worker(self._swarm, name, "#") for name in names if name not in shut)
-        return dict.fromkeys([*(pattern for pattern in wanted if pattern != everybody), *others])
-
-
 KEEPALIVE = 30  # seconds; a broker takes a client for gone after one and a half times that
 _AT_ONCE = 200  # subscriptions in one packet: packets have a largest size
 _LONGEST_PAUSE = 30.0  # seconds between attempts to reach a broker that is down
@@ -185,12 +127,12 @@ class Link(Protocol):
         """Send, now or as soon as the broker can be reached; an empty retained payload forgets what was retained."""
         ...
 
-    def subscribe(self, pattern: str) -> None:
-        """Listen to topics, also after a reconnection."""
+    def subscribe(self, *patterns: str) -> None:
+        """Receive the messages of topics, also after a reconnection; retained ones are sent again at each call."""
         ...
 
-    def unsubscribe(self, pattern: str) -> None:
-        """Listen no longer."""
+    def unsubscribe(self, *patterns: str) -> None:
+        """Receive the messages of topics no longer."""
         ...
 
     def is_up(self) -> bool:
@@ -305,16 +247,11 @@ class MqttLink:
         on_up: Callable[[], None],
         meter: Meter,
         will: LastWill | None = None,
-        turnstile: RateLimiter | None = None,
     ) -> None:
-        """`on_up` is called in the client's thread after every connection, subscriptions made.
-
-        turnstile: who may send how much; anybody anything if there is none.
-        """
+        """`on_up` is called in the client's thread after every connection, when the subscriptions are requested."""
         self._address, self._meter, self._on_up, self._on_message = address, meter, on_up, on_message
-        self._turnstile = turnstile
-        self._patterns: list[str] = []
-        self._heard: dict[str, None] = {}  # what the broker was asked for: in order, and quickly found
+        self._patterns: dict[str, None] = {}  # that are subscribed to, in their order
+        self._cleared: set[str] = set()  # topics where a message was retained that may not be
         self._lock, self._said = threading.Lock(), ""
         self._since, self._before = time.monotonic(), ""  # when it was lost or first wanted; "again" if it was up
         self._losses: list[float] = []  # when the last ones were
@@ -345,20 +282,25 @@ class MqttLink:
         self._meter.count("sent", topic, len(payload))
         self._last = self._client.publish(topic, payload, qos=1, retain=retain)
 
-    def subscribe(self, pattern: str) -> None:
+    def subscribe(self, *patterns: str) -> None:
         """See `Link.subscribe`."""
-        with self._lock:
-            if pattern not in self._patterns:
-                self._patterns.append(pattern)
-            self._heard.pop(pattern, None)  # to ask again is to be sent again what is retained
-        self._listen()
+        with self._lock:  # until the broker is told: of two threads, one would undo what the other does
+            self._patterns.update(dict.fromkeys(patterns))
+            if self._client.is_connected():
+                self._request(patterns)
 
-    def unsubscribe(self, pattern: str) -> None:
+    def unsubscribe(self, *patterns: str) -> None:
         """See `Link.unsubscribe`."""
         with self._lock:
-            if pattern in self._patterns:
-                self._patterns.remove(pattern)
-        self._listen()
+            for pattern in patterns:
+                self._patterns.pop(pattern, None)
+            if self._client.is_connected():
+                for start in range(0, len(patterns), _AT_ONCE):
+                    self._client.unsubscribe(list(patterns[start : start + _AT_ONCE]))
+
+    def _request(self, patterns: Sequence[str]) -> None:
+        for start in range(0, len(patterns), _AT_ONCE):
+            self._client.subscribe([(pattern, 1) for pattern in patterns[start : start + _AT_ONCE]])
 
     def is_up(self) -> bool:
         """See `Link.is_up`."""
@@ -392,10 +334,8 @@ class MqttLink:
             _log.info("connected %sto the broker at %s after %.0f s", self._before, self._address, seconds)
         self._said, self._before, self._failure = "", "again ", None
         with self._lock:
-            self._heard = {}
-        self._listen()
+            self._request(list(self._patterns))
         self.connected.set()
-        self._listen()  # to what was asked for meanwhile
         self._guarded(self._on_up)
 
     def _down(self, _client: mqtt.Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:  # noqa: ANN401
@@ -442,34 +382,14 @@ class MqttLink:
         except UnicodeDecodeError:
             return
         self._meter.count("received", topic, len(message.payload))
-        if self._turnstile is not None:
-            taken, pause = self._turnstile.takes(topic)
-            if pause:
-                self._listen()
-                again = threading.Timer(pause + 0.1, self._listen)
-                again.daemon = True
-                again.start()
-            if not taken:
-                return
-        if not topics.may_be_retained(topic):
-            if message.retain:  # somebody fills the broker's memory, or hopes to be heard again and again
-                self.publish(topic, b"", retain=True)
-            if message.retain or not message.payload:  # the latter comes back when the former is cleared
-                return
+        if message.retain and not topics.may_be_retained(topic):  # it would fill the broker's memory, and come again
+            self._cleared.add(topic)
+            self.publish(topic, b"", retain=True)
+            return
+        if topic in self._cleared and not message.payload:  # our own message
+            self._cleared.discard(topic)
+            return
         self._guarded(lambda: self._on_message(topic, bytes(message.payload)))
-
-    def _listen(self) -> None:
-        """Have the broker send what is to be heard now, no less and no more."""
-        with self._lock:  # until the broker is told: of two threads, one would take away what the other asked for
-            if not self._client.is_connected():
-                return
-            before, wanted = self._heard, list(self._patterns)
-            after = self._heard = dict.fromkeys(wanted) if self._turnstile is None else self._turnstile.patterns(wanted)
-            new, old = [one for one in after if one not in before], [one for one in before if one not in after]
-            for start in range(0, len(new), _AT_ONCE):
-                self._client.subscribe([(pattern, 1) for pattern in new[start : start + _AT_ONCE]])
-            for start in range(0, len(old), _AT_ONCE):  # last, so that nothing is missed
-                self._client.unsubscribe(old[start : start + _AT_ONCE])
 
     def _guarded(self, call: Callable[[], None]) -> None:
         """An error in a callback would end the client's thread: log it and live."""

@@ -23,7 +23,7 @@ from cbdsl.models.saved_model import ModelMetadata
 from cbdsl.network import wire
 from cbdsl.network.events import Events
 from cbdsl.network.journal import Journal
-from cbdsl.network.mqtt import NOW_AND_THEN, Counts, Meter, MqttLink, RateLimiter
+from cbdsl.network.mqtt import NOW_AND_THEN, Counts, Meter, MqttLink
 from cbdsl.network.roster import Roster
 from cbdsl.network.samples import pack_shared
 from cbdsl.network.server import MakeLink, NetworkSwarm, ServerConfig
@@ -136,14 +136,10 @@ def serve(
             played=state.round,
         )  # fmt: skip
         if stage.server.method.vectors == 1:
-            network.notices.recall(state.version, state.references)
-        network.notices.set_model(_message(stage, state), state.version, state.updates, keyframe_of(state))
+            network.retained.note_versions(state.version, state.references)
+        network.retained.set_model(_message(stage, state), state.version, state.updates, keyframe_of(state))
         try:
-            names = roster.listed if config.names else tuple
-            gate = RateLimiter(config.swarm, names, 4 * announcement.size * announcement.vectors, events)
-            network.start(
-                make_link or (lambda handle, greet: MqttLink(config.address, handle, greet, meter, turnstile=gate))
-            )
+            network.start(make_link or (lambda handle, on_up: MqttLink(config.address, handle, on_up, meter)))
             if on_ready is not None:
                 on_ready(network)
             if state.round < stage.spec.rounds:
@@ -189,7 +185,7 @@ def _named(played: CompletedRound, roster: Roster, network: NetworkSwarm) -> Rou
     told = {verdict["worker"] for verdict in line.verdicts} | {int(worker) for worker in line.set_aside}
     told.update(line.refuted, line.declined, line.silent, line.banned)
     names = {str(worker): roster.name(worker) for worker in sorted(told)}
-    return replace(line, names=names, phases=network.phases.of(line.seconds))
+    return replace(line, names=names, phases=network.phases.split(line.seconds))
 
 
 def _note_claims(claims: Events, played: CompletedRound, roster: Roster) -> None:
