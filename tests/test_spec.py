@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from cbdsl import register
 from cbdsl import spec as specs
+from cbdsl.cli.options import SpecWords
+from cbdsl.cli.study_commands import checked_points
 from cbdsl.errors import UserError
 from cbdsl.presets import PRESETS, preset, preset_or_file
 from cbdsl.runs.resolve import resolve
@@ -248,3 +250,33 @@ def test_whatever_is_set_it_is_a_spec_or_an_error_in_words(text: str) -> None:
     for key in ("workers", "local.decay", "data.source", "options.q4.bits", "swarm.inertia", "plugins"):
         with contextlib.suppress(UserError):
             Spec().with_settings(dict([parse_setting(f"{key}={text}")])).to_toml()
+
+
+def test_another_method_or_number_of_attackers_means_the_same_in_python_and_on_the_command_line(tmp_path: Path) -> None:
+    start = preset("rotation-noniid")
+    words = SpecWords("rotation-noniid", options={"method": "fedavg"})
+    assert resolve(start.with_settings({"method": "fedavg"})) == words.resolved()
+    assert resolve(start.with_settings({"method": "fedavg", "codec.up": "q4"})).codec.up == "q4"
+    old = tmp_path / "spec.toml"
+    old.write_text(resolve(Spec(method="pso", shared="score")).to_toml())
+    changes = {"method": "cb-dsl", "attack.byzantine": 5}
+    found = resolve(specs.read(old).with_settings(changes))
+    assert found == SpecWords(str(old), options=changes).resolved()
+    assert (found.shared, found.swarm.start, found.defence.declared) == ("both", "together", 5)
+
+
+def test_a_sweep_declares_as_many_attackers_as_a_run_does(tmp_path: Path) -> None:
+    file = tmp_path / "spec.toml"
+    file.write_text(resolve(Spec()).to_toml())  # as in a run's folder: defence.declared=0
+    points = checked_points(SpecWords(str(file)), [("attack.byzantine", [1, 5])])
+    runs = [SpecWords(str(file), options={"attack.byzantine": number}).resolved() for number in (1, 5)]
+    assert points == runs
+    assert [point.defence.declared for point in points] == [1, 5]
+
+
+def test_no_axis_of_a_sweep_resets_what_an_option_sets(tmp_path: Path) -> None:
+    file = tmp_path / "spec.toml"
+    file.write_text(resolve(Spec()).to_toml())
+    words = SpecWords(str(file), options={"shared": "train", "defence.declared": 3, "defence.aggregator": "krum"})
+    points = checked_points(words, [("method", ["fedavg", "fedprox"]), ("attack.byzantine", [1, 5])])
+    assert {(point.shared, point.defence.declared) for point in points} == {("train", 3)}

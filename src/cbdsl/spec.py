@@ -20,8 +20,8 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import tomli_w
 
+from cbdsl import register
 from cbdsl.errors import UserError, close_to, shown, unknown
-from cbdsl.register import digest_of as plugin_digest
 from cbdsl.util.files import read_text
 
 Shared = Literal["default", "none", "score", "train", "both"]
@@ -267,7 +267,7 @@ class Spec:
         Not the preset's name; and of plugins, an initial model and a file of shared samples what is in them, not where
         they are. Other data in files is known by its path, and a part that was given in Python by nothing but "custom".
         """
-        plugins = [plugin_digest(name) for name in self.plugins]
+        plugins = [register.digest_of(name) for name in self.plugins]
         tree = {**self.to_tree(), "preset": "", "plugins": plugins, "init": init_digest(self.init)}
         if self.device == "auto":  # runs from before there were devices keep their key
             del tree["device"]
@@ -283,14 +283,17 @@ class Spec:
         return tomli_w.dumps(self.to_tree())
 
     def with_settings(self, settings: Mapping[str, Any]) -> Spec:
-        """A copy with dotted keys set, such as {"local.epochs": 3} or {"options.fedprox.mu": 0.1}."""
+        """Return a copy with dotted keys set, such as {"local.epochs": 3} or {"options.fedprox.mu": 0.1}.
+
+        Another method, or another number of attackers, resets what was written out for the old one; see `_resets`.
+        """
         tree = self.to_tree()
         if settings.get("preset", self.preset) != self.preset:
             raise UserError(
                 f"preset says where a spec starts, and cannot be set; given {shown(settings['preset'])}. Start there: "
                 'cbdsl.preset("NAME"), --preset NAME, or preset = "NAME" in a TOML file.'
             )
-        for dotted, value in settings.items():
+        for dotted, value in {**_resets(self, settings), **settings}.items():
             branch = tree
             *path, leaf = dotted.split(".")
             for step in path:
@@ -305,6 +308,30 @@ class Spec:
                 )
             branch[leaf] = value
         return from_mapping(tree)
+
+
+def _resets(start: Spec, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that return to their defaults when others change, unless they are given, too.
+
+    A resolved spec has written out what its method decides and how many attackers there are. Another method brings its
+    own shared data and update equation; one in which nobody is invited has no selection, guard or codec of a selection.
+    """
+    found: dict[str, Any] = {}
+    if "attack.byzantine" in settings:
+        found["defence.declared"] = -1
+    if "method" not in settings:
+        return found
+    found["shared"] = "default"
+    old, new = (
+        register.method.get(name) if name in register.method.names() else None
+        for name in (start.method, settings["method"])
+    )
+    found |= {f"swarm.{key}": getattr(SwarmSpec(), key) for key in getattr(old, "fixes", ())}
+    if getattr(new, "conversation", "swarm") != "swarm" and start.selection.name != "best":
+        found |= {f"selection.{each.name}": each.default for each in fields(SelectionSpec)}
+        found |= {f"codec.{each.name}": each.default for each in fields(CodecSpec)}
+        found |= {"defence.guard": False, "defence.commitment": False}
+    return found
 
 
 _OTHER_WORDS = {

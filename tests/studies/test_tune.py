@@ -221,7 +221,7 @@ def test_methods_that_are_tried_bring_their_own_shared_data(tmp_path: Path) -> N
     axes = (Axis("method", choices=("cb-dsl", "fedavg")),)
     spec = resolve(Space(START, axes).spec({"method": "fedavg"}, 0))
     assert spec.shared == "none"
-    assert resolve(Space(START, axes, given=("shared",)).spec({"method": "fedavg"}, 0)).shared == "both"
+    assert resolve(Space(START, axes, given={"shared": "both"}).spec({"method": "fedavg"}, 0)).shared == "both"
     tuning = run_search(SearchPlan(Space(START, axes), budget=3, confirm=1), tmp_path, jobs=2)
     specs = [read(path) for path in (tmp_path / "trials").glob("*/spec.toml")]
     assert {(spec.method, spec.shared) for spec in specs} == {("cb-dsl", "both"), ("fedavg", "none")}

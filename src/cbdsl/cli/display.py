@@ -20,7 +20,7 @@ from cbdsl.network.local_swarm import LocalSwarmOutcome, WorkerProcesses
 from cbdsl.network.mqtt import Counts, Direction, total_bytes
 from cbdsl.runs.build import build_method
 from cbdsl.runs.callbacks import Callback, RunStart
-from cbdsl.runs.records import RoundRecord, describe
+from cbdsl.runs.records import RoundRecord, RunTotals, describe
 from cbdsl.spec import Spec
 from cbdsl.util.formatting import format_bytes, format_duration, single_line
 
@@ -82,8 +82,7 @@ class Display(_Bar, Callback):
 
     def __init__(self) -> None:
         super().__init__("round", 16)
-        self._uploads = self._uplink = self._played = 0
-        self._spent = 0.0
+        self._totals, self._here = RunTotals(), RunTotals()  # of all rounds, and of those played by this process
 
     def __enter__(self) -> Self:  # the bar comes with `begin`
         return self
@@ -107,9 +106,7 @@ class Display(_Bar, Callback):
 
     def count(self, earlier: Iterable[RoundRecord]) -> None:
         """Count in what was sent in rounds that were played before this process was started."""
-        for line in earlier:
-            self._uploads += line.uploads
-            self._uplink += line.uplink_bytes
+        self._totals = RunTotals.of(earlier)
 
     def state(self) -> str:
         """What else there is to say of a round."""
@@ -121,15 +118,15 @@ class Display(_Bar, Callback):
 
     def show(self, line: RoundRecord) -> None:
         """Show a round that was just played."""
-        self.count([line])
-        self._spent += line.seconds
-        self._played += 1
+        self._totals.add(line)
+        self._here.add(line)
         score = "" if line.global_score is None else f"  F^g {line.global_score:.4f}"
         state = (
-            f"accuracy {line.test_accuracy:6.2%}{score}  uploads {self._uploads:,}  bans {len(line.banned)}  "
-            f"uplink {format_bytes(self._uplink)}{self.state()}"
+            f"accuracy {line.test_accuracy:6.2%}{score}  uploads {self._totals.uploads:,}  bans {len(line.banned)}  "
+            f"uplink {format_bytes(self._totals.uplink_bytes)}{self.state()}"
         )
-        self._advance(line.round, self._rounds, state, (self._rounds - line.round) * self._spent / self._played)
+        left = (self._rounds - line.round) * self._here.seconds / self._here.rounds
+        self._advance(line.round, self._rounds, state, left)
 
 
 class SweepDisplay(_Bar):

@@ -7,7 +7,7 @@ import functools
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +17,7 @@ import typer
 from cbdsl import register
 from cbdsl.errors import UserError, missing
 from cbdsl.presets import PRESETS, preset, preset_or_file, read_start
-from cbdsl.spec import CodecSpec, SelectionSpec, Spec, SwarmSpec, parse_setting
+from cbdsl.spec import Spec, parse_setting
 
 EXTRAS = {
     "torch": "torch",
@@ -102,20 +102,16 @@ class SpecWords:
         """The keys that were set by options."""
         return tuple(self.options)
 
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The settings given by options that no axis of a sweep resets; `spec` has merged the plugins."""
+        return {key: value for key, value in self.options.items() if key != "plugins"}
+
     def spec(self, start: Spec | None = None) -> Spec:
         """The starting point, or another spec instead of it, with the options set; plugins are imported first."""
         loaded = register.load(self.plugins)
         start = start or self._beginning()
-        options = dict(self.options)
-        if "method" in options:  # another method than the spec's brings its own defaults, and leaves none behind
-            options.setdefault("shared", "default")
-            for key in register.method.get(start.method).fixes if start.method in register.method else ():
-                options.setdefault(f"swarm.{key}", getattr(SwarmSpec(), key))
-            for key, value in _without_turns(start, options["method"]).items():
-                options.setdefault(key, value)
-        if "attack.byzantine" in options:
-            options.setdefault("defence.declared", -1)
-        whole = start.with_settings(options)
+        whole = start.with_settings(self.options)
         return replace(whole, plugins=tuple(dict.fromkeys((*whole.plugins, *loaded))))
 
     def resolved(self, start: Spec | None = None) -> Spec:
@@ -136,17 +132,6 @@ class SpecWords:
         if self.from_file:
             return read_start(Path(self.start))
         return preset_or_file(self.start) if self.start else preset(DEFAULT_PRESET)
-
-
-def _without_turns(start: Spec, method: str) -> dict[str, Any]:
-    """Settings without a selection, its guard and its codec, for a method in which nobody is invited."""
-    if start.selection.name == "best" or method not in register.method:
-        return {}
-    if register.method.get(method).conversation == "swarm":
-        return {}
-    idle = {f"selection.{key}": value for key, value in asdict(SelectionSpec()).items()}
-    idle |= {f"codec.{key}": value for key, value in asdict(CodecSpec()).items()}
-    return {**idle, "defence.guard": False, "defence.commitment": False}
 
 
 def _option(text: str, *names: str, **more: Any) -> Any:  # noqa: ANN401 - typer's description of an option

@@ -66,13 +66,12 @@ def sweep(
 
 def checked_points(words: SpecWords, axes: Axes) -> list[Spec]:
     """Every point of a grid, resolved: what is wrong with any of them is found before the first one is run."""
-    from cbdsl.runs.resolve import resolve_all, to_vary  # noqa: PLC0415
+    from cbdsl.runs.resolve import resolve_all  # noqa: PLC0415
     from cbdsl.studies.sweep import grid  # noqa: PLC0415
 
     keys = [key for key, _ in axes]
     words.refuse_varied(keys)
-    start = to_vary(words.spec(), keys, words.given)
-    return resolve_all(grid(start, axes), [*keys, *words.given])
+    return resolve_all(grid(words.spec(), axes, words.fixed), [*keys, *words.given])
 
 
 def compare(
@@ -340,7 +339,7 @@ def tune(  # noqa: PLR0913, PLR0917 - one parameter an option
     axes = tuple(parse_range(text, start) for text in over)
     words.refuse_varied(axis.key for axis in axes)
     plan = job.SearchPlan(
-        Space(start, axes, words.given), budget, split_words(by), repeat, seeds, confirm, early=not whole
+        Space(start, axes, words.fixed), budget, split_words(by), repeat, seeds, confirm, early=not whole
     )
     if on is None:  # a cluster's machines may have other files
         job.rehearse(plan)

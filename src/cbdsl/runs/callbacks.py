@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cbdsl.errors import UserError
-from cbdsl.runs.records import RoundRecord
+from cbdsl.runs.records import RoundRecord, RunTotals
 from cbdsl.spec import Spec
 from cbdsl.util.formatting import format_bytes, format_duration
 
@@ -79,32 +79,31 @@ class CallbackList(Callback):
             raise errors[0]
 
 
-class _Meter(Callback):
-    """Numbers of a round by name; bytes and uploads are counted from the first round on, also in a resumed run."""
+class _Metrics(Callback):
+    """Metrics of a round by name; bytes and uploads are counted from the first round on, also in a resumed run."""
 
     def __init__(self) -> None:
-        self._sums = {"uploads": 0, "uplink_bytes": 0, "downlink_bytes": 0}
+        self._totals = RunTotals()
 
     def start(self, run: RunStart) -> None:
-        """Count what an earlier process played."""
-        self._sums = dict.fromkeys(self._sums, 0)
-        for record in run.before:
-            self._values(record)
+        """Count the rounds that an earlier process played."""
+        self._totals = RunTotals.of(run.before)
 
     def _values(self, record: RoundRecord) -> dict[str, float]:
-        for name in self._sums:
-            self._sums[name] += getattr(record, name)
+        self._totals.add(record)
         score = {} if record.global_score is None else {"global_score": record.global_score}
         return {
             "accuracy": record.test_accuracy,
             **score,
-            **self._sums,
+            "uploads": self._totals.uploads,
+            "uplink_bytes": self._totals.uplink_bytes,
+            "downlink_bytes": self._totals.downlink_bytes,
             "bans": len(record.banned),
             "seconds": record.seconds,
         }
 
 
-class TensorBoard(_Meter):
+class TensorBoard(_Metrics):
     """Writes a run to a TensorBoard folder: scalars by round, and the spec as text and as hyperparameters."""
 
     def __init__(self, logdir: Path | str) -> None:
@@ -144,7 +143,7 @@ class TensorBoard(_Meter):
         self._writer.add_event(self._events.Event(wall_time=time.time(), step=step, **content))
 
 
-class WandB(_Meter):
+class WandB(_Metrics):
     """Logs a run to Weights & Biases. settings: whatever `wandb.init` takes, such as entity, name or mode."""
 
     def __init__(self, project: str, **settings: Any) -> None:  # noqa: ANN401 - wandb's own
@@ -176,7 +175,7 @@ class WandB(_Meter):
             self._run = None
 
 
-class MLflow(_Meter):
+class MLflow(_Metrics):
     """Logs a run to MLflow. settings: whatever `mlflow.start_run` takes, such as run_name or tags."""
 
     def __init__(self, experiment: str, **settings: Any) -> None:  # noqa: ANN401 - mlflow's own
@@ -209,7 +208,7 @@ class MLflow(_Meter):
             self._running = False
 
 
-class Bar(_Meter):
+class Bar(_Metrics):
     """A progress bar, in a terminal and in a notebook."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
 from cbdsl import __version__
-from cbdsl.algorithm.ledger import NUMBER_BYTES, Kind, Traffic, by_kind, payload
+from cbdsl.algorithm.ledger import NUMBER_BYTES, Kind, by_kind, payload
 from cbdsl.algorithm.messages import RoundLog, ServerState
 from cbdsl.algorithm.methods import Method
 from cbdsl.engines.base import Engine
@@ -108,6 +108,42 @@ class FinalMeasurements:
         return lowest_of(self.class_accuracy, self.aims)
 
 
+@dataclass
+class RunTotals:
+    """Sums over the rounds that a run has played so far."""
+
+    rounds: int = 0
+    uploads: int = 0
+    uplink_bytes: int = 0
+    downlink_bytes: int = 0
+    wasted_bytes: int = 0
+    seconds: float = 0.0
+    best_accuracy: float = 0.0
+    traffic: dict[str, list[int]] = field(default_factory=dict)  # kind -> [messages, payload bytes]
+
+    def add(self, line: RoundRecord) -> None:
+        """Count one more round."""
+        self.rounds += 1
+        self.uploads += line.uploads
+        self.uplink_bytes += line.uplink_bytes
+        self.downlink_bytes += line.downlink_bytes
+        self.wasted_bytes += line.wasted_bytes
+        self.seconds += line.seconds
+        self.best_accuracy = max(self.best_accuracy, line.test_accuracy)
+        for kind, (messages, payload_bytes) in line.traffic.items():
+            total = self.traffic.setdefault(kind, [0, 0])
+            total[0] += messages
+            total[1] += payload_bytes
+
+    @staticmethod
+    def of(records: Iterable[RoundRecord]) -> RunTotals:
+        """Sum up these rounds."""
+        totals = RunTotals()
+        for line in records:
+            totals.add(line)
+        return totals
+
+
 def lowest_of(accuracies: Sequence[float | None], classes: Iterable[int]) -> float | None:
     """The lowest accuracy among some classes; none if none of them is in the test set."""
     found = [accuracies[one] for one in classes if 0 <= one < len(accuracies)]
@@ -150,8 +186,7 @@ def summarise(
     finale: FinalMeasurements,
 ) -> Summary:
     """The summary of a run, from its records and what was measured at its end."""
-    last, model_bytes = records[-1], engine.size * NUMBER_BYTES
-    traffic = by_kind(Traffic(kind, *counts) for line in records for kind, counts in line.traffic.items())  # type: ignore[arg-type]
+    last, totals = records[-1], RunTotals.of(records)
     return Summary(
         method=spec.method,
         conversation=method.conversation,
@@ -162,16 +197,16 @@ def summarise(
         seed=spec.seed,
         workers=spec.workers,
         parameters=engine.size,
-        rounds=len(records),
+        rounds=totals.rounds,
         final_accuracy=last.test_accuracy,
-        best_accuracy=max(line.test_accuracy for line in records),
+        best_accuracy=totals.best_accuracy,
         final_score=last.global_score,
-        uploads=sum(line.uploads for line in records),
-        uplink_bytes=sum(line.uplink_bytes for line in records),
-        downlink_bytes=sum(line.downlink_bytes for line in records),
-        model_uplink_bytes=traffic.get("upload", Traffic("upload", 0, 0)).payload,
-        wasted_uplink_bytes=sum(line.wasted_bytes for line in records),
-        fedavg_model_uplink_bytes=len(records) * spec.participants * model_bytes,
+        uploads=totals.uploads,
+        uplink_bytes=totals.uplink_bytes,
+        downlink_bytes=totals.downlink_bytes,
+        model_uplink_bytes=totals.traffic.get("upload", [0, 0])[1],
+        wasted_uplink_bytes=totals.wasted_bytes,
+        fedavg_model_uplink_bytes=totals.rounds * spec.participants * engine.size * NUMBER_BYTES,
         banned=last.banned,
         honest_banned=len(set(last.banned) - set(byzantine)),
         byzantine=sorted(byzantine),
@@ -181,8 +216,8 @@ def summarise(
         attack_success=finale.attack_success,
         class_accuracy=list(finale.class_accuracy),
         aimed_accuracy=finale.aimed_accuracy,
-        traffic={kind: [total.messages, total.payload] for kind, total in traffic.items()},
-        seconds=round(sum(line.seconds for line in records), 3),
+        traffic=totals.traffic,
+        seconds=round(totals.seconds, 3),
         spec_key=key,
         version=__version__,
     )

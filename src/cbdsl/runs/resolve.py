@@ -129,15 +129,6 @@ def _check_defence(spec: Spec, method: Method) -> None:
             )
 
 
-def to_vary(start: Spec, keys: Sequence[str], given: Sequence[str]) -> Spec:
-    """The spec that values of these keys are set on. given: dotted keys that a user set.
-
-    Where methods are compared each brings its own part of D_G, unless it is said which.
-    """
-    own = "method" in keys and "shared" not in (*keys, *given)
-    return replace(start, shared="default") if own else start
-
-
 def resolve_all(points: Iterable[Spec], given: Iterable[str]) -> list[Spec]:
     """All points of a grid or of a search, resolved: what is wrong with any of them is found before the first is run.
 

@@ -119,7 +119,7 @@ class StudyPlan:
             settings |= {"local.momentum": 0.0, "local.learning_rate": rate}
         if attacked:
             settings |= {**ATTACK, "attack.byzantine": self.attackers}
-        return resolve(self.start.with_settings(settings))
+        return resolve(self.start.with_settings({**self.settings, **settings}))
 
     def specs(self) -> list[Spec]:
         """Every run: seed by seed, clean ones first, so that a study that was stopped has whole rows."""

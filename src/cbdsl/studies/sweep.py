@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -67,15 +67,15 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
     return key, span
 
 
-def grid(start: Spec, axes: Sequence[tuple[str, Sequence[Any]]]) -> list[Spec]:
-    """Every combination of the axes' values, each a whole spec."""
+def grid(start: Spec, axes: Sequence[tuple[str, Sequence[Any]]], given: Mapping[str, Any] | None = None) -> list[Spec]:
+    """Return a spec for every combination of the axes' values. given: settings of every spec; no axis resets them."""
     keys = [key for key, _ in axes]
     if len(set(keys)) != len(keys):
         raise UserError(f"A setting can be swept once; given {', '.join(keys)}.")
     if math.prod(len(values) for _, values in axes) > _MOST_POINTS:
         raise UserError(f"A grid of more than {_MOST_POINTS:,} runs is too large. Sweep over fewer values.")
     points = itertools.product(*(values for _, values in axes))
-    return [start.with_settings(dict(zip(keys, point, strict=True))) for point in points]
+    return [start.with_settings({**(given or {}), **dict(zip(keys, point, strict=True))}) for point in points]
 
 
 def _is_number(text: str) -> bool:

@@ -28,7 +28,7 @@ from cbdsl.rng import seed_of, stream
 from cbdsl.runs.build import Experiment
 from cbdsl.runs.folder import RunFolder
 from cbdsl.runs.loop import play_rounds
-from cbdsl.runs.resolve import resolve, resolve_all, to_vary
+from cbdsl.runs.resolve import resolve, resolve_all
 from cbdsl.spec import Spec, dotted_keys, parse_setting, setting_values, unknown_setting, words
 from cbdsl.studies.compare import Spread, percent_words
 from cbdsl.studies.sweep import FinishedRun, OnProgress, Task, TaskKind, perform, refuse_others, run_all, write_rows
@@ -93,7 +93,7 @@ class Space:
 
     start: Spec
     axes: tuple[Axis, ...]
-    given: tuple[str, ...] = ()  # settings of the start that a user gave by options
+    given: Mapping[str, Any] = field(default_factory=dict)  # settings of the start that no axis resets
 
     def __post_init__(self) -> None:
         keys = [axis.key for axis in self.axes]
@@ -108,8 +108,7 @@ class Space:
 
     def spec(self, values: Mapping[str, Any], seed: int) -> Spec:
         """The run with these settings and a seed, to be resolved."""
-        start = to_vary(self.start, [axis.key for axis in self.axes], self.given)
-        return start.with_settings({**values, "seed": seed})
+        return self.start.with_settings({**self.given, **values, "seed": seed})
 
     def checks(self) -> Iterator[dict[str, Any]]:
         """Settings that show whether a search can be held: every choice, and the ends of ranges, alone and together."""
