@@ -20,6 +20,7 @@ from cbdsl.errors import UserError
 from cbdsl.presets import PRESETS, preset, preset_or_file
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec, from_mapping, from_toml, parse_setting
+from support.refusals import refused_as
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -167,6 +168,16 @@ def test_a_run_without_what_came_later_has_the_key_it_had_before() -> None:
     tree = {key: value for key, value in Spec().to_tree().items() if key != "device"}
     del tree["data"]["shared_source"], tree["swarm"]["storage"]
     assert Spec().key() == hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def test_a_removed_setting_reads_with_the_value_that_is_left_and_is_refused_with_another() -> None:
+    kept = from_toml('[swarm]\nstorage = "float32"\n')
+    assert kept == Spec() == Spec().with_settings({"swarm.storage": "float32"})
+    assert kept.key() == Spec().key()
+    with refused_as("not-supported", "swarm.storage", "bfloat16", "removed"):
+        from_toml('[swarm]\nstorage = "bfloat16"\n')
+    with refused_as("not-supported", "swarm.storage", "bfloat16", "removed"):
+        Spec().with_settings({"swarm.storage": "bfloat16"})
 
 
 def test_equal_runs_have_equal_keys_whatever_the_preset_is_called() -> None:

@@ -67,7 +67,6 @@ def middle(rows, attackers, trust, *, quantile=0.5):
 
 CHECKPOINTS: dict[str, dict[str, object]] = {
     "interrupted-cb-dsl": {"codec.up": "q8", "codec.down": "q4", "attack.byzantine": 1},
-    "interrupted-bfloat16": {"swarm.storage": "bfloat16"},
     "interrupted-scaffold": {"method": "scaffold"},
     "interrupted-fedadam": {"method": "fedadam", "codec.up": "topk"},
 }

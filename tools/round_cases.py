@@ -191,7 +191,7 @@ def _settings() -> dict[str, Case]:
     for shared in ("none", "score", "train", "both"):
         found[f"shared {shared}"] = Case(small("strong-iid", "--shared", shared))
     changed = (
-        "swarm.storage=bfloat16", "swarm.start=apart", "swarm.draw=worker", "swarm.sgd_from=current",
+        "swarm.start=apart", "swarm.draw=worker", "swarm.sgd_from=current",
         "swarm.velocity=full", "swarm.cognitive=0.5", "local.steps=5", "local.weight_decay=0.01", "local.batch_size=7",
         "verification.tolerance=0.0", "defence.invitations=1",
     )  # fmt: skip

@@ -86,13 +86,18 @@ class SwarmSpec:
     sgd_from: Literal["current", "moved"] = "current"  # SGD starts at w_t (as printed) or after the swarm move
     velocity: Literal["full", "swarm"] = "full"  # v = w_{t+1} - w_t (as printed) or the swarm terms alone
     start: Literal["together", "apart"] = "together"  # one initial model for all, or one per worker
-    storage: Literal["float32", "bfloat16"] = "float32"  # of positions and velocities, from one round to the next
+    storage: str = "float32"  # of positions and velocities; nothing else is left, and old specs have it
 
     def __post_init__(self) -> None:
         for value in self.inertia:
             within(0.0, 10.0, "swarm.inertia", value)
         within(0.0, 100.0, "swarm.cognitive", self.cognitive)
         within(0.0, 100.0, "swarm.social", self.social)
+        if self.storage != "float32":
+            raise UserError(
+                f"swarm.storage={shown(self.storage)} was removed: positions and velocities are float32. Leave it out.",
+                code="not-supported",
+            )
 
 
 @dataclass(frozen=True)
@@ -274,8 +279,7 @@ class Spec:
         tree["data"]["shared_source"] = content_digest(Path(self.data.shared_source))
         if not self.data.shared_source:  # and those from before there were generators
             del tree["data"]["shared_source"]
-        if self.swarm.storage == "float32":  # and those from before there was another
-            del tree["swarm"]["storage"]
+        del tree["swarm"]["storage"]  # and those from before there was another
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_toml(self) -> str:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,6 +15,7 @@ from cbdsl.algorithm.particles import (
     remember,
     swarm_terms,
 )
+from cbdsl.algorithm.worker import initial_particles
 
 
 def floats(*rows: list[float]) -> np.ndarray:
@@ -89,3 +92,17 @@ def test_a_worker_moves_the_same_alone_as_in_a_swarm(workers: int, seed: int) ->
         alone = Particles(position[row], velocity[row], best[row], np.zeros(1))
         own = Coefficients(0.7, c.cognitive[row], c.social[row])
         np.testing.assert_array_equal(swarm_terms(alone, best[0], own), together[row])
+
+
+def test_rows_are_made_without_a_second_copy_of_them() -> None:
+    initial = np.ones((1, 10_000), np.float32)
+    initial_particles(initial, 1)
+    tracemalloc.start()
+    try:
+        rows = initial_particles(initial, 400)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    kept = sum(array.nbytes for array in vars(rows).values())
+    assert kept == 400 * (12 * 10_000 + 12)
+    assert most < kept + 20 * initial.nbytes

@@ -26,6 +26,7 @@ import cbdsl
 from cbdsl.cli.app import app
 from cbdsl.data.download import fingerprint
 from support import wire_code as code
+from support.refusals import refused_as
 
 GOLDEN = Path(__file__).parent
 KEYS: dict[str, dict[str, str]] = json.loads((GOLDEN / "spec_keys.json").read_text())
@@ -35,12 +36,12 @@ SMALL = ["--data", "data/points.npz", "--model", "softmax", *SETTINGS]
 STUDY = [*SETTINGS, "--set=data.source=data/points.npz", "--set=model=softmax", "--set=rounds=2", "--jobs", "1"]
 
 SIMULATED = (
-    "finished", "finished-from-a-model", "on-generated", "plugin", "whole-cb-dsl", "whole-bfloat16", "whole-scaffold",
+    "finished", "finished-from-a-model", "on-generated", "plugin", "whole-cb-dsl", "whole-scaffold",
     "whole-fedadam", "sweep/runs/45b29f9b4c60615d", "arena/runs/56e49430d4b6bb47", "tuned/runs/5df04d851b4e4ba9",
     "study/runs/7e9dcc9017161e22",
 )  # fmt: skip
 FINISHED = (*SIMULATED, "served/server")
-INTERRUPTED = ("cb-dsl", "bfloat16", "scaffold", "fedadam")
+INTERRUPTED = ("cb-dsl", "scaffold", "fedadam")
 
 
 RESULTS = ("round", "test_accuracy", "global_score", "accepted", "refuted", "uploads", "banned")
@@ -124,6 +125,13 @@ def test_a_finished_run_opens(name: str) -> None:
     assert contents(name)[f"{name}/model.safetensors"] == before[f"{name}/model.safetensors"]
     features = np.load("data/samples.npz")["features"]
     assert result.predict(features).shape == (12,)
+
+
+def test_a_run_with_the_storage_that_was_removed_is_refused() -> None:
+    spec = Path("finished", "spec.toml")
+    spec.write_text(spec.read_text().replace('storage = "float32"', 'storage = "bfloat16"'))
+    with refused_as("not-supported", "swarm.storage", "bfloat16", "Leave it out"):
+        cbdsl.resume("finished", callbacks=[])
 
 
 @on_the_native_engine

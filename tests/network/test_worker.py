@@ -58,7 +58,7 @@ def assert_as_simulated(served: ServedRun, spec: Spec) -> None:
         {"participation": 0.5, "method": "fedavg"},
         {"shared": "none"},
         {"shared": "train"},
-        {"swarm.storage": "bfloat16", "swarm.start": "apart", "codec.up": "q4"},
+        {"swarm.start": "apart", "codec.up": "q4"},
         {"swarm.draw": "parameter", "local.momentum": 0.9, "data.partition": "dirichlet"},
         {"attack.byzantine": 2, "attack.name": "liar"},
         {"attack.byzantine": 2, "attack.name": "copycat", "defence.commitment": True},

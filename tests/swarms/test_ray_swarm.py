@@ -41,7 +41,6 @@ CASES: dict[str, dict[str, object]] = {
     "commitments": {"attack__byzantine": 1, "attack__name": "sign-flip", "defence__commitment": True},
     "participation": {"participation": 0.4},
     "apart": {"swarm__start": "apart"},
-    "half the memory": {"swarm__storage": "bfloat16"},
     "nothing shared": {"shared": "none"},
 }
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from cbdsl import register
-from cbdsl.algorithm.particles import Particles, move_particles, opened, recover_lost, stored
+from cbdsl.algorithm.particles import Particles, move_particles, recover_lost
 from cbdsl.algorithm.worker import WorkerRound
 from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
@@ -86,11 +86,7 @@ class SwarmMethod(Method):
 
 
 def play_part(method: Method, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
-    """A worker's round with what a codec needs: `move_particles`, and where everybody uploads, what is sent.
-
-    Rows are what was kept of them; see `storage`.
-    """
-    rows = opened(stored(rows, work.swarm))
+    """A worker's round with what a codec needs: `move_particles`, and where everybody uploads, what is sent."""
     after = method.move(work, rows, received)
     if not work.workers.codec.relative:
         return after

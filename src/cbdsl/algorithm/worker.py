@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from cbdsl.algorithm.particles import Coefficients, Particles, as_stored, remember, remember_sent
+from cbdsl.algorithm.particles import Coefficients, Particles, remember, remember_sent
 from cbdsl.arrays import PADDING, Bools, Doubles, Floats, Indices, Samples
 from cbdsl.codecs.base import Codec, CodecError, Sent, deflate
 from cbdsl.codecs.quantize import Whole
@@ -274,14 +274,12 @@ def make_scorer(engine: Engine, samples: Samples, indices: Indices) -> Callable[
     return lambda weights: float(engine.losses(weights[None], samples, indices)[0])
 
 
-def initial_particles(
-    initial: Floats, workers: int, codec: Codec | None = None, swarm: SwarmSpec | None = None
-) -> Particles:
-    """Particles without any past, as they are stored: (1, D) for all or (workers, D), a row each."""
-    shape, start = (workers, initial.shape[1]), as_stored(initial, swarm or SwarmSpec())
+def initial_particles(initial: Floats, workers: int, codec: Codec | None = None) -> Particles:
+    """Return particles at rest that have no personal best yet. initial: (1, D) for all, or (workers, D)."""
+    shape = (workers, initial.shape[1])
     return Particles(
-        positions=np.broadcast_to(start, shape).copy(),
-        velocities=np.zeros(shape, start.dtype),
+        positions=np.broadcast_to(initial, shape).copy(),
+        velocities=np.zeros(shape, np.float32),
         personal_best=np.broadcast_to(initial, shape).copy(),
         personal_score=np.full(workers, np.inf),
         packs=np.zeros((workers, codec.longest(shape[1]) if codec and codec.relative else 0), np.uint8),

@@ -18,7 +18,6 @@ from cbdsl import register
 from cbdsl.algorithm.aggregators import AggregationRule, TrustedReference, aggregate, demand, parse
 from cbdsl.algorithm.messages import ServerState, Swarm, WorkerId, commitment_of
 from cbdsl.algorithm.methods import Method
-from cbdsl.algorithm.particles import bytes_of_row
 from cbdsl.algorithm.round import Combination, Server, ServerPolicy, averaging, rate_at
 from cbdsl.algorithm.selection import Selection
 from cbdsl.algorithm.verification import HoldOutLosses, Verifier, copying, guarded, measuring, trusting
@@ -587,7 +586,7 @@ def ray_swarm(stage: Experiment, ray: Any, shards: int | None = None) -> RaySwar
 def bytes_of_shard(stage: Experiment, workers: int) -> int:
     """What so many workers take: three rows each, their packs, and samples; a round's blocks come with the process."""
     codec, size = stage.server.policy.codecs.up, stage.engine.size
-    row = bytes_of_row(size, stage.spec.swarm, codec.longest(size) if codec.relative else 0)
+    row = 12 * size + 12 + (codec.longest(size) if codec.relative else 0)
     train, parts = stage.dataset.train, stage.split
     own = max(map(len, parts.workers)) * workers
     shared = len(parts.shared_training) + len(parts.shared_scoring)

@@ -21,7 +21,7 @@ from safetensors.numpy import save as safetensors_bytes
 from cbdsl import register
 from cbdsl import spec as specs
 from cbdsl.algorithm.messages import BackOff, ServerState
-from cbdsl.algorithm.particles import Particles, whole
+from cbdsl.algorithm.particles import Particles
 from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
 from cbdsl.models.saved_model import ModelMetadata, file_of
@@ -283,7 +283,7 @@ class RunFolder:
 def _check_sizes(state: ServerState, particles: Particles | None) -> None:
     """ValueError unless all models are rows of one length."""
     size = state.global_best.shape
-    rows = [] if particles is None else [*whole(particles.positions[:1]), *whole(particles.velocities[:1])]
+    rows = [] if particles is None else [*particles.positions[:1], *particles.velocities[:1]]
     models = [state.global_best, *state.references, *rows]
     if len(size) != 1 or any(model.shape != size or model.dtype != np.float32 for model in models):
         raise ValueError("models of different sizes")

@@ -41,18 +41,11 @@ def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
     declared = spec.attack.byzantine if spec.defence.declared < 0 else spec.defence.declared
     defence = replace(spec.defence, declared=declared)
     swarm = replace(spec.swarm, **method.fixes)
-    if _forgets(spec, method):
-        swarm = replace(swarm, storage="float32")
     whole = replace(spec, shared=shared, swarm=swarm, defence=defence)
     check_device(whole.engine, whole.device)
     _check_names(whole, method)
     _check_defence(whole, method)
     return whole
-
-
-def _forgets(_: Spec, method: Method) -> bool:
-    """Whether workers have no position that they go on from."""
-    return method.conversation != "swarm" or not method.remembers
 
 
 def _method(spec: Spec) -> Method:
@@ -199,11 +192,6 @@ _RULES: tuple[tuple[Callable[[str], bool], Callable[[Spec, Method], bool], str],
         lambda key: key.startswith("swarm."),
         lambda _, method: method.conversation != "swarm",
         "in '{method}' workers do not move as a swarm. It is for cb-dsl, fedpso and pso.",
-    ),
-    (
-        _among("swarm.storage"),
-        _forgets,
-        "in '{method}' workers start from w^g in every round, and nothing is stored for the next. It is for cb-dsl.",
     ),
     (
         lambda key: key.startswith("local."),

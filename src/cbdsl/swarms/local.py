@@ -10,7 +10,7 @@ import numpy as np
 
 from cbdsl.algorithm.messages import Claim, Order, Upload, WorkerId, commitment_of
 from cbdsl.algorithm.methods import Method, play_part
-from cbdsl.algorithm.particles import Coefficients, Particles, opened, stored
+from cbdsl.algorithm.particles import Coefficients, Particles
 from cbdsl.algorithm.worker import LocalWorkers, content_of, encode_content, initial_particles
 from cbdsl.arrays import Doubles, Floats, Indices
 from cbdsl.attacks.adversary import Adversary
@@ -38,12 +38,12 @@ class WorkerRows:
         self._method, self._workers, self._commits = method, workers, commits
         self._first, self._received = workers.names[0], initial[0]
         self.block = workers_at_once(workers.engine.size)
-        self.kept = initial_particles(initial, len(workers.names), workers.codec, workers.swarm)
+        self.kept = initial_particles(initial, len(workers.names), workers.codec)
 
     @property
     def particles(self) -> Particles:
         """All workers in float32; where they are stored in less, a copy."""
-        return opened(self.kept)
+        return self.kept
 
     def receive(self, model: Floats) -> None:
         """What the server sent, (V D,)."""
@@ -56,7 +56,7 @@ class WorkerRows:
         for rows in self._blocks(order.participants):
             work = self._workers.at(rows, order.round, order.inertia, order.learning_rate, order.version)
             after = play_part(self._method, work, self._taken(rows), self._received)
-            for array, result in zip(vars(self.kept).values(), vars(stored(after, work.swarm)).values(), strict=True):
+            for array, result in zip(vars(self.kept).values(), vars(after).values(), strict=True):
                 array[rows] = result
         return self.claims(order)
 
@@ -88,7 +88,7 @@ class WorkerRows:
         return Claim(score, commitment_of(self.models([worker])[0]) if self._commits else b"")
 
     def _taken(self, rows: Indices | list[int] | slice) -> Particles:
-        return opened(Particles(*(array[rows] for array in vars(self.kept).values())))
+        return Particles(*(array[rows] for array in vars(self.kept).values()))
 
     def _blocks(self, participants: Sequence[WorkerId]) -> Iterator[Indices]:
         rows = np.asarray(participants, dtype=np.int32) - np.int32(self._first)
