@@ -18,10 +18,9 @@ from cbdsl.algorithm.broadcast import (
     relay_upload,
 )
 from cbdsl.algorithm.messages import ServerState
-from cbdsl.algorithm.worker import KEPT_VERSIONS, wrap_version
 from cbdsl.arrays import Floats
 from cbdsl.codecs.base import CodecError
-from cbdsl.codecs.envelope import Codecs, updated
+from cbdsl.codecs.envelope import KEPT_VERSIONS, Codecs, updated, wrap_version
 from cbdsl.codecs.quantize import Q4, Q8
 
 SIZE = 600

@@ -20,9 +20,8 @@ from cbdsl.algorithm.selection import (
     waiting_list,
 )
 from cbdsl.algorithm.verification import ClaimCheck, Verifier
-from cbdsl.algorithm.worker import wrap_version
 from cbdsl.arrays import Floats
-from cbdsl.codecs.envelope import Codecs
+from cbdsl.codecs.envelope import Codecs, wrap_version
 from cbdsl.codecs.quantize import Q2
 
 

@@ -12,6 +12,7 @@ import cbdsl
 from cbdsl.attacks.base import Attack, AttackContext, Truthful
 from cbdsl.errors import UserError
 from support.helpers import blobs, perceptron, small_spec
+from support.refusals import refused_as
 
 Make = Callable[[AttackContext], Any]
 
@@ -28,7 +29,12 @@ class Omniscient(Uploading):
     omniscient = True
 
 
-class TruthfulUploading(Truthful):
+class Scoring(Attack):
+    def claim(self, seen: AttackContext) -> float:
+        return seen.score_of(seen.model[:5])
+
+
+class Short(Truthful):
     def upload(self, seen: AttackContext) -> Any:  # noqa: ANN401
         return seen.model[:5]
 
@@ -67,21 +73,23 @@ def test_an_upload_that_is_no_model_ends_the_run(kind: type[Uploading], make: Ma
 
 @pytest.mark.parametrize("settings", [{}, {"codec__up": "q8"}, {"defence__commitment": True}])
 def test_it_does_in_the_swarm_too_once_it_is_asked_for(settings: dict[str, object]) -> None:
-    class Short(Attack):
+    class Eager(Attack):
         def claim(self, seen: AttackContext) -> float:
             return seen.score / 2
 
         def upload(self, seen: AttackContext) -> Any:  # noqa: ANN401
             return seen.model[:5]
 
-    with pytest.raises(UserError, match=r"Short uploads float32 of shape \(5,\)\. An upload is a model"):
-        played(Short(), "cb-dsl", **settings)
+    with refused_as("invalid-part", "Eager", "uploads", "float32 of shape (5,)", "An upload is a model"):
+        played(Eager(), "cb-dsl", **settings)
 
 
 @pytest.mark.parametrize("settings", [{}, {"codec__up": "q8"}])
-def test_no_score_is_measured_of_what_is_no_model(settings: dict[str, object]) -> None:
-    with pytest.raises(UserError, match=r"TruthfulUploading wants the score of float32 of shape \(5,\)"):
-        played(TruthfulUploading(), "cb-dsl", **settings)
+def test_no_score_is_measured_of_what_is_not_a_model(settings: dict[str, object]) -> None:
+    with refused_as("invalid-part", "Scoring", "the score of", "float32 of shape (5,)"):
+        played(Scoring(), "cb-dsl", **settings)
+    with refused_as("invalid-part", "Short", "uploads", "float32 of shape (5,)"):
+        played(Short(), "cb-dsl", **settings)
 
 
 @pytest.mark.parametrize("claimed", [None, "0.5", True, [0.5], np.zeros(3), 1j])

@@ -17,12 +17,13 @@ def loaded() -> set[str]:
 def test_a_device_loads_the_worker_side_alone() -> None:
     packages = {name.split(".")[1] for name in loaded() if name.startswith("cbdsl.")}
     foundations = {"arrays", "errors", "register", "rng", "spec", "util"}
-    assert packages == {"algorithm", "codecs", "data", "engines", "models", "network"} | foundations
+    assert packages == {"algorithm", "codecs", "data", "engines", "models", "network", "swarms"} | foundations
 
 
 def test_a_device_loads_no_server_no_attacks_and_no_aggregators() -> None:
     ours = {name.removeprefix("cbdsl.algorithm.") for name in loaded() if name.startswith("cbdsl.algorithm.")}
     assert ours == {"ledger", "messages", "methods", "particles", "worker"}
+    assert {name for name in loaded() if name.startswith("cbdsl.swarms.")} == {"cbdsl.swarms.local"}
 
 
 def test_a_device_needs_no_torch_and_nothing_else_that_is_heavy() -> None:

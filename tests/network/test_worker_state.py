@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import random
 import stat
 import tracemalloc
@@ -14,8 +15,12 @@ import pytest
 
 from cbdsl.algorithm.messages import Claim
 from cbdsl.algorithm.worker import initial_particles
-from cbdsl.network.wire import digest_of
-from cbdsl.network.worker_state import StateSummary, WorkerState, WorkerStateFolder
+from cbdsl.arrays import Samples
+from cbdsl.models.architecture import Architecture
+from cbdsl.models.layers import Linear
+from cbdsl.network.samples import pack_shared
+from cbdsl.network.wire import Announcement, OrderMessage, digest_of
+from cbdsl.network.worker_state import DeviceWorker, StateSummary, WorkerState, WorkerStateFolder, understand
 
 RUN, SIZE = b"run-0001", 50
 
@@ -110,3 +115,40 @@ def test_shared_samples_are_known_by_hash_and_size(tmp_path: Path) -> None:
     assert keeper.load_shared(digest_of(b"other"), 7) is None
     (tmp_path / "shared.bin").write_bytes(b"sAmples")
     assert keeper.load_shared(digest_of(b"samples"), 7) is None
+
+
+@pytest.mark.parametrize("codec", ["none", "q4"])
+@pytest.mark.parametrize("attack", ["", "copycat", "fifth", "memoriser", "sign-flip", "staller"])
+def test_a_restarted_worker_uploads_and_claims_what_it_would_have(attack: str, codec: str, tmp_path: Path) -> None:
+    network = Architecture((8,), (Linear(8, 3),))
+    rng = np.random.default_rng(3)
+    own, public = (
+        Samples(rng.normal(size=(count, 8)).astype(np.float32), (np.arange(count) % 3).astype(np.int32))
+        for count in (12, 30)
+    )
+    shared = pack_shared(public)
+    spec = f'shared = "both"\n[codec]\nup = "{codec}"\n[defence]\ncommitment = true\n'
+    assignment = understand(
+        Announcement(
+            RUN, spec, json.dumps(network.to_dict()), network.size, 1, "[8]", 3, 10, 20, digest_of(shared), len(shared)
+        )
+    )
+    models = rng.normal(size=(3, network.size)).astype(np.float32)
+
+    def order(number: int) -> OrderMessage:
+        return OrderMessage(RUN, number, "swarm", b"\1", 0.5, 0.05, number, digest_of(models[number - 1].tobytes()))
+
+    steady = DeviceWorker(assignment, 0, own, shared, 1, attack)
+    steady.start(rng.normal(size=network.size).astype(np.float32))
+    steady.carry_out(order(1), models[0])
+    keeper = WorkerStateFolder(tmp_path)
+    keeper.save(steady.carry_out(order(2), models[1]))
+    pack = assignment.codecs.up.longest(network.size) if codec != "none" else 0
+    saved_state = keeper.load(RUN, 0, network.size, pack)
+    assert saved_state is not None
+    assert (saved_state.received is None) == (attack == "")
+    restarted = DeviceWorker(assignment, 0, own, shared, 1, attack)
+    restarted.restore(saved_state)
+    assert restarted.upload() == steady.upload()
+    assert restarted.carry_out(order(3), models[2]).claim == steady.carry_out(order(3), models[2]).claim
+    assert restarted.upload() == steady.upload()

@@ -220,8 +220,9 @@ def test_a_model_made_at_home_is_made_anew_for_another_architecture() -> None:
     def crafted(activation: type[nn.Module], samples: Dataset) -> Floats:
         build = lambda: nn.Sequential(nn.Linear(8, 16), activation(), nn.Linear(16, 3))  # noqa: E731
         stage = Experiment.prepare(spec, UserParts(model=build, data=samples), 1)
-        attackers = stage.memory_swarm._adversary
-        made = attackers.situation(0, 1, stage.initial[0], 1.0, stage.initial[0], None, None).crafted
+        attackers = stage.memory_swarm.adversary
+        assert attackers is not None
+        made = attackers.crafted
         assert made is not None
         return made
 

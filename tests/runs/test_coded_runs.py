@@ -82,7 +82,7 @@ def test_grouping_and_threads_change_no_number(method: str) -> None:
     found = []
     for block, threads in ((100, 1), (1, 1), (2, 2)):
         stage = Experiment.prepare(spec, UserParts(model=perceptron, data=blobs()), threads)
-        stage.memory_swarm.rows.block = block
+        stage.memory_swarm.block = block
         found.append([played.state.global_best.tobytes() for played in play_rounds(stage, stage.first_state())])
     assert found[0] == found[1] == found[2]
 

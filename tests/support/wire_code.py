@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 import cbdsl
 from cbdsl import Claim, CodecError, UserError
 from cbdsl.algorithm.messages import commitment_of
-from cbdsl.algorithm.worker import KEPT_VERSIONS, batches_of
-from cbdsl.algorithm.worker import unwrap_version as unwrapped
-from cbdsl.algorithm.worker import wrap_version as wrapped
+from cbdsl.algorithm.worker import batches_of
 from cbdsl.codecs.base import deflate as squeezed
 from cbdsl.codecs.base import inflate as expanded
-from cbdsl.codecs.envelope import Codecs, updated
+from cbdsl.codecs.envelope import KEPT_VERSIONS, Codecs, updated
+from cbdsl.codecs.envelope import unwrap_version as unwrapped
+from cbdsl.codecs.envelope import wrap_version as wrapped
 from cbdsl.engines.native_engine import available
 from cbdsl.network import topics, wire
 from cbdsl.network.journal import Journal

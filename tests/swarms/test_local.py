@@ -82,7 +82,7 @@ def test_the_hold_out_reaches_no_worker() -> None:
 def test_the_order_and_grouping_of_workers_change_nothing(method: str, draw: str) -> None:
     spec = small_spec(method=method, swarm__draw=draw)
     plain, shuffled = stage_of(spec), stage_of(spec, threads=2)
-    shuffled.memory_swarm.rows.block = 2
+    shuffled.memory_swarm.block = 2
     for stage, participants in ((plain, range(6)), (shuffled, [4, 1, 5, 0, 3, 2])):
         stage.swarm.report(first_order(stage, participants))
     for name, array in vars(plain.memory_swarm.particles).items():
@@ -150,7 +150,7 @@ def test_every_attack_plays_and_leaves_the_honest_alone(name: str, method: str) 
 def test_an_attack_is_the_same_however_workers_are_grouped() -> None:
     spec = small_spec(attack__byzantine=3, attack__name="label-flip")
     plain, grouped = stage_of(spec), stage_of(spec, threads=2)
-    grouped.memory_swarm.rows.block = 2
+    grouped.memory_swarm.block = 2
     for stage in (plain, grouped):
         play_one(stage)
     np.testing.assert_array_equal(plain.memory_swarm.particles.positions, grouped.memory_swarm.particles.positions)

@@ -54,12 +54,12 @@ def test_a_shard_has_the_rows_of_the_whole_and_its_own_samples_alone(shared: str
     stage = stage_of(shared=shared, attack__byzantine=2, attack__name="label-flip")
     order = first_order(stage, (1, 3, 4, 5))
     whole = stage.memory_swarm
-    claims = whole.carry_out(order)
+    claims = whole.report(order)
     shard = shard_of(stage, 3, 6)
     answer = shard.report(0, replace(order, participants=(3, 4, 5), global_best=None), order.global_best, (4,))
     assert isinstance(answer, ShardAnswer)
     assert answer.scores.tolist() == [claims[worker].score for worker in (3, 4, 5)]
-    np.testing.assert_array_equal(answer.models[0], whole.models([4])[0])
+    np.testing.assert_array_equal(answer.models[0], whole.models_and_scores([4])[0][0])
     for name, array in whole.kept.items():
         block = shard.block(1, name, 0, 3)
         assert not isinstance(block, ShardRestarted)
@@ -91,9 +91,9 @@ def test_a_shard_that_lost_its_rows_says_so_and_takes_them_from_nobody_who_began
     stage = stage_of()
     shard, order = shard_of(stage, 0, 3), first_order(stage, (0, 1, 2))
     for lost in (
-        shard.report(7, replace(order, round=8), order.global_best, ()), shard.models(7, [0]), shard.contents(7, [0]),
-        shard.block(7, "positions", 0, 1), shard.put(2, "positions", 0, np.zeros((1, 1), np.float32)),
-        shard.settle(2, 7, None), shard.facts(7),
+        shard.report(7, replace(order, round=8), order.global_best, ()), shard.models_and_scores(7, [0]),
+        shard.contents(7, [0]), shard.block(7, "positions", 0, 1), shard.settle(2, 7, None), shard.facts(7),
+        shard.put(2, "positions", 0, np.zeros((1, 1), np.float32)),
     ):  # fmt: skip
         assert lost == ShardRestarted()
 

@@ -15,9 +15,8 @@ import numpy as np
 from cbdsl.algorithm.ledger import NUMBER_BYTES
 from cbdsl.algorithm.messages import ServerState
 from cbdsl.algorithm.verification import Score
-from cbdsl.algorithm.worker import KEPT_VERSIONS, unwrap_version
 from cbdsl.arrays import Doubles, Floats
-from cbdsl.codecs.envelope import FIRST, FIRST_CODEC, MADE, RELAYED, Codecs
+from cbdsl.codecs.envelope import FIRST, FIRST_CODEC, KEPT_VERSIONS, MADE, RELAYED, Codecs, unwrap_version
 
 STALE = "packed against a global model that is gone"
 

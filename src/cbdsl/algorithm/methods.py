@@ -85,18 +85,18 @@ class SwarmMethod(Method):
         return rows.personal_best
 
 
-def play_part(method: Method, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
-    """A worker's round with what a codec needs: `move_particles`, and where everybody uploads, what is sent."""
-    after = method.move(work, rows, received)
+def encode_moved(method: Method, work: WorkerRound, before: Particles, after: Particles, received: Floats) -> Particles:
+    """Complete what `method.move` returned where a codec is used: pack uploads that everybody sends."""
     if not work.workers.codec.relative:
         return after
     if method.conversation == "average":
         return work.packed(after, method.upload(after), received)
-    new = ((after.personal_best != rows.personal_best) & ~np.isnan(rows.personal_best)).any(1)  # NaN differs from NaN
-    if (after.versions[new] != work.version).any():
+    new = ((after.personal_best != before.personal_best) & ~np.isnan(before.personal_best)).any(1)  # NaN is not NaN
+    if len(after.versions) != len(new) or (after.versions[new] != work.version).any():
         raise UserError(
             f"The method {type(method).__qualname__} scores models that are not sent as they are. To be used with a "
-            "codec, it has to score and remember positions with work.remembered(...), as cbdsl.SwarmMethod does."
+            "codec, it has to score and remember positions with work.remembered(...), as cbdsl.SwarmMethod does.",
+            code="invalid-part",
         )
     return after
 

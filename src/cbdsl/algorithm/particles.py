@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -14,20 +14,17 @@ from cbdsl.codecs.base import Packs, Sent
 
 @dataclass(frozen=True, eq=False)
 class Particles:
-    """Rows of workers: where they are, how they move, the best they have seen."""
+    """Rows of workers: where they are, how they move, the best model each has had.
+
+    A method may leave out `packs` and `versions` where it uses no codec.
+    """
 
     positions: Floats  # w_{i,t}     (U, D)
     velocities: Floats  # v_{i,t}     (U, D)
     personal_best: Floats  # w^p_{i,t}   (U, D)
     personal_score: Doubles  # F^p_{i,t}   (U,)
-    packs: Packs = None  # type: ignore[assignment]  # w^p as a codec packed it, (U, C); C = 0 if not given
-    versions: Indices = None  # type: ignore[assignment]  # of the w^g it was packed against, (U,)
-
-    def __post_init__(self) -> None:
-        if self.packs is None:
-            object.__setattr__(self, "packs", np.zeros((len(self.personal_score), 0), np.uint8))
-        if self.versions is None:
-            object.__setattr__(self, "versions", np.zeros(len(self.personal_score), np.int32))
+    packs: Packs = field(default_factory=lambda: np.zeros((0, 0), np.uint8))  # w^p as a codec packed it, (U, C)
+    versions: Indices = field(default_factory=lambda: np.zeros(0, np.int32))  # of the w^g it was packed against, (U,)
 
 
 @dataclass(frozen=True, eq=False)

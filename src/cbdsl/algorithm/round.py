@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 
@@ -269,7 +270,7 @@ def play_average_round(
     after = replace(state, round=order.round, told={**state.told, **dict.fromkeys(order.participants, state.version)})
     if models:
         combined = combine(state, list(models), list(models.values()))
-        model, memory = method.step(state.global_best, state.memory, combined, len(models) / workers)
+        model, memory = method.step(state.global_best, state.memory, combined, len(models) / (order.members or workers))
         made = _checked(model, combined, state, method)
         if np.isfinite(made).all() and np.isfinite(memory).all():  # else uploads too wild to take a step on: stay
             after = adopt_model(replace(after, memory=memory), encode_model(made, state, codecs), codecs)
@@ -349,13 +350,18 @@ class Server:
             members=len(members),
         )
 
-    def play(self, state: ServerState, order: Order, swarm: Swarm) -> tuple[ServerState, RoundLog]:
-        """Carry an order out with a swarm: the conversation that the method holds."""
+    @property
+    def play(self) -> Callable[[ServerState, Order, Swarm], tuple[ServerState, RoundLog]]:
+        """Carry an order out with a swarm: `play_round`, or `play_average_round` where everybody uploads."""
         if self.method.conversation == "average":
-            return play_average_round(
-                state, order, swarm, self.method, self.combine, order.members or self.spec.workers, self.policy.codecs
+            return partial(
+                play_average_round,
+                method=self.method,
+                combine=self.combine,
+                workers=self.spec.workers,
+                codecs=self.policy.codecs,
             )
-        return play_round(state, order, swarm, self.verifier, self.policy)
+        return partial(play_round, verifier=self.verifier, policy=self.policy)
 
     def participants(
         self, round_number: int, banned: frozenset[WorkerId], members: Sequence[WorkerId]

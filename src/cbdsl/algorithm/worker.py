@@ -9,7 +9,8 @@ import numpy as np
 
 from cbdsl.algorithm.particles import Coefficients, Particles, remember, remember_sent
 from cbdsl.arrays import PADDING, Bools, Doubles, Floats, Indices, Samples
-from cbdsl.codecs.base import Codec, CodecError, Sent, deflate
+from cbdsl.codecs.base import Codec, Sent
+from cbdsl.codecs.envelope import KEPT_VERSIONS
 from cbdsl.codecs.quantize import Whole
 from cbdsl.engines.base import Engine, Sgd
 from cbdsl.rng import seed_of, stream
@@ -41,10 +42,6 @@ def stacked(rows: Sequence[Indices]) -> Indices:
     for row, own in zip(batches, rows, strict=True):
         row[: len(own)] = own
     return batches
-
-
-KEPT_VERSIONS = 4  # how many versions of w^g a server keeps to decode uploads with, the present one among them
-VERSION_BYTES = 4
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,7 +217,7 @@ class WorkerRound:
             rows,
             velocities=left if codec.feedback else rows.velocities,
             packs=sent.packs,
-            versions=np.full(len(rows.versions), self.version, np.int32),
+            versions=np.full(len(uploads), self.version, np.int32),
         )
 
     @staticmethod
@@ -235,33 +232,6 @@ def _spread(sent: Sent, chosen: Indices, rows: Particles) -> Sent:
     scores = np.full(len(rows.versions), np.inf)
     packs[chosen], models[chosen], scores[chosen] = sent.packs, sent.models, sent.scores
     return Sent(packs, models, scores)
-
-
-def content_of(codec: Codec, rows: Particles, place: int, upload: Floats) -> Floats | bytes:
-    """What the worker in a row sends when it is asked: the numbers, or their pack and which w^g it belongs to."""
-    if not codec.relative:
-        return upload
-    return wrap_version(codec.closed(rows.packs[place], rows.personal_best.shape[1]), int(rows.versions[place]))
-
-
-def encode_content(codec: Codec, model: Floats, received: Floats, version: int) -> tuple[Floats | bytes, Floats]:
-    """Any model (V D,) as a worker sends it now, and what it is on the other side."""
-    if not codec.relative:
-        return model, model
-    pack, arrives = codec.passed(model, received)
-    return wrap_version(deflate(pack), version), arrives
-
-
-def wrap_version(content: bytes, version: int) -> bytes:
-    """An encoded model, behind the number of the w^g that it was encoded against."""
-    return version.to_bytes(VERSION_BYTES, "little") + content
-
-
-def unwrap_version(upload: bytes) -> tuple[int, bytes]:
-    """The inverse of `wrap_version`; CodecError for what is too short."""
-    if len(upload) < VERSION_BYTES:
-        raise CodecError("not a packed model")
-    return int.from_bytes(upload[:VERSION_BYTES], "little"), upload[VERSION_BYTES:]
 
 
 def steps_of(samples: int, local: LocalSpec) -> int:
@@ -283,4 +253,5 @@ def initial_particles(initial: Floats, workers: int, codec: Codec | None = None)
         personal_best=np.broadcast_to(initial, shape).copy(),
         personal_score=np.full(workers, np.inf),
         packs=np.zeros((workers, codec.longest(shape[1]) if codec and codec.relative else 0), np.uint8),
+        versions=np.zeros(workers, np.int32),
     )

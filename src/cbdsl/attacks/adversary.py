@@ -1,30 +1,50 @@
-"""The attackers of a swarm: gives an attack what it may know, and keeps what it makes.
-
-Answers for Byzantine workers only; how honest workers move, train and score is the swarm's affair.
-"""
+"""The attackers of a swarm: calls the hooks of an attack once per attacker and round, with what it may know."""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from numbers import Real
+from typing import Protocol
 
 import numpy as np
 
-from cbdsl.algorithm.messages import commitment_of
-from cbdsl.algorithm.worker import TrainingSet, batches_of, encode_content, make_scorer
+from cbdsl.algorithm.messages import Order, Upload, WorkerId, commitment_of
+from cbdsl.algorithm.worker import TrainingSet, batches_of, make_scorer
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
 from cbdsl.attacks.base import Attack, AttackContext, AttackPreparation
 from cbdsl.codecs.base import Codec
+from cbdsl.codecs.envelope import encode_content
 from cbdsl.engines.base import Engine, Sgd
 from cbdsl.errors import UserError, shown
 from cbdsl.models.architecture import Architecture
 from cbdsl.rng import stream
 from cbdsl.spec import LocalSpec
 
-_CRAFTED: dict[object, tuple[Floats, Floats | None]] = {}
-"""The last model made at home, for runs on the same data one after the other; the features keep their identity."""
+_CRAFTED: dict[object, tuple[weakref.ref[Floats], Floats | None]] = {}
+"""The last crafted model, for later runs on the same data; it does not keep the data alive."""
+
+
+class HonestAnswers(Protocol):
+    """What workers of a swarm would send and claim if all were honest."""
+
+    def models_and_scores(self, workers: Sequence[WorkerId]) -> tuple[Floats, Doubles]:
+        """Return their models, (k, V D), and scores, (k,)."""
+        ...
+
+    def contents(self, workers: Sequence[WorkerId]) -> Sequence[Upload]:
+        """Return their uploads, encoded where there is a codec."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class AttackerUpload:
+    """What an attacker uploads."""
+
+    content: Upload | None  # None: it stays silent
+    model: Floats  # what the content decodes to, (V D,): the model that it commits itself to
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,18 +84,17 @@ class Adversary:
         made anew.
         """
         self.workers = frozenset(workers)
-        self._attack, self._public, self._engine, self._initial = attack, public, engine, initial
+        self._attack, self._public, self._engine, self.initial = attack, public, engine, initial
         self._held = {worker: own for worker, own in held.items() if worker in self.workers}
         self._network = network
         self._seed, self._swarm_size, self._vectors, self._craft_key = seed, swarm_size, vectors, craft_key
         self._codec = codec
         self._score = make_scorer(engine, public.samples, public.scoring)
-        self._together: tuple[int, Floats | None] | None = None  # of which round, and what
-
-    @property
-    def omniscient(self) -> bool:
-        """Whether the attack needs the honest workers' models."""
-        return self._attack.omniscient
+        self._order: Order
+        self._received: Floats
+        self._uploads: dict[WorkerId | None, Floats | None] = {}  # of this round, by attacker; None: one for all
+        self._sent: dict[WorkerId, AttackerUpload] = {}
+        self._honest: tuple[Floats, Doubles] | None = None
 
     def poisoned(self) -> dict[int, TrainingSet]:
         """What attackers train on instead of what they hold; nobody else is in the answer."""
@@ -94,62 +113,83 @@ class Adversary:
             for worker, first, last in zip(parts, ends, ends[1:], strict=False)
         }
 
-    def claim(self, seen: AttackContext) -> float:
-        """The score that an attacker claims; an error if it is no number."""
-        claimed = self._attack.claim(seen)
+    def begin_round(self, order: Order, received: Floats) -> None:
+        """Forget the answers of the last round. received: what the server last sent, (V D,)."""
+        self._order, self._received = order, received
+        self._uploads, self._sent, self._honest = {}, {}, None
+
+    def claim(self, worker: WorkerId, swarm: HonestAnswers) -> float:
+        """Return the score that an attacker claims; raise UserError if it is not a number."""
+        claimed = self._attack.claim(self._context(worker, swarm))
         if not _are_numbers(claimed, ()):
-            raise self._nonsense("claims", claimed, "A claim is one number, finite or not, such as seen.score")
+            raise self._invalid("claims", claimed, "A claim is one number, finite or not, such as seen.score")
         return claimed
 
-    def upload(self, seen: AttackContext, round_number: int) -> Floats | None:
-        """What an attacker sends in a round; an omniscient attack sends one for all. An error if it is no model."""
-        if not self._attack.omniscient:
-            return self._uploaded(seen)
-        if self._together is None or self._together[0] != round_number:
-            self._together = round_number, self._uploaded(seen)
-        return self._together[1]
+    def send(self, worker: WorkerId, swarm: HonestAnswers) -> AttackerUpload:
+        """Return what an attacker uploads in this round, encoded once."""
+        if worker not in self._sent:
+            self._sent[worker] = self._encode(worker, swarm)
+        return self._sent[worker]
 
-    def _uploaded(self, seen: AttackContext) -> Floats | None:
-        """A server leaves out what is no model, so that a mistake in an attack would pass for its harmlessness."""
-        sent = self._attack.upload(seen)
-        if sent is not None and not _are_numbers(sent, seen.model.shape):
-            shape = seen.model.shape
-            allowed = f"An upload is a model, here an array of shape {shape}, finite or not, or None to stay silent"
-            raise self._nonsense("uploads", sent, allowed)
-        return sent
+    def _encode(self, worker: WorkerId, swarm: HonestAnswers) -> AttackerUpload:
+        model, honest = self._upload(worker, swarm), swarm.models_and_scores([worker])[0][0]
+        if model is None:
+            return AttackerUpload(None, self._received)
+        if np.array_equal(model, honest):
+            return AttackerUpload(swarm.contents([worker])[0], honest)
+        return AttackerUpload(*encode_content(self._codec, model, self._received, self._order.version))
 
-    def _nonsense(self, does: str, given: object, allowed: str) -> UserError:
+    def _upload(self, worker: WorkerId, swarm: HonestAnswers) -> Floats | None:
+        """Call `Attack.upload` once per attacker and round; an omniscient attack sends one model for all.
+
+        The output is validated: a server would drop an invalid upload, and the attack would look harmless.
+        """
+        sender = None if self._attack.omniscient else worker
+        if sender not in self._uploads:
+            context = self._context(worker, swarm)
+            sent, shape = self._attack.upload(context), context.model.shape
+            if sent is not None and not _are_numbers(sent, shape):
+                allowed = f"An upload is a model, here an array of shape {shape}, finite or not, or None to stay silent"
+                raise self._invalid("uploads", sent, allowed)
+            self._uploads[sender] = sent
+        return self._uploads[sender]
+
+    def _invalid(self, does: str, given: object, allowed: str) -> UserError:
         name = type(self._attack).__qualname__
         what = f"{given.dtype} of shape {given.shape}" if isinstance(given, np.ndarray) else shown(given)
         return UserError(
-            f"The attack {name} {does} {what}. {allowed}. Mend it, and try it with cbdsl.testing.check_attack."
+            f"The attack {name} {does} {what}. {allowed}. Correct it, and try it with cbdsl.testing.check_attack.",
+            code="invalid-part",
         )
 
-    def situation(
-        self, worker: int, round_number: int, model: Floats, score: float, received: Floats,
-        honest: Floats | None, honest_scores: Doubles | None,
-    ) -> AttackContext:  # fmt: skip
-        """What one attacker knows in a round."""
-        size = self._engine.size
+    def _context(self, worker: WorkerId, swarm: HonestAnswers) -> AttackContext:
+        """Return what an attacker may know; the honest models are gathered once per round, if the attack needs them."""
+        size, received = self._engine.size, self._received
+        models, scores = swarm.models_and_scores([worker])
+        if self._attack.omniscient and self._honest is None:
+            others = [one for one in self._order.participants if one not in self.workers]
+            self._honest = swarm.models_and_scores(others)
+        honest, honest_scores = self._honest or (None, None)
 
         def score_of(weights: Floats) -> float:
             if not (_are_numbers(weights, (size,)) or _are_numbers(weights, received.shape)):
-                raise self._nonsense("wants the score of", weights, f"A model is an array of shape ({size},)")
+                raise self._invalid("wants the score of", weights, f"A model is an array of shape ({size},)")
             return self._score(encode_content(self._codec, weights, received, 0)[1][:size])
 
         return AttackContext(
-            model=model,
-            score=score,
+            model=models[0],
+            score=float(scores[0]),
             global_best=received,
             workers=self._swarm_size,
             attackers=len(self.workers),
-            rng=stream(self._seed, "attack", round_number, worker),
+            rng=stream(self._seed, "attack", self._order.round, worker),
             score_of=score_of,
             honest=honest,
             honest_scores=honest_scores,
-            crafted=self._crafted,
+            crafted=self.crafted,
             network=self._network,
             losses_of=lambda weights: self._losses(worker, weights[:size]),
+            uploaded=lambda: self._upload(worker, swarm),
         )
 
     def _losses(self, worker: int, weights: Floats) -> tuple[Doubles, Doubles]:
@@ -164,22 +204,25 @@ class Adversary:
         return self._public.samples.taken(self._public.scoring)
 
     @cached_property
-    def _crafted(self) -> Floats | None:
-        """Made when it is first needed; a resumed run makes the same again. (V D,), zeros behind the model."""
+    def crafted(self) -> Floats | None:
+        """The model that the attack prepares, (V D,), zeros behind the model; made when it is first needed."""
         if not self._attack.crafts:
             return None
-        features = self._public.samples.features
-        key = (id(features), commitment_of(self._initial), self._engine.name, self._craft_key, self._attack)
-        if self._craft_key is None or not _hashable(self._attack):
-            made = self._craft()
-        else:
-            if key not in _CRAFTED:
-                _CRAFTED.clear()
-                _CRAFTED[key] = features, self._craft()
-            made = _CRAFTED[key][1]
+        made = self._craft() if self._craft_key is None or not _hashable(self._attack) else self._craft_once()
         if made is None or self._vectors == 1:
             return made
         return np.concatenate([made, np.zeros((self._vectors - 1) * len(made), np.float32)])
+
+    def _craft_once(self) -> Floats | None:
+        """Return the last run's model if data, initial model, engine and attack are the same; make one otherwise."""
+        features = self._public.samples.features
+        key = (commitment_of(self.initial), self._engine.name, self._craft_key, self._attack)
+        data, made = _CRAFTED.get(key, (None, None))
+        if data is None or data() is not features:
+            made = self._craft()
+            _CRAFTED.clear()
+            _CRAFTED[key] = weakref.ref(features), made
+        return made
 
     def _craft(self) -> Floats | None:
         rng = stream(self._seed, "attack")
@@ -188,7 +231,7 @@ class Adversary:
             self._scoring,
             self._public.samples.taken(images),
             self._public.classes,
-            self._initial,
+            self.initial,
             self._fit,
             self._score,
             rng,

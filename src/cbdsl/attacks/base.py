@@ -39,6 +39,7 @@ class AttackContext:
     network: Architecture | None = None  # what lies where in a model; none: it cannot be described
     losses_of: Callable[[Floats], tuple[Doubles, Doubles]] | None = None
     """Any model's loss on every sample of D_sc, (N,), and on every one of those `poison` was given, (K,)."""
+    uploaded: Callable[[], Floats | None] | None = None  # what `upload` returns in this round; see `true_score`
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +81,12 @@ class Attack:
         return seen.score
 
     def upload(self, seen: AttackContext) -> Floats | None:
-        """The model it uploads, (D,); none: it stays silent."""
+        """Return the model it uploads, (D,), or None to stay silent.
+
+        Called at most once per attacker and round, before or after `claim`, and if the attack is omniscient once per
+        round for all attackers. Both get a context of their own with `rng` at its start. A claim about the upload is
+        `true_score(self, seen)`, as `Truthful` makes it: that does not call `upload` again.
+        """
         return seen.model
 
 
@@ -122,8 +128,8 @@ def make_attack(spec: Spec) -> Attack:
 
 
 def true_score(attack: Attack, seen: AttackContext) -> float:
-    """The score of what an attack uploads, finite or not; its honest score if it uploads nothing."""
-    sent = attack.upload(seen)  # draws from seen.rng as the upload itself will: a situation is made anew for each
+    """Return the score of what an attack uploads in this round, finite or not; its honest score if it is silent."""
+    sent = seen.uploaded() if seen.uploaded else attack.upload(seen)
     return seen.score if sent is None else float(seen.score_of(sent))
 
 

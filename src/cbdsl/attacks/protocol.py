@@ -10,7 +10,7 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.arrays import Floats, Samples
-from cbdsl.attacks.base import Attack, AttackContext, AttackPreparation, noise, wrong_labels
+from cbdsl.attacks.base import Attack, AttackContext, AttackPreparation, Truthful, noise, wrong_labels
 from cbdsl.engines.base import Sgd
 
 
@@ -78,7 +78,7 @@ class FalseClaim(Attack):
 
 @register.attack("memoriser")
 @dataclass(frozen=True)
-class Memoriser(Attack):
+class Memoriser(Truthful):
     """Learns D_sc by heart together with wrongly labelled images: a true, low score and a bad model.
 
     Made at home from the common initial model: SGD with momentum on D_sc, twice an epoch, and 4,000 images with wrong
@@ -105,10 +105,6 @@ class Memoriser(Attack):
             if not found > self.scale:  # or it is not a number any more
                 break
         return best
-
-    def claim(self, seen: AttackContext) -> float:
-        """The true score of that model."""
-        return seen.score_of(self.upload(seen))
 
     def upload(self, seen: AttackContext) -> Floats:
         """That model."""
@@ -161,14 +157,10 @@ class Flooder(Attack):
 
 @register.attack("copycat")
 @dataclass(frozen=True)
-class Copycat(Attack):
+class Copycat(Truthful):
     """Does no work: uploads w^g with noise of `scale` times its root mean square, and claims the copy's true score."""
 
     scale: float = 0.01
-
-    def claim(self, seen: AttackContext) -> float:
-        """The copy's true score."""
-        return seen.score_of(self.upload(seen))
 
     def upload(self, seen: AttackContext) -> Floats:
         """The copy."""

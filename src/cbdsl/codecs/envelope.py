@@ -1,4 +1,4 @@
-"""How models travel in a run: a codec up, a codec down, and what a worker makes of an update from the server."""
+"""How models travel in a run: a codec in each direction, uploads with the version of their reference, and updates."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 
 from cbdsl import register
 from cbdsl.arrays import Floats
-from cbdsl.codecs.base import Codec, CodecError
+from cbdsl.codecs.base import Codec, CodecError, Packs, deflate
 from cbdsl.codecs.quantize import Q8, Whole
 from cbdsl.errors import UserError
 from cbdsl.spec import Spec
 
+KEPT_VERSIONS = 4  # how many versions of w^g a server keeps to decode uploads with, the current one among them
+VERSION_BYTES = 4
 RELAYED, MADE, FIRST = range(3)  # whose bytes an update holds: a worker's, the server's, or the first of all
 FIRST_CODEC = Q8()  # the initial model is no small difference: it gets more bits
 
@@ -46,3 +48,28 @@ def updated(update: bytes, before: Floats, codecs: Codecs) -> Floats:
 def longest_update(codecs: Codecs, size: int) -> int:
     """How many bytes an update of a model of `size` numbers takes at most."""
     return 2 + max(codec.longest(size) for codec in (codecs.up, codecs.down, FIRST_CODEC))
+
+
+def content_of(codec: Codec, upload: Floats, pack: Packs, version: int) -> Floats | bytes:
+    """Return what an honest worker sends: its upload (D,), or the pack (C,) of it behind the version of its w^g."""
+    return wrap_version(codec.closed(pack, len(upload)), version) if codec.relative else upload
+
+
+def encode_content(codec: Codec, model: Floats, received: Floats, version: int) -> tuple[Floats | bytes, Floats]:
+    """Encode any model (V D,) against the w^g received; return what is sent and what it decodes to."""
+    if not codec.relative:
+        return model, model
+    pack, arrives = codec.passed(model, received)
+    return wrap_version(deflate(pack), version), arrives
+
+
+def wrap_version(content: bytes, version: int) -> bytes:
+    """Put the version of the w^g that a model was encoded against in front of it."""
+    return version.to_bytes(VERSION_BYTES, "little") + content
+
+
+def unwrap_version(upload: bytes) -> tuple[int, bytes]:
+    """Return version and encoded model of an upload; raise CodecError if it is too short."""
+    if len(upload) < VERSION_BYTES:
+        raise CodecError("not a packed model")
+    return int.from_bytes(upload[:VERSION_BYTES], "little"), upload[VERSION_BYTES:]

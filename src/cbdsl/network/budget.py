@@ -14,9 +14,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cbdsl.algorithm.worker import KEPT_VERSIONS, steps_of
+from cbdsl.algorithm.worker import steps_of
 from cbdsl.arrays import Samples
-from cbdsl.codecs.envelope import longest_update
+from cbdsl.codecs.envelope import KEPT_VERSIONS, longest_update
 from cbdsl.engines import native_engine
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.errors import UserError

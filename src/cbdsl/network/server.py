@@ -16,9 +16,8 @@ from typing import Literal
 
 from cbdsl.algorithm.broadcast import keyframe_before
 from cbdsl.algorithm.messages import Claim, Order, Upload, WorkerId
-from cbdsl.algorithm.worker import KEPT_VERSIONS, VERSION_BYTES
 from cbdsl.arrays import Floats
-from cbdsl.codecs.envelope import Codecs, longest_update
+from cbdsl.codecs.envelope import KEPT_VERSIONS, VERSION_BYTES, Codecs, longest_update
 from cbdsl.errors import UserError
 from cbdsl.network import topics, wire
 from cbdsl.network.events import Events

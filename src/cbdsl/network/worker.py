@@ -19,10 +19,9 @@ from typing import Generic, Literal, TypeVar
 import numpy as np
 
 from cbdsl import __version__
-from cbdsl.algorithm.worker import KEPT_VERSIONS
 from cbdsl.arrays import Floats, Samples
 from cbdsl.codecs.base import CodecError
-from cbdsl.codecs.envelope import longest_update, updated
+from cbdsl.codecs.envelope import KEPT_VERSIONS, longest_update, updated
 from cbdsl.network import topics, wire
 from cbdsl.network.budget import ResourceLimits
 from cbdsl.network.events import Events

@@ -7,28 +7,20 @@ import io
 import json
 import logging
 import math
-import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbdsl import register
 from cbdsl import spec as specs
-from cbdsl.algorithm.messages import Claim, Upload, commitment_of
-from cbdsl.algorithm.methods import Method, play_part
+from cbdsl.algorithm.messages import Claim, Order
+from cbdsl.algorithm.methods import Method
 from cbdsl.algorithm.particles import Particles
-from cbdsl.algorithm.worker import (
-    LocalWorkers,
-    TrainingSet,
-    WorkerData,
-    content_of,
-    encode_content,
-    initial_particles,
-)
-from cbdsl.arrays import Floats, Samples
+from cbdsl.algorithm.worker import LocalWorkers, TrainingSet, WorkerData
+from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.codecs.envelope import Codecs, codecs_of
 from cbdsl.data.dataset import Scaling
 from cbdsl.engines import native_engine
@@ -39,14 +31,14 @@ from cbdsl.models.architecture import Architecture
 from cbdsl.network.samples import SharedLayout, unpack_shared
 from cbdsl.network.wire import NO_DIGEST, RUN_BYTES, Announcement, OrderMessage, WireError, digest_of, weights_to_bytes
 from cbdsl.spec import Spec
-from cbdsl.util.files import private_folder, write_atomically
+from cbdsl.swarms.local import LocalSwarm
+from cbdsl.util.files import load_arrays, private_folder, write_atomically
 from cbdsl.util.formatting import single_line
 
 if TYPE_CHECKING:
-    from cbdsl.network.attacker import AttackerAdapter
+    from cbdsl.attacks.adversary import Adversary
 
 
-_ROW = np.zeros(1, np.int32)  # there is one
 _SEEDS = 2**64
 _LARGEST = float(np.finfo(np.float32).max)
 _LONGEST_NAME = 100  # letters of the name of a class, as in a model's file, or of a weight
@@ -175,102 +167,121 @@ def make_engine(assignment: Assignment, threads: int) -> Engine:
 
 
 class DeviceWorker:
-    """One worker of a run: one row that answers to the worker's own number, and what the server last sent it."""
+    """The worker of a device: a `LocalSwarm` of one row under the worker's own number."""
 
     def __init__(
         self, assignment: Assignment, number: int, own: Samples, shared: bytes, threads: int, attack: str = ""
     ) -> None:
-        """attack: what to do instead of the truth, for tests; `cbdsl list attacks` has the names."""
+        """attack: for tests, the attack that this worker carries out; `cbdsl list attacks` prints the names."""
         if own.features.shape[1:] != assignment.layout.shape or int(own.labels.max()) >= assignment.classes:
             raise UserError(
                 f"This run works on samples of shape {assignment.layout.shape} in {assignment.classes} classes; the "
-                f"samples here have shape {own.features.shape[1:]} and labels up to {own.labels.max()}."
+                f"samples here have shape {own.features.shape[1:]} and labels up to {own.labels.max()}.",
+                code="wrong-shape",
             )
         spec, layout = assignment.spec, assignment.layout
         self.number, self.size, self.assignment = number, assignment.size, assignment
-        self.method = assignment.method
         engine = make_engine(assignment, threads)
         samples = Samples.joined([own, unpack_shared(shared, layout, assignment.classes)])
         training = np.arange(len(own) + layout.training, dtype=np.int32)
         public = np.arange(len(own) + layout.training, len(own) + layout.count, dtype=np.int32)
         scoring = public if spec.shares_scoring else np.arange(len(own), dtype=np.int32)[None]
         lesson = TrainingSet(samples, training)
-        self._liar: AttackerAdapter | None = None
+        self._adversary: Adversary | None = None
         if attack:
-            from cbdsl.network.attacker import AttackerAdapter  # noqa: PLC0415 - only devices of a test attack
-
-            self._liar = AttackerAdapter(attack, number, assignment, self.method, engine, lesson, public)
-            lesson = self._liar.lesson()
-        held = WorkerData((lesson,), samples, scoring)
-        self._worker = LocalWorkers(
-            engine, held, spec.local, spec.swarm, spec.seed, (number,), self.method.gradients, assignment.codecs.up
-        )  # fmt: skip
-        self._particles: Particles | None = None
-        self._codec = assignment.codecs.up
-        self._round, self._version, self._received = 0, 0, np.empty(0, np.float32)
+            self._adversary = _make_adversary(attack, number, assignment, engine, lesson, public)
+            lesson = self._adversary.poisoned().get(number, lesson)
+        self._workers = LocalWorkers(
+            engine,
+            WorkerData((lesson,), samples, scoring),
+            spec.local,
+            spec.swarm,
+            spec.seed,
+            (number,),
+            assignment.method.gradients,
+            assignment.codecs.up,
+        )
+        self._swarm: LocalSwarm | None = None
 
     @property
     def started(self) -> bool:
-        """Whether it stands somewhere already."""
-        return self._particles is not None
+        """Whether it has a position."""
+        return self._swarm is not None
 
     def start(self, position: Floats) -> None:
-        """Stand at a model, (D,), without any past."""
-        self._particles = initial_particles(position[None], 1, self._codec)
-        if self._liar is not None:
-            self._liar.start(position)
+        """Start at a model, (D,), without a personal best."""
+        self._start(position)
 
-    def restore(self, memory: WorkerState) -> None:
-        """Go on from a saved state."""
-        self.start(memory.particles.positions[0])
-        self._particles, self._round, self._received = memory.particles, memory.round, memory.particles.positions[0]
+    def restore(self, state: WorkerState) -> None:
+        """Continue from a saved state."""
+        initial, received = state.initial, state.received
+        swarm = self._start(state.particles.positions[0] if initial is None else initial)
+        swarm.restore(state.particles, state.round, state.particles.positions[0] if received is None else received)
+        swarm.begin_round(Order(state.round, "swarm", (self.number,), 0.0, 0.0, None, version=state.version))
 
     def carry_out(self, order: OrderMessage, received: Floats) -> WorkerState:
-        """Play one round with what the server sent, (V D,): the state after it, and the claim that rests on it."""
+        """Play one round with what the server sent, (V D,); return the state after it, with the claim."""
         if not max(abs(order.inertia), abs(order.learning_rate)) <= _LARGEST:
             raise WireError("an order with a learning rate or inertia that is no float32")
-        if self._particles is None:
-            self.start(received[: self.size])
-        assert self._particles is not None
-        work = self._worker.at(_ROW, order.round, order.inertia, order.learning_rate, order.version)
-        with np.errstate(over="ignore", invalid="ignore"):  # a model that is no number scores none; nothing to print
-            self._particles = play_part(self.method, work, self._particles, received)
-        self._round, self._version, self._received = order.round, order.version, received
-        claim = None if order.task == "average" else self._claim(self._particles)
+        swarm = self._swarm or self._start(received[: self.size])
+        task: Literal["swarm", "average"] = "average" if order.task == "average" else "swarm"
+        own = Order(
+            order.round, task, (self.number,), order.inertia, order.learning_rate, received, version=order.version
+        )
+        with np.errstate(over="ignore", invalid="ignore"):  # a model that diverged has no score; nothing to print
+            claims = swarm.report(own)
         return WorkerState(
-            self.assignment.run, self.number, order.round, self._particles, claim, order.version, order.model_digest
+            self.assignment.run,
+            self.number,
+            order.round,
+            swarm.particles,
+            claims.get(self.number),
+            order.version,
+            order.model_digest,
+            received=received if self._adversary else None,
+            initial=self._adversary.initial if self._adversary else None,
         )
 
     def upload(self) -> bytes | None:
-        """What it uploads when it is asked; none if it stays silent."""
-        sent = self._sent()
-        content = None if sent is None else sent[0]
+        """Return what it uploads if it is invited, or None if it stays silent."""
+        content = self._swarm.upload([self.number]).get(self.number) if self._swarm else None
         return weights_to_bytes(content) if isinstance(content, np.ndarray) else content
 
-    def _sent(self) -> tuple[Upload, Floats] | None:
-        """What it uploads, and the model that is in it, (V D,); none if it stays silent."""
-        if self._particles is None:
-            return None
-        honest: Floats = self.method.upload(self._particles)[0]
-        model: Floats | None = honest
-        if self._liar is not None:
-            model = self._liar.model(honest, float(self._particles.personal_score[0]), self._round, self._received)
-        if model is None:
-            return None
-        if np.array_equal(model, honest):
-            return content_of(self._codec, self._particles, 0, honest), honest
-        return encode_content(self._codec, model, self._received, self._version)
+    def _start(self, position: Floats) -> LocalSwarm:
+        if self._adversary is not None:
+            self._adversary.initial = position.copy()
+        commits = self.assignment.spec.defence.commitment
+        self._swarm = LocalSwarm(self.assignment.method, self._workers, position[None], self._adversary, commits)
+        return self._swarm
 
-    def _claim(self, particles: Particles) -> Claim:
-        """What a worker says: its best score as a float32, and a digest of its model where the server wants one."""
-        score = float(particles.personal_score[0])
-        if self._liar is not None:
-            score = self._liar.claim(self.method.upload(particles)[0], score, self._round, self._received)
-        commitment = b""
-        if self.assignment.spec.defence.commitment:
-            sent = self._sent()
-            commitment = commitment_of(self._received if sent is None else sent[1])
-        return Claim(float(np.float32(score)), commitment)
+
+def _make_adversary(
+    attack: str, number: int, assignment: Assignment, engine: Engine, honest: TrainingSet, scoring: Indices
+) -> Adversary:
+    """Build the one attacker of a device. honest: its training set without the attack. scoring: D_sc, same pool."""
+    from cbdsl.attacks.adversary import Adversary, PublicData  # noqa: PLC0415 - only devices of a test attack
+    from cbdsl.attacks.base import make_attack  # noqa: PLC0415
+
+    spec, samples = assignment.spec, honest.samples
+    made = make_attack(replace(spec, attack=replace(spec.attack, name=attack)))
+    if made.omniscient:
+        raise UserError(
+            f"The attack '{attack}' needs all workers' models; only the simulator has them.", code="not-supported"
+        )
+    others = np.setdiff1d(np.arange(len(samples), dtype=np.int32), scoring)
+    return Adversary(
+        made,
+        (number,),
+        PublicData(samples, scoring, others, assignment.classes),
+        held={number: honest.indices},
+        engine=engine,
+        initial=np.zeros(engine.size, np.float32),
+        seed=spec.seed,
+        swarm_size=spec.workers,
+        vectors=assignment.vectors,
+        codec=assignment.codecs.up,
+        network=assignment.architecture,
+    )
 
 
 _log = logging.getLogger("cbdsl.deploy")
@@ -288,8 +299,8 @@ samples.npz        its own samples, and worker.log what it said, where `cbdsl sw
 .NAME.partial      a file that was being written when the process was killed; it may be removed
 """
 
-_MOST_META = 4096  # bytes of what is not a model
-_HEADER = 4096  # bytes that describe an array, at most
+_MOST_META = 16384  # bytes of what is not a model
+_MOST_VECTORS = 8  # of a message that an attacker received
 
 
 @dataclass(frozen=True, eq=False)
@@ -300,9 +311,11 @@ class WorkerState:
     worker: int
     round: int
     particles: Particles  # one row
-    claim: Claim | None  # what it said; none in FedAvg
+    claim: Claim | None  # what it claimed; None where everybody uploads
     version: int  # of the w^g that it had
     model_digest: bytes  # of that one's numbers
+    received: Floats | None = None  # what the server sent, (V D,); attackers alone need it
+    initial: Floats | None = None  # the model that it started from, (D,); attackers alone need it
 
 
 class StateSummary(NamedTuple):
@@ -339,43 +352,47 @@ class WorkerStateFolder:
             "version": memory.version,
             "model": memory.model_digest.hex(),
         }
+        arrays = {**vars(memory.particles), "received": memory.received, "initial": memory.initial}
+        there = {name: array for name, array in arrays.items() if array is not None}
         buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, meta=np.array(json.dumps(meta)), **vars(memory.particles))
+        np.savez(buffer, allow_pickle=False, meta=np.array(json.dumps(meta)), **there)
         write_atomically(self._state, buffer.getbuffer(), private=True)
 
     def load(self, run: bytes, worker: int, size: int, pack: int) -> WorkerState | None:
-        """The state of this run; none if there is none, or none that can be used. pack: bytes of a packed model."""
+        """Return the state of this run, or None if there is none that can be used. pack: bytes of a packed model."""
         if not self._state.exists():
             return None
         try:
-            with zipfile.ZipFile(self._state) as stored:
-                meta = _meta(stored)
-                if meta["run"] != run.hex() or meta["worker"] != worker:
-                    return None
-                claim = meta["claim"] and Claim(float.fromhex(meta["claim"][0]), bytes.fromhex(meta["claim"][1]))
-                models = ("positions", "velocities", "personal_best")
-                arrays = {name: _array(stored, name, (1, size), np.float32) for name in models}
-                particles = Particles(
-                    **arrays,
-                    personal_score=_array(stored, "personal_score", (1,), np.float64),
-                    packs=_array(stored, "packs", (1, pack), np.uint8),
-                    versions=_array(stored, "versions", (1,), np.int32),
-                )
-                digest = bytes.fromhex(meta["model"])
-                return WorkerState(run, worker, int(meta["round"]), particles, claim, int(meta["version"]), digest)
-        except Exception as error:  # a damaged archive fails in many ways; no state is worth any of them
+            meta = self._meta()
+            if meta["run"] != run.hex() or meta["worker"] != worker:
+                return None
+            claim = meta["claim"] and Claim(float.fromhex(meta["claim"][0]), bytes.fromhex(meta["claim"][1]))
+            arrays = self._arrays(size, pack)
+            received, initial = arrays.pop("received", None), arrays.pop("initial", None)
+            digest = bytes.fromhex(meta["model"])
+            return WorkerState(
+                run,
+                worker,
+                int(meta["round"]),
+                Particles(**arrays),
+                claim,
+                int(meta["version"]),
+                digest,
+                received,
+                initial,
+            )
+        except Exception as error:  # damaged content fails in many ways, and none may stop the worker
             text = single_line(str(error)) or type(error).__name__
             _log.warning("%s cannot be used (%s); starting from the global model", self._state, text)
             return None
 
     def last(self) -> StateSummary:
-        """What the state is of, whichever run that is; zeros if there is none."""
+        """Return run, round and model version of the saved state, whichever run it is of; zeros if there is none."""
         try:
-            with zipfile.ZipFile(self._state) as stored:
-                meta = _meta(stored)
+            meta = self._meta()
             run, digest = bytes.fromhex(meta["run"]), bytes.fromhex(meta["model"])
             return StateSummary(run, int(meta["round"]), int(meta["version"]), digest)
-        except Exception:  # as above; whoever wants to use the state says what is wrong with it
+        except Exception:  # as above; `load` logs what is wrong with it
             return _NEVER
 
     def forget(self) -> None:
@@ -397,30 +414,23 @@ class WorkerStateFolder:
         self._shared_digest = digest_of(content)
         return content if self._shared_digest == digest else None
 
+    def _meta(self) -> dict[str, Any]:
+        meta = json.loads(str(load_arrays(self._state, ["meta"], most=_MOST_META)["meta"]))
+        if not isinstance(meta, dict) or not 0 <= int(meta["round"]) < 2**31 or len(bytes.fromhex(meta["run"])) != 8:
+            raise ValueError("an invalid state")
+        return meta
 
-def _meta(stored: zipfile.ZipFile) -> dict[str, Any]:
-    meta = json.loads(str(_read(stored, "meta", _MOST_META)))
-    if not isinstance(meta, dict) or not 0 <= int(meta["round"]) < 2**31 or len(bytes.fromhex(meta["run"])) != 8:
-        raise ValueError("a state that makes no sense")
-    return meta
-
-
-def _array(stored: zipfile.ZipFile, name: str, shape: tuple[int, ...], kind: type[Any]) -> NDArray[Any]:
-    array = _read(stored, name, int(np.prod(shape)) * np.dtype(kind).itemsize)
-    if array.shape != shape or array.dtype != kind:
-        raise ValueError("a model of the wrong size")
-    return array
-
-
-def _read(stored: zipfile.ZipFile, name: str, most: int) -> NDArray[Any]:
-    """An array of at most so many bytes, by what the archive says of it and by what its header says."""
-    entry = stored.getinfo(f"{name}.npy")
-    if entry.compress_type != zipfile.ZIP_STORED or entry.file_size > most + _HEADER:
-        raise ValueError("an array of the wrong size")
-    content = io.BytesIO(stored.read(entry))
-    if np.lib.format.read_magic(content) != (1, 0):
-        raise ValueError("an array of another format")
-    shape, _, kind = np.lib.format.read_array_header_1_0(content, max_header_size=_HEADER)
-    if kind.hasobject or entry.file_size - content.tell() != int(np.prod(shape, dtype=object)) * kind.itemsize:
-        raise ValueError("an array of the wrong size")
-    return np.frombuffer(content.getbuffer(), kind, offset=content.tell()).reshape(shape).copy()
+    def _arrays(self, size: int, pack: int) -> dict[str, NDArray[Any]]:
+        """Read one worker's particles and, of an attacker, what the server sent and the initial model."""
+        most = 4 * size * (4 + _MOST_VECTORS) + pack + 12
+        optional = ("received", "initial")
+        arrays = load_arrays(self._state, [each.name for each in fields(Particles)], optional, most=most)
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(arrays, (1, size))
+        shapes |= {"personal_score": (1,), "versions": (1,), "packs": (1, pack), "initial": (size,)}
+        if "received" in arrays:
+            shapes["received"] = (arrays["received"].size,)
+        kinds = {"personal_score": np.float64, "versions": np.int32, "packs": np.uint8}
+        for name, array in arrays.items():
+            if array.shape != shapes[name] or array.dtype != kinds.get(name, np.float32):
+                raise ValueError("a model of the wrong size")
+        return arrays

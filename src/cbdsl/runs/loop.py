@@ -28,7 +28,7 @@ from cbdsl.runs.records import RoundRecord, record, summarise
 from cbdsl.runs.resolve import resolve
 from cbdsl.runs.result import Result
 from cbdsl.spec import Spec
-from cbdsl.swarms.local import SimulatedSwarm
+from cbdsl.swarms.local import SwarmWithAttackers
 
 Watch = Callable[[Experiment, Order], None]
 _CHECKPOINT_SECONDS = 5.0
@@ -155,7 +155,7 @@ def _play(
     listeners = CallbackList(default_callbacks() if callbacks is None else callbacks)
     try:
         where, swarm = folder.path if folder else None, stage.swarm
-        rows = swarm if isinstance(swarm, SimulatedSwarm) else None
+        rows = swarm if isinstance(swarm, SwarmWithAttackers) else None
         note = " ".join(filter(None, (stage.note, rows.note if rows else "")))
         if note and not callbacks:
             logging.getLogger("cbdsl").warning(note)
@@ -208,7 +208,7 @@ def play_rounds(
     while state.round < stage.spec.rounds:
         started = time.perf_counter()
         order = stage.server.order(state, members() if members is not None else None)
-        state, log = stage.server.play(state, order, swarm or stage.swarm)
+        state, log = stage.server.play(state, order, stage.swarm if swarm is None else swarm)
         accuracy = stage.test_accuracy(state) if measured else math.nan
         seconds = round(time.perf_counter() - started, 4)
         yield CompletedRound(order, log, state, record(log, state, len(order.participants), accuracy, seconds))
@@ -233,7 +233,7 @@ class Checkpointer:
     def __init__(self, stage: Experiment, folder: RunFolder | None) -> None:
         self._stage, self._folder = stage, folder
         swarm = stage.swarm if stage.remembers else None
-        self._swarm = swarm if isinstance(swarm, SimulatedSwarm) else None
+        self._swarm = swarm if isinstance(swarm, SwarmWithAttackers) else None
         size = sum(array.nbytes for array in self._swarm.kept.values()) if self._swarm else 0
         self._last, self._cost = time.monotonic(), size / _CHECKPOINT_SPEED  # a guess, until one was written
 

@@ -28,7 +28,7 @@ from cbdsl.arrays import Doubles, Floats
 from cbdsl.attacks.adversary import Adversary
 from cbdsl.engines.native_engine import default_threads
 from cbdsl.errors import UserError, missing, shown
-from cbdsl.swarms.local import SimulatedSwarm
+from cbdsl.swarms.local import SwarmWithAttackers
 from cbdsl.swarms.shard import Shard, ShardData, ShardFacts, ShardRecipe, ShardRestarted, code_digest
 from cbdsl.util.files import InBlocks
 from cbdsl.util.formatting import format_bytes
@@ -436,18 +436,17 @@ def _blocks(rows: Particles | None, names: range) -> Iterator[tuple[str, int, ND
             yield name, first, np.array(own[first:last])
 
 
-class RaySwarm(SimulatedSwarm):
+class RaySwarm(SwarmWithAttackers):
     """U workers in actors of a cluster that Ray is connected to."""
 
     def __init__(
         self, ray: Any, recipe: ShardRecipe, adversary: Adversary, received: Floats, remembers: bool  # noqa: ANN401
     ) -> None:  # fmt: skip
         """Ray: its module. received: the initial model, (V D,). remembers: whether workers keep anything."""
-        super().__init__(adversary, recipe.codec, received, recipe.commits)
+        super().__init__(received, adversary, recipe.commits)
         self._ray, self._remembers, self._round = ray, remembers, 0
         self._crew = ShardActors(ray, recipe)
         self._known: dict[WorkerId, tuple[Floats, float]] = {}  # what attackers' places would send in this round
-        self._crowd: tuple[list[WorkerId], Floats, Doubles] | None = None  # and what others would
         self.facts: list[ShardFacts] = []
         self.note = ""
 
@@ -474,12 +473,12 @@ class RaySwarm(SimulatedSwarm):
             )
 
     def carry_out(self, order: Order) -> Mapping[WorkerId, Claim]:
-        """See `StackedSwarm.carry_out`."""
+        """See `SwarmWithAttackers.carry_out`."""
         before, self._round = self._round, order.round
         if not self._remembers:
             self._crew.past = ShardRecovery(before, None, self._received)
         self._crew.past.orders.append(order)
-        self._known, self._crowd = {}, None
+        self._known = {}
         model = None if order.global_best is None else self._ray.put(order.global_best)
         parts = {actor: actor.own(order) for actor in self._crew.actors}
         told = {actor: self._liars(part.participants) for actor, part in parts.items()}
@@ -495,16 +494,20 @@ class RaySwarm(SimulatedSwarm):
             }
         return claims
 
-    def models(self, workers: Sequence[WorkerId]) -> Floats:
-        """See `StackedSwarm.models`: attackers' came with the claims, those of the others are fetched once a round."""
-        return self._looked_at(workers)[0]
-
-    def scores(self, workers: Sequence[WorkerId]) -> Doubles:
-        """See `StackedSwarm.scores`."""
-        return self._looked_at(workers)[1]
+    def models_and_scores(self, workers: Sequence[WorkerId]) -> tuple[Floats, Doubles]:
+        """See `SwarmWithAttackers.models_and_scores`: those of attackers came with the claims, others are fetched."""
+        if workers and all(worker in self._known for worker in workers):
+            known = [self._known[worker] for worker in workers]
+            return np.stack([model for model, _ in known]), np.array([score for _, score in known])
+        models, scores = np.empty((len(workers), len(self._received)), np.float32), np.empty(len(workers))
+        places = {worker: place for place, worker in enumerate(workers)}
+        for chosen, (rows, own) in self._in_parts("models_and_scores", workers):
+            here = [places[worker] for worker in chosen]
+            models[here], scores[here] = rows, own
+        return models, scores
 
     def contents(self, workers: Sequence[WorkerId]) -> Sequence[Upload]:
-        """See `StackedSwarm.contents`."""
+        """See `SwarmWithAttackers.contents`."""
         found: dict[WorkerId, Upload] = {}
         for chosen, sent in self._in_parts("contents", workers):
             for worker, one in zip(chosen, sent, strict=True):  # copied: what Ray gives stays in its store
@@ -513,7 +516,7 @@ class RaySwarm(SimulatedSwarm):
 
     @property
     def kept(self) -> Mapping[str, Any]:
-        """See `StackedSwarm.kept`: fetched block by block while they are written."""
+        """See `SwarmWithAttackers.kept`: fetched block by block while they are written."""
         workers = self._crew.actors[-1].names.stop
         return {
             name: InBlocks((workers, *shape), np.dtype(kind), partial(self._blocks, name))
@@ -521,33 +524,19 @@ class RaySwarm(SimulatedSwarm):
         }
 
     def restore(self, particles: Particles | None, round_number: int, received: Floats) -> None:
-        """See `StackedSwarm.restore`."""
+        """See `SwarmWithAttackers.restore`."""
         self._round, self._received = round_number, received
         self._crew.past = ShardRecovery(round_number, particles, received)
         for actor in self._crew.actors:
             self._crew.bring_up(actor)
 
     def saved(self, read: Callable[[], Particles | None], round_number: int) -> None:
-        """See `StackedSwarm.saved`: a shard that dies from now on begins there."""
+        """See `SwarmWithAttackers.saved`: a shard that dies from now on begins there."""
         if (particles := read()) is not None:
             self._crew.past = ShardRecovery(round_number, particles, self._received)
 
     def _liars(self, workers: Iterable[WorkerId]) -> tuple[WorkerId, ...]:
-        return tuple(worker for worker in workers if worker in self._adversary.workers)
-
-    def _looked_at(self, workers: Sequence[WorkerId]) -> tuple[Floats, Doubles]:
-        """What workers would send and claim, (k, V D) and (k,)."""
-        if workers and all(worker in self._known for worker in workers):
-            known = [self._known[worker] for worker in workers]
-            return np.stack([model for model, _ in known]), np.array([score for _, score in known])
-        if self._crowd is None or self._crowd[0] != workers:
-            models, scores = np.empty((len(workers), len(self._received)), np.float32), np.empty(len(workers))
-            places = {worker: place for place, worker in enumerate(workers)}
-            for chosen, (rows, own) in self._in_parts("models", workers):
-                here = [places[worker] for worker in chosen]
-                models[here], scores[here] = rows, own
-            self._crowd = list(workers), models, scores
-        return self._crowd[1], self._crowd[2]
+        return tuple(worker for worker in workers if worker in self._attackers)
 
     def _in_parts(self, method: str, workers: Sequence[WorkerId]) -> Iterator[tuple[Sequence[WorkerId], Any]]:
         """Ask for something of each worker, from all shards at once, a message's worth at a time."""

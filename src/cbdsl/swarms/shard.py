@@ -28,7 +28,7 @@ from cbdsl.engines.choose import choose_engine
 from cbdsl.errors import UserError
 from cbdsl.models.network import Network
 from cbdsl.spec import LocalSpec, SwarmSpec
-from cbdsl.swarms.local import WorkerRows
+from cbdsl.swarms.local import LocalSwarm
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ class ShardRestarted:
 class Shard:
     """Some workers of a swarm. Every call says after which round they should be; a shard that is not says so."""
 
-    _rows: WorkerRows  # once it is prepared
+    _rows: LocalSwarm  # once it is prepared
 
     def __init__(self, code: str, threads: int) -> None:
         """Threads: of its engine. It has no workers yet: see `prepare`."""
@@ -104,9 +104,8 @@ class Shard:
             engine, plot.held, recipe.local, recipe.swarm, recipe.seed, plot.names, recipe.method.gradients,
             recipe.codec,
         )  # fmt: skip
-        self._rows = WorkerRows(recipe.method, workers, plot.initial, recipe.commits)
-        arrays = vars(self._rows.kept)
-        self._layout = {name: (array.shape[1:], array.dtype.str) for name, array in arrays.items()}
+        self._rows = LocalSwarm(recipe.method, workers, plot.initial, commits=recipe.commits)
+        self._layout = {name: (array.shape[1:], array.dtype.str) for name, array in self._rows.kept.items()}
         self._token, self._at, self._build = token, -1, build_of(recipe.engine)
 
     def facts(self, at: int) -> ShardFacts | ShardRestarted:
@@ -123,18 +122,17 @@ class Shard:
             return ShardRestarted()
         else:
             self._at = -1  # whatever ends this half-way, nobody takes the rows for those of a round
-            claims = self._rows.carry_out(replace(order, global_best=model))
+            claims = self._rows.report(replace(order, global_best=model))
             self._at = order.round
         return ShardAnswer(
             np.array([claim.score for claim in claims.values()], np.float32),
             tuple(claim.commitment for claim in claims.values()),
-            self._rows.models(told) if len(told) else np.zeros((0, 0), np.float32),
-            self._rows.scores(told) if len(told) else np.zeros(0),
+            *self._rows.models_and_scores(told),
         )
 
-    def models(self, at: int, workers: Sequence[WorkerId]) -> tuple[Floats, Doubles] | ShardRestarted:
+    def models_and_scores(self, at: int, workers: Sequence[WorkerId]) -> tuple[Floats, Doubles] | ShardRestarted:
         """What these workers would send and claim, (k, V D) and (k,)."""
-        return (self._rows.models(workers), self._rows.scores(workers)) if at == self._at else ShardRestarted()
+        return self._rows.models_and_scores(workers) if at == self._at else ShardRestarted()
 
     def contents(self, at: int, workers: Sequence[WorkerId]) -> list[Upload] | ShardRestarted:
         """The messages of these workers."""
@@ -144,14 +142,14 @@ class Shard:
         """Some rows of one array."""
         if at != self._at:
             return ShardRestarted()
-        found: NDArray[Any] = getattr(self._rows.kept, name)[first:last]
+        found: NDArray[Any] = self._rows.kept[name][first:last]
         return found
 
     def put(self, token: int, name: str, first: int, block: NDArray[Any]) -> ShardRestarted | None:
         """Write rows of one array. A shard that does not know the token has died since."""
         if token != self._token:
             return ShardRestarted()
-        getattr(self._rows.kept, name)[first : first + len(block)] = block
+        self._rows.kept[name][first : first + len(block)] = block
         return None
 
     def settle(self, token: int, at: int, received: Floats | None) -> ShardRestarted | None:
@@ -159,7 +157,7 @@ class Shard:
         if token != self._token:
             return ShardRestarted()
         if received is not None:
-            self._rows.receive(received)
+            self._rows.restore(None, at, received)
         self._at = at
         return None
 

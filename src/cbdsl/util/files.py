@@ -78,12 +78,17 @@ def read_json(text: str) -> Any:  # noqa: ANN401 - what JSON holds
 
 
 def load_arrays(
-    path: Path, names: Sequence[str] | None = None, optional: Sequence[str] = (), without: Sequence[str] = ()
+    path: Path,
+    names: Sequence[str] | None = None,
+    optional: Sequence[str] = (),
+    without: Sequence[str] = (),
+    most: int | None = None,
 ) -> dict[str, NDArray[Any]]:
     """Arrays of an .npz file, all of them if no names are given; ValueError with the reason if they cannot be had.
 
     optional: arrays that may be missing. without: arrays that are not to be read, though their bytes are checked.
-    An array is made only when its file holds as many bytes as it announces, and the machine has memory for them.
+    most: bytes that the arrays may take together; the free memory if not given.
+    An array is made only when its file holds as many bytes as it announces, and there is room for them.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -92,7 +97,7 @@ def load_arrays(
             damaged = archive.testzip() if without else None
             if damaged is not None:
                 raise ValueError(f"{damaged} is not what was written")
-            return _members(archive, [name for name in wanted if name not in without])
+            return _members(archive, [name for name in wanted if name not in without], most)
     except OSError as error:
         raise ValueError(error.strerror or str(error)) from error
     except Exception as error:  # whatever damaged bytes lead zipfile, its unpackers and numpy to
@@ -148,8 +153,9 @@ def map_arrays(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
     return arrays
 
 
-def _members(archive: zipfile.ZipFile, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    arrays, left = {}, free_memory()
+def _members(archive: zipfile.ZipFile, names: Sequence[str], most: int | None) -> dict[str, NDArray[Any]]:
+    room = free_memory() if most is None else most
+    arrays, left = {}, room
     for name in names:
         if f"{name}.npy" not in archive.namelist():
             raise ValueError(f"it has no array '{name}'")
@@ -161,7 +167,7 @@ def _members(archive: zipfile.ZipFile, names: Sequence[str]) -> dict[str, NDArra
                 raise ValueError(f"the array '{name}' is not what it announces")
         left -= announced
         if left < 0:
-            raise ValueError(f"it unpacks to more than the {format_bytes(free_memory())} of memory that are left")
+            raise ValueError(f"it unpacks to more than the {format_bytes(room)} of memory that are left")
         with archive.open(info) as file:
             arrays[name] = npy.read_array(file, allow_pickle=False)
     return arrays
