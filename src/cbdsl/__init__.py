@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cbdsl.engines.base import Engine
     from cbdsl.errors import UserError
     from cbdsl.models.architecture import Architecture
+    from cbdsl.models.saved_model import load
     from cbdsl.presets import preset
     from cbdsl.runs.callbacks import Callback
     from cbdsl.runs.loop import resume, run
@@ -67,6 +68,7 @@ _HOMES = {
     "VerifiedUpload": "algorithm.selection",
     "Verifier": "algorithm.verification",
     "WorkerRound": "algorithm.worker",
+    "load": "models.saved_model",
     "preset": "presets",
     "resume": "runs.loop",
     "run": "runs.loop",
@@ -120,6 +122,7 @@ __all__ = [
     "WorkerRound",
     "__version__",
     "callbacks",
+    "load",
     "preset",
     "register",
     "resume",

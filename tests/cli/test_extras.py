@@ -71,7 +71,7 @@ def test_a_trained_model_predicts_and_is_exported_without_torch(tmp_path: Path) 
     done = bare("predict", "here", "--data", "x.npz", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (json.loads(done.stdout)["samples"], done.stderr) == (3, "")
-    for to, name in (("c", "model.c"), ("torch", "model.py"), ("safetensors", "copy.safetensors")):
+    for to, name in (("c", "model.c"), ("safetensors", "copy.safetensors")):
         done = bare("export", "here", "--to", to, "--out", name, cwd=tmp_path)
         assert (done.returncode, (tmp_path / name).is_file()) == (0, True), done.stderr
 

@@ -13,7 +13,7 @@ from cbdsl.export.c_source import c_file
 from cbdsl.export.predict import Unseen
 from cbdsl.export.steps import program_of
 from cbdsl.export.write import accuracies, scoring_set
-from cbdsl.models.saved_model import SavedModel, read_model
+from cbdsl.models.saved_model import SavedModel
 from support.c_programs import compiled, needs_cc
 
 MOST_LOST = 0.005
@@ -24,7 +24,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> SavedModel:
     folder = tmp_path_factory.mktemp("int8") / "run"
     settings = {"workers": 4, "rounds": 2, "data.samples_per_worker": 1500}
     cbdsl.run(cbdsl.preset("strong-iid").with_settings(settings), method="fedavg", out=folder)
-    return read_model(folder)
+    return cbdsl.load(folder)
 
 
 def test_eight_bits_lose_at_most_half_a_point(trained: SavedModel, mnist: Dataset) -> None:

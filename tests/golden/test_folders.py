@@ -181,9 +181,10 @@ def test_a_model_predicts_and_is_exported() -> None:
         assert abs(told["accuracy"] - recorded["final_accuracy"]) < 0.02
     command("predict", "served/sensor-1/model.safetensors", "--data", "data/samples.npz")
     first = json.loads(command("predict", "finished", "--data", "test.npz", "--json"))
-    for form, ending in (("c", "c"), ("onnx", "onnx"), ("torch", "py"), ("safetensors", "safetensors")):
-        command("export", "finished", "--to", form, "--out", f"to-{form}.{ending}")
-        assert Path(f"to-{form}.{ending}").stat().st_size > 0
+    for form in ("c", "onnx", "safetensors"):
+        command("export", "finished", "--to", form, "--out", f"to-{form}.{form}")
+        assert Path(f"to-{form}.{form}").stat().st_size > 0
+    assert sum(one.numel() for one in cbdsl.load("finished").model.parameters()) == len(cbdsl.load("finished").weights)
     assert json.loads(command("predict", "to-safetensors.safetensors", "--data", "test.npz", "--json")) == first
     command("export", "finished", "--to", "c", "--int8", "--out", "small.c")
 

@@ -23,9 +23,10 @@ from cbdsl.export.predict import Unseen, predict, read_unseen
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import Linear, Relu
 from cbdsl.models.network import Network
-from cbdsl.models.saved_model import ModelMetadata, read_model
+from cbdsl.models.saved_model import ModelMetadata
 from cbdsl.runs import loop
 from support.helpers import blobs, perceptron, small_spec
+from support.refusals import refused_as
 from support.written_modules import MODULES
 
 NETWORK = Architecture((4,), (Linear(4, 6), Relu(), Linear(6, 3)))
@@ -41,7 +42,7 @@ def write(path: Path, metadata: dict[str, str], **more: Any) -> Path:  # noqa: A
 
 
 def test_what_a_card_says_is_read_back(tmp_path: Path) -> None:
-    model = read_model(write(tmp_path / "model.safetensors", CARD.metadata()))
+    model = cbdsl.load(write(tmp_path / "model.safetensors", CARD.metadata()))
     assert model.card == CARD
     assert model.weights.shape == (NETWORK.size,)
     assert [model.class_name(label) for label in range(4)] == ["a", "b", "c", "3"]
@@ -54,7 +55,7 @@ def test_the_file_of_a_run_says_what_the_run_knew(tmp_path: Path, mnist: Dataset
         metadata = file.metadata()
     assert all(isinstance(text, str) for text in metadata.values())
     assert json.loads(metadata["cbdsl_graph"]) == result.network.description().to_dict()
-    model = read_model(tmp_path / "run")
+    model = cbdsl.load(tmp_path / "run")
     assert model.card.scaling == mnist.scaling
     assert model.card.scaling is not None
     assert model.card.scaling.shades
@@ -67,13 +68,13 @@ def test_a_file_without_a_card_still_starts_a_run_and_says_how_to_get_one(tmp_pa
     path = tmp_path / "run" / "model.safetensors"
     save_file(load_file(path), path)
     with pytest.raises(UserError, match=r"holds weights alone .* cbdsl resume .*run$"):
-        read_model(tmp_path / "run")
+        cbdsl.load(tmp_path / "run")
     with pytest.raises(UserError, match="Give a model that `cbdsl run` wrote"):
-        read_model(path)
+        cbdsl.load(path)
     warm = cbdsl.run(small_spec(rounds=1), model=perceptron, data=blobs(), init=path)
     assert warm.summary.rounds == 1
     loop.resume(tmp_path / "run", model=perceptron, data=blobs())
-    assert read_model(tmp_path / "run").card.graph is not None
+    assert cbdsl.load(tmp_path / "run").card.graph is not None
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -86,7 +87,7 @@ def test_a_module_of_ones_own_is_described_and_predicts_as_torch_does(name: str,
     assert card.graph == described()
     path = tmp_path / "own.safetensors"
     save_file(network.tensors(weights), path, card.metadata())
-    model = read_model(path)
+    model = cbdsl.load(path)
     np.testing.assert_array_equal(model.weights, weights)
     features = np.random.default_rng(0).standard_normal((5, *shape), dtype=np.float32)
     with torch.no_grad():
@@ -94,6 +95,15 @@ def test_a_module_of_ones_own_is_described_and_predicts_as_torch_does(name: str,
     found = predict(model, Unseen(features, None))
     np.testing.assert_array_equal(found.labels, expected.indices.numpy())
     np.testing.assert_allclose(found.probabilities, expected.values.numpy(), atol=1e-5)
+
+
+def test_a_loaded_model_is_a_torch_module(tmp_path: Path) -> None:
+    data = blobs()
+    result = cbdsl.run(small_spec(model="mlp", rounds=1), data=data, out=tmp_path / "run")
+    module = cbdsl.load(tmp_path / "run").model
+    features = torch.from_numpy(data.test.features)
+    assert not module.training
+    assert torch.equal(module(features), result.model(features))
 
 
 class Odd(nn.Module):
@@ -109,10 +119,11 @@ class Odd(nn.Module):
 
 def test_what_cannot_be_described_is_saved_and_says_why_only_torch_can_run_it(tmp_path: Path) -> None:
     cbdsl.run(small_spec(rounds=1), model=Odd, data=blobs(), out=tmp_path / "run")
-    model = read_model(tmp_path / "run")
+    model = cbdsl.load(tmp_path / "run")
     assert model.card.graph is None
-    with pytest.raises(UserError, match=r"not described \(.*sort.*\)\. Only torch can run it"):
-        _ = model.graph
+    for name in ("graph", "model"):
+        with refused_as("not-supported", "sort"):
+            getattr(model, name)
 
 
 def test_samples_of_many_axes_count_as_rows(tmp_path: Path) -> None:
@@ -121,7 +132,7 @@ def test_samples_of_many_axes_count_as_rows(tmp_path: Path) -> None:
     data = Dataset.from_arrays(features[:600], labels[:600], features[600:], labels[600:])
     result = cbdsl.run(small_spec(model="mlp", rounds=1), data=data, out=tmp_path / "run")
     np.savez(tmp_path / "x.npz", features=features[600:], labels=labels[600:])
-    model = read_model(tmp_path / "run")
+    model = cbdsl.load(tmp_path / "run")
     assert (model.card.shape, model.graph.shape) == ((2, 2, 2, 2), (16,))
     found = predict(model, read_unseen(tmp_path / "x.npz", model))
     np.testing.assert_array_equal(found.labels, result.predict(data.test.features))
@@ -156,7 +167,7 @@ def test_a_card_that_does_not_hold_together_is_refused_with_the_reason(
 ) -> None:
     path = write(tmp_path / "model.safetensors", CARD.metadata() | changed)
     with pytest.raises(UserError) as caught:
-        read_model(path)
+        cbdsl.load(path)
     assert said in str(caught.value)
     assert len(str(caught.value)) < 1000
 
@@ -164,7 +175,7 @@ def test_a_card_that_does_not_hold_together_is_refused_with_the_reason(
 def test_tensors_that_are_no_floats_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "model.safetensors", CARD.metadata(), **{"0.bias": np.ones(6, np.int64)})
     with pytest.raises(UserError, match=r"the tensor '0.bias' holds int64"):
-        read_model(path)
+        cbdsl.load(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 7, b"\xff" * 100, b"\x08" + bytes(7) + b"not json", b"{}" * 50])
@@ -172,7 +183,7 @@ def test_what_is_no_safetensors_file_is_refused(content: bytes, tmp_path: Path) 
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"model.safetensors cannot be read"):
-        read_model(path)
+        cbdsl.load(path)
 
 
 VALUES = st.recursive(
@@ -205,7 +216,7 @@ def damaged(draw: st.DrawFn) -> dict[str, str]:
 def test_whatever_the_metadata_hold_the_answer_is_a_model_or_a_reason(metadata: dict[str, str], tmp_path: Path) -> None:
     path = write(tmp_path / "model.safetensors", metadata)
     try:
-        model = read_model(path)
+        model = cbdsl.load(path)
         found = predict(model, Unseen(np.zeros((2, *model.graph.shape), np.float32), None))
     except UserError as error:
         assert len(str(error)) < 2000

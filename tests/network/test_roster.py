@@ -16,7 +16,6 @@ import pytest
 import cbdsl
 from cbdsl.algorithm.messages import Order
 from cbdsl.errors import UserError
-from cbdsl.models.saved_model import read_model
 from cbdsl.network import topics, wire
 from cbdsl.network.mqtt import Address
 from cbdsl.network.roster import Roster, RosterFile
@@ -292,7 +291,7 @@ def test_a_device_joins_a_running_swarm_and_another_one_leaves_it(tmp_path: Path
     assert outcome.result.summary.banned == []
     for name in ("porch", "w0"):
         guests.threads[guests.names.index(name)].join(20)
-        found = read_model(tmp_path / name / "model.safetensors")
+        found = cbdsl.load(tmp_path / name / "model.safetensors")
         assert np.array_equal(found.weights, outcome.result.weights)
 
 
@@ -487,6 +486,6 @@ def test_the_same_command_goes_on_with_another_roster_and_gives_everybody_the_mo
             made.workers[name].wait(60)
     stored = json.loads((tmp_path / "run" / "roster.json").read_text())
     assert (stored["names"], stored["left"]) == (list(made.names), ["worker-2"])
-    trained = read_model(tmp_path / "run").weights
+    trained = cbdsl.load(tmp_path / "run").weights
     for name in ("porch", *made.names[:2]):
-        assert np.array_equal(read_model(tmp_path / "workers" / name / "model.safetensors").weights, trained)
+        assert np.array_equal(cbdsl.load(tmp_path / "workers" / name / "model.safetensors").weights, trained)

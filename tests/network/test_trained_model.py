@@ -21,7 +21,7 @@ from torch import nn
 import cbdsl
 from cbdsl.data.dataset import Scaling
 from cbdsl.errors import UserError
-from cbdsl.models.saved_model import notes_of, read_model
+from cbdsl.models.saved_model import notes_of
 from cbdsl.network import topics, wire
 from cbdsl.network.session import announce, at_hand
 from cbdsl.network.wire import Announcement, OrderMessage, WireError
@@ -43,10 +43,10 @@ def kept(folder: Path, name: str) -> Path:
 
 
 def assert_kept(workers: Crew, numbers: Any = None) -> None:  # noqa: ANN401
-    served = read_model(workers.folder / "run")
+    served = cbdsl.load(workers.folder / "run")
     for number in range(len(workers.names)) if numbers is None else numbers:
         path = kept(workers.folder, workers.names[number])
-        model = read_model(path)
+        model = cbdsl.load(path)
         assert np.array_equal(model.weights, served.weights)
         assert model.card == served.card
         assert notes_of(path)["final"] == "yes"
@@ -73,8 +73,8 @@ def test_every_device_ends_a_run_with_the_servers_model(settings: dict[str, Any]
         for thread in workers.threads.values():
             thread.join(20)
         assert_kept(workers)
-    assert read_model(kept(tmp_path, "w0")).card.scaling == SCALING
-    assert read_model(kept(tmp_path, "w0")).card.class_names == CLASS_NAMES
+    assert cbdsl.load(kept(tmp_path, "w0")).card.scaling == SCALING
+    assert cbdsl.load(kept(tmp_path, "w0")).card.class_names == CLASS_NAMES
 
 
 @pytest.mark.parametrize("codec", ["none", "q4"])
@@ -188,7 +188,7 @@ def test_a_device_that_is_never_given_the_trained_model_keeps_the_last_one_and_s
     assert (notes["final"], notes["version"]) == ("no", "4")
     assert "the trained model did not come. In" in caplog.text
     assert "version 4 of 5" in caplog.text
-    assert not np.array_equal(read_model(kept(tmp_path, "w0")).weights, read_model(tmp_path / "run").weights)
+    assert not np.array_equal(cbdsl.load(kept(tmp_path, "w0")).weights, cbdsl.load(tmp_path / "run").weights)
 
 
 def test_a_disk_that_is_full_does_not_keep_a_device_from_ending_its_run(
@@ -253,8 +253,8 @@ def test_one_set_of_devices_plays_run_after_run_each_from_where_the_last_one_end
         assert result.rounds[0].global_score is not None
         assert result.rounds[0].global_score <= start.global_score
         wait_for(lambda: all(notes_of(kept(tmp_path, name)).get("final") == "yes" for name in workers.names))
-        trained = read_model(tmp_path / "second" / "run").weights
-        wait_for(lambda: all(np.array_equal(read_model(kept(tmp_path, n)).weights, trained) for n in workers.names))
+        trained = cbdsl.load(tmp_path / "second" / "run").weights
+        wait_for(lambda: all(np.array_equal(cbdsl.load(kept(tmp_path, n)).weights, trained) for n in workers.names))
         assert all(thread.is_alive() for thread in workers.threads.values())
 
 
@@ -302,7 +302,7 @@ def test_a_device_calls_weights_as_the_servers_code_does_so_that_its_model_can_b
         for thread in workers.threads.values():
             thread.join(20)
         assert_kept(workers)
-    assert read_model(kept(tmp_path, "w0")).card.tensors[0] == "sensors.weight"
+    assert cbdsl.load(kept(tmp_path, "w0")).card.tensors[0] == "sensors.weight"
     again = Experiment.prepare(replace(stage.spec, init=str(kept(tmp_path, "w0"))), given, 1)
     assert np.array_equal(again.initial[0], served.result.weights)
 
@@ -319,10 +319,10 @@ import sys
 sys.modules["torch"] = None
 from pathlib import Path
 import numpy as np
+import cbdsl
 from cbdsl.network import wire
 from cbdsl.network.worker import GlobalModelHolder, TrainedModelFile
 from cbdsl.network.worker_state import understand
-from cbdsl.models.saved_model import read_model
 folder = Path(sys.argv[1])
 assignment = understand(wire.decode((folder / "announcement").read_bytes(), wire.Announcement))
 held = GlobalModelHolder(assignment)
@@ -330,7 +330,7 @@ held.model, held.digest, held.version = np.arange(assignment.size, dtype=np.floa
 order = wire.OrderMessage(assignment.run, 4, "finish", b"", 0.0, 0.0, 3, b"d" * 16)
 kept = TrainedModelFile(folder, "w0")
 assert kept.save(held, order) and TrainedModelFile(folder, "w0").is_final(order)
-assert np.array_equal(read_model(kept.path).weights, held.model)
+assert np.array_equal(cbdsl.load(kept.path).weights, held.model)
 """
 
 

@@ -33,9 +33,9 @@ def predict(
     interrupts.start_again()
     from cbdsl.export.predict import predict as predictions_of  # noqa: PLC0415
     from cbdsl.export.predict import read_unseen  # noqa: PLC0415
-    from cbdsl.models.saved_model import read_model  # noqa: PLC0415
+    from cbdsl.models import saved_model  # noqa: PLC0415
 
-    saved = read_model(model)
+    saved = saved_model.load(model)
     found = predictions_of(saved, read_unseen(data, saved, raw), threads)
     rows = [
         (int(label), saved.class_name(int(label)), round(float(chance), 6))
@@ -53,8 +53,8 @@ def predict(
 
 def export(
     model: Model,
-    to: Annotated[str, typer.Option(metavar="FORMAT", help="onnx, c, torch or safetensors.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write: .onnx, .c, .py or .safetensors.")],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="onnx, c or safetensors.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write: .onnx, .c or .safetensors.")],
     int8: Annotated[bool, typer.Option("--int8", help="With --to c: weights of eight bits instead of 32.")] = False,
     raw: Annotated[
         bool, typer.Option("--raw", help="Leave the scaling of features out: they come scaled already.")
@@ -66,22 +66,21 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Write a trained model for other programs: ONNX, one C file, a torch module, or a copy that explains itself."""
+    """Write a trained model for other programs: ONNX, one C file, or a copy of its safetensors file."""
     interrupts.start_again()
     if data is not None and not int8:
         raise UserError("--data is for --int8, whose loss of accuracy is measured on it. Leave it out.")
     from cbdsl.export.write import check_words, write  # noqa: PLC0415
-    from cbdsl.models.saved_model import read_model  # noqa: PLC0415
+    from cbdsl.models import saved_model  # noqa: PLC0415
 
     check_words(to, out, raw, int8)
     if to == "onnx":
         options.demand("onnx", "it writes the file")
-    saved = read_model(model)
+    saved = saved_model.load(model)
     lost = _lost(saved, model, data, raw) if int8 else ""
-    written = write(saved, to, out, raw, int8)
-    for path in written.paths:
-        typer.echo(f"written: {path} ({_size(path)})")
-    for line in filter(None, (written.note, lost)):
+    note = write(saved, to, out, raw, int8)
+    typer.echo(f"written: {out} ({_size(out)})")
+    for line in filter(None, (note, lost)):
         typer.echo(line)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from cbdsl import spec as specs
@@ -18,20 +18,18 @@ from cbdsl.spec import init_file
 from cbdsl.util.files import write_atomically
 from cbdsl.util.formatting import format_bytes
 
-ENDINGS = {"onnx": ".onnx", "c": ".c", "torch": ".py", "safetensors": ".safetensors"}
+ENDINGS = {"onnx": ".onnx", "c": ".c", "safetensors": ".safetensors"}
 """Formats, and how the names of their files end."""
-
-
-@dataclass(frozen=True)
-class Written:
-    """Files, and a line about what they take."""
-
-    paths: tuple[Path, ...]
-    note: str = ""
 
 
 def check_words(to: str, out: Path, raw: bool, int8: bool) -> None:
     """Refuse a format, a file and options that do not go together, before anything is read."""
+    if to == "torch":
+        raise UserError(
+            "--to torch is gone: in Python cbdsl.load(path).model is the torch module. Other programs: --to onnx "
+            "or --to c.",
+            code="not-supported",
+        )
     if to not in ENDINGS:
         raise unknown("format", to, ENDINGS)
     if out.suffix != ENDINGS[to]:
@@ -40,35 +38,39 @@ def check_words(to: str, out: Path, raw: bool, int8: bool) -> None:
         raise UserError(f"--int8 is for --to c; --to {to} keeps weights as they are. Leave it out.")
     if raw and to == "safetensors":
         raise UserError("--raw changes nothing with --to safetensors, which copies the model whole. Leave it out.")
-    for path in _paths(to, out):
-        if path.exists():
-            raise UserError(f"{path} exists; nothing was overwritten. Give another --out, or remove it.")
+    if out.exists():
+        raise UserError(
+            f"{out} exists; nothing was overwritten. Give another --out, or remove it.", code="exists-already"
+        )
 
 
-def write(model: SavedModel, to: str, out: Path, raw: bool = False, int8: bool = False) -> Written:
-    """Write a model in one of the formats. raw: without the scaling of features. int8: weights of eight bits."""
+def write(model: SavedModel, to: str, out: Path, raw: bool = False, int8: bool = False) -> str:
+    """Write a model in one of the formats; return a note about the memory it takes, or "".
+
+    raw: without the scaling of features. int8: weights of eight bits.
+    """
     check_words(to, out, raw, int8)
+    content, note = _content(model, to, raw, int8)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, content)
+    return note
+
+
+def _content(model: SavedModel, to: str, raw: bool, int8: bool) -> tuple[bytes, str]:
     if to == "safetensors":
-        return _written(to, out, {out: init_file(model.source).read_bytes()})
+        return init_file(model.source).read_bytes(), ""
     program = program_of(model, raw)
-    if to == "torch":
-        from safetensors.numpy import save  # noqa: PLC0415
-
-        from cbdsl.export.torch_source import torch_source, torch_tensors  # noqa: PLC0415
-
-        weights = save(torch_tensors(program), {"format": "pt"})
-        return _written(to, out, dict(zip(_paths(to, out), (torch_source(program).encode(), weights), strict=True)))
     if to == "onnx":
         try:
             from cbdsl.export.onnx_file import onnx_model  # noqa: PLC0415
         except ModuleNotFoundError as error:
             raise missing("onnx", "export", "it writes the file") from error
-        return _written(to, out, {out: onnx_model(program)})
+        return onnx_model(program), ""
     from cbdsl.export.c_source import c_file  # noqa: PLC0415
 
     made = c_file(program, int8)
     note = f"constants {format_bytes(made.constants)}, working memory {format_bytes(made.memory)}"
-    return replace(_written(to, out, {out: made.text.encode()}), note=note)
+    return made.text.encode(), note
 
 
 def accuracies(model: SavedModel, unseen: Unseen, threads: int | None = None) -> tuple[float, float]:
@@ -91,14 +93,3 @@ def scoring_set(folder: Path, model: SavedModel) -> Unseen:
         raise UserError("The run has no D_sc, or its data are not what they were.")
     samples = data.train.taken(rows)
     return Unseen(samples.features.reshape(len(rows), *model.graph.shape), samples.labels)
-
-
-def _paths(to: str, out: Path) -> tuple[Path, ...]:
-    return (out, out.with_suffix(".safetensors")) if to == "torch" else (out,)
-
-
-def _written(to: str, out: Path, contents: dict[Path, bytes]) -> Written:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    for path, content in contents.items():
-        write_atomically(path, content)
-    return Written(_paths(to, out))

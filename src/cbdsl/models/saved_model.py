@@ -11,8 +11,9 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +27,9 @@ from cbdsl.spec import init_file
 from cbdsl.util.files import read_json
 from cbdsl.util.formatting import single_line
 from cbdsl.util.memory import demand_memory
+
+if TYPE_CHECKING:
+    from torch import nn
 
 FORMAT = "1"
 _KEYS = ("graph", "obstacle", "shape", "scaling", "classes", "tensors")
@@ -128,9 +132,15 @@ class SavedModel:
         if self.card.graph is None:
             raise UserError(
                 f"The network of {self.source} is not described ({self.card.obstacle or 'no reason is given'}). Only "
-                "torch can run it: build its module again and load the tensors of the file into it."
+                "torch can run it: build its module again and load the tensors of the file into it.",
+                code="not-supported",
             )
         return self.card.graph
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """The model as a torch module in evaluation mode. It takes features that are scaled already."""
+        return Network(self.graph.shape, self.graph.classes, self.graph).module(self.weights)
 
     def class_name(self, label: int) -> str:
         """What a class is called; its number if it has no name."""
@@ -161,8 +171,14 @@ def notes_of(path: Path) -> dict[str, str]:
         return {}
 
 
-def read_model(source: Path | str) -> SavedModel:
-    """The model of a run's folder, or of a .safetensors file, with all that it says of itself."""
+def load(source: Path | str) -> SavedModel:
+    """Read the trained model of a run's folder or of a .safetensors file.
+
+    >>> saved = load("runs/mine")  # doctest: +SKIP
+    >>> logits = saved.model(features)  # doctest: +SKIP
+
+    `model` is a torch module; it takes features that are scaled already, (N, *shape).
+    """
     path = init_file(str(source))
     if not path.is_file():
         where = f"{source} has no model.safetensors" if path != Path(source) else f"{source} is not there"

@@ -23,7 +23,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from cbdsl.arrays import Samples
 from cbdsl.engines import native_engine
 from cbdsl.errors import UserError
-from cbdsl.models.saved_model import read_model
+from cbdsl.models import saved_model
 from cbdsl.network import topics, wire
 from cbdsl.network.budget import LONGEST_ROUND, ResourceLimits, half_of_the_machine, needs_of
 from cbdsl.network.mqtt import Address, exposed
@@ -216,7 +216,7 @@ def announced(payload: bytes) -> Announcement | DoctorFinding:
 
 def as_announced(model: Path) -> Announcement:
     """What a server would announce that has this trained model's network, and shares no samples."""
-    saved = read_model(model)
+    saved = saved_model.load(model)
     graph, nothing = saved.graph, wire.NO_DIGEST
     return Announcement(
         bytes(wire.RUN_BYTES), Spec().to_toml(), json.dumps(graph.to_dict()), graph.size, 1, json.dumps(graph.shape),
