@@ -1,4 +1,4 @@
-"""Guests' files: imported once, again when they were edited, and named when they cannot be."""
+"""Plugin files are imported once, again after an edit, and named in errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cbdsl import register
-from cbdsl.errors import UserError
+from support.refusals import refused_as
 
 PART = '''"""Mine."""
 import numpy as np
@@ -22,7 +22,7 @@ def rule(rows, attackers, trust, *, factor={factor}):
 '''
 
 
-def written(folder: Path, text: str, name: str = "guest.py") -> Path:
+def written(folder: Path, text: str, name: str = "parts.py") -> Path:
     path = folder / name
     path.write_text(text)
     return path
@@ -50,7 +50,7 @@ def test_an_edited_file_is_imported_again(tmp_path: Path) -> None:
 
 def test_equal_files_in_two_places_are_one(tmp_path: Path) -> None:
     text = PART.format(name="twins", factor=1, words="One.")
-    one, two = written(tmp_path, text, "guest.py"), tmp_path / "other" / "guest.py"
+    one, two = written(tmp_path, text, "parts.py"), tmp_path / "other" / "parts.py"
     two.parent.mkdir()
     two.write_text(text)
     register.load([str(one), str(two)])
@@ -63,74 +63,69 @@ def test_equal_files_in_two_places_are_one(tmp_path: Path) -> None:
 def test_relative_paths_become_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     written(tmp_path, PART.format(name="relative", factor=1, words="One."))
-    assert register.load(["guest.py"]) == (str(tmp_path / "guest.py"),)
+    assert register.load(["parts.py"]) == (str(tmp_path / "parts.py"),)
 
 
 def test_a_module_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    written(tmp_path, PART.format(name="moduled", factor=1, words="One."), "guest_module.py")
-    assert register.load(["guest_module"]) == ("guest_module",)
-    assert register.aggregator.get("moduled").__module__ == "guest_module"
-    assert register.source_of("guest_module") == tmp_path / "guest_module.py"
-    written(tmp_path, PART.format(name="moduled", factor=1234567, words="Again."), "guest_module.py")
-    register.load(["guest_module"])
+    written(tmp_path, PART.format(name="moduled", factor=1, words="One."), "plugin_module.py")
+    assert register.load(["plugin_module"]) == ("plugin_module",)
+    assert register.aggregator.get("moduled").__module__ == "plugin_module"
+    assert register.plugin_source("plugin_module") == tmp_path / "plugin_module.py"
+    written(tmp_path, PART.format(name="moduled", factor=1234567, words="Again."), "plugin_module.py")
+    register.load(["plugin_module"])
     assert register.aggregator.settings("moduled") == {"factor": 1234567}
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "fact"),
     [
-        ("nowhere.py", "There is no file nowhere.py"),
-        *((name, "neither a Python file nor a module") for name in ("no_such_module", "no.such.module", "")),
+        ("nowhere.py", "file nowhere.py"),
+        ("nowhere.py:Net", "model Net"),
+        *((name, f"plugin '{name}'") for name in ("no_such_module", "no.such.module", "")),
     ],
 )
-def test_a_plugin_that_is_not_there(name: str, words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_a_plugin_that_does_not_exist_is_named(name: str, fact: str) -> None:
+    with refused_as("missing-file", fact):
         register.load([name])
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "code", "facts"),
     [
-        ("import cbdsl\n\n1 / 0\n", r"ZeroDivisionError: division by zero \(.*guest\.py, line 3\)"),
-        ("import json\n\njson.loads('{')\n", r"JSONDecodeError.*\(.*guest\.py, line 3\)"),
-        ("def broken(:\n    pass\n", r"SyntaxError.*\(.*guest\.py, line 1\)"),
-        ("import nothing_of_that_name\n", r"ModuleNotFoundError.*\(.*guest\.py, line 1\)"),
-        (
-            PART.format(name="median", factor=1, words="Mine."),
-            "exists already, in cbdsl.algorithm.aggregators. Give",
-        ),
-        (PART.format(name="two words", factor=1, words="Mine."), "no spaces"),
-        (PART.format(name="custom", factor=1, words="Mine."), "parts given in Python"),
+        ("import cbdsl\n\n1 / 0\n", "invalid-part", ["ZeroDivisionError: division by zero", "parts.py, line 3)"]),
+        ("import json\n\njson.loads('{')\n", "invalid-part", ["JSONDecodeError", "parts.py, line 3)"]),
+        ("def broken(:\n    pass\n", "invalid-part", ["SyntaxError", "parts.py, line 1)"]),
+        ("import nothing_of_that_name\n", "invalid-part", ["ModuleNotFoundError", "parts.py, line 1)"]),
+        (PART.format(name="median", factor=1, words="Mine."), "exists-already", ["cbdsl.algorithm.aggregators"]),
+        (PART.format(name="two words", factor=1, words="Mine."), "not-allowed", ["'two words'"]),
+        (PART.format(name="custom", factor=1, words="Mine."), "not-allowed", ["'custom'"]),
     ],
 )
-def test_a_plugin_that_raises_is_named_with_its_line(tmp_path: Path, text: str, words: str) -> None:
+def test_a_plugin_that_raises_is_named_with_its_line(tmp_path: Path, text: str, code: str, facts: list[str]) -> None:
     path = written(tmp_path, text)
-    with pytest.raises(UserError, match=words) as caught:
+    with refused_as(code, f"The plugin {path} cannot be", *facts):
         register.load([str(path)])
-    assert f"The plugin {path} cannot be" in str(caught.value)
 
 
-def test_a_plugin_that_was_mended_is_imported_without_a_trace_of_the_first_try(tmp_path: Path) -> None:
-    good = PART.format(name="mended", factor=1, words="Mine.")
+def test_a_plugin_that_was_corrected_is_imported_without_a_trace_of_the_first_attempt(tmp_path: Path) -> None:
+    good = PART.format(name="corrected", factor=1, words="Mine.")
     path = written(tmp_path, good + "\nraise RuntimeError\n")
     for _ in range(2):
-        with pytest.raises(UserError, match="RuntimeError"):
+        with refused_as("invalid-part", "RuntimeError"):
             register.load([str(path)])
-        assert "mended" not in register.aggregator
+        assert "corrected" not in register.aggregator
     written(tmp_path, good)
     register.load([str(path)])
-    assert "mended" in register.aggregator
-    assert not [name for name in sys.modules if name.startswith("cbdsl_plugin_guest") and "mended" in name]
+    assert "corrected" in register.aggregator
+    assert not [name for name in sys.modules if name.startswith("cbdsl_plugin_parts") and "corrected" in name]
 
 
 def test_two_files_cannot_have_one_name(tmp_path: Path) -> None:
     one = written(tmp_path, PART.format(name="clash", factor=1, words="Mine."), "one.py")
     two = written(tmp_path, PART.format(name="clash", factor=2, words="Mine."), "two.py")
     register.load([str(one)])
-    with pytest.raises(
-        UserError, match=r"two\.py cannot be used: The aggregator 'clash' exists already, in cbdsl_.*_one"
-    ):
+    with refused_as("exists-already", "two.py", "aggregator 'clash'", "cbdsl_plugin_one"):
         register.load([str(two)])
     assert register.aggregator.settings("clash") == {"factor": 1}
 
@@ -165,7 +160,10 @@ NUMBER = 3
 
 def test_a_class_in_a_file_is_a_model_under_its_name(tmp_path: Path) -> None:
     path = written(tmp_path, NETS, "nets.py")
-    assert register.load([f"{path}:Net", f"{path}:sized"]) == (f"{path.resolve()}:Net", f"{path.resolve()}:sized")
+    assert register.load([f"{path}:Net", f"{path}:sized"]) == (
+        f"{path.resolve()}:Net",
+        f"{path.resolve()}:sized",
+    )
     assert register.model.summary("Net") == "Two layers."
     assert register.model.get("Net")((1, 28, 28), 10)[1].out_features == 8
     assert register.model.get("sized")((3, 4), 5)[1].weight.shape == (5, 12)
@@ -173,7 +171,7 @@ def test_a_class_in_a_file_is_a_model_under_its_name(tmp_path: Path) -> None:
     written(tmp_path, NETS.replace("width=8", "width=9"), "nets.py")
     register.load([f"{path}:Net"])
     assert register.model.get("Net")((1, 28, 28), 10)[1].out_features == 9
-    assert register.digest_of(f"{path}:Net") == register.digest_of(str(path))
+    assert register.plugin_digest(f"{path}:Net") == register.plugin_digest(str(path))
     other = written(tmp_path, NETS.replace("width=8", "width=3"), "other.py")
     register.load([f"{other}:Net"])
     assert register.model.get("Net")((1, 28, 28), 10)[1].out_features == 3
@@ -182,15 +180,15 @@ def test_a_class_in_a_file_is_a_model_under_its_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "words"),
+    ("wanted", "code", "facts"),
     [
-        ("Nat", r"has no class or function Nat\. It has: Net, Needy, softmax\."),
-        ("NUMBER", "has no class or function NUMBER"),
-        ("Needy", r"Needy in .*nets\.py needs depth\. Give a class that is made without arguments, or a function"),
-        ("softmax", "The model 'softmax' exists already"),
+        ("Nat", "unknown-name", ["class or function Nat", "It has: Net, Needy, softmax."]),
+        ("NUMBER", "unknown-name", ["class or function NUMBER"]),
+        ("Needy", "not-supported", ["Needy in", "nets.py needs depth"]),
+        ("softmax", "exists-already", ["model 'softmax'"]),
     ],
 )
-def test_what_cannot_be_a_model_is_said(tmp_path: Path, wanted: str, words: str) -> None:
+def test_what_cannot_be_a_model_is_refused(tmp_path: Path, wanted: str, code: str, facts: list[str]) -> None:
     path = written(tmp_path, NETS, "nets.py")
-    with pytest.raises(UserError, match=words):
+    with refused_as(code, *facts):
         register.load([f"{path}:{wanted}"])

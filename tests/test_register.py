@@ -1,14 +1,19 @@
-"""Parts by name: what is registered can be found, made with its settings, and described."""
+"""Registered parts are found by name, made with their settings, and described."""
 
 from __future__ import annotations
 
+import importlib
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from cbdsl import register
-from cbdsl.errors import UserError
 from cbdsl.register import Register
+from support.refusals import refused_as
 
 
 @pytest.mark.parametrize("kind", register.ALL)
@@ -55,15 +60,15 @@ def test_a_class_and_a_function_have_settings() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "code", "facts"),
     [
-        ({"sise": 1}, "The thing 'classy' has no setting 'sise'. It has: size"),
-        ({"size": "big"}, "size of the thing 'classy' takes a value like 3; given 'big'"),
-        ({"size": 1.5}, "takes a value like 3; given 1.5"),
-        ({"size": True}, "takes a value like 3; given True"),
+        ({"sise": 1}, "unknown-setting", ["thing 'classy'", "'sise'", "It has: size"]),
+        ({"size": "big"}, "wrong-type", ["size of the thing 'classy'", "like 3", "given 'big'"]),
+        ({"size": 1.5}, "wrong-type", ["like 3", "given 1.5"]),
+        ({"size": True}, "wrong-type", ["like 3", "given True"]),
     ],
 )
-def test_settings_that_do_not_fit(options: dict[str, object], words: str) -> None:
+def test_settings_that_do_not_fit_are_refused(options: dict[str, object], code: str, facts: list[str]) -> None:
     parts = Register("thing", ())
 
     @parts("classy")
@@ -74,13 +79,25 @@ def test_settings_that_do_not_fit(options: dict[str, object], words: str) -> Non
         size: int = 3
 
     assert parts.get("classy") is Classy
-    with pytest.raises(UserError, match=words):
+    with refused_as(code, *facts):
         parts.make("classy", options)
 
 
+def test_a_setting_without_a_default_must_be_given() -> None:
+    parts = Register("thing", ())
+
+    @parts("needy")
+    def needy(value: int, *, factor: float) -> float:
+        """A function."""
+        return value * factor
+
+    with refused_as("missing-setting", "thing 'needy'", "options.needy.factor="):
+        parts.make("needy", {})
+
+
 @pytest.mark.parametrize("name", ["", "two words", "a.b", "a,b", "nnm+x", "a=b", "tab\t", "custom"])
-def test_names_that_cannot_be(name: str) -> None:
-    with pytest.raises(UserError, match="No thing can be called"):
+def test_names_that_a_setting_could_not_hold_are_refused(name: str) -> None:
+    with refused_as("not-allowed", f"No thing can be called '{name}'"):
         Register("thing", ())(name)
 
 
@@ -92,7 +109,7 @@ def test_a_name_is_given_once() -> None:
         """One."""
 
     parts("one")(first)  # the same again, as when a notebook's cell is run twice
-    with pytest.raises(UserError, match=r"The thing 'one' exists already, in test_register\. Give yours another"):
+    with refused_as("exists-already", "thing 'one'", "test_register"):
 
         @parts("one")
         def second() -> None:
@@ -103,10 +120,10 @@ def test_a_name_is_given_once() -> None:
     assert parts.names() == []
 
 
-def test_a_guest_cannot_take_a_name_of_the_package_whoever_comes_first() -> None:
+def test_a_plugin_cannot_take_the_name_of_a_built_in_part_that_is_not_imported_yet() -> None:
     parts = Register("aggregator", ("cbdsl.algorithm.aggregators",))
     parts._parts = {"mean": register.aggregator.get("mean")}  # the home is imported already: as it was left
-    with pytest.raises(UserError, match=r"already, in cbdsl\.algorithm\.aggregators"):
+    with refused_as("exists-already", "cbdsl.algorithm.aggregators"):
 
         @parts("mean")
         def mean() -> None:
@@ -114,5 +131,44 @@ def test_a_guest_cannot_take_a_name_of_the_package_whoever_comes_first() -> None
 
 
 def test_unknown_names_get_a_hint() -> None:
-    with pytest.raises(UserError, match=r"Unknown method 'fedprx'\. Did you mean 'fedprox'\?"):
+    with refused_as("unknown-name", "method 'fedprx'", "Did you mean 'fedprox'?"):
         register.method.get("fedprx")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a module with parts, not imported yet."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    monkeypatch.delitem(sys.modules, "home_of_things", raising=False)
+    return tmp_path / "home_of_things.py"
+
+
+def test_an_import_that_fails_is_reported_at_each_lookup_until_it_succeeds(home: Path) -> None:
+    home.write_text("import nothing_of_that_name\n")
+    parts = Register("thing", ("home_of_things",))
+    for _ in range(2):
+        with pytest.raises(ModuleNotFoundError, match="nothing_of_that_name"):
+            parts.get("anything")
+    home.write_text("")
+    importlib.invalidate_caches()
+    assert parts.names() == []
+
+
+def test_a_second_thread_waits_for_the_import_of_the_parts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.write_text("import sys\nsys.slow_import()\n")
+    parts, begun = Register("thing", ("home_of_things",)), threading.Event()
+
+    def register_slowly() -> None:
+        begun.set()
+        second_thread_ended.wait(0.3)
+        parts._parts["late"] = print
+
+    second_thread_ended = threading.Event()
+    monkeypatch.setattr(sys, "slow_import", register_slowly, raising=False)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(parts.names)
+        assert begun.wait(10)
+        second = pool.submit(parts.names)
+        second.add_done_callback(lambda _: second_thread_ended.set())
+        assert (first.result(), second.result()) == (["late"], ["late"])

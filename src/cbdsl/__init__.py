@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 
 __version__ = "0.2.0"
+
+if os.name != "posix":
+    raise ImportError("cbdsl needs a POSIX system, such as Linux or macOS: it locks files. On Windows use WSL.")
 
 TYPE_CHECKING = False  # as `typing.TYPE_CHECKING`, without loading `typing` on the way to the command line
 if TYPE_CHECKING:

@@ -8,10 +8,11 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
-from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from cbdsl.errors import UserError, unknown
@@ -23,95 +24,117 @@ _Part = TypeVar("_Part", bound=Callable[..., Any])
 
 
 class Register:
-    """The parts of one kind."""
+    """The parts of one kind, by name.
+
+    >>> from cbdsl.register import Register
+    >>> greeting = Register("greeting", homes=())
+    >>> @greeting("polite")
+    ... def polite(name, *, mark="."):
+    ...     return f"Good day, {name}{mark}"
+    >>> greeting.names(), greeting.settings("polite")
+    (['polite'], {'mark': '.'})
+    >>> greeting.make("polite", {"mark": "!"})("Ada")
+    'Good day, Ada!'
+    """
 
     def __init__(self, kind: str, homes: tuple[str, ...]) -> None:
-        """homes: modules that hold the built-in parts; imported when a part is first looked up."""
+        """homes: the modules that contain the built-in parts; imported when a part is first looked up."""
         self.kind, self._homes = kind, homes
         self._parts: dict[str, Callable[..., Any]] = {}
+        self._lock = threading.RLock()
 
     def __call__(self, name: str) -> Callable[[_Part], _Part]:
-        """Register what is defined below under a name; use it as a decorator."""
+        """Return a decorator that registers a class or function under this name."""
+        if name == CUSTOM:
+            raise UserError(
+                f"No {self.kind} can be called '{CUSTOM}': that stands for parts given in Python.", code="not-allowed"
+            )
+        if not name or any(sign.isspace() or sign in ".,+=" for sign in name):
+            raise UserError(
+                f"No {self.kind} can be called '{name}': a name has no spaces and none of . , + =", code="not-allowed"
+            )
 
-        def keep(part: _Part) -> _Part:
+        def add(part: _Part) -> _Part:
             if not part.__module__.startswith("cbdsl."):
-                self._open()  # so that a guest learns of a name that is taken, and not the package
+                self._import_homes()  # so that the plugin is told if a built-in part has this name
             known = self._parts.get(name)
             if known is not None and (known.__module__, known.__qualname__) != (part.__module__, part.__qualname__):
                 raise UserError(
-                    f"The {self.kind} '{name}' exists already, in {known.__module__}. Give yours another name."
+                    f"The {self.kind} '{name}' exists already, in {known.__module__}. Give yours another name.",
+                    code="exists-already",
                 )
             self._parts[name] = part
             return part
 
-        if name == CUSTOM:
-            raise UserError(f"No {self.kind} can be called '{CUSTOM}': that stands for parts given in Python.")
-        if not name or any(sign.isspace() or sign in ".,+=" for sign in name):
-            raise UserError(f"No {self.kind} can be called '{name}': a name has no spaces and none of . , + =")
-        return keep
+        return add
 
     def names(self) -> list[str]:
-        """All names, built-in parts first."""
-        self._open()
+        """Return all names, built-in parts first."""
+        self._import_homes()
         return list(self._parts)
 
     def __contains__(self, name: object) -> bool:
-        self._open()
+        self._import_homes()
         return name in self._parts
 
     def get(self, name: str) -> Any:  # noqa: ANN401 - a class or a function of any kind
-        """The class or function behind a name."""
-        self._open()
+        """Return the class or function with this name."""
+        self._import_homes()
         if name not in self._parts:
             raise unknown(self.kind, name, self._parts, OWN)
         return self._parts[name]
 
     def make(self, name: str, options: Mapping[str, Any]) -> Any:  # noqa: ANN401
-        """The part with its settings: an instance of a class, or a function with its keyword arguments bound."""
+        """Return the part with its settings: an instance of a class, or a function with keyword arguments bound."""
         part, known = self.get(name), self.settings(name)
         values = {}
         for key, value in options.items():
             if key not in known:
                 allowed = ", ".join(known) or "none"
-                raise UserError(f"The {self.kind} '{name}' has no setting '{key}'. It has: {allowed}.")
-            values[key] = _fitting(value, known[key], f"{key} of the {self.kind} '{name}'")
+                raise UserError(
+                    f"The {self.kind} '{name}' has no setting '{key}'. It has: {allowed}.", code="unknown-setting"
+                )
+            values[key] = _convert(value, known[key], f"{key} of the {self.kind} '{name}'")
         needed = [key for key, default in known.items() if default is inspect.Parameter.empty and key not in values]
         if needed:
             raise UserError(
-                f"The {self.kind} '{name}' needs a value for {needed[0]}: --set options.{name}.{needed[0]}=..."
+                f"The {self.kind} '{name}' needs a value for {needed[0]}: --set options.{name}.{needed[0]}=...",
+                code="missing-setting",
             )
         if inspect.isclass(part):
             return part(**values)
         return functools.partial(part, **values) if values else part
 
     def settings(self, name: str) -> dict[str, Any]:
-        """The settings of a part and their defaults."""
+        """Return the settings of a part with their defaults."""
         part = self.get(name)
         parameters = inspect.signature(part).parameters.values()
         wanted = [each for each in parameters if inspect.isclass(part) or each.kind is each.KEYWORD_ONLY]
         return {each.name: each.default for each in wanted if each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}}
 
     def summary(self, name: str) -> str:
-        """The first paragraph of a part's documentation."""
+        """Return the first paragraph of a part's documentation."""
         lines = inspect.cleandoc(self.get(name).__doc__ or "").split("\n\n")[0].split()
         return " ".join(lines)
 
     def drop(self, name: str) -> None:
-        """Take out one part."""
+        """Remove one part."""
         self._parts.pop(name, None)
 
     def forget(self, module: str) -> None:
-        """Take out what a module registered, so that it can be imported again."""
+        """Remove the parts that a module registered, so that it can be imported again."""
         self._parts = {name: part for name, part in self._parts.items() if part.__module__ != module}
 
-    def _open(self) -> None:
-        homes, self._homes = self._homes, ()
-        for home in homes:
-            import_module(home)
+    def _import_homes(self) -> None:
+        """Import the built-in parts unless that is done. If an import fails, each later lookup raises its error."""
+        with self._lock:
+            for home in self._homes:
+                importlib.import_module(home)
+            self._homes = ()
 
 
-def _fitting(value: Any, default: Any, what: str) -> Any:  # noqa: ANN401 - whatever a setting holds
-    """A value as the default's type, or an error."""
+def _convert(value: Any, default: Any, what: str) -> Any:  # noqa: ANN401 - any setting
+    """Return a value as the type of the default, or raise UserError."""
     kind = type(default)
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
@@ -120,7 +143,7 @@ def _fitting(value: Any, default: Any, what: str) -> Any:  # noqa: ANN401 - what
     fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     if default is inspect.Parameter.empty or default is None or fits:
         return value
-    raise UserError(f"{what} takes a value like {default!r}; given {value!r}.")
+    raise UserError(f"{what} takes a value like {default!r}; given {value!r}.", code="wrong-type")
 
 
 attack = Register("attack", tuple(f"cbdsl.attacks.{name}" for name in ("weights", "protocol", "adaptive")))
@@ -144,56 +167,98 @@ ALL = {
 }
 
 
-def load(names: Iterable[str]) -> tuple[str, ...]:
-    """Import plugins, each a file or a module; their names as they go into a spec: files by their whole path."""
-    return tuple(_load(_whole(name)) for name in names)
-
-
-_FROM_A_FILE = "model in a file: "
+_FROM_A_FILE = "model in a file: "  # begins the qualified name of a model from a plugin file
 
 _loaded: dict[str, tuple[str, str]] = {}
-"""The hash of what was imported under a plugin's name, and its module: a plugin that was edited is imported again."""
+"""Content hash and module of each plugin; a plugin that was edited is imported again."""
 
 
-def model_in(name: str) -> tuple[str, str]:
-    """`my_net.py:Net` as the file and what is meant in it; the latter is empty where nothing is."""
+def load(names: Iterable[str]) -> tuple[str, ...]:
+    """Import plugins, each a file or a module, and return their names for a spec: files by absolute path.
+
+    `my_net.py:Net` also registers the class or function Net of the file as a model.
+    """
+    return tuple(_load(name) for name in names)
+
+
+def split_plugin_name(name: str) -> tuple[str, str]:
+    """Split `my_net.py:Net` into file and model; the model is empty if none is named."""
     file, colon, wanted = name.rpartition(".py:")
     return (f"{file}.py", wanted) if colon else (name, "")
 
 
+def plugin_source(name: str) -> Path | None:
+    """Return the file of a plugin, or None if there is none."""
+    name, _ = split_plugin_name(name)
+    if Path(name).suffix == ".py":
+        return Path(name) if Path(name).is_file() else None
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
+
+
+def plugin_digest(name: str) -> str:
+    """Return a hash of the content of a plugin."""
+    path, (file, wanted) = plugin_source(name), split_plugin_name(name)
+    if path is not None:
+        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    if Path(file).suffix == ".py":
+        raise UserError(
+            f"There is no file {file}{f', which was to hold the model {wanted}' * bool(wanted)}.", code="missing-file"
+        )
+    raise UserError(
+        f"The plugin '{name}' is neither a Python file nor a module that can be imported. Give a path such as "
+        "my_parts.py, or the name of an installed module.",
+        code="missing-file",
+    )
+
+
+def plugin_module(name: str) -> str:
+    """Return the name of the module that a plugin was imported as."""
+    return _loaded[split_plugin_name(name)[0]][1]
+
+
 def _load(name: str) -> str:
-    name, wanted = model_in(name)
-    module = _import(name)
+    file, wanted = split_plugin_name(name)
+    digest = plugin_digest(name)
+    if Path(file).suffix == ".py":
+        file = str(Path(file).resolve())
+    module = _import(file, digest)
     if not wanted:
-        return name
-    _register_model(name, wanted, sys.modules[module])
-    return f"{name}:{wanted}"
+        return file
+    _register_model(file, wanted, sys.modules[module])
+    return f"{file}:{wanted}"
 
 
-def _register_model(name: str, wanted: str, module: Any) -> None:  # noqa: ANN401
-    """Make a model of a class or function that knows nothing of registers."""
+def _register_model(file: str, wanted: str, module: ModuleType) -> None:
+    """Register a class or function of a plugin file as a model."""
     part = getattr(module, wanted, None)
     if not callable(part):
         found = [
-            each
-            for each, value in vars(module).items()
+            name
+            for name, value in vars(module).items()
             if inspect.isclass(value) and value.__module__ == module.__name__
         ]
-        raise UserError(f"{name} has no class or function {wanted}. It has: {', '.join(found) or 'no class'}.")
+        raise UserError(
+            f"{file} has no class or function {wanted}. It has: {', '.join(found) or 'no class'}.", code="unknown-name"
+        )
     required = [each.name for each in inspect.signature(part).parameters.values() if _is_required(each)]
     if len(required) not in {0, 2}:
         raise UserError(
-            f"{wanted} in {name} needs {', '.join(required)}. Give a class that is made without arguments, or a "
-            "function of a sample's shape and the number of classes."
+            f"{wanted} in {file} needs {', '.join(required)}. Give a class that is made without arguments, or a "
+            "function of a sample's shape and the number of classes.",
+            code="not-supported",
         )
 
     def make(shape: tuple[int, ...], classes: int) -> Any:  # noqa: ANN401 - an Architecture or a module
         return part(shape, classes) if required else part()
 
     make.__module__, make.__qualname__ = module.__name__, f"{_FROM_A_FILE}{wanted}"
-    make.__doc__ = inspect.getdoc(part) if part.__doc__ else f"From {Path(name).name}."
+    make.__doc__ = inspect.getdoc(part) if part.__doc__ else f"From {Path(file).name}."
     if wanted in model and model.get(wanted).__qualname__.startswith(_FROM_A_FILE):
-        model.drop(wanted)  # a class of that name in another file: whoever runs it names its file again
+        model.drop(wanted)  # a class of that name in another file: the file that was loaded last counts
     model(wanted)(make)
 
 
@@ -202,11 +267,11 @@ def _is_required(parameter: inspect.Parameter) -> bool:
     return named and parameter.default is parameter.empty
 
 
-def _import(name: str) -> str:
-    """Import a plugin unless that was done; the name of its module."""
-    digest, path = digest_of(name), Path(name)
+def _import(name: str, digest: str) -> str:
+    """Import a plugin unless this content is imported already, and return the name of its module."""
     if name in _loaded and _loaded[name][0] == digest:
         return _loaded[name][1]
+    path = Path(name)
     module = f"cbdsl_plugin_{path.stem}_{digest}" if path.suffix == ".py" else name
     if name in _loaded:
         _forget(_loaded.pop(name)[1])
@@ -219,19 +284,20 @@ def _import(name: str) -> str:
             importlib.import_module(module)
     except UserError as error:
         _forget(module)
-        raise UserError(f"The plugin {name} cannot be used: {error}") from error
+        raise UserError(f"The plugin {name} cannot be used: {error}", code=error.code) from error
     except Exception as error:
         _forget(module)
         raise UserError(
-            f"The plugin {name} cannot be imported: {type(error).__name__}: {error} ({_place(error, path)}). "
-            "Mend it, or leave it out."
+            f"The plugin {name} cannot be imported: {type(error).__name__}: {error} ({_place_of(error, path)}). "
+            "Correct it, or leave it out.",
+            code="invalid-part",
         ) from error
     _loaded[name] = digest, module
     return module
 
 
 def _run_file(path: Path, module: str) -> None:
-    if module in sys.modules:  # the same content from another place
+    if module in sys.modules:  # a file with the same content elsewhere
         return
     spec = importlib.util.spec_from_file_location(module, path)
     assert spec is not None
@@ -241,7 +307,7 @@ def _run_file(path: Path, module: str) -> None:
 
 
 def _forget(module: str) -> None:
-    """Take a plugin's parts out of every register, unless the same content is in use under another name."""
+    """Remove a plugin's parts from every register, unless a plugin with the same content uses the module."""
     if any(module == other for _, other in _loaded.values()):
         return
     for kind in ALL.values():
@@ -250,49 +316,11 @@ def _forget(module: str) -> None:
         sys.modules.pop(module, None)
 
 
-def _place(error: Exception, path: Path) -> str:
-    """Where an error comes from: the last line of the plugin itself that was reached."""
+def _place_of(error: Exception, path: Path) -> str:
+    """Return file and line of an error, if possible in the plugin itself."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}, line {error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename == str(path)]
     where = (own or list(frames))[-1]
     return f"{where.filename}, line {where.lineno}"
-
-
-def module_of(name: str) -> str:
-    """The module that a plugin was imported as."""
-    return _loaded[model_in(name)[0]][1]
-
-
-def digest_of(name: str) -> str:
-    """A hash of what is in a plugin, or an error if it is not there."""
-    path = source_of(name)
-    if path is None:
-        raise UserError(f"The plugin '{name}' is neither a Python file nor a module that can be imported.")
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-
-
-def source_of(name: str) -> Path | None:
-    """The file behind a plugin."""
-    name, _ = model_in(name)
-    if Path(name).suffix == ".py":
-        return Path(name) if Path(name).is_file() else None
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return None
-    return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
-
-
-def _whole(name: str) -> str:
-    file, wanted = model_in(name)
-    if source_of(name) is None:
-        if Path(file).suffix == ".py":
-            raise UserError(f"There is no file {file}{f', which was to hold the model {wanted}' * bool(wanted)}.")
-        raise UserError(
-            f"The plugin '{name}' is neither a Python file nor a module that can be imported. Give a path such as "
-            "my_parts.py, or the name of an installed module."
-        )
-    whole = str(Path(file).resolve()) if Path(file).suffix == ".py" else file
-    return f"{whole}:{wanted}" if wanted else whole

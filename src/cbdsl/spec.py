@@ -272,7 +272,7 @@ class Spec:
         Not the preset's name; and of plugins, an initial model and a file of shared samples what is in them, not where
         they are. Other data in files is known by its path, and a part that was given in Python by nothing but "custom".
         """
-        plugins = [register.digest_of(name) for name in self.plugins]
+        plugins = [register.plugin_digest(name) for name in self.plugins]
         tree = {**self.to_tree(), "preset": "", "plugins": plugins, "init": init_digest(self.init)}
         if self.device == "auto":  # runs from before there were devices keep their key
             del tree["device"]

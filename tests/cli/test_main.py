@@ -4,6 +4,8 @@ import errno
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -182,3 +184,10 @@ def test_bench_prints_rows_that_programs_can_read(tmp_path: Path) -> None:
     assert {row["task"] for row in rows} == {"train", "score"}
     assert {"torch-loop", "torch-vmap"} <= {row["engine"] for row in rows}
     assert cbdsl("bench", "--models", "resnet", cwd=tmp_path).returncode == 2
+
+
+def test_on_a_system_without_posix_the_import_says_so() -> None:
+    code = "import pathlib, os\nos.name = 'nt'\nimport cbdsl"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert found.returncode == 1
+    assert "ImportError: cbdsl needs a POSIX system" in found.stderr

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbdsl.errors import UserError
-from cbdsl.util import files, memory
+from cbdsl.util import files
 from cbdsl.util.files import load_arrays, private_file, private_folder, read_json, read_text, write_atomically
 
 
@@ -118,22 +117,3 @@ def test_whatever_the_bytes_of_an_archive_the_answer_is_arrays_or_a_value_error(
         load_arrays(path)
     except ValueError as error:
         assert str(error)
-
-
-def test_memory_is_demanded_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "free_memory", lambda: 1000)
-    memory.demand_memory(1000, "Ten workers take", "Ask for less.")
-    with pytest.raises(UserError, match=r"Ten workers take about 5\.0 kB of memory, and 1\.0 kB are left here\. Ask"):
-        memory.demand_memory(5000, "Ten workers take", "Ask for less.")
-
-
-def test_free_memory_is_the_least_of_what_limits_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "meminfo").write_text("MemTotal:  90 kB\nMemAvailable:  5 kB\nSwapFree:      2 kB\n")
-    (tmp_path / "max").write_text("max\n")
-    (tmp_path / "current").write_text("1000\n")
-    monkeypatch.setattr(memory, "_MEMORY", tmp_path / "meminfo")
-    monkeypatch.setattr(memory, "_GROUP_LIMIT", tmp_path / "max")
-    monkeypatch.setattr(memory, "_GROUP_USE", tmp_path / "current")
-    assert memory.free_memory() == 7 * 1024
-    (tmp_path / "max").write_text("3000\n")
-    assert memory.free_memory() == 2000

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cbdsl.cli import network_commands
 from cbdsl.cli.display import Attendance
 from cbdsl.network.broker import find_mosquitto
 from cbdsl.network.events import Events
@@ -153,3 +154,16 @@ def test_the_phases_of_a_round_are_its_seconds() -> None:
     phases.begin()
     phases.note_answers(1.0, [])
     assert phases.split(1.0) == {"train": 0.0, "wait": 1.0, "upload": 0.0, "verify": 0.0}
+
+
+def test_a_page_that_does_not_start_does_not_keep_the_run_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    silent = tmp_path / "python"
+    silent.write_text("#!/bin/sh\nexec sleep 60\n")
+    silent.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(silent))
+    monkeypatch.setattr(network_commands, "_START_SECONDS", 0.1)
+    monkeypatch.setattr(network_commands, "_LAST_NEWS_SECONDS", 0.0)
+    with network_commands.page_beside(tmp_path, wanted=True):
+        assert "the run goes on without it" in capsys.readouterr().err

@@ -319,6 +319,20 @@ def test_a_run_is_running_while_its_folder_is_held(tmp_path: Path) -> None:
     assert news_of(view)["facts"]["status"] == "stopped"
 
 
+def test_a_lock_on_a_file_with_the_same_inode_on_another_device_is_not_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path, [line(1)])
+    for name in ("rounds.jsonl", "spec.toml"):
+        os.utime(tmp_path / name, (1e9, 1e9))
+    (tmp_path / ".lock").touch()
+    inode = (tmp_path / ".lock").stat().st_ino
+    locks = tmp_path / "locks"
+    locks.write_text(f"1: FLOCK  ADVISORY  WRITE 7 ff:ff:{inode} 0 EOF\n")
+    monkeypatch.setattr(run_module, "_LOCKS", locks)
+    assert news_of(RunView(WatchedFolder(tmp_path)))["facts"]["status"] == "stopped"
+
+
 def test_metrics_have_every_number_and_no_line_for_what_is_not_known(tmp_path: Path) -> None:
     write_run(tmp_path, [line(1), lie(2, 4)], spec_of(workers=10, rounds=9))
     found = of_run(RunView(WatchedFolder(tmp_path)))

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import queue
+import select
 import shlex
 import signal
 import subprocess
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from cbdsl.network.provision import Provisioned
 
 _LOOK_SECONDS = 0.5  # between looks at whether the command that started us is still there
+_START_SECONDS = 30.0  # that the page has to say where it is
 _END_SECONDS = 5.0
 _LAST_NEWS_SECONDS = 1.2  # in which open pages hear how the run ended
 
@@ -82,9 +84,10 @@ def page_beside(folder: Path, wanted: bool) -> Iterator[None]:
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True, text=True
     )
     try:
-        if process.stdout is not None:
-            said = process.stdout.readline().strip()
-            typer.echo(said or "The page could not be started; the run goes on without it.", err=True)
+        assert process.stdout is not None
+        ready, _, _ = select.select([process.stdout], [], [], _START_SECONDS)
+        address = process.stdout.readline().strip() if ready else ""
+        typer.echo(address or "The page could not be started; the run goes on without it.", err=True)
         yield
         time.sleep(_LAST_NEWS_SECONDS)
     finally:

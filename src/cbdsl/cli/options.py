@@ -237,9 +237,9 @@ def read_words(  # noqa: PLR0913, PLR0917 - one parameter an option
             raise UserError(f"{key} is given twice: by {owners[key]} and by --set {text}. Leave one out.")
         options[key] = value
     files = list(plugin or ())
-    if model is not None and register.model_in(model)[1]:
+    if model is not None and register.split_plugin_name(model)[1]:
         files.append(model)
-        options["model"] = register.model_in(model)[1]
+        options["model"] = register.split_plugin_name(model)[1]
     return SpecWords(next(iter(said.values()), ""), spec_file is not None, tuple(files), options)
 
 

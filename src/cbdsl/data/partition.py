@@ -19,7 +19,7 @@ from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.errors import UserError
 from cbdsl.rng import stream
 from cbdsl.spec import DataSpec, at_least, positive, within
-from cbdsl.util.memory import demand_memory
+from cbdsl.util.memory import require_memory
 
 Labels = NDArray[np.int32]
 
@@ -128,7 +128,7 @@ def as_seen(samples: Samples, parts: Split, partition: Partition, seed: int) -> 
         raise UserError(
             f"The partition {name} alters samples, and deals some of them to several workers. Deal each once."
         )
-    demand_memory(samples.features.nbytes, "The training set, altered for each worker, takes", "Use a smaller one.")
+    require_memory(samples.features.nbytes, "The training set, altered for each worker, takes", "Use a smaller one.")
     features = samples.features.copy()
     for worker, rows in enumerate(parts.workers):
         before = features[rows]

@@ -20,7 +20,7 @@ from cbdsl.data.partition import Split
 from cbdsl.errors import UserError
 from cbdsl.spec import DataSpec
 from cbdsl.util.files import write_atomically
-from cbdsl.util.memory import demand_memory
+from cbdsl.util.memory import require_memory
 
 # A part of the file, what it is called, and the setting that says how many of its samples a run uses.
 _PARTS = {"training": "D_tr", "scoring": "D_sc", "holdout": "hold-out"}
@@ -47,7 +47,7 @@ def with_shared(data: Dataset, parts: Split, spec: DataSpec) -> tuple[Dataset, S
     path = Path(spec.shared_source)
     found = read_shared(path, data)
     taken = {part: _first(samples, part, spec, path) for part, samples in vars(found).items() if samples is not None}
-    demand_memory(data.train.features.nbytes, "The training set and the shared samples take", "Use fewer samples.")
+    require_memory(data.train.features.nbytes, "The training set and the shared samples take", "Use fewer samples.")
     ends = np.cumsum([len(data.train), *map(len, taken.values())])
     places: dict[str, Indices] = {
         part: np.arange(first, last, dtype=np.int32) for part, first, last in zip(taken, ends, ends[1:], strict=False)
@@ -106,7 +106,7 @@ def _part(path: Path, arrays: Mapping[str, NDArray[Any]], part: str, data: Datas
             f"numbers of shape {data.shape}. Generate the file from the same data: cbdsl generate --data {data.name}"
         )
     try:
-        demand_memory(4 * features.size, "Its samples take", "Generate fewer.")
+        require_memory(4 * features.size, "Its samples take", "Generate fewer.")
         scaled = data.scaling.apply(features) if data.scaling else features
         samples = samples_of(scaled, labels, _PARTS[part])
     except UserError as error:

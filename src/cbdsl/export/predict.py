@@ -16,7 +16,7 @@ from cbdsl.errors import UserError
 from cbdsl.models.saved_model import SavedModel
 from cbdsl.runs.result import log_probabilities
 from cbdsl.util.files import load_arrays
-from cbdsl.util.memory import demand_memory
+from cbdsl.util.memory import require_memory
 
 _NAMES = (("features", "labels"), ("test_features", "test_labels"))  # a file of its own; one that `run` takes, too
 
@@ -45,7 +45,7 @@ def predict(model: SavedModel, unseen: Unseen, threads: int | None = None) -> Pr
         raise UserError(f"The model {model.source} has weights that are not finite: its training failed. Give another.")
     engine = choose_engine("auto", graph, graph.shape, threads or default_threads(), "cpu").engine
     if isinstance(engine, NativeEngine):
-        demand_memory(engine.workspace * engine.threads, f"The network of {model.source} takes", "Use fewer threads.")
+        require_memory(engine.workspace * engine.threads, f"The network of {model.source} takes", "Use fewer threads.")
     logs = log_probabilities(engine, model.weights, unseen.features, graph.classes)
     labels = np.asarray(np.argmax(logs, axis=1), np.int32)
     chances: Doubles = np.exp(logs[np.arange(len(labels)), labels])
@@ -68,7 +68,7 @@ def read_unseen(path: Path, model: SavedModel, raw: bool = False) -> Unseen:
         features = features[:, None]  # images of one channel, which few programs give an axis of its own
     if features.dtype.kind not in "fiub" or features.shape[1:] != shape or not len(features):
         raise UserError(f"The samples in {path} are {features.dtype} {features.shape}. {wanted}")
-    demand_memory(4 * features.size, f"The samples in {path} take", "Give fewer.")
+    require_memory(4 * features.size, f"The samples in {path} take", "Give fewer.")
     scaling = None if raw else model.card.scaling
     if scaling is not None and scaling.shades and features.dtype != np.uint8 and features.max() > 1:
         raise UserError(

@@ -26,7 +26,7 @@ from cbdsl.models.network import Network, read_tensors
 from cbdsl.spec import init_file
 from cbdsl.util.files import read_json
 from cbdsl.util.formatting import single_line
-from cbdsl.util.memory import demand_memory
+from cbdsl.util.memory import require_memory
 
 if TYPE_CHECKING:
     from torch import nn
@@ -185,7 +185,7 @@ def load(source: Path | str) -> SavedModel:
         raise UserError(f"{where}. Give the folder of a finished run or a .safetensors file.")
     is_run = path != Path(source)
     again = f"Write it again from the rest: cbdsl resume {source}" if is_run else "Give a model that `cbdsl run` wrote."
-    demand_memory(3 * path.stat().st_size, f"The model {path} takes", "Give a smaller one.")
+    require_memory(3 * path.stat().st_size, f"The model {path} takes", "Give a smaller one.")
     tensors = read_tensors(path)
     card = ModelMetadata.read(_metadata(path), str(path), again)
     return SavedModel(card, _flat(card, tensors, f"{path} is damaged or made up:", again), str(source))

@@ -210,7 +210,7 @@ def announce(stage: Experiment, run: bytes, shared: bytes) -> Announcement:
     """What workers are told of a run."""
     spec, dataset, parts = stage.spec, stage.dataset, stage.split
     architecture, card = "", ModelMetadata.of(stage.network, stage.dataset.scaling, stage.dataset.class_names)
-    own = any(register.model_in(name)[1] == spec.model for name in spec.plugins)
+    own = any(register.split_plugin_name(name)[1] == spec.model for name in spec.plugins)
     if own and card.graph is None:
         raise UserError(
             f"The model {spec.model} cannot be sent to devices: {card.obstacle}. Devices get a network as data, never "

@@ -19,7 +19,7 @@ from cbdsl.report.style import EVERYWHERE, INK, PALE, SHADES, SMALL, dress, new_
 from cbdsl.runs.records import RoundRecord, Summary
 from cbdsl.studies.sweep import FinishedRun
 from cbdsl.util.formatting import format_bytes
-from cbdsl.util.memory import demand_memory
+from cbdsl.util.memory import require_memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +158,7 @@ _BLUE = SHADES["cb-dsl-g"][0]
 
 def class_counts(parts: Split, labels: Indices, classes: int) -> Indices:
     """Samples of each class with each worker, (classes, workers)."""
-    demand_memory(8 * classes * len(parts.workers), "Counting classes and workers takes", "Ask for fewer workers.")
+    require_memory(8 * classes * len(parts.workers), "Counting classes and workers takes", "Ask for fewer workers.")
     columns = [np.bincount(labels[rows], minlength=classes) for rows in parts.workers]
     return np.stack(columns, axis=1).astype(np.int32)
 

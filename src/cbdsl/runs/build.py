@@ -45,7 +45,7 @@ from cbdsl.spec import Options, Spec, init_file
 from cbdsl.swarms.local import LocalSwarm, workers_at_once
 from cbdsl.swarms.ray_swarm import RaySwarm, check_place, connected, machines
 from cbdsl.swarms.shard import ShardData, ShardRecipe, build_of, part_of
-from cbdsl.util.memory import demand_memory
+from cbdsl.util.memory import require_memory
 
 if TYPE_CHECKING:
     from torch import nn
@@ -366,7 +366,7 @@ def _demand_room(spec: Spec, parts: Split, size: int, in_memory: bool) -> None:
         epochs = -(-spec.local.steps * batch // per_epoch) if spec.local.steps else spec.local.epochs
         at_once = min(spec.participants, workers_at_once(size))
         needed += 4 * (3 * spec.workers * size + 2 * at_once * epochs * per_epoch)
-    demand_memory(
+    require_memory(
         needed,
         f"{spec.workers:,} workers with a model of {size:,} numbers, local.epochs={spec.local.epochs:,}, local.steps="
         f"{spec.local.steps:,} and local.batch_size={spec.local.batch_size:,} take",
@@ -559,7 +559,7 @@ def ray_swarm(stage: Experiment, ray: Any, shards: int | None = None) -> RaySwar
     """The workers of a stage on a cluster that Ray is connected to."""
     spec, server = stage.spec, stage.server
     for name in spec.plugins:  # what is in a user's own file goes along; what it imports has to be there
-        module = register.module_of(name)
+        module = register.plugin_module(name)
         if module.startswith("cbdsl_plugin_"):
             ray.cloudpickle.register_pickle_by_value(sys.modules[module])
     number = min(spec.workers, shards or max(1, sum(int(one.cpus) for one in machines(ray))))

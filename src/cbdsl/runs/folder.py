@@ -297,22 +297,22 @@ def _cut(joined: bytes, lengths: Sequence[int]) -> tuple[bytes, ...]:
 
 def _keep_plugin(folder: Path, name: str) -> None:
     """A copy of a plugin as it is now, named by its hash: what the run's numbers depend on."""
-    source = register.source_of(name)
+    source = register.plugin_source(name)
     if source is not None:
         folder.mkdir(exist_ok=True)
-        write_atomically(folder / f"{register.digest_of(name)}-{source.name}", source.read_bytes())
+        write_atomically(folder / f"{register.plugin_digest(name)}-{source.name}", source.read_bytes())
 
 
 def _compare_plugin(path: Path, name: str) -> None:
     """Refuse a plugin that is gone, or is not what it was when the run was started; say where its copy is."""
-    source = register.source_of(name)
-    file, _ = register.model_in(name)
+    source = register.plugin_source(name)
+    file, _ = register.split_plugin_name(name)
     ending = Path(file).name
     copies = sorted((path / "plugins").glob(f"*-{ending}"))
     if source is None:
         kept = f" The run kept a copy of it: cp {copies[-1]} {file}" if copies else ""
         raise UserError(f"The plugin {name} of the run {path} is not there any more. Put it back.{kept}")
-    if copies and f"{register.digest_of(name)}-{ending}" not in [copy.name for copy in copies]:
+    if copies and f"{register.plugin_digest(name)}-{ending}" not in [copy.name for copy in copies]:
         raise UserError(
             f"The plugin {name} was edited since the run {path} was started; from then there is {copies[-1]}. "
             "Nothing was changed. Put it back for the same numbers, or remove it to go on with the plugin as it is now."

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import os
+import re
 import struct
 import threading
 import time
@@ -22,6 +24,7 @@ from cbdsl.watch.folder_reader import MOST_AT_ONCE, FileTail, WatchedFolder, as_
 
 _LIVELY = 10.0  # seconds: a folder that was written to so lately belongs to a run that is played
 _LOCKS = Path("/proc/locks")
+_OWN = Path("/proc/self")
 
 
 class FolderFacts:
@@ -97,11 +100,7 @@ class FolderFacts:
             return "finished"
         changes = (self._place.changed_at(name) for name in ("rounds.jsonl", "events.jsonl", "spec.toml"))
         lively = time.time() - max(changes) < _LIVELY
-        return "running" if lively or _is_held(self._stamp_of_lock()) else "stopped"
-
-    def _stamp_of_lock(self) -> int:
-        stamp = self._place.stamp(".lock")
-        return stamp[0] if stamp else 0
+        return "running" if lively or _is_locked(self._place.path / ".lock") else "stopped"
 
     def fedavg_bytes(self) -> int:
         """What FedAvg would upload in a round: a model from everybody who takes part; 0 if its size is not known."""
@@ -153,14 +152,23 @@ def _parameters_of(place: WatchedFolder) -> int:
         return 0
 
 
-def _is_held(inode: int) -> bool:
-    """Whether some process holds a lock on a file: asked of the system, for to try the lock could disturb a run."""
+def _is_locked(path: Path) -> bool:
+    """Return whether a process holds a lock on a file. The kernel is asked: to try the lock could disturb a run."""
     try:
-        held = _LOCKS.read_text(encoding="ascii")
+        with path.open("rb") as file:
+            identity = f"{_device_of(file.fileno())}:{os.fstat(file.fileno()).st_ino}"
+        locks = [line.split() for line in _LOCKS.read_text(encoding="ascii").splitlines()]
     except (OSError, ValueError):
         return False
-    locks = [line.split() for line in held.splitlines() if "FLOCK" in line]
-    return inode > 0 and any(len(words) > 5 and words[5].rpartition(":")[2] == str(inode) for words in locks)
+    return any("FLOCK" in words and identity in words for words in locks)
+
+
+def _device_of(descriptor: int) -> str:
+    """Return the device of an open file as /proc/locks names it. On some file systems it is not `st_dev`."""
+    [mount] = re.findall(r"^mnt_id:\s*(\d+)$", _OWN.joinpath(f"fdinfo/{descriptor}").read_text(), re.MULTILINE)
+    mounts = (line.split() for line in _OWN.joinpath("mountinfo").read_text().splitlines())
+    [(major, minor)] = [words[2].split(":") for words in mounts if words[0] == mount]
+    return f"{int(major):02x}:{int(minor):02x}"
 
 
 PHASES = ("train", "wait", "upload", "verify")
