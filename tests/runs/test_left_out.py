@@ -14,7 +14,6 @@ from cbdsl.attacks.base import Attack, AttackContext
 from cbdsl.report import figures
 from cbdsl.report.style import new_figure
 from cbdsl.runs.records import RoundRecord
-from cbdsl.watch.folder_reader import WatchedFolder
 from cbdsl.watch.run_state import RunView, ViewerPosition
 from support.helpers import blobs, perceptron, small_spec
 
@@ -92,15 +91,15 @@ def test_folders_of_earlier_versions_which_said_refuted_are_read(
     lines = cbdsl.resume(tmp_path / "run", model=perceptron, data=blobs(), attack=Broken(), callbacks=[]).rounds
     assert [line.refuted for line in lines] == [result.summary.byzantine] * 2
     assert legend_of(result, lines, tmp_path, monkeypatch) == ["upload left out"]
-    view = RunView(WatchedFolder(tmp_path / "run"))
+    view = RunView(tmp_path / "run")
     assert view.news(ViewerPosition())[0]["verdicts"] == []
-    assert view.tally.counts[result.summary.byzantine[0]].refuted == 2
+    assert view.progress.counts[result.summary.byzantine[0]].refuted == 2
 
 
 def test_the_page_shows_who_was_left_out(tmp_path: Path) -> None:
     result = played("fedavg", tmp_path / "run", attack__byzantine=1)
-    view = RunView(WatchedFolder(tmp_path / "run"))
+    view = RunView(tmp_path / "run")
     worker = result.summary.byzantine[0]
     shown = [str(worker), "declined", None, None, "left out: weights that are not finite"]
     assert view.news(ViewerPosition())[0]["verdicts"] == [shown]
-    assert (view.tally.counts[worker].declined, view.tally.counts[worker].ban) == (2, "")
+    assert (view.progress.counts[worker].declined, view.progress.counts[worker].ban) == (2, "")

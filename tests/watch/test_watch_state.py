@@ -1,4 +1,4 @@
-"""From a folder's files to what the page shows: whole lines, every round once, and nothing that is not so."""
+"""What the page shows is what the folder's files contain: whole lines, each round once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 import cbdsl
 from cbdsl.runs.records import RoundRecord
 from cbdsl.watch import run_state as run_module
-from cbdsl.watch.folder_reader import FileTail, WatchedFolder
-from cbdsl.watch.metrics import of_run, of_sweep
-from cbdsl.watch.run_state import ConnectionStates, RunTotals, RunView, ViewerPosition, verdicts
+from cbdsl.watch.folder_reader import FileTail, read_file, stamp_of
+from cbdsl.watch.metrics import describe_run, describe_sweep
+from cbdsl.watch.run_state import ConnectionStates, RunProgress, RunView, ViewerPosition, verdicts
 from cbdsl.watch.sweep_state import SweepView
 from support.helpers import blobs, perceptron, small_spec
 from support.run_folders import append, lie, line, spec_of, write_lines, write_run
@@ -27,58 +27,52 @@ def look_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cbdsl.watch.sweep_state._READ_SECONDS", 0.0)
 
 
-def tally_of(*lines: dict[str, Any], workers: int = 10) -> RunTotals:
-    tally = RunTotals(workers)
+def progress_of(*lines: dict[str, Any]) -> RunProgress:
+    progress = RunProgress()
     for one in lines:
-        tally.add(RoundRecord.from_json(one))
-    return tally
+        progress.add(RoundRecord.from_json(one))
+    return progress
 
 
 def news_of(view: RunView) -> dict[str, Any]:
     return view.news(ViewerPosition())[0]
 
 
-def test_a_tally_counts_what_became_of_every_invitation() -> None:
-    tally = tally_of(
+def test_the_progress_counts_what_became_of_every_invitation() -> None:
+    progress = progress_of(
         line(1, accepted=[3]), line(2, accepted=[3], declined=[4], silent=[5]), lie(3, 6), line(4, banned=[6])
     )
-    assert (tally.counts[3].invited, tally.counts[3].accepted, tally.counts[3].claim) == (2, 2, 1.5)
-    assert (tally.counts[4].declined, tally.counts[5].silent, tally.counts[6].refuted) == (1, 1, 1)
-    assert tally.counts[6].ban == "round 3: the claim is not what the server measures; claimed 0.001, measured 7.25"
-    assert tally.banned == {6}
-    assert (tally.up, tally.down, tally.uploads, tally.seconds) == (4000, 20000, 4, 2.0)
+    assert (progress.counts[3].invited, progress.counts[3].accepted, progress.counts[3].claim) == (2, 2, 1.5)
+    assert (progress.counts[4].declined, progress.counts[5].silent, progress.counts[6].refuted) == (1, 1, 1)
+    assert progress.counts[6].ban == "round 3: the claim is not what the server measures; claimed 0.001, measured 7.25"
+    assert progress.banned == {6}
+    totals = progress.totals
+    assert (totals.uplink_bytes, totals.downlink_bytes, totals.uploads, totals.seconds) == (4000, 20000, 4, 2.0)
 
 
-def test_a_tally_has_the_numbers_of_the_runs_summary(tmp_path: Path) -> None:
+def test_the_progress_has_the_numbers_of_the_runs_summary(tmp_path: Path) -> None:
     result = cbdsl.run(small_spec(attack__byzantine=1), model=perceptron, data=blobs(), out=tmp_path / "run")
-    view = RunView(WatchedFolder(tmp_path / "run"))
+    view = RunView(tmp_path / "run")
     facts, summary = news_of(view)["facts"], result.summary
     assert facts["status"] == "finished"
-    assert (view.tally.up, view.tally.down) == (summary.uplink_bytes, summary.downlink_bytes)
+    totals = view.progress.totals
+    assert (totals.uplink_bytes, totals.downlink_bytes) == (summary.uplink_bytes, summary.downlink_bytes)
     assert (facts["uploads"], facts["best"]) == (summary.uploads, summary.best_accuracy)
     assert facts["fedavg"] * summary.rounds == summary.fedavg_model_uplink_bytes
-    assert view.tally.banned == set(summary.banned)
+    assert view.progress.banned == set(summary.banned)
     (tmp_path / "run" / "summary.json").unlink()  # while it is played, the checkpoint says how large the model is
-    assert RunView(WatchedFolder(tmp_path / "run")).news(ViewerPosition())[0]["facts"]["fedavg"] == facts["fedavg"]
-
-
-def test_numbers_that_no_worker_has_are_not_believed() -> None:
-    tally = tally_of(line(1, accepted=[10**9, -1, 2], banned=[10**9, 4]))
-    assert set(tally.counts) == {2, 4}
-    assert tally.banned == {4}
+    assert RunView(tmp_path / "run").news(ViewerPosition())[0]["facts"]["fedavg"] == facts["fedavg"]
 
 
 def test_a_round_that_is_not_the_next_one_is_refused() -> None:
-    tally = tally_of(line(1))
+    progress = progress_of(line(1))
     with pytest.raises(ValueError, match="round 3 follows on round 1"):
-        tally.add(RoundRecord.from_json(line(3)))
+        progress.add(RoundRecord.from_json(line(3)))
 
 
-def test_numbers_beyond_all_bounds_do_not_spoil_what_is_sent() -> None:
-    wild = {"uplink_bytes": 10**4000, "seconds": 1e308, "test_accuracy": float("nan"), "global_score": float("inf")}
-    tally = tally_of(line(1, **wild), line(2, **wild))
-    assert json.loads(json.dumps(tally.point(), allow_nan=False))[1:3] == [None, None]
-    assert tally.seconds == 0
+def test_a_diverged_round_can_be_sent_as_json() -> None:
+    progress = progress_of(line(1, test_accuracy=float("nan"), global_score=float("inf")))
+    assert json.loads(json.dumps(progress.point(), allow_nan=False))[1:3] == [None, None]
 
 
 def test_what_was_set_aside_is_among_the_verdicts_of_its_round() -> None:
@@ -87,93 +81,76 @@ def test_what_was_set_aside_is_among_the_verdicts_of_its_round() -> None:
 
 
 def test_a_line_is_taken_when_its_end_is_written(tmp_path: Path) -> None:
-    path, tail = tmp_path / "file", FileTail(WatchedFolder(tmp_path), "file")
-    assert tail.read() == (False, [], False)
+    path, tail = tmp_path / "file", FileTail(tmp_path / "file")
+    assert list(tail.new_lines()) == []
     path.write_bytes(b"one\ntw")
-    assert tail.read() == (False, [(0, b"one\n")], False)
-    assert tail.read() == (False, [], False)
+    assert list(tail.new_lines()) == [(0, b"one\n")]
+    assert list(tail.new_lines()) == []
     with path.open("ab") as file:
         file.write(b"o\nthree\n")
-    assert tail.read() == (False, [(4, b"two\n"), (8, b"three\n")], False)
+    assert not tail.starts_anew()
+    assert list(tail.new_lines()) == [(4, b"two\n"), (8, b"three\n")]
+    assert tail.read_again(4, 1) == [b"two\n"]
 
 
 @pytest.mark.parametrize("replaced", [True, False])
 def test_a_file_that_is_written_anew_is_read_anew(replaced: bool, tmp_path: Path) -> None:
-    path, tail = tmp_path / "file", FileTail(WatchedFolder(tmp_path), "file")
+    path, tail = tmp_path / "file", FileTail(tmp_path / "file")
     path.write_bytes(b"one\ntwo\n")
-    tail.read()
+    list(tail.new_lines())
     if replaced:
         (tmp_path / "other").write_bytes(b"one\nfour\nfive\n")
         (tmp_path / "other").replace(path)
+        assert tail.read_again(0, 1) == []
     else:
         path.write_bytes(b"one\nfour\nfive\n")  # the same file, and longer than it was when it was last looked at
-    fresh, lines, _ = tail.read()
-    assert fresh
-    assert [one for _, one in lines] == [b"one\n", b"four\n", b"five\n"]
+    assert tail.starts_anew()
+    assert [one for _, one in tail.new_lines()] == [b"one\n", b"four\n", b"five\n"]
     path.unlink()
-    assert tail.read() == (True, [], False)
+    assert tail.starts_anew()
+    assert list(tail.new_lines()) == []
 
 
-def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cbdsl.watch.folder_reader.MOST_AT_ONCE", 100)
-    (tmp_path / "file").write_bytes(b"x" * 1000 + b"\nnext\n")
-    tail, found = FileTail(WatchedFolder(tmp_path), "file"), []
-    for _ in range(20):
-        found += [one for _, one in tail.read()[1]]
-    assert found[-1] == b"next\n"
-    assert all(len(one) <= 100 for one in found)
-
-
-@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
-def test_what_is_no_file_of_the_folder_is_not_read(kind: str, tmp_path: Path) -> None:
-    secret, folder = tmp_path / "secret", tmp_path / "run"
-    secret.write_text('{"round": 1}\n')
-    folder.mkdir()
-    path = folder / "rounds.jsonl"
-    if kind == "link":
-        path.symlink_to(secret)
-    elif kind == "pipe":
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_anything_but_a_file_is_not_read(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    if kind == "pipe":
         os.mkfifo(path)
     else:
         path.mkdir()
-    place = WatchedFolder(folder)
-    assert place.read("rounds.jsonl") == b""
-    assert place.stamp("rounds.jsonl") is None
-    assert FileTail(place, "rounds.jsonl").read() == (False, [], False)
+    assert read_file(path) == b""
+    assert stamp_of(path) is None
+    assert list(FileTail(path).new_lines()) == []
 
 
-def test_a_folder_behind_a_link_is_not_entered(tmp_path: Path) -> None:
+def test_a_run_outside_the_folder_of_a_sweep_is_not_found(tmp_path: Path) -> None:
     write_run(tmp_path / "elsewhere", [line(1)])
-    (tmp_path / "sweep" / "runs").mkdir(parents=True)
     write_run(tmp_path / "sweep" / "runs" / "own", [line(1)])
-    (tmp_path / "sweep" / "runs" / "foreign").symlink_to(tmp_path / "elsewhere")
-    sweep = SweepView(WatchedFolder(tmp_path / "sweep"))
+    sweep = SweepView(tmp_path / "sweep")
     assert sweep.names() == ["own"]
-    assert sweep.run("foreign") is None
-    for trick in ("..", ".", "", "../../elsewhere", "own/..", "own\0"):
+    for trick in ("..", ".", "", "../../elsewhere", "own/..", "own\0", str(tmp_path / "elsewhere")):
         assert sweep.run(trick) is None
 
 
 def test_a_folder_that_comes_later_is_waited_for(tmp_path: Path) -> None:
-    view = RunView(WatchedFolder(tmp_path / "run"))
+    view = RunView(tmp_path / "run")
     assert news_of(view)["facts"]["status"] == "waiting"
     write_run(tmp_path / "run", [line(1), line(2)])
     found = news_of(view)
     assert (found["facts"]["status"], found["facts"]["round"], len(found["workers"])) == ("running", 2, 10)
 
 
-def test_damaged_lines_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_lines_that_are_not_rounds_are_skipped(tmp_path: Path) -> None:
     write_run(tmp_path, [line(1)])
     with (tmp_path / "rounds.jsonl").open("a") as file:
         file.write('{"round": 2}\nno json\n[1]\n' + "[" * 100_000 + "\n" + json.dumps(line(2)) + "\n")
-    view = RunView(WatchedFolder(tmp_path))
-    assert news_of(view)["facts"]["damaged"] == 4
-    assert view.tally.round == 2
+    view = RunView(tmp_path)
+    assert news_of(view)["facts"]["round"] == 2
 
 
 def test_what_is_told_is_only_what_is_new(tmp_path: Path) -> None:
     write_run(tmp_path, [line(1), line(2)])
-    view = RunView(WatchedFolder(tmp_path))
+    view = RunView(tmp_path)
     first, seen = view.news(ViewerPosition())
     assert (first["whole"], len(first["points"]), len(first["workers"])) == (True, 2, 10)
     append(tmp_path / "rounds.jsonl", line(3, accepted=[7]))
@@ -185,9 +162,9 @@ def test_what_is_told_is_only_what_is_new(tmp_path: Path) -> None:
 
 def test_a_resumed_run_that_rewrites_its_rounds_starts_the_page_anew(tmp_path: Path) -> None:
     write_run(tmp_path, [line(1), line(2), line(3), lie(4, 5)])
-    view = RunView(WatchedFolder(tmp_path))
+    view = RunView(tmp_path)
     _, seen = view.news(ViewerPosition())
-    assert view.tally.banned == {5}
+    assert view.progress.banned == {5}
     write_lines(tmp_path / "anew", [line(1), line(2)])
     (tmp_path / "anew").replace(tmp_path / "rounds.jsonl")
     found, seen = view.news(seen)
@@ -201,11 +178,11 @@ def test_a_replayed_round_is_what_the_page_showed_after_it(tmp_path: Path) -> No
     rounds = 100
     lines = [lie(5, 9) if number == 5 else line(number, banned=[9] * (number > 5)) for number in range(1, rounds + 1)]
     write_run(tmp_path / "whole", lines)
-    whole = RunView(WatchedFolder(tmp_path / "whole"))
+    whole = RunView(tmp_path / "whole")
     whole.refresh()
     assert len(whole._copies) <= 16
     for number in (100, 5, 1, 4, 99, 33, 6, 64, 33):
-        part = RunView(WatchedFolder(write_run(tmp_path / f"part{number}", lines[:number])))
+        part = RunView(write_run(tmp_path / f"part{number}", lines[:number]))
         now, then = news_of(part), whole.at(number)
         assert then is not None
         assert then["latest"] == now["latest"]
@@ -219,7 +196,7 @@ def test_a_replayed_round_is_what_the_page_showed_after_it(tmp_path: Path) -> No
 def test_a_long_run_takes_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "_MOST_POINTS", 50)
     write_run(tmp_path, [line(number) for number in range(1, 1001)], spec_of(workers=3, rounds=2000))
-    view = RunView(WatchedFolder(tmp_path))
+    view = RunView(tmp_path)
     found = news_of(view)
     assert 25 <= len(found["points"]) <= 50
     assert len(view._copies) <= 16
@@ -227,30 +204,22 @@ def test_a_long_run_takes_bounded_memory(tmp_path: Path, monkeypatch: pytest.Mon
     assert view.at(777)["latest"][0] == 777  # type: ignore[index]
 
 
-def test_presence_follows_the_events() -> None:
-    presence = ConnectionStates()
+def test_connections_follow_the_events() -> None:
+    connections = ConnectionStates()
     for event, details in (
         ("started", {}), ("connected", {"worker": "a"}), ("connected", {"worker": "b"}), ("connected", {"worker": "c"}),
         ("disconnected", {"worker": "b"}), ("closed", {"round": 1, "missing": ["b", "c"]}),
         ("refused", {"worker": "a", "reason": "x\n<b>"}),
     ):  # fmt: skip
-        presence.take({"time": 5.0, "event": event, **details})
-    assert [presence.state(name) for name in "abcd"] == ["here", "away", "late", "unseen"]
-    assert presence.recent[-1] == (5.0, "refused a message from a: x\\n<b>")
-    presence.take({"event": "started"})
-    assert presence.state("a") == "away"  # a server that starts again has seen nobody yet
-    presence.take({"event": "connected", "worker": "a"})
-    presence.take({"event": "over"})
-    presence.take({"event": "disconnected", "worker": "a"})
-    assert presence.state("a") == "done"
-    wrong: list[dict[str, Any]] = [
-        {},
-        {"event": []},
-        {"event": "closed", "missing": 3},
-        {"event": "connected", "worker": {}},
-    ]
-    for nonsense in wrong:
-        presence.take({"time": "late", **nonsense})
+        connections.add({"time": 5.0, "event": event, **details})
+    assert [connections.state_of(name) for name in "abcd"] == ["here", "away", "late", "unseen"]
+    assert connections.recent[-1] == (5.0, "refused a message from a: x\\n<b>")
+    connections.add({"event": "started"})
+    assert connections.state_of("a") == "away"  # a server that starts again has no connections yet
+    connections.add({"event": "connected", "worker": "a"})
+    connections.add({"event": "over"})
+    connections.add({"event": "disconnected", "worker": "a"})
+    assert connections.state_of("a") == "done"
 
 
 def test_names_claims_and_refusals_come_from_the_files_of_a_served_run(tmp_path: Path) -> None:
@@ -260,7 +229,7 @@ def test_names_claims_and_refusals_come_from_the_files_of_a_served_run(tmp_path:
     said = [{"round": number, "claims": {"porch": 0.5 + number, "shed": None}} for number in (1, 2)]
     write_lines(tmp_path / "claims.jsonl", said)
     (tmp_path / "refused.json").write_text(json.dumps({"reasons": {"x": 5}, "offences": [["shed", "x", 4]]}))
-    view = RunView(WatchedFolder(tmp_path))
+    view = RunView(tmp_path)
     rows = news_of(view)["workers"]
     assert [row[1] for row in rows] == ["porch", "shed", "<attic>"]
     assert [row[2] for row in rows] == ["unseen", "here", "unseen"]
@@ -275,7 +244,7 @@ def test_who_was_away_at_the_end_is_not_among_those_who_are_done(tmp_path: Path)
     (tmp_path / "summary.json").write_text('{"rounds": 1}')
     happened = [("connected", "a"), ("connected", "b"), ("disconnected", "b"), ("over", ""), ("disconnected", "a")]
     write_lines(tmp_path / "events.jsonl", [{"event": event, "worker": worker} for event, worker in happened])
-    found = news_of(RunView(WatchedFolder(tmp_path)))
+    found = news_of(RunView(tmp_path))
     assert found["facts"]["status"] == "finished"
     assert [row[2] for row in found["workers"]] == ["done", "away"]
 
@@ -284,7 +253,7 @@ def test_workers_that_join_and_leave_while_a_run_is_played_are_shown(tmp_path: P
     write_run(tmp_path, [line(1)], spec_of(workers=2, rounds=9))
     (tmp_path / "roster.json").write_text(json.dumps({"names": ["a", "b"]}))
     write_lines(tmp_path / "events.jsonl", [{"event": "connected", "worker": "b"}])
-    view = RunView(WatchedFolder(tmp_path))
+    view = RunView(tmp_path)
     assert len(news_of(view)["workers"]) == 2
     (tmp_path / "roster.json").write_text(json.dumps({"names": ["a", "b", "porch"], "left": ["b"]}))
     happened = [("connected", "b"), ("enrolled", "porch"), ("left", "b"), ("connected", "porch")]
@@ -300,7 +269,7 @@ def test_events_of_the_older_half_of_a_long_log_count(tmp_path: Path) -> None:
     write_run(tmp_path, [], spec_of(workers=2, rounds=9))
     (tmp_path / "roster.json").write_text(json.dumps({"names": ["a", "b"]}))
     write_lines(tmp_path / "events.jsonl", [{"event": "connected", "worker": "a"}])
-    view = RunView(WatchedFolder(tmp_path))
+    view = RunView(tmp_path)
     assert [row[2] for row in news_of(view)["workers"]] == ["here", "unseen"]
     (tmp_path / "events.jsonl").replace(tmp_path / "events.old.jsonl")
     write_lines(tmp_path / "events.jsonl", [{"event": "connected", "worker": "b"}])
@@ -311,7 +280,7 @@ def test_a_run_is_running_while_its_folder_is_held(tmp_path: Path) -> None:
     write_run(tmp_path, [line(1)])
     for name in ("rounds.jsonl", "spec.toml"):
         os.utime(tmp_path / name, (1e9, 1e9))
-    view = RunView(WatchedFolder(tmp_path))
+    view = RunView(tmp_path)
     assert news_of(view)["facts"]["status"] == "stopped"
     with (tmp_path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -330,12 +299,12 @@ def test_a_lock_on_a_file_with_the_same_inode_on_another_device_is_not_ours(
     locks = tmp_path / "locks"
     locks.write_text(f"1: FLOCK  ADVISORY  WRITE 7 ff:ff:{inode} 0 EOF\n")
     monkeypatch.setattr(run_module, "_LOCKS", locks)
-    assert news_of(RunView(WatchedFolder(tmp_path)))["facts"]["status"] == "stopped"
+    assert news_of(RunView(tmp_path))["facts"]["status"] == "stopped"
 
 
 def test_metrics_have_every_number_and_no_line_for_what_is_not_known(tmp_path: Path) -> None:
     write_run(tmp_path, [line(1), lie(2, 4)], spec_of(workers=10, rounds=9))
-    found = of_run(RunView(WatchedFolder(tmp_path)))
+    found = describe_run(RunView(tmp_path))
     for words in (
         "# TYPE cbdsl_round gauge", "cbdsl_round 2", "cbdsl_rounds 9", "cbdsl_accuracy 0.14",
         'cbdsl_payload_bytes_total{direction="up"} 2000', 'cbdsl_payload_bytes_total{direction="down"} 10000',
@@ -345,7 +314,7 @@ def test_metrics_have_every_number_and_no_line_for_what_is_not_known(tmp_path: P
     assert "wire" not in found
     assert "fedavg" not in found
     assert "None" not in found
-    assert of_run(RunView(WatchedFolder(tmp_path / "nothing"))).startswith("# HELP cbdsl_round ")
+    assert describe_run(RunView(tmp_path / "nothing")).startswith("# HELP cbdsl_round ")
 
 
 def test_a_sweep_is_a_table_of_what_differs(tmp_path: Path) -> None:
@@ -353,13 +322,13 @@ def test_a_sweep_is_a_table_of_what_differs(tmp_path: Path) -> None:
         lines = [line(one) for one in range(1, 3 + number)]
         write_run(tmp_path / "runs" / f"run{number}", lines, spec_of(workers=4, rounds=9, seed=number))
     (tmp_path / "runs" / "run0" / "summary.json").write_text('{"rounds": 2}')
-    view = SweepView(WatchedFolder(tmp_path))
-    found = view.shown()
+    view = SweepView(tmp_path)
+    found = view.table()
     assert found["columns"] == ["seed"]
     assert [(one["name"], one["values"], one["round"], one["done"]) for one in found["runs"]] == [
         ("run0", ["0"], 2, True), ("run1", ["1"], 3, False), ("run2", ["2"], 4, False),
     ]  # fmt: skip
-    assert 'cbdsl_round{run="run1"} 3\n' in of_sweep(view)
+    assert 'cbdsl_round{run="run1"} 3\n' in describe_sweep(view)
     with (tmp_path / "runs" / "run1" / "rounds.jsonl").open("a") as file:
         file.write(json.dumps(line(4)) + "\n" + json.dumps(line(5))[:40])  # the last one is being written
-    assert view.shown()["runs"][1]["round"] == 4
+    assert view.table()["runs"][1]["round"] == 4

@@ -1,1 +1,1 @@
-"""A run's folder as a live page."""
+"""A live page of a run or a sweep, made from its folder alone."""

@@ -1,4 +1,4 @@
-"""Serves a run's folder as a live page over HTTP."""
+"""Serves the folder of a run or a sweep as a live page over HTTP. It only reads."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from urllib.parse import parse_qs
 
 from cbdsl.errors import UserError
 from cbdsl.watch import metrics
-from cbdsl.watch.folder_reader import WatchedFolder
 from cbdsl.watch.run_state import RunView, ViewerPosition
-from cbdsl.watch.sweep_state import ROOM, SweepView
+from cbdsl.watch.sweep_state import RUNS, SweepView
 
 _LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 _TOKEN_BYTES = 18
@@ -32,38 +31,37 @@ _TOKEN_BYTES = 18
 
 @dataclass(frozen=True)
 class AccessControl:
-    """What is demanded of a request; no token: only this machine can ask at all."""
+    """The conditions for a request. Without a token only this machine can connect."""
 
-    host: str  # that the server is bound to
+    host: str  # the address that the server is bound to
     token: str = ""
 
     @staticmethod
     def of(host: str) -> AccessControl:
-        """The guard of a server on this address: whoever else can reach it has to know a token."""
+        """Build the conditions for a server at this address: from other machines a token is needed."""
         return AccessControl(host, "" if is_loopback(host) else secrets.token_urlsafe(_TOKEN_BYTES))
 
     def objection(self, headers: Message) -> str:
-        """Why a request is refused, whatever it asks for; empty if it is not."""
+        """Return why a request is refused, whatever its path; empty if it is not."""
         host = headers.get("Host") or ""
         if not self._is_ours(host):
-            return "This is not the name of this machine."
+            return "The Host header does not name this machine."
         origin = headers.get("Origin")
-        if origin is not None and origin not in {f"http://{host}", f"https://{host}"}:
-            return "A page of another site asks."
+        foreign = origin is not None and origin not in {f"http://{host}", f"https://{host}"}
         elsewhere = (headers.get("Sec-Fetch-Site") or "none") not in {"none", "same-origin"}
-        if elsewhere and headers.get("Sec-Fetch-Dest") != "document":  # to follow a link to the page is no harm
-            return "A page of another site asks."
+        if foreign or (elsewhere and headers.get("Sec-Fetch-Dest") != "document"):  # to follow a link is harmless
+            return "The request comes from a page of another site."
         return ""
 
     def path_behind(self, path: str) -> str | None:
-        """The path without the token in front of it; none if the token is missing or wrong."""
+        """Return the path without the token in front of it, or None if the token is missing or wrong."""
         if not self.token:
             return path
         given, _, rest = path.removeprefix("/").partition("/")
         return f"/{rest}" if hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode()) else None
 
     def _is_ours(self, host: str) -> bool:
-        """Whether a Host header names this machine: an address cannot be made to mean another one, a name can."""
+        """Return whether a Host header names this machine. Foreign names may be made to point here (DNS rebinding)."""
         name = _name_of(host).lower()
         if name in _LOOPBACK_NAMES | {self.host.lower()}:
             return True
@@ -78,7 +76,7 @@ class AccessControl:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reached from this machine alone."""
+    """Return whether an address can be reached from this machine alone."""
     if host.lower() == "localhost":
         return True
     try:
@@ -88,17 +86,17 @@ def is_loopback(host: str) -> bool:
 
 
 def _name_of(host: str) -> str:
-    """A Host header without its port."""
+    """Return a Host header without its port."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0]
 
 
 USUAL_PORT = 8750
-_MOST_STREAMS = 16  # pages that are told of every round at a time
+_MOST_STREAMS = 16  # open pages
 _MOST_REQUESTS = 64  # connections at a time
-_TICK = 0.5  # seconds between looks at the folder for somebody
-_BREATH = 15.0  # seconds after which something is sent though nothing is new: who is gone is noticed so
+_TICK = 0.5  # seconds between looks at the folder for one page
+_BREATH = 15.0  # seconds after which an empty comment is sent: so a closed page is noticed
 _REQUEST_SECONDS = 10.0  # that a request may take to arrive
 _PAGE = {
     "/": ("page.html", "text/html; charset=utf-8"),
@@ -121,24 +119,18 @@ _HEADERS = {
 }
 
 
-class Watcher:
-    """A folder that is watched: one run, or many; which of them may show only later."""
+class WatchedFolder:
+    """A folder that contains one run or many; it may be written later."""
 
     def __init__(self, folder: Path) -> None:
-        self.place = WatchedFolder(folder)
-        self._run, self._sweep = RunView(self.place), SweepView(self.place)
-
-    @property
-    def view(self) -> RunView | SweepView:
-        """What is there now: many runs, if there is a folder of them and no spec beside it."""
-        alone = self.place.stamp("spec.toml") is not None
-        return self._sweep if not alone and self._sweep.has_runs() else self._run
+        self._folder, self._run, self._sweep = folder, RunView(folder), SweepView(folder)
 
     def find(self, path: str) -> tuple[RunView | SweepView | None, str]:
-        """Whom a path asks, and for what: `/metrics`, `/runs/NAME/metrics`."""
-        view = self.view
+        """Return the view that a path is about, if it exists, and the rest: `/metrics` of `/runs/NAME/metrics`."""
+        is_sweep = not (self._folder / "spec.toml").is_file() and self._sweep.has_runs()
+        view = self._sweep if is_sweep else self._run
         words = path.split("/", 3)
-        if len(words) == 4 and words[1] == ROOM:
+        if len(words) == 4 and words[1] == RUNS:
             return (view.run(words[2]) if isinstance(view, SweepView) else None), f"/{words[3]}"
         return view, path
 
@@ -150,7 +142,7 @@ class PageServer(ThreadingHTTPServer):
     request_queue_size = 32
 
     def __init__(self, folder: Path, host: str, port: int) -> None:
-        self.watcher, self.guard = Watcher(folder), AccessControl.of(host)
+        self.watched, self.guard = WatchedFolder(folder), AccessControl.of(host)
         self.streams = threading.BoundedSemaphore(_MOST_STREAMS)
         self._requests = threading.BoundedSemaphore(_MOST_REQUESTS)
         self.stopping = threading.Event()
@@ -160,21 +152,21 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is; with the token, where one is needed."""
+        """The address of the page, with the token if one is needed."""
         host = self.guard.host
         name = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
         shown = f"[{name}]" if ":" in name else name
         return f"http://{shown}:{self.server_address[1]}/" + (f"{self.guard.token}/" if self.guard.token else "")
 
     def server_bind(self) -> None:
-        """See `http.server.HTTPServer`; without asking anybody for this machine's name."""
+        """See `http.server.HTTPServer`; without a DNS query for this machine's name."""
         socket.socket.setsockopt(self.socket, socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as in the base
-        """A thread for the request, unless there are too many."""
+        """Start a thread for the request, unless there are too many."""
         if self._requests.acquire(blocking=False):
             super().process_request(request, client_address)
         else:
@@ -188,18 +180,19 @@ class PageServer(ThreadingHTTPServer):
             self._requests.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ANN401
-        """Who hangs up in the middle is no news."""
+        """Ignore connections that are closed early."""
 
 
 def start(folder: Path, host: str = "127.0.0.1", port: int | None = None) -> PageServer:
-    """A server that listens; no port: the usual one, or a free one if that is taken."""
+    """Start a server. Without a port it is the usual one, or a free one if that is taken."""
     try:
         return PageServer(folder, host, USUAL_PORT if port is None else port)
     except OSError as error:
         if port is not None or isinstance(error, socket.gaierror):
             reason = error.strerror or str(error)
             raise UserError(
-                f"Nothing can listen at {host}, port {port or USUAL_PORT}: {reason}. Give another --port or --host."
+                f"Nothing can listen at {host}, port {port or USUAL_PORT}: {reason}. Give another --port or --host.",
+                code="connection-failed",
             ) from error
         return PageServer(folder, host, 0)
 
@@ -212,7 +205,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _REQUEST_SECONDS
 
     def __getattr__(self, name: str) -> Callable[[], None]:
-        """Any method but GET and HEAD is refused, known or not."""
+        """Refuse any method but GET and HEAD."""
         if name.startswith("do_"):
             return self._refuse_method
         raise AttributeError(name)
@@ -225,14 +218,14 @@ class _Handler(BaseHTTPRequestHandler):
             return
         asked, _, query = self.path.partition("?")
         path = self.server.guard.path_behind(asked)
-        view, path = self.server.watcher.find(path) if path is not None else (None, "")
+        view, path = self.server.watched.find(path) if path is not None else (None, "")
         if view is None:
             self._answer(HTTPStatus.NOT_FOUND, "There is nothing here.")
         elif path in _PAGE:
             name, kind = _PAGE[path]
             self._answer(HTTPStatus.OK, (resources.files("cbdsl.watch") / name).read_text(encoding="utf-8"), kind)
         elif path == "/metrics":
-            text = metrics.of_run(view) if isinstance(view, RunView) else metrics.of_sweep(view)
+            text = metrics.describe_run(view) if isinstance(view, RunView) else metrics.describe_sweep(view)
             self._answer(HTTPStatus.OK, text, metrics.CONTENT_TYPE)
         elif path == "/events":
             self._stream()
@@ -242,7 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(HTTPStatus.NOT_FOUND, "There is nothing here.")
 
     def do_HEAD(self) -> None:
-        """Answer a request without saying the answer."""
+        """Answer a request with the headers alone."""
         self.do_GET()
 
     def _replay(self, view: RunView, query: str) -> None:
@@ -260,27 +253,27 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._begin(HTTPStatus.OK, "text/event-stream; charset=utf-8")
             with contextlib.suppress(OSError):  # the page was closed
-                self._tell()
+                self._send_news()
         finally:
             self.server.streams.release()
 
-    def _tell(self) -> None:
-        """Tell one page of everything new, until it is closed or the server ends."""
-        seen, before, spoken = ViewerPosition(), "", 0.0
+    def _send_news(self) -> None:
+        """Send everything new to one page until it is closed or the server ends."""
+        seen, before, sent = ViewerPosition(), "", 0.0
         asked = self.server.guard.path_behind(self.path.partition("?")[0]) or ""
         while not self.server.stopping.is_set():
-            view, _ = self.server.watcher.find(asked)
+            view, _ = self.server.watched.find(asked)
             if isinstance(view, RunView):
                 message, seen = view.news(seen)
             else:
-                message = view.shown() if view else {"facts": {"kind": "gone"}}
+                message = view.table() if view else {"facts": {"kind": "gone"}}
             text = _json(message)
             if text != before:
                 self.wfile.write(f"data: {text}\n\n".encode())
-                before, spoken = text, time.monotonic()
-            elif time.monotonic() - spoken > _BREATH:
+                before, sent = text, time.monotonic()
+            elif time.monotonic() - sent > _BREATH:
                 self.wfile.write(b": \n\n")
-                spoken = time.monotonic()
+                sent = time.monotonic()
             self.server.stopping.wait(_TICK)
 
     def _refuse_method(self) -> None:
@@ -303,7 +296,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Say nothing: a page asks all the time."""
+        """Log nothing: a page sends requests all the time."""
 
 
 def _json(value: object) -> str:

@@ -1,14 +1,13 @@
-"""What a monitor reads: the run's numbers as Prometheus takes them (text format 0.0.4)."""
+"""Metrics of a run or a sweep for Prometheus (text format 0.0.4)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from cbdsl.watch.run_state import RunView
 from cbdsl.watch.sweep_state import SweepView
 
-Sample = tuple[dict[str, str], float]
+Sample = tuple[dict[str, str], float | None]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _HELP = {
@@ -30,36 +29,37 @@ _HELP = {
 }
 
 
-def of_run(view: RunView) -> str:
-    """The metrics of one run."""
+def describe_run(view: RunView) -> str:
+    """Return the metrics of one run."""
     view.refresh()
-    facts, tally = view.facts, view.tally
-    status, nothing = facts.status(tally.round), {}  # type: tuple[str, dict[str, str]]
-    split = tally.last.phases if tally.last else {}
-    samples: dict[str, Sequence[tuple[dict[str, str], Any]]] = {
-        "cbdsl_round": [(nothing, tally.round)],
-        "cbdsl_rounds": [(nothing, facts.spec.rounds if facts.spec else None)],
-        "cbdsl_running": [(nothing, int(status == "running"))],
-        "cbdsl_finished": [(nothing, int(status == "finished"))],
-        "cbdsl_accuracy": [(nothing, tally.accuracy)],
-        "cbdsl_global_score": [(nothing, tally.score)],
-        "cbdsl_payload_bytes_total": [({"direction": "up"}, tally.up), ({"direction": "down"}, tally.down)],
-        "cbdsl_fedavg_bytes_total": [(nothing, facts.fedavg_bytes() * tally.round or None)],
-        "cbdsl_wire_bytes_total": [({"direction": way}, count) for way, count in facts.wire.items()],
-        "cbdsl_uploads_total": [(nothing, tally.uploads)],
-        "cbdsl_round_seconds": [(nothing, tally.point()[5])],
-        "cbdsl_round_phase_seconds": [({"phase": name}, spent) for name, spent in split.items()],
-        "cbdsl_workers": [({"state": state}, count) for state, count in view.states().items()],
-        "cbdsl_bans_total": [(nothing, len(tally.banned))],
-        "cbdsl_refused_messages_total": [(nothing, facts.refused if view.presence.seen else None)],
-    }
-    return _text(samples)
+    facts, progress, status = view.facts, view.progress, view.status()
+    _, accuracy, score, up, down, seconds, *_ = progress.point()
+    phases = progress.last.phases if progress.last else {}
+    return _format(
+        {
+            "cbdsl_round": [({}, progress.round)],
+            "cbdsl_rounds": [({}, facts.spec.rounds if facts.spec else None)],
+            "cbdsl_running": [({}, int(status == "running"))],
+            "cbdsl_finished": [({}, int(status == "finished"))],
+            "cbdsl_accuracy": [({}, accuracy)],
+            "cbdsl_global_score": [({}, score)],
+            "cbdsl_payload_bytes_total": [({"direction": "up"}, up), ({"direction": "down"}, down)],
+            "cbdsl_fedavg_bytes_total": [({}, facts.fedavg_bytes() * progress.round or None)],
+            "cbdsl_wire_bytes_total": [({"direction": way}, count) for way, count in facts.wire.items()],
+            "cbdsl_uploads_total": [({}, progress.totals.uploads)],
+            "cbdsl_round_seconds": [({}, seconds)],
+            "cbdsl_round_phase_seconds": [({"phase": name}, spent) for name, spent in phases.items()],
+            "cbdsl_workers": [({"state": state}, count) for state, count in view.states().items()],
+            "cbdsl_bans_total": [({}, len(progress.banned))],
+            "cbdsl_refused_messages_total": [({}, facts.refused if view.connections.seen else None)],
+        }
+    )
 
 
-def of_sweep(view: SweepView) -> str:
-    """The metrics of a folder of runs: of each how far it is."""
+def describe_sweep(view: SweepView) -> str:
+    """Return the metrics of a folder of runs: how far each of them is."""
     rows = view.rows()
-    return _text(
+    return _format(
         {
             "cbdsl_round": [({"run": name}, row["round"]) for name, row in rows.items()],
             "cbdsl_rounds": [({"run": name}, row["rounds"]) for name, row in rows.items()],
@@ -70,23 +70,23 @@ def of_sweep(view: SweepView) -> str:
     )
 
 
-def _text(samples: dict[str, Any]) -> str:
-    """What is not known has no line."""
+def _format(samples: dict[str, Sequence[Sample]]) -> str:
+    """Return the lines of all samples; a value that is None has no line."""
     lines = []
     for name, found in samples.items():
         known = [(labels, value) for labels, value in found if value is not None]
         if known:
             kind, help_text = _HELP[name]
             lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
-            lines += [f"{name}{_labels(labels)} {value}" for labels, value in known]
+            lines += [f"{name}{_format_labels(labels)} {value}" for labels, value in known]
     return "\n".join(lines) + "\n"
 
 
-def _labels(labels: dict[str, str]) -> str:
+def _format_labels(labels: dict[str, str]) -> str:
     if not labels:
         return ""
-    return "{" + ",".join(f'{key}="{_quoted(value)}"' for key, value in labels.items()) + "}"
+    return "{" + ",".join(f'{key}="{_escape(value)}"' for key, value in labels.items()) + "}"
 
 
-def _quoted(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

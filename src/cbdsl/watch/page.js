@@ -101,8 +101,6 @@ function showHead(facts) {
     facts.preset, facts.method, `${facts.workers.toLocaleString("en")} workers${attack}`, `model ${facts.model}`,
     facts.codec && `codec ${facts.codec}`, `seed ${facts.seed}`,
   ].filter(Boolean).join(" · ");
-  get("damaged").hidden = !facts.damaged;
-  get("damaged").textContent = `${facts.damaged} lines of rounds.jsonl cannot be read and are left out.`;
 }
 
 function showSlider(facts) {
