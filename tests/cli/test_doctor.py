@@ -24,7 +24,7 @@ from cbdsl.network import doctor as network_doctor
 from cbdsl.network.broker import Broker, find_mosquitto, running_broker
 from cbdsl.network.mqtt import Address, parse_address
 from cbdsl.network.provision import add_workers, provision, revoke
-from cbdsl.network.tls import context_of, organization_of
+from cbdsl.network.tls import make_context, organization_of
 from support.bare_environment import bare
 from support.deployment import deployment, pictures, tiny_spec
 from support.helpers import blobs, cbdsl, perceptron, small_spec
@@ -100,30 +100,30 @@ def test_names_and_ports(keys: Path, broker: Broker) -> None:
         free = taken.getsockname()[1]
     said = doctor(*at(free), *options(keys))
     assert list(said) == ["host", "port"]
-    assert "nobody listens there" in said["port"][1]
+    assert "nothing listens there" in said["port"][1]
     said = doctor("--broker", f"mqtts://127.1:{broker.port}", *options(keys))
     assert "its certificate is not for '127.1'" in said["broker"][1]
     said = doctor("--broker", f"mqtt://localhost:{broker.port}")
     assert said["login"] == (
         "WRONG",
-        "it speaks TLS there. Write mqtts:// instead of mqtt://, with --ca, --cert and --key.",
+        "the broker there uses TLS. Write mqtts:// instead of mqtt://, with --ca, --cert and --key.",
     )
     with impostor(web_page) as port:
-        assert "does not speak TLS. Check the port" in doctor(*at(port), *options(keys))["broker"][1]
+        assert "does not use TLS. Check the port" in doctor(*at(port), *options(keys))["broker"][1]
         said = doctor("--broker", f"mqtt://localhost:{port}")
-        assert "is no MQTT broker" in said["login"][1]
+        assert "is not an MQTT broker" in said["login"][1]
 
 
 def test_a_broker_without_tls(keys: Path, tmp_path: Path) -> None:
     with running_broker(tmp_path / "log", "mosquitto") as plain:
         said = doctor(*at(plain.port), *options(keys))
-        assert "it speaks MQTT there, but without TLS" in said["broker"][1]
+        assert "the broker there uses no TLS" in said["broker"][1]
         said = doctor("--broker", f"mqtt://localhost:{plain.port}", "--id", "anna")
         assert (said["login"][0], said["rights"][0]) == ("ok", "ok")
     with running_broker(tmp_path / "log", "mosquitto", password="secret") as closed:
         said = doctor("--broker", f"mqtt://localhost:{closed.port}")
         assert said["login"][0] == "WRONG"
-        assert "It wants a user name" in said["login"][1]
+        assert "It requires a user name" in said["login"][1]
 
 
 def test_an_ipv6_address(keys: Path, tmp_path: Path) -> None:
@@ -173,11 +173,14 @@ def test_what_the_broker_has_against_us(keys: Path, tmp_path: Path, broker: Brok
     said = doctor(*at(broker.port))
     assert "no --ca was given" in said["broker"][1]
     said = doctor(*at(broker.port), "--ca", str(home / "ca.crt"))
-    assert "wants a certificate, and none was given" in said["accepted"][1]
+    assert "requires a certificate, and none was given" in said["accepted"][1]
     provision(tmp_path / "other", ["anna"], "lab", ["localhost"])
-    assert "not by this swarm's authority" in doctor(*at(broker.port), *options(tmp_path / "other"))["broker"][1]
+    assert (
+        "not a broker's certificate by this swarm's authority"
+        in doctor(*at(broker.port), *options(tmp_path / "other"))["broker"][1]
+    )
     foreign = [*options(tmp_path / "other")[2:], "--ca", str(home / "ca.crt")]
-    assert "does not know the authority" in doctor(*at(broker.port), *foreign)["accepted"][1]
+    assert "it is of another authority" in doctor(*at(broker.port), *foreign)["accepted"][1]
     revoke(keys, ["anna"])
     os.kill(broker.pid, signal.SIGHUP)
     assert wait_for(lambda: "is revoked" in str(doctor(*at(broker.port), *options(keys)).get("accepted")), 30)
@@ -196,9 +199,9 @@ def test_files_that_cannot_be_used(keys: Path, tmp_path: Path, broker: Broker) -
     lock = ["openssl", "pkey", "-in", str(names["--key"]), "-aes256", "-passout", "pass:x", "-out", str(locked)]
     subprocess.run(lock, check=True)
     for changes, step, words in (
-        ({"cert": garbage}, "certificate", "garbage is no certificate"),
-        ({"ca": garbage}, "key", "garbage is no authority's certificate"),
-        ({"key": garbage}, "key", "is not what it should be"),
+        ({"cert": garbage}, "certificate", "garbage is not a certificate"),
+        ({"ca": garbage}, "key", "garbage is not the certificate of an authority"),
+        ({"key": garbage}, "key", "garbage cannot be used"),
         ({"key": keys / "workers" / "bert" / "worker.key"}, "key", "is not the key of"),
         ({"key": locked}, "key", "locked with a pass phrase"),
     ):
@@ -209,7 +212,7 @@ def test_files_that_cannot_be_used(keys: Path, tmp_path: Path, broker: Broker) -
     names["--key"].chmod(0o644)
     said = doctor(*at(broker.port), *given())
     assert said["key"][0] == "WRONG"
-    assert "is open to everybody on this machine (644). Do: chmod 600" in said["key"][1]
+    assert "can be read by every user of this machine (644). Do: chmod 600" in said["key"][1]
     assert said["tls"][0] == "ok"
     with pytest.raises(UserError, match="is not a file"):
         parse_address(f"mqtts://localhost:{broker.port}", *(names | {"--cert": tmp_path}).values())
@@ -224,15 +227,17 @@ def test_another_name_swarm_or_rule(keys: Path, broker: Broker) -> None:
     assert "does not let 'anna' write in the swarm 'lib'" in said["rights"][1]
     add_workers(keys, ["carl"])  # and the broker is not told
     home = keys / "server"
-    context = context_of(Address("x", 1, True, home / "ca.crt", home / "server.crt", home / "server.key"))
+    context = make_context(Address("x", 1, True, home / "ca.crt", home / "server.crt", home / "server.key"))
     server = Client(broker.port, "", context).connect()
     server.subscribe("cbdsl/lab/from/+/#")
     server.publish("cbdsl/lab/down/spec", b"something", retain=True)
     said = doctor(*at(broker.port), *options(keys, "carl"), "--connect")
     assert said["rights"][0] == "WRONG"
-    assert "does not let 'carl' hear it. Check --swarm and --id; after `cbdsl provision --add`" in said["rights"][1]
+    assert (
+        "does not let 'carl' read from it. Check --swarm and --id; after `cbdsl provision --add`" in said["rights"][1]
+    )
     said = doctor(*at(broker.port), *options(keys), "--connect")
-    assert "Server and workers should be of one release" in said["model"][1]
+    assert "Server and workers should use the same release" in said["model"][1]
     assert all(payload == b"" for topic, payload, _ in server.received if topic.endswith("/hello"))
     server.close()
 
@@ -240,26 +245,25 @@ def test_another_name_swarm_or_rule(keys: Path, broker: Broker) -> None:
 def test_a_host_that_takes_the_connection_and_says_nothing(
     keys: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network_doctor, "_SECONDS", 0.3)
     monkeypatch.setattr(network_doctor, "SECONDS", 0.3)
-    monkeypatch.setattr("cbdsl.network.tls._LISTEN_SECONDS", 0.3)
+    monkeypatch.setattr("cbdsl.network.tls._PROBE_SECONDS", 0.3)
     del tmp_path
     home = keys / "workers" / "anna"
     with impostor(mute) as port:
         address = Address("localhost", port, True, home / "ca.crt", home / "worker.crt", home / "worker.key")
-        last = list(network_doctor.ConnectionCheck(address).look())[-1]
+        last = list(network_doctor.ConnectionCheck(address).findings())[-1]
         assert (last.step, last.well) == ("broker", False)
-        assert "takes the connection and says nothing" in last.text
-        last = list(network_doctor.ConnectionCheck(Address("localhost", port)).look())[-1]
+        assert "accepts the connection and does not answer" in last.text
+        last = list(network_doctor.ConnectionCheck(Address("localhost", port)).findings())[-1]
         assert (last.step, last.well) == ("login", False)
-        assert "is no MQTT broker" in last.text
+        assert "is not an MQTT broker" in last.text
 
 
 @pytest.mark.parametrize("after", ["tls", "login"])
 def test_a_broker_that_dies_meanwhile(keys: Path, broker: Broker, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
     home = keys / "workers" / "anna"
     address = Address("localhost", broker.port, True, home / "ca.crt", home / "worker.crt", home / "worker.key")
-    honest = network_doctor._look_around
+    honest = network_doctor._try_rights
 
     def kill() -> None:
         os.kill(broker.pid, signal.SIGKILL)
@@ -270,14 +274,14 @@ def test_a_broker_that_dies_meanwhile(keys: Path, broker: Broker, after: str, mo
         honest(*words)  # type: ignore[arg-type]
 
     if after == "login":
-        monkeypatch.setattr(network_doctor, "_look_around", dying)
+        monkeypatch.setattr(network_doctor, "_try_rights", dying)
     found = []
-    for one in network_doctor.ConnectionCheck(address, connect=True).look():
+    for one in network_doctor.ConnectionCheck(address, connect=True).findings():
         found.append(one)
         if one.step == after == "tls":
             kill()
     assert found[-1].well is False
-    assert "nobody listens there" in found[-1].text
+    assert "nothing listens there" in found[-1].text
 
 
 def _is_gone(port: int) -> bool:

@@ -15,7 +15,7 @@ import pytest
 from cbdsl.network import topics
 from cbdsl.network.broker import Broker, find_mosquitto, running_broker
 from cbdsl.network.mqtt import Address, Meter, MqttLink
-from cbdsl.network.provision import read
+from cbdsl.network.provision import read_settings
 from support.broker_members import NAMES, SWARM, member
 from support.deployment import memory_of
 from support.light_workers import context_of, publish
@@ -71,7 +71,7 @@ def test_strangers_who_take_every_connection_keep_neither_server_nor_monitor_out
     broker = start()
     anna = Client(broker.port, "", context_of(keys, "anna")).connect()
     with ExitStack() as stack:
-        for _ in range(read(keys).connections + 20):
+        for _ in range(read_settings(keys).connections + 20):
             stack.enter_context(socket.create_connection(("127.0.0.1", broker.port), timeout=10))
         with pytest.raises(OSError, match=r"closed|reset|EOF"):
             Client(broker.port, "", context_of(keys, "bert")).connect()
@@ -103,7 +103,7 @@ def test_a_member_leaves_no_more_on_the_broker_than_one_model(keys: Path, start:
     broker = start()
     before = memory_of(broker.pid)
     leave_junk(keys, broker, 600)  # 60 MB
-    assert len(kept_for(keys, broker)) == read(keys).pieces == 40
+    assert len(kept_for(keys, broker)) == read_settings(keys).pieces == 40
     assert memory_of(broker.pid) - before < 30 * 1024
 
 

@@ -20,7 +20,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cbdsl.cli.main import main
 from cbdsl.errors import UserError
 from cbdsl.network import provision as module
-from cbdsl.network.provision import add_workers, allow_models, numbered, provision, read, renew, revoke
+from cbdsl.network.provision import add_workers, allow_models, numbered, provision, read_settings, renew, revoke
 from cbdsl.network.tls import MONITOR_NAME, SERVER_NAME
 from cbdsl.network.topics import check_name
 
@@ -182,7 +182,7 @@ def test_workers_are_added_and_the_brokers_limits_grow_with_them(keys: Path) -> 
         "ca/issued/carl.crt", "server/roster.txt", "broker/mosquitto.conf", "broker/acl",
         *(f"workers/carl/{name}" for name in FOR_A_WORKER),
     }  # fmt: skip
-    assert read(keys).workers == ("anna", "bert", "carl")
+    assert read_settings(keys).workers == ("anna", "bert", "carl")
     assert (keys / "server" / "roster.txt").read_text() == "anna\nbert\ncarl\n"
 
 
@@ -246,8 +246,8 @@ def test_limits_follow_from_the_roster(tmp_path: Path) -> None:
     many = {word: int(settings(keys, word)[0]) for word in few}
     assert all(many[word] > few[word] for word in few)
     assert many["max_connections"] == few["max_connections"] + 60
-    assert f"{read(keys).open_files:,} open files" in (keys / "broker" / "mosquitto.conf").read_text()
-    assert read(keys).open_files > sum(int(count) for count in settings(keys, "max_connections"))
+    assert f"{read_settings(keys).open_files:,} open files" in (keys / "broker" / "mosquitto.conf").read_text()
+    assert read_settings(keys).open_files > sum(int(count) for count in settings(keys, "max_connections"))
 
 
 def test_server_and_monitor_have_a_listener_of_their_own(tmp_path: Path, keys: Path) -> None:
@@ -318,7 +318,7 @@ def test_revocation_covers_every_certificate_a_worker_ever_had(keys: Path) -> No
     assert "user anna\ntopic deny cbdsl/lab/#\n" in (keys / "broker" / "acl").read_text()
     revoke(keys, ["bert"])  # and the earlier one stays revoked
     assert len(list(x509.load_pem_x509_crl((keys / "broker" / "crl.pem").read_bytes()))) == 4
-    assert read(keys).revoked == ("anna", "bert")
+    assert read_settings(keys).revoked == ("anna", "bert")
     kept = contents(keys / "workers")
     renew(keys)
     assert contents(keys / "workers") == kept  # who is out gets no new keys
@@ -410,4 +410,4 @@ def test_damaged_folders_are_named(keys: Path) -> None:
         revoke(keys, ["anna"])
     (keys / "provision.json").write_text("{")
     with pytest.raises(UserError, match=r"provision\.json cannot be read"):
-        read(keys)
+        read_settings(keys)

@@ -116,7 +116,7 @@ def test_a_worker_waits_for_the_broker_then_for_a_run(tmp_path: Path) -> None:
         port = broker.port
     words = ["--id", "anna", "--swarm", "lab", "--broker", f"mqtts://localhost:{port}", *options(keys)]
     with worker(tmp_path / "anna", *words) as log:
-        assert says(log, "nobody listens there")
+        assert says(log, "nothing listens there")
         assert says(log, "worker anna waits for the broker")
         with running_broker(tmp_path / "log", config=keys / "broker" / "mosquitto.conf", port=port):
             assert says(log, r"connected to the broker at mqtts://localhost:\d+ after \d+ s")

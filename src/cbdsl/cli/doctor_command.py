@@ -1,4 +1,4 @@
-"""`cbdsl doctor`: what this installation can do; with --broker, a device's way to its broker."""
+"""`cbdsl doctor`: what this installation supports; with --broker, checks of a device's connection to its broker."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 
 from cbdsl import __version__
 from cbdsl.cli import interrupts, options
+from cbdsl.cli.network_commands import Ca, Cert, Key
 from cbdsl.cli.options import On
 from cbdsl.errors import UserError
 from cbdsl.util.formatting import parse_bytes, single_line
@@ -20,47 +21,44 @@ if TYPE_CHECKING:
     from cbdsl.network.doctor import ConnectionCheck, DoctorFinding
 
 _LIBRARIES = ("numpy", "safetensors", *options.EXTRAS)
-
-
 _SIGNS = {True: "ok", False: "WRONG", None: "-"}
 
 
-def doctor(  # noqa: PLR0913, PLR0917 - one parameter an option
+def doctor(  # noqa: PLR0913, PLR0917 - one parameter per option
     broker: Annotated[
         str,
-        typer.Option(
-            metavar="ADDRESS", help="Look at the way to this broker instead, step by step: mqtts://host:port."
-        ),
+        typer.Option(metavar="ADDRESS", help="Check the connection to this broker step by step: mqtts://host:port."),
     ] = "",
-    ca: Annotated[Path | None, typer.Option(help="The authority that signed the broker's certificate, PEM.")] = None,
-    cert: Annotated[Path | None, typer.Option(help="This machine's certificate, PEM.")] = None,
-    key: Annotated[Path | None, typer.Option(help="Its key, PEM.")] = None,
-    name: Annotated[str, typer.Option("--id", help="This worker's name; the certificate's if not given.")] = "",
-    swarm: Annotated[str, typer.Option(help="The swarm's name; the certificate's if not given.")] = "",
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    name: Annotated[str, typer.Option("--id", help="This worker's name; default: the certificate's.")] = "",
+    swarm: Annotated[str, typer.Option(help="The swarm's name; default: the certificate's.")] = "",
     model: Annotated[
         str,
-        typer.Option(help="Whether it has room: with --broker a trained model's file, with --on a network's name."),
+        typer.Option(help="Check the memory for it: a trained model's file with --broker, a network's name with --on."),
     ] = "",
-    data: Annotated[Path | None, typer.Option(help="This worker's samples, to see whether they fit the run.")] = None,
-    memory: Annotated[str, typer.Option(help="What the worker may take, as for `cbdsl work`.")] = "",
+    data: Annotated[Path | None, typer.Option(help="Check that this worker's samples fit the run.")] = None,
+    memory: Annotated[str, typer.Option(help="Memory limit of the worker, as for `cbdsl work`.")] = "",
     connect: Annotated[
         bool,
-        typer.Option("--connect", help="Log in, too. A worker that runs with this certificate loses its connection."),
+        typer.Option("--connect", help="Also log in. A running worker with this certificate loses its connection."),
     ] = False,
     on: On = None,
 ) -> None:
-    """Say what this installation can do; with --broker, what is wrong on the way there; with --on, a Ray cluster."""
+    """Show what this installation supports; with --broker or --on, check the connection to a broker or Ray cluster."""
     if not broker:
         if any((ca, cert, key, name, swarm, data, memory, connect)) or (model and on is None):
             raise UserError(
-                "These options of `cbdsl doctor` are about the way to a broker. Give --broker mqtts://HOST:PORT. "
-                "--model also goes with --on."
+                "These options of `cbdsl doctor` are for the connection to a broker. Give --broker mqtts://HOST:PORT. "
+                "--model also works with --on.",
+                code="no-effect",
             )
         for topic, finding in examine() if on is None else _cluster(on, model or "cnn"):
             typer.echo(f"{topic:12} {finding}")
         return
     if on is not None:
-        raise UserError("--broker and --on are two things to look at. Give one of them.")
+        raise UserError("--broker and --on check different things. Give one of them.", code="conflict")
     from cbdsl.network.doctor import ConnectionCheck  # noqa: PLC0415
     from cbdsl.network.mqtt import parse_address  # noqa: PLC0415
     from cbdsl.network.topics import check_name  # noqa: PLC0415
@@ -68,36 +66,37 @@ def doctor(  # noqa: PLR0913, PLR0917 - one parameter an option
     for given, what in ((name, "worker"), (swarm, "swarm")):
         if given:
             check_name(given, what)
-    way, well = ConnectionCheck(parse_address(broker, ca, cert, key), swarm, name, connect), True
-    for found in _findings(way, Path(model) if model else None, data, memory):
+    check, well = ConnectionCheck(parse_address(broker, ca, cert, key), swarm, name, connect), True
+    for found in _findings(check, Path(model) if model else None, data, memory):
         typer.echo(f"{found.step:12} {_SIGNS[found.well]:6} {single_line(found.text, 1000)}")
         well = well and found.well is not False
     if not well:
         raise typer.Exit(1)
 
 
-def _findings(way: ConnectionCheck, model: Path | None, data: Path | None, memory: str) -> Iterator[DoctorFinding]:
-    """The way to the broker, then whether the run fits this device."""
+def _findings(check: ConnectionCheck, model: Path | None, data: Path | None, memory: str) -> Iterator[DoctorFinding]:
+    """Check the connection to the broker, then whether the run fits this device."""
     from cbdsl.engines.native_engine import default_threads  # noqa: PLC0415
     from cbdsl.network.doctor import (  # noqa: PLC0415
         DeviceResources,
         DoctorFinding,
-        announced,
-        as_announced,
+        announcement_of,
+        read_announcement,
     )
 
     stopped = False
-    for found in way.look():
+    for found in check.findings():
         yield found
         stopped = stopped or found.last
-    if way.announcement:
-        run = announced(way.announcement)
+    if check.announcement:
+        run = read_announcement(check.announcement)
     elif model is not None:
-        run = as_announced(model)
+        run = announcement_of(model)
     else:
-        run = DoctorFinding("memory", "not reckoned: no announcement was heard, and no --model given.", None)
+        run = DoctorFinding("memory", "not estimated: no run is announced, and no --model was given.", None)
     if not isinstance(run, DoctorFinding):
-        yield from DeviceResources(data, default_threads(), parse_bytes(memory, "--memory") if memory else 0).fits(run)
+        limit = parse_bytes(memory, "--memory") if memory else 0
+        yield from DeviceResources(data, default_threads(), limit).findings(run)
     elif not stopped:
         yield run
 
@@ -110,7 +109,7 @@ def _cluster(on: str, model: str) -> list[tuple[str, str]]:
 
 
 def examine() -> list[tuple[str, str]]:
-    """Findings as pairs of a name and a sentence."""
+    """Return findings about this installation as pairs of a name and a sentence."""
     from cbdsl.engines.native_engine import default_threads  # noqa: PLC0415
 
     return [

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from cbdsl.network.worker import Worker
     from cbdsl.spec import Spec
 if TYPE_CHECKING:
-    from cbdsl.network.provision import Provisioned
+    from cbdsl.network.provision import ProvisionedSwarm
 
 _LOOK_SECONDS = 0.5  # between looks at whether the command that started us is still there
 _START_SECONDS = 30.0  # that the page has to say where it is
@@ -111,9 +111,9 @@ _DEALING = (
 )
 _Broker = Annotated[str, typer.Option(help="mqtt://host:port, or mqtts://host:port with TLS.")]
 _Swarm = Annotated[str, typer.Option(help="The swarm's name: part of every topic.")]
-_Ca = Annotated[Path | None, typer.Option(help="The authority that signed the broker's certificate, PEM.")]
-_Cert = Annotated[Path | None, typer.Option(help="This machine's certificate, PEM.")]
-_Key = Annotated[Path | None, typer.Option(help="Its key, PEM.")]
+Ca = Annotated[Path | None, typer.Option(help="The authority that signed the broker's certificate, PEM.")]
+Cert = Annotated[Path | None, typer.Option(help="This machine's certificate, PEM.")]
+Key = Annotated[Path | None, typer.Option(help="Its key, PEM.")]
 _Threads = Annotated[int | None, typer.Option(min=1, help="Threads to use; all cores if not given. Changes no number.")]
 _Quorum = Annotated[float, typer.Option(help="Share of the workers present that closes a round.")]
 _RoundSeconds = Annotated[float, typer.Option(help="A round closes after so long, whoever is missing.")]
@@ -134,9 +134,9 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter an option
     roster: Annotated[
         Path | None, typer.Option(help="Names of the workers, one a line; without it whoever comes first is in.")
     ] = None,
-    ca: _Ca = None,
-    cert: _Cert = None,
-    key: _Key = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
     quorum: _Quorum = 1.0,
     round_seconds: _RoundSeconds = 600.0,
     upload_seconds: _UploadSeconds = 60.0,
@@ -182,9 +182,9 @@ def work(  # noqa: PLR0913, PLR0917 - one parameter an option
     ],
     swarm: _Swarm = "swarm",
     state: Annotated[Path | None, typer.Option(help="Where it keeps its state; ./<id> if not given.")] = None,
-    ca: _Ca = None,
-    cert: _Cert = None,
-    key: _Key = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
     threads: _Threads = None,
     stay: Annotated[bool, typer.Option("--stay", help="After a run wait for the next one.")] = False,
     keep_model: Annotated[
@@ -470,7 +470,7 @@ def provision(  # noqa: PLR0913, PLR0917 - one parameter an option
     elif renew:
         _tell_renewed(job.renew(folder))
     elif add:
-        before = job.read(folder).workers
+        before = job.read_settings(folder).workers
         chosen = _chosen(count, names, before)
         _tell_added(job.add_workers(folder, chosen), chosen)
     elif largest_model is not None and count is None and names is None and not fixed:
@@ -502,7 +502,7 @@ def _count(workers: Sequence[str]) -> str:
     return f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
 
 
-def _tell_added(made: Provisioned, added: Sequence[str]) -> None:
+def _tell_added(made: ProvisionedSwarm, added: Sequence[str]) -> None:
     typer.echo(f"{_count(added)} more in {made.folder / 'workers'}: {', '.join(added)}.")
     broker = made.folder / "broker"
     typer.echo(
@@ -511,13 +511,13 @@ def _tell_added(made: Provisioned, added: Sequence[str]) -> None:
     )
 
 
-def _tell_allowed(made: Provisioned) -> None:
+def _tell_allowed(made: ProvisionedSwarm) -> None:
     broker = made.folder / "broker"
     typer.echo(f"Workers may upload models of up to {made.largest_model:,} numbers, in {made.pieces:,} pieces.")
     typer.echo(f"Copy {broker / 'mosquitto.conf'} and {broker / 'acl'} to the broker and restart it.")
 
 
-def _tell_made(made: Provisioned, given_host: bool) -> None:
+def _tell_made(made: ProvisionedSwarm, given_host: bool) -> None:
     typer.echo(f"{made.folder}: an authority, a broker at {made.url}, a parameter server, {_count(made.workers)}.")
     typer.echo(f"Server and monitor reach the broker at {made.server_url}, a door of their own.")
     broker = made.folder / "broker"
@@ -533,13 +533,13 @@ def _tell_made(made: Provisioned, given_host: bool) -> None:
         typer.echo("Only this machine can reach a broker called localhost. Give --host to reach it from others.")
 
 
-def _tell_revoked(made: Provisioned, names: Sequence[str]) -> None:
+def _tell_revoked(made: ProvisionedSwarm, names: Sequence[str]) -> None:
     broker = made.folder / "broker"
     typer.echo(f"Revoked: {', '.join(dict.fromkeys(names))}.")
     typer.echo(f"Copy {broker / 'crl.pem'} and {broker / 'acl'} to the broker and restart it. Until then they get in.")
 
 
-def _tell_renewed(made: Provisioned) -> None:
+def _tell_renewed(made: ProvisionedSwarm) -> None:
     typer.echo(f"New keys for broker, server and all workers but those revoked, good for {made.days} days.")
     typer.echo("Copy the folders out again and restart broker, server, workers. The old keys work until they expire.")
 

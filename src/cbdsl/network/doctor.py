@@ -1,4 +1,4 @@
-"""Checks a connection step by step: `cbdsl doctor --broker`."""
+"""Checks of `cbdsl doctor --broker`: the connection to a broker step by step, and whether a run fits this device."""
 
 from __future__ import annotations
 
@@ -32,229 +32,54 @@ from cbdsl.network.tls import (
     RIGHTS,
     SOON,
     Identity,
-    context_of,
     explain,
-    identity_of,
-    misfit,
-    moment,
-    not_let_in,
+    format_time,
+    make_context,
+    parse_identity,
     read_identity,
-    refusal,
-    shown_certificate,
 )
 from cbdsl.network.wire import Announcement, WireError
 from cbdsl.network.worker_state import Assignment, understand
 from cbdsl.spec import Spec
 from cbdsl.util.formatting import format_bytes, single_line
 
-SECONDS = 5.0  # that a broker has for every answer
-_A_MOMENT = 1.0  # for what is retained, once a later answer is here
-_NOT_THAT_VERSION = {1, 132}  # codes of brokers that do not know MQTT 5
-_NOT_AUTHORIZED, _NOBODY_LISTENS = 135, 16
-
-
-@dataclass
-class BrokerVisit:
-    """What was seen."""
-
-    login: str = ""  # why there was none; empty if there was
-    lost: bool = False  # hung up, or silent: what follows is not known
-    may_read: bool = True  # false: the broker said no
-    may_write: bool | None = None  # none: it did not say
-    server_listens: bool | None = None
-    announcement: bytes = b""
-    _changed: threading.Condition = field(default_factory=threading.Condition)
-    _codes: dict[str, Any] = field(default_factory=dict)
-
-    def heard(self, kind: str, value: Any) -> None:  # noqa: ANN401 - a code, or codes
-        """The client's thread hands something in."""
-        with self._changed:
-            self._codes[kind] = value
-            self._changed.notify_all()
-
-    def answer(self, kind: str, seconds: float = SECONDS) -> Any:  # noqa: ANN401
-        """What came of this kind; none if the broker hung up or said nothing in time."""
-        with self._changed:
-            self._changed.wait_for(lambda: kind in self._codes or "end" in self._codes, seconds)
-            return self._codes.get(kind)
-
-
-def visit_broker(address: Address, context: ssl.SSLContext | None, swarm: str, name: str) -> BrokerVisit:
-    """Log in, listen, leave."""
-    for version in (MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311):
-        seen, code = _visit(address, context, swarm, name, version)
-        if code not in _NOT_THAT_VERSION and not (code is None and version == MQTTProtocolVersion.MQTTv5):
-            break
-    return seen
-
-
-def _visit(
-    address: Address, context: ssl.SSLContext | None, swarm: str, name: str, version: MQTTProtocolVersion
-) -> tuple[BrokerVisit, int | None]:
-    """A visit, and how the login was answered; none: not at all."""
-    seen = BrokerVisit()
-    client = mqtt.Client(
-        CallbackAPIVersion.VERSION2, f"cbdsl-{secrets.token_hex(8)}", protocol=version, reconnect_on_failure=False
-    )
-    client.connect_timeout = SECONDS
-    client.on_connect = lambda _client, _data, _flags, code, _properties: seen.heard("login", code)
-    client.on_subscribe = lambda _client, _data, _mid, codes, _properties: seen.heard("granted", codes)
-    client.on_publish = lambda _client, _data, _mid, code, _properties: seen.heard("published", code)
-    client.on_message = lambda _client, _data, message: seen.heard("announcement", bytes(message.payload))
-    client.on_disconnect = lambda *_: seen.heard("end", True)
-    if address.username:
-        client.username_pw_set(address.username, address.password)
-    if context is not None:
-        client.tls_set_context(context)
-    try:
-        client.connect(address.host, address.port, keepalive=int(6 * SECONDS))
-    except OSError:
-        seen.lost = True
-        return seen, None
-    client.loop_start()
-    try:
-        code = seen.answer("login")
-        if code is None:
-            seen.lost = True
-        elif code.is_failure:
-            seen.login = str(code)
-        else:
-            _look_around(client, seen, swarm, name)
-        return seen, None if code is None else int(code.value)
-    finally:
-        with contextlib.suppress(OSError):
-            client.disconnect()
-        client.loop_stop()
-
-
-def _look_around(client: mqtt.Client, seen: BrokerVisit, swarm: str, name: str) -> None:
-    """Ask for the announcement, then greet: what is retained comes before the answer to the greeting."""
-    client.subscribe(topics.spec(swarm), 1)
-    granted = seen.answer("granted")
-    if granted is not None and name:
-        client.publish(topics.from_worker(swarm, name, "hello"), b"", qos=1)
-        code = seen.answer("published")
-        granted = None if code is None else granted
-        if code is not None and client.protocol == MQTTProtocolVersion.MQTTv5:
-            seen.may_write = code.value != _NOT_AUTHORIZED
-            seen.server_listens = code.value != _NOBODY_LISTENS if seen.may_write else None
-    if granted is None:
-        seen.lost = True
-        return
-    seen.may_read = not any(code.is_failure for code in granted)
-    seen.announcement = seen.answer("announcement", _A_MOMENT) or b""
-
-
-@dataclass(frozen=True)
-class DeviceResources:
-    """What a device has for a run."""
-
-    data: Path | None = None  # its samples
-    threads: int = 1
-    memory: int = 0  # bytes that its worker may take; 0: half of the machine's
-
-    def fits(self, announcement: Announcement) -> Iterator[DoctorFinding]:
-        """Every step in turn."""
-        try:
-            assignment = understand(announcement)
-        except WireError as error:
-            yield wrong("model", f"{single_line(str(error))}. Server and workers should be of one release.")
-            return
-        obstacle = (
-            native_engine.available()
-            if assignment.architecture is not None
-            else "the server sends no description of it"
-        )
-        if obstacle is not None and importlib.util.find_spec("torch") is None:
-            yield wrong("engine", f"this model needs torch here ({obstacle}). Do: pip install 'cbdsl[torch]'")
-            return
-        own = self._samples(assignment)
-        if isinstance(own, DoctorFinding):
-            yield own
-            return
-        if self.data is not None:
-            yield DoctorFinding("samples", f"{len(own):,} in {self.data}, as the run wants them.")
-        yield self._memory(announcement, assignment, own)
-
-    def _samples(self, assignment: Assignment) -> Samples | DoctorFinding:
-        """Its own, or one in their place; or what is wrong with them."""
-        shape, classes = assignment.layout.shape, assignment.classes
-        if self.data is None:
-            return Samples(np.broadcast_to(np.float32(0), (1, *shape)), np.zeros(1, np.int32))
-        try:
-            own = read_samples(self.data)
-        except UserError as error:
-            return wrong("samples", str(error))
-        if own.features.shape[1:] != shape or int(own.labels.max()) >= classes:
-            return wrong(
-                "samples", f"{self.data} has samples of shape {own.features.shape[1:]} and labels up to "
-                f"{own.labels.max()}; the run works on {shape} in {classes} classes. Give others with --data.",
-            )  # fmt: skip
-        return own
-
-    def _memory(self, announcement: Announcement, assignment: Assignment, own: Samples) -> DoctorFinding:
-        allowed = self.memory or half_of_the_machine()
-        needed = format_bytes(needs_of(assignment, own, self.threads, 1e9).memory)
-        try:
-            ResourceLimits(own, self.threads, allowed, LONGEST_ROUND).understand(announcement)
-        except (WireError, UserError) as error:
-            return wrong("memory", f"{single_line(str(error)).rstrip('.')}.")
-        least = "" if self.data is not None else " and more for its own samples (--data)"
-        return DoctorFinding(
-            "memory",
-            f"{assignment.size:,} parameters take about {needed} at work{least}; {format_bytes(allowed)} are allowed.",
-        )
-
-
-def announced(payload: bytes) -> Announcement | DoctorFinding:
-    """The announcement that a broker retains; or why it is none."""
-    try:
-        return wire.decode(payload, Announcement)
-    except WireError as error:
-        return wrong("model", f"the announcement is {error}. Server and workers should be of one release.")
-
-
-def as_announced(model: Path) -> Announcement:
-    """What a server would announce that has this trained model's network, and shares no samples."""
-    saved = saved_model.load(model)
-    graph, nothing = saved.graph, wire.NO_DIGEST
-    return Announcement(
-        bytes(wire.RUN_BYTES), Spec().to_toml(), json.dumps(graph.to_dict()), graph.size, 1, json.dumps(graph.shape),
-        graph.classes, 0, 0, nothing, 0,
-    )  # fmt: skip
-
-
-_SECONDS = 5.0  # that an address has to answer
-_NO_BROKER = "It is no broker, or one that hangs. Check the port"
+SECONDS = 5.0  # for each answer of a broker
+_RETAINED_SECONDS = 1.0  # for a retained message, once a later answer is here
+_OTHER_VERSION = {1, 132}  # codes of brokers that do not support MQTT 5
+_NOT_AUTHORIZED, _NO_SUBSCRIBERS = 135, 16
+_ONE_RELEASE = "Server and workers should use the same release"
 
 
 @dataclass(frozen=True)
 class DoctorFinding:
-    """One step."""
+    """The result of one step."""
 
     step: str
     text: str
-    well: bool | None = True  # none: it was not looked at
-    last: bool = False  # what follows would mean nothing
+    well: bool | None = True  # None: not checked
+    last: bool = False  # the steps after it would be meaningless
 
 
-def wrong(step: str, text: str, last: bool = False) -> DoctorFinding:
-    """A step that found something to mend."""
+def problem(step: str, text: str, last: bool = False) -> DoctorFinding:
+    """Build the finding of a step that found a problem."""
     return DoctorFinding(step, text if text.endswith((".", "?")) else f"{text}.", well=False, last=last)
+
+
+# --- the connection
 
 
 @dataclass
 class ConnectionCheck:
-    """What is looked at, and what was found on the way that later steps need."""
+    """The connection to check, and what was found on the way."""
 
     address: Address
-    swarm: str = ""  # from the certificate, if not given
+    swarm: str = ""  # default: from the certificate
     name: str = ""  # likewise
-    connect: bool = False  # log in, even with a certificate
-    announcement: bytes = b""
+    connect: bool = False  # log in even with a certificate
+    announcement: bytes = b""  # found by the login
 
-    def look(self) -> Iterator[DoctorFinding]:
-        """Every step in turn, until one makes the rest meaningless."""
+    def findings(self) -> Iterator[DoctorFinding]:
+        """Yield the findings, until one makes the rest meaningless."""
         for step in (self._host, self._files, self._tls, self._login):
             for finding in step():
                 yield finding
@@ -266,148 +91,284 @@ class ConnectionCheck:
         try:
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except OSError as error:
-            yield wrong("host", explain(error, self.address), last=True)
+            yield problem("host", explain(error, self.address), last=True)
             return
         yield DoctorFinding("host", f"{host} is {', '.join(dict.fromkeys(str(info[4][0]) for info in found))}.")
         try:
-            with socket.create_connection((host, port), timeout=_SECONDS) as connection:
-                yield DoctorFinding("port", f"{connection.getpeername()[0]} answers at port {port}.")
+            with socket.create_connection((host, port), timeout=SECONDS) as connection:
+                yield DoctorFinding("port", f"{connection.getpeername()[0]} answers on port {port}.")
         except OSError as error:
-            yield wrong("port", f"port {port}: {explain(error, self.address) or error}", last=True)
+            yield problem("port", f"port {port}: {explain(error, self.address)}", last=True)
 
     def _files(self) -> Iterator[DoctorFinding]:
-        address, now = self.address, datetime.now(UTC)
-        if address.certificate is None or address.key is None:
-            if address.tls:
+        certificate, key = self.address.certificate, self.address.key
+        if certificate is None or key is None:
+            if self.address.tls:
                 yield DoctorFinding("certificate", "none was given (--cert, --key).", None)
             return
         try:
-            identity = read_identity(address.certificate)
+            identity = read_identity(certificate)
         except UserError as error:
-            yield wrong("certificate", str(error), last=True)
+            yield problem("certificate", str(error), last=True)
             return
         self.swarm, self.name = self.swarm or identity.swarm, self.name or identity.name
-        yield _dated("certificate", identity, f"{address.certificate} is of '{identity.name}'", now)
-        fault = misfit(identity, address.certificate, self.swarm, self.name)
-        if fault:
-            yield wrong("name", fault)
-        mode = address.key.stat().st_mode
-        if not mode & stat.S_IRWXO:
-            yield DoctorFinding("key", f"{address.key} is not for everybody's eyes.")
+        yield _check_dates("certificate", identity, f"{certificate} is of '{identity.name}'")
+        other = identity.name_problem(certificate, self.swarm, self.name)
+        if other:
+            yield problem("name", other)
+        mode = key.stat().st_mode
+        if mode & stat.S_IRWXO:
+            text = f"{key} can be read by every user of this machine ({mode & 0o777:o}). Do: chmod 600 {key}"
+            yield problem("key", text)
         else:
-            yield wrong(
-                "key",
-                f"{address.key} is open to everybody on this machine ({mode & 0o777:o}). Do: chmod 600 {address.key}",
-            )
+            yield DoctorFinding("key", f"{key} is private.")
 
     def _tls(self) -> Iterator[DoctorFinding]:
         address = self.address
         if not address.tls:
             warning = exposed(address).removeprefix("WARNING: ")
-            yield (
-                wrong("tls", warning) if warning else DoctorFinding("tls", "none, and none is needed on this machine.")
-            )
+            yield problem("tls", warning) if warning else DoctorFinding("tls", "not used, and not needed on loopback.")
             return
         try:
-            context = context_of(address)
+            context = make_context(address)
         except UserError as error:
-            yield wrong("key", str(error), last=True)
+            yield problem("key", str(error), last=True)
             return
         try:
             with (
-                socket.create_connection((address.host, address.port), timeout=_SECONDS) as raw,
+                socket.create_connection((address.host, address.port), timeout=SECONDS) as raw,
                 context.wrap_socket(raw, server_hostname=address.host) as secure,
             ):
-                yield DoctorFinding(
-                    "tls", f"{secure.version()}, and the broker's certificate is by the authority in {_ca(address)}."
-                )
-                shown = identity_of(secure.getpeercert(binary_form=True) or b"")
+                version, presented = secure.version(), parse_identity(secure.getpeercert(binary_form=True) or b"")
         except TimeoutError:
-            yield wrong("broker", f"it takes the connection and says nothing. {_NO_BROKER}", last=True)
+            text = "it accepts the connection and does not answer. It is not a broker, or it hangs. Check the port"
+            yield problem("broker", text, last=True)
             return
         except (OSError, ValueError) as error:
-            yield wrong("broker", f"{explain(error, address) or error}{self._dates(error)}", last=True)
+            yield problem("broker", explain(error, address), last=True)
             return
-        now = datetime.now(UTC)
-        yield _dated("broker", shown, f"its certificate is for '{address.host}'", now)
-        yield DoctorFinding(
-            "clock", f"{moment(now)}, within the dates of the broker's certificate; brokers do not tell their time."
-        )
-        objection = "" if self.connect else refusal(address, context)  # a login hears it, too
+        authority = address.ca or "this system's list"
+        yield DoctorFinding("tls", f"{version}, and the broker's certificate is by the authority in {authority}.")
+        yield _check_dates("broker", presented, f"its certificate is for '{address.host}'")
+        now = format_time(datetime.now(UTC))
+        yield DoctorFinding("clock", f"{now}, within the dates of the broker's certificate.")
+        objection = "" if self.connect else explain(None, address, context)  # a login would find it, too
         if objection:
-            yield wrong("accepted", objection, last=True)
-
-    def _dates(self, error: Exception) -> str:
-        """The dates of a certificate that does not fit the clock."""
-        if not isinstance(error, ssl.SSLCertVerificationError) or error.verify_code not in {9, 10}:
-            return ""
-        try:
-            obstacle = identity_of(shown_certificate(self.address) or b"").obstacle(datetime.now(UTC))
-        except ValueError:
-            return ""
-        return f". It {obstacle}" if obstacle else ""
+            yield problem("accepted", objection, last=True)
 
     def _login(self) -> Iterator[DoctorFinding]:
         if self.address.certificate is not None and not self.connect:
             yield DoctorFinding(
-                "login", "not tried: a certificate has one connection, and a worker that runs with it would lose its "
-                "own. Where none runs, add --connect.", None,
+                "login", "not tried: a certificate has one connection, and a running worker would lose its own. If "
+                "none runs, add --connect.", None,
             )  # fmt: skip
             return
-        context = context_of(self.address) if self.address.tls else None
+        context = make_context(self.address) if self.address.tls else None
         swarm = self.swarm or "swarm"
-        seen = visit_broker(self.address, context, swarm, self.name)
-        if seen.login:
-            yield wrong("login", f"the broker refuses it: {not_let_in(seen.login, self.address)}", last=True)
-        elif seen.lost:
-            yield wrong("login", self._cut_off(context), last=True)
+        visit = visit_broker(self.address, context, swarm, self.name)
+        if visit.refused:
+            yield problem("login", f"the broker refuses it: {explain(visit.refused, self.address)}", last=True)
+        elif visit.lost:
+            limit = "The broker closed the connection or timed out; it may be shutting down or at its connection limit"
+            used = ", or a worker that uses this certificate took the connection back" if context is not None else ""
+            why = explain(None, self.address, context) or f"{limit}{used}. Try again"
+            yield problem("login", why, last=True)
         else:
-            self.announcement = seen.announcement
+            self.announcement = visit.announcement
             yield DoctorFinding("login", "the broker lets us in.")
-            yield from _rights(seen, swarm, self.name)
-
-    def _cut_off(self, context: ssl.SSLContext | None) -> str:
-        why = refusal(self.address, context)
-        if why:
-            return why
-        other = "; or a worker runs with this certificate, and took its connection back" if context is not None else ""
-        return f"the broker hung up, or said nothing for too long: it may be ending, or full{other}. Try again."
+            yield from _check_rights(visit, swarm, self.name)
 
 
-def _ca(address: Address) -> str:
-    return str(address.ca) if address.ca else "this system's list"
+def _check_dates(step: str, identity: Identity, what: str) -> DoctorFinding:
+    now = datetime.now(UTC)
+    dates = identity.date_problem(now)
+    if dates:
+        fix = "Check the clock; if it is right: cbdsl provision DIR --renew, and copy again."
+        return problem(step, f"{what} and {dates}. {fix}")
+    left = identity.ends - now
+    soon = ". That is soon: cbdsl provision DIR --renew" if left < SOON else ""
+    return DoctorFinding(step, f"{what}, valid until {format_time(identity.ends)}, {left.days:,} days from now{soon}.")
 
 
-def _dated(step: str, identity: Identity, what: str, now: datetime) -> DoctorFinding:
-    obstacle = identity.obstacle(now)
-    if obstacle:
-        return wrong(
-            step,
-            f"{what} and {obstacle}. Check the clock; if it is right: cbdsl provision DIR --renew, and copy again.",
-        )
-    days = (identity.ends - now).days
-    soon = ". That is soon: cbdsl provision DIR --renew" if identity.ends - now < SOON else ""
-    return DoctorFinding(step, f"{what}, good until {moment(identity.ends)}, {days:,} days from now{soon}.")
-
-
-def _rights(seen: BrokerVisit, swarm: str, name: str) -> Iterator[DoctorFinding]:
-    """What the broker lets a member do, and who else is there."""
-    if seen.may_write is False:
-        yield wrong("rights", f"the broker does not let '{name}' write in the swarm '{swarm}'. {RIGHTS}")
+def _check_rights(visit: BrokerVisit, swarm: str, name: str) -> Iterator[DoctorFinding]:
+    """Yield what the broker allows this member, and whether a server is there."""
+    if visit.may_write is False:
+        yield problem("rights", f"the broker does not let '{name}' write in the swarm '{swarm}'. {RIGHTS}")
         return
-    if not seen.may_read or (seen.server_listens and not seen.announcement):
-        yield wrong("rights", f"a server is there, and the broker does not let '{name}' hear it. {RIGHTS}")
+    if not visit.may_read or (visit.server_listens and not visit.announcement):
+        yield problem("rights", f"a server is there, but the broker does not let '{name}' read from it. {RIGHTS}")
         return
-    if seen.may_write is None:
-        why = "the broker does not say what it lets through" if name else "not looked at without a name; give --id"
+    if visit.may_write is None:
+        why = "the broker does not tell what it allows" if name else "not checked without a name; give --id"
         yield DoctorFinding("rights", f"{why}.", None)
     else:
         yield DoctorFinding("rights", f"'{name}' may write in the swarm '{swarm}'.")
-    if seen.announcement and seen.server_listens is not False:
-        yield DoctorFinding(
-            "server", "a run is announced. Whether its roster names this worker the server tells workers alone."
-        )
-    elif seen.announcement:
+    if not visit.announcement:
+        yield DoctorFinding("server", f"no run is announced in the swarm '{swarm}': `cbdsl serve` has not begun.", None)
+    elif visit.server_listens is False:
         yield DoctorFinding("server", "a run is announced, but its server is not connected now. Start it again.", None)
     else:
-        yield DoctorFinding("server", f"no run is announced in the swarm '{swarm}': `cbdsl serve` has not begun.", None)
+        yield DoctorFinding("server", "a run is announced. Only a worker can find out whether its roster names it.")
+
+
+@dataclass
+class BrokerVisit:
+    """The answers of a broker to a login."""
+
+    refused: str = ""  # why there was no login
+    lost: bool = False  # it closed the connection or did not answer
+    may_read: bool = True
+    may_write: bool | None = None  # None: it did not tell
+    server_listens: bool | None = None
+    announcement: bytes = b""
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _answers: dict[str, Any] = field(default_factory=dict)
+
+    def put(self, kind: str, value: Any) -> None:  # noqa: ANN401 - codes or bytes
+        """Store an answer; called in the client's thread."""
+        with self._changed:
+            self._answers[kind] = value
+            self._changed.notify_all()
+
+    def answer(self, kind: str, seconds: float = SECONDS) -> Any:  # noqa: ANN401
+        """Return the answer of a kind; None if the broker closed the connection or did not answer in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: kind in self._answers or "end" in self._answers, seconds)
+            return self._answers.get(kind)
+
+
+def visit_broker(address: Address, context: ssl.SSLContext | None, swarm: str, name: str) -> BrokerVisit:
+    """Log in, subscribe, publish an empty hello, and leave. MQTT 5 first: its brokers tell what they do not allow."""
+    visit, code = _visit(address, context, swarm, name, MQTTProtocolVersion.MQTTv5)
+    if code is None or code in _OTHER_VERSION:
+        visit, _ = _visit(address, context, swarm, name, MQTTProtocolVersion.MQTTv311)
+    return visit
+
+
+def _visit(
+    address: Address, context: ssl.SSLContext | None, swarm: str, name: str, version: MQTTProtocolVersion
+) -> tuple[BrokerVisit, int | None]:
+    """Visit a broker; also return the code that answered the login, or None."""
+    visit = BrokerVisit()
+    client = mqtt.Client(
+        CallbackAPIVersion.VERSION2, f"cbdsl-{secrets.token_hex(8)}", protocol=version, reconnect_on_failure=False
+    )
+    client.connect_timeout = SECONDS
+    client.on_connect = lambda _client, _data, _flags, code, _properties: visit.put("login", code)
+    client.on_subscribe = lambda _client, _data, _mid, codes, _properties: visit.put("granted", codes)
+    client.on_publish = lambda _client, _data, _mid, code, _properties: visit.put("published", code)
+    client.on_message = lambda _client, _data, message: visit.put("announcement", bytes(message.payload))
+    client.on_disconnect = lambda *_: visit.put("end", True)
+    if address.username:
+        client.username_pw_set(address.username, address.password)
+    if context is not None:
+        client.tls_set_context(context)
+    try:
+        client.connect(address.host, address.port, keepalive=int(6 * SECONDS))
+    except OSError:
+        visit.lost = True
+        return visit, None
+    client.loop_start()
+    try:
+        code = visit.answer("login")
+        if code is None:
+            visit.lost = True
+        elif code.is_failure:
+            visit.refused = str(code)
+        else:
+            _try_rights(client, visit, swarm, name)
+        return visit, None if code is None else int(code.value)
+    finally:
+        with contextlib.suppress(OSError):
+            client.disconnect()
+        client.loop_stop()
+
+
+def _try_rights(client: mqtt.Client, visit: BrokerVisit, swarm: str, name: str) -> None:
+    """Subscribe to the announcement, then publish: a retained message arrives before the answer to the latter."""
+    client.subscribe(topics.spec(swarm), 1)
+    granted = visit.answer("granted")
+    if granted is not None and name:
+        client.publish(topics.from_worker(swarm, name, "hello"), b"", qos=1)
+        code = visit.answer("published")
+        granted = None if code is None else granted
+        if code is not None and client.protocol == MQTTProtocolVersion.MQTTv5:
+            visit.may_write = code.value != _NOT_AUTHORIZED
+            visit.server_listens = code.value != _NO_SUBSCRIBERS if visit.may_write else None
+    if granted is None:
+        visit.lost = True
+        return
+    visit.may_read = not any(code.is_failure for code in granted)
+    visit.announcement = visit.answer("announcement", _RETAINED_SECONDS) or b""
+
+
+# --- the device
+
+
+@dataclass(frozen=True)
+class DeviceResources:
+    """What this device has for a run."""
+
+    data: Path | None = None  # its samples
+    threads: int = 1
+    memory: int = 0  # bytes that its worker may use; 0: half of the machine's
+
+    def findings(self, announcement: Announcement) -> Iterator[DoctorFinding]:
+        """Yield whether the announced run fits this device."""
+        try:
+            assignment = understand(announcement)
+        except WireError as error:
+            yield problem("model", f"{single_line(str(error))}. {_ONE_RELEASE}")
+            return
+        obstacle: str | None = "the server sends no description of it"
+        if assignment.architecture is not None:
+            obstacle = native_engine.available()
+        if obstacle is not None and importlib.util.find_spec("torch") is None:
+            yield problem("engine", f"this model needs torch here ({obstacle}). Do: pip install 'cbdsl[torch]'")
+            return
+        shape, classes = assignment.layout.shape, assignment.classes
+        own = Samples(np.broadcast_to(np.float32(0), (1, *shape)), np.zeros(1, np.int32))
+        if self.data is not None:
+            try:
+                own = read_samples(self.data)
+            except UserError as error:
+                yield problem("samples", str(error))
+                return
+            if own.features.shape[1:] != shape or int(own.labels.max()) >= classes:
+                yield problem(
+                    "samples", f"{self.data} has samples of shape {own.features.shape[1:]} and labels up to "
+                    f"{own.labels.max()}; the run works on {shape} in {classes} classes. Give others with --data",
+                )  # fmt: skip
+                return
+            yield DoctorFinding("samples", f"{len(own):,} in {self.data}, of the run's shape and classes.")
+        yield self._check_memory(announcement, assignment, own)
+
+    def _check_memory(self, announcement: Announcement, assignment: Assignment, own: Samples) -> DoctorFinding:
+        allowed = self.memory or half_of_the_machine()
+        try:
+            ResourceLimits(own, self.threads, allowed, LONGEST_ROUND).understand(announcement)
+        except (WireError, UserError) as error:
+            return problem("memory", single_line(str(error)))
+        needed = format_bytes(needs_of(assignment, own, self.threads, 1e9).memory)
+        more = "" if self.data is not None else " and more for its own samples (--data)"
+        return DoctorFinding(
+            "memory",
+            f"{assignment.size:,} parameters take about {needed} at work{more}; {format_bytes(allowed)} are allowed.",
+        )
+
+
+def read_announcement(payload: bytes) -> Announcement | DoctorFinding:
+    """Decode a retained announcement, or return what is wrong with it."""
+    try:
+        return wire.decode(payload, Announcement)
+    except WireError as error:
+        return problem("model", f"the announcement is {error}. {_ONE_RELEASE}")
+
+
+def announcement_of(model: Path) -> Announcement:
+    """Build the announcement of a server that has the network of a trained model and shares no samples."""
+    graph = saved_model.load(model).graph
+    return Announcement(
+        bytes(wire.RUN_BYTES), Spec().to_toml(), json.dumps(graph.to_dict()), graph.size, 1, json.dumps(graph.shape),
+        graph.classes, 0, 0, wire.NO_DIGEST, 0,
+    )  # fmt: skip

@@ -30,7 +30,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from cbdsl.errors import UserError
 from cbdsl.network import topics
 from cbdsl.network.broker import PASSWORD_VARIABLE
-from cbdsl.network.tls import RIGHTS, context_of, explain, not_let_in, refusal
+from cbdsl.network.tls import RIGHTS, explain, make_context
 from cbdsl.network.topics import kind_of
 from cbdsl.util.files import write_atomically
 
@@ -267,7 +267,7 @@ class MqttLink:
             client.will_set(will.topic, will.payload, qos=1, retain=True)
         if address.username:
             client.username_pw_set(address.username, address.password)
-        self._context = context_of(address) if address.tls else None
+        self._context = make_context(address) if address.tls else None
         if self._context is not None:
             client.tls_set_context(self._context)
         self._client = client
@@ -327,7 +327,7 @@ class MqttLink:
     def _up(self, _client: mqtt.Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:  # noqa: ANN401
         if reason.is_failure:
             self._failure = _CLOSED
-            self._say(f"the broker at {self._address} refuses the connection: {not_let_in(str(reason), self._address)}")
+            self._say(f"the broker at {self._address} refuses the connection: {explain(reason, self._address)}")
             return
         if self._said and len(self._losses) < _OFTEN:
             seconds = time.monotonic() - self._since
@@ -345,7 +345,7 @@ class MqttLink:
             self._lost()
         elif reason.is_failure and self._failure != _CLOSED:  # to find out why takes a connection of its own
             self._failure = _CLOSED
-            why = _clause(refusal(self._address, self._context))
+            why = _clause(explain(None, self._address, self._context))
             self._say(f"the broker at {self._address} closes the connection before it is made{why}. Trying again")
 
     def _lost(self) -> None:

@@ -1,4 +1,7 @@
-"""What stands in the files that `provision` writes: the broker's configuration and rules, and a page for everybody."""
+"""`cbdsl provision`: keys, certificates, broker configuration and READMEs for the machines of a swarm.
+
+The texts of the files stand at the end.
+"""
 
 from __future__ import annotations
 
@@ -20,288 +23,89 @@ from cbdsl.network.certificates import AUTHORITY_DAYS, Authority, IssuedCertific
 from cbdsl.network.tls import MONITOR_NAME, SERVER_NAME, organization_of
 from cbdsl.network.wire import piece_count
 
+DAYS = 825
+PORT = 8883
 LARGEST_MODEL = 1_000_000
-"""Numbers in the largest model that workers may upload, unless more is asked for."""
-
-_SERVER_CONNECTIONS = 32  # server and monitor, what they leave behind when they reconnect, and room
-_ROOM = 100  # connections beyond the workers' own: strangers count until the broker knows them for strangers
-_OTHER_FILES = 64  # that a broker has open beside its connections
-_QUEUED = 2000  # messages that may wait for one client, beyond those that come with the roster
-_PROGRAM_BYTES = 32 * 2**20
-_TLS_BYTES = 100 * 1024  # resident for each connection, not counted by the broker
-_CONNECTION_BYTES = 64 * 1024  # of the broker's memory limit, for each connection
+"""Default limit for the numbers in a model that workers upload."""
 
 LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 
-_MAY_WRITE = ("hello", "claim", "status")
-_MAY_READ = tuple(f"down/{what}" for what in topics.DOWN_ALL)
+_SERVER_CONNECTIONS = 32  # server and monitor, with those they lost and the broker still counts
+_ROOM = 100  # connections beyond the workers' own, for clients that have not shown a certificate yet
+_OTHER_FILES = 64  # that a broker has open beside its connections
+_QUEUED = 2000  # messages that may wait for one client, beyond those that grow with the roster
+_PROGRAM_BYTES = 32 * 2**20
+_TLS_BYTES = 100 * 1024  # resident per connection, not counted by the broker
+_CONNECTION_BYTES = 64 * 1024  # per connection, of the broker's memory limit
+_MOST_NUMBERS = wire.MAX_WHOLE // 4
+_LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
 
 
 @dataclass(frozen=True)
-class Provisioned:
-    """What a folder of certificates is for."""
+class ProvisionedSwarm:
+    """The settings of a folder of certificates, and the broker's limits that follow from them."""
 
     folder: Path
     swarm: str
-    hosts: tuple[str, ...]  # of the broker; the first one stands in the command lines
+    hosts: tuple[str, ...]  # of the broker; the first one is in the command lines
     port: int
-    days: int  # that a certificate lasts
+    days: int  # validity of a certificate
     workers: tuple[str, ...]  # all that ever had a certificate
     revoked: tuple[str, ...] = ()
-    server_host: str = "localhost"  # where server and monitor find the broker
+    server_host: str = "localhost"  # where server and monitor reach the broker
     server_port: int = 0  # of their own listener
     largest_model: int = LARGEST_MODEL  # numbers in it
 
     @property
     def url(self) -> str:
-        """Where workers find the broker."""
+        """The broker's address for workers."""
         return _url(self.hosts[0], self.port)
 
     @property
     def server_url(self) -> str:
-        """Where the server finds the broker."""
+        """The broker's address for the server."""
         return _url(self.server_host, self.server_port)
 
     @property
+    def members(self) -> tuple[str, ...]:
+        """The workers that are not revoked."""
+        return tuple(name for name in self.workers if name not in self.revoked)
+
+    @property
     def pieces(self) -> int:
-        """Into how many pieces the largest model is cut."""
+        """The number of pieces of the largest model."""
         return piece_count(4 * self.largest_model)
 
     @property
     def connections(self) -> int:
-        """For workers: each with the connection it lost and the broker has not missed yet, and room for strangers."""
-        return 2 * (len(self.workers) - len(self.revoked)) + _ROOM
+        """Connections for workers: two each, because a lost one is counted until the broker notices."""
+        return 2 * len(self.members) + _ROOM
 
     @property
     def open_files(self) -> int:
-        """How many files the broker must be allowed to open."""
+        """The number of files that the broker must be allowed to open."""
         return self.connections + _SERVER_CONNECTIONS + _OTHER_FILES
 
     @property
     def queued(self) -> int:
-        """Messages that may wait for one client: all workers may speak to the server at once, some in pieces."""
+        """Messages that may wait for one client: all workers may send to the server at once, some in pieces."""
         return _QUEUED + 4 * len(self.workers) + 2 * self.pieces
 
     @property
     def memory(self) -> int:
-        """Bytes of messages, topics and clients that the broker may hold; what TLS takes comes on top."""
-        models = 8 * self.pieces * MESSAGE_LIMIT  # retained ones, and those on their way to somebody slow
+        """The broker's limit in bytes for messages, topics and clients, without TLS."""
+        models = 8 * self.pieces * MESSAGE_LIMIT  # retained ones, and those on their way to slow clients
         return 2 * QUEUE_LIMIT + models + self.connections * _CONNECTION_BYTES
 
     @property
     def resident(self) -> int:
-        """Bytes of memory that the broker takes at most, all in all."""
+        """The largest number of bytes that the broker's process uses."""
         return _PROGRAM_BYTES + self.memory + self.connections * _TLS_BYTES
 
 
 def _url(host: str, port: int) -> str:
     return f"mqtts://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-def access_rules(known: Provisioned) -> str:
-    """The broker's rules; %u is the name in the certificate."""
-    root = topics.root(known.swarm)
-    may_write = (*_MAY_WRITE, *(f"upload/{number}" for number in range(known.pieces)))
-    writes = "\n".join(f"pattern write {topics.from_worker(known.swarm, '%u', what)}" for what in may_write)
-    reads = "\n".join(f"topic read {root}/{what}" for what in _MAY_READ)
-    members = "\n".join(f"user {name}\n{reads}\n" for name in known.workers if name not in known.revoked)
-    refused = "\n".join(f"user {name}\ntopic deny {root}/#\n" for name in known.revoked)
-    return f"""\
-# Who may publish (write) and receive (read) what. Everything that is not listed is refused.
-# mosquitto reads this file anew on SIGHUP: systemctl reload, or kill -HUP.
-
-# The parameter server.
-user {SERVER_NAME}
-topic readwrite {root}/#
-
-# Whoever watches. What is refused here would be granted below, where every name has its rights.
-user {MONITOR_NAME}
-topic deny {root}/down/#
-topic deny {topics.from_worker(known.swarm, MONITOR_NAME, "#")}
-topic read $SYS/#
-topic read {topics.from_worker(known.swarm, "+", "status")}
-
-# Revoked workers: these lines silence a connection that is still open; crl.pem refuses the next one.
-{refused}
-# The workers, by name: they read what is for all of them.
-{members}
-# Everybody writes as itself and reads what is for it. %u is the name in its certificate.
-pattern read {topics.to_worker(known.swarm, "%u", "#")}
-
-# A model of {known.largest_model:,} numbers is uploaded in {known.pieces} pieces, and a worker can leave as many on the
-# broker and no more. Larger models do not arrive: cbdsl provision DIR --largest-model NUMBERS allows them.
-{writes}
-"""
-
-
-def broker_config(known: Provisioned) -> str:
-    """The configuration of mosquitto."""
-    members = len(known.workers) - len(known.revoked)
-    return f"""\
-# mosquitto 2 for the swarm '{known.swarm}'. All paths are relative: start it in the folder of this file,
-#     cd broker && mosquitto -c mosquitto.conf
-# or let systemd do so with WorkingDirectory= (docs/deploy.md). The folder can be copied to any machine as it is.
-# mosquitto started as root becomes the user 'mosquitto', who then must own the folder: chown -R mosquitto: broker
-
-# The limits below follow from {members:,} workers; `cbdsl provision --add` writes them anew, and the broker reads them
-# when it starts. It needs {known.open_files:,} open files (LimitNOFILE= in its unit, or ulimit -n).
-
-# The workers' door. Two connections for each, since one that broke is counted until it is missed, and room for
-# strangers, who are counted until they fail to show a certificate or have said nothing for 90 seconds.
-listener {known.port}
-max_connections {known.connections}
-{_door()}
-# A door of their own for parameter server and monitor: nobody who crowds the other one keeps them out.
-{_server_listener(known)}
-max_connections {_SERVER_CONNECTIONS}
-{_door()}
-# The name in the certificate is the user name, whatever the client says; acl says what a name may do. It is the client
-# id too: one certificate has one connection, and no member can throw another one out by borrowing its client id.
-acl_file acl
-allow_anonymous false
-
-# No message of a swarm is larger than 100 KiB. Who sends a larger one is cut off before it is stored.
-max_packet_size {MESSAGE_LIMIT}
-
-# For each client: what is under way, and what waits. A worker that joins is sent the model and the shared samples at
-# once, so both must fit here: raise the limits if they are larger together.
-max_inflight_messages 100
-max_queued_messages {known.queued}
-max_queued_bytes {QUEUE_LIMIT}
-persistent_client_expiration 1h
-
-# For all clients together: over this limit a message is dropped and its sender cut off. What TLS takes comes on top:
-# with every connection in use MemoryMax= must allow {known.resident // 2**20:,} MiB.
-memory_limit {known.memory}
-
-# Retained messages outlive a restart. After a crash the parameter server sends again what is missing.
-persistence true
-persistence_location data/
-autosave_interval 60
-
-set_tcp_nodelay true
-sys_interval 10
-log_dest stderr
-log_type error
-log_type warning
-log_type notice
-log_type information
-"""
-
-
-def _server_listener(known: Provisioned) -> str:
-    if known.server_host in LOCAL_HOSTS:
-        return f"listener {known.server_port} 127.0.0.1"
-    return (
-        "# Other machines reach it: let the firewall keep out all but those two (docs/deploy.md).\n"
-        f"listener {known.server_port}"
-    )
-
-
-def _door_of(known: Provisioned) -> str:
-    where = f"Port {known.server_port} is the broker's door for server and monitor"
-    return f"{where}; only the broker's own machine reaches it." if known.server_host in LOCAL_HOSTS else f"{where}."
-
-
-def _door() -> str:
-    """What holds for each listener."""
-    return """\
-max_qos 1
-# TLS 1.2 or later; whoever has no certificate of this swarm's authority, or a revoked one, does not get in.
-cafile ca.crt
-certfile broker.crt
-keyfile broker.key
-crlfile crl.pem
-tls_version tlsv1.2
-require_certificate true
-use_identity_as_username true
-use_username_as_clientid true
-"""
-
-
-def readme(known: Provisioned) -> str:
-    """What is in the folder, and how to go on."""
-    return f"""\
-Certificates and broker rules of the swarm '{known.swarm}', made by `cbdsl provision`.
-
-ca/        The authority. Who has ca.key can make members. Keep this folder off the network, and keep a copy.
-broker/    To the machine of the broker ({", ".join(known.hosts)}). Start it there:
-               cd broker && mosquitto -c mosquitto.conf
-           (As root it becomes the user mosquitto, who must be able to read it all: chown -R mosquitto: broker)
-server/    To the machine of the parameter server. README.txt in it has the command.
-monitor/   For whoever watches the broker. README.txt in it has the command.
-workers/   One folder for each device. README.txt in it has the command. Delete it here once it is there.
-
-More workers:        cbdsl provision DIR --add --names NAME,NAME
-    then copy broker/acl and broker/mosquitto.conf to the broker and restart it: until then they hear nothing.
-Shut a worker out:   cbdsl provision DIR --revoke NAME
-    then copy broker/crl.pem and broker/acl to the broker and restart it.
-Larger models:       cbdsl provision DIR --largest-model NUMBERS
-    then copy broker/mosquitto.conf and broker/acl to the broker and restart it.
-Before {known.days} days are over:
-                     cbdsl provision DIR --renew
-    then copy the folders out again and restart broker, server and workers.
-"""
-
-
-def server_readme(known: Provisioned) -> str:
-    """How to start the server."""
-    return f"""\
-The parameter server of the swarm '{known.swarm}'. In this folder:
-
-    cbdsl serve SPEC --broker {known.server_url} --swarm {known.swarm} --roster roster.txt \\
-        --ca ca.crt --cert server.crt --key server.key --out RUN
-
-SPEC is a preset or a TOML file; RUN is the folder of the run, and the same command goes on with it after a stop.
-roster.txt has the workers that may take part, one a line. It may change while a run is played: the server reads it
-again before the next round, lets new names in and those go that are gone.
-server.key is secret: whoever has it can command every worker.
-
-{_door_of(known)}
-The workers' door, {known.url}, takes this certificate too, but whoever crowds it keeps the server out.
-
-The broker's rules let models of up to {known.largest_model:,} numbers through. The pieces of a larger one are
-dropped there, and every worker that is invited counts as silent. To allow more:
-    cbdsl provision DIR --largest-model NUMBERS
-"""
-
-
-def monitor_readme(known: Provisioned) -> str:
-    """How to watch the broker."""
-    return f"""\
-For whoever watches the broker of the swarm '{known.swarm}'. In this folder:
-
-    mosquitto_sub -h {known.server_host} -p {known.server_port} \\
-        --cafile ca.crt --cert monitor.crt --key monitor.key -v -t '$SYS/#'
-
-{_door_of(known)}
-From elsewhere: -h {known.hosts[0]} -p {known.port}, the workers' door.
-
-It reads the broker's statistics and which workers are there, and nothing else. Watch with it, not with the server's
-certificate: a certificate has one connection at a time, and the newer one ends the older.
-"""
-
-
-def worker_readme(known: Provisioned, name: str) -> str:
-    """How to start a worker."""
-    return f"""\
-The worker '{name}' of the swarm '{known.swarm}'. Copy this folder to its device; in it:
-
-    cbdsl work --id {name} --broker {known.url} --swarm {known.swarm} \\
-        --ca ca.crt --cert worker.crt --key worker.key --data DATA --state STATE
-
-DATA is an .npz with features and labels, or a folder of IDX files; it never leaves the device. STATE is a folder in
-which the worker keeps what it learned; with the same one it goes on after a stop.
-worker.key is secret: whoever has it can speak as '{name}', until somebody revokes it.
-"""
-
-
-DAYS = 825
-PORT = 8883
-
-_MOST_NUMBERS = wire.MAX_WHOLE // 4
-_LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
 
 
 def provision(  # noqa: PLR0913 - the last ones by name
@@ -315,25 +119,25 @@ def provision(  # noqa: PLR0913 - the last ones by name
     server_host: str = LOCAL_HOSTS[0],
     server_port: int | None = None,
     largest_model: int = LARGEST_MODEL,
-) -> Provisioned:
-    """Make a new folder: an authority, and certificates for a broker, a parameter server and these workers.
+) -> ProvisionedSwarm:
+    """Create a folder with an authority and certificates for a broker, a parameter server, a monitor and the workers.
 
-    server_host, server_port: where server and monitor reach the broker; the port after the workers' if not given.
-    largest_model: how many numbers the largest model has that workers may upload.
+    server_host, server_port: where server and monitor reach the broker; default: localhost and the port after `port`.
+    largest_model: limit for the numbers in a model that workers upload.
     """
     topics.check_name(swarm, "swarm")
     _check_workers(workers)
     _check_hosts([*hosts, server_host] if hosts else hosts)
     _check_model(largest_model)
     if not 1 <= days <= AUTHORITY_DAYS:
-        raise UserError(f"Certificates can last 1 to {AUTHORITY_DAYS} days; given {days}.")
-    inner = _beside(port) if server_port is None else server_port
+        raise UserError(f"Certificates can last 1 to {AUTHORITY_DAYS} days; given {days}.", code="out-of-range")
+    inner = _next_port(port) if server_port is None else server_port
     for number in (port, inner):
         if not 1 <= number <= 65535:
-            raise UserError(f"A port is a number from 1 to 65535; given {number}.")
+            raise UserError(f"A port is a number from 1 to 65535; given {number}.", code="out-of-range")
     if inner == port:
-        raise UserError(f"Workers and server need a port each; both were given {port}.")
-    made = Provisioned(
+        raise UserError(f"Workers and server need a port each; both were given {port}.", code="conflict")
+    made = ProvisionedSwarm(
         out, swarm, tuple(dict.fromkeys(hosts)), port, days, tuple(workers),
         server_host=server_host, server_port=inner, largest_model=largest_model,
     )  # fmt: skip
@@ -350,23 +154,24 @@ def provision(  # noqa: PLR0913 - the last ones by name
         _write_monitor(folder, made, authority)
         for name in workers:
             _write_worker(folder, name, made, authority)
-        _write(folder / "README.txt", readme(made))
+        _write(folder / "README.txt", README.format(known=made, hosts=", ".join(made.hosts)))
         _write_settings(folder, made)
         for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
             path.chmod(0o700)
     return made
 
 
-def add_workers(out: Path, workers: Sequence[str]) -> Provisioned:
-    """Certificates for further workers by the same authority, and the broker's limits for so many."""
-    known, authority = read(out), _authority(out)
+def add_workers(out: Path, workers: Sequence[str]) -> ProvisionedSwarm:
+    """Issue certificates for further workers, and raise the broker's limits."""
+    known, authority = read_settings(out), _authority(out)
     _check_workers(workers)
     listed = _read_roster(out)
-    for name in workers:  # whoever has a record and is not listed was taken from the roster, or never got there
+    for name in workers:  # one with a record that is not listed was taken from the roster, or never added
         if name in known.workers and (name in known.revoked or name in [line.strip() for line in listed]):
             raise UserError(
                 f"The worker '{name}' has its certificate, and keys are never overwritten. Give another name, or "
-                f"new keys to everybody: cbdsl provision {out} --renew"
+                f"renew all keys: cbdsl provision {out} --renew",
+                code="exists-already",
             )
     now = replace(known, workers=tuple(dict.fromkeys((*known.workers, *workers))))
     with _writing(out):
@@ -375,26 +180,29 @@ def add_workers(out: Path, workers: Sequence[str]) -> Provisioned:
                 _write_worker(out, name, known, authority)
         _write_rules(out, now)
         _write_settings(out, now)
-        _write_roster(out, [*listed, *workers])  # last: with this it is done
+        _write_roster(out, [*listed, *workers])  # last: a worker on the roster is complete
     return now
 
 
-def allow_models(out: Path, numbers: int) -> Provisioned:
-    """Let workers upload models of so many numbers and no more."""
+def allow_models(out: Path, numbers: int) -> ProvisionedSwarm:
+    """Set the limit for the numbers in a model that workers upload."""
     _check_model(numbers)
-    now = replace(read(out), largest_model=numbers)
+    now = replace(read_settings(out), largest_model=numbers)
     with _writing(out):
         _write_settings(out, now)
         _write_rules(out, now)
     return now
 
 
-def revoke(out: Path, workers: Sequence[str]) -> Provisioned:
-    """Shut workers out for good: the broker's list names their certificates, its rules take their rights."""
-    known, authority = read(out), _authority(out)
+def revoke(out: Path, workers: Sequence[str]) -> ProvisionedSwarm:
+    """Exclude workers for good: revoke their certificates, and deny them all topics."""
+    known, authority = read_settings(out), _authority(out)
     for name in workers:
         if name not in known.workers:
-            raise UserError(f"There is no worker '{name}' in {out}. There are: {', '.join(known.workers) or 'none'}.")
+            raise UserError(
+                f"There is no worker '{name}' in {out}. There are: {', '.join(known.workers) or 'none'}.",
+                code="unknown-name",
+            )
     now = replace(known, revoked=tuple(sorted({*known.revoked, *workers})))
     with _writing(out):
         _write_settings(out, now)
@@ -406,27 +214,26 @@ def revoke(out: Path, workers: Sequence[str]) -> Provisioned:
     return now
 
 
-def renew(out: Path) -> Provisioned:
-    """New keys and certificates for everybody who is not revoked; the old ones are good until they expire."""
-    known, authority = read(out), _authority(out)
+def renew(out: Path) -> ProvisionedSwarm:
+    """Issue new keys and certificates to all that are not revoked; the old ones stay valid until they expire."""
+    known, authority = read_settings(out), _authority(out)
     with _writing(out):
         _write_rules(out, known)
         _write_settings(out, known)
         _write_broker(out, known, authority)
         _write_server(out, known, authority)
         _write_monitor(out, known, authority)
-        for name in known.workers:
-            if name not in known.revoked:
-                _write_worker(out, name, known, authority)
+        for name in known.members:
+            _write_worker(out, name, known, authority)
     return known
 
 
-def read(out: Path) -> Provisioned:
-    """What a folder was made for."""
+def read_settings(out: Path) -> ProvisionedSwarm:
+    """Read the settings of a folder."""
     path = out / "provision.json"
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        return Provisioned(
+        return ProvisionedSwarm(
             folder=out,
             swarm=topics.check_name(stored["swarm"], "swarm"),
             hosts=tuple(map(str, stored["hosts"])),
@@ -435,17 +242,19 @@ def read(out: Path) -> Provisioned:
             workers=tuple(sorted(record.stem for record in (out / "ca" / "issued").glob("*.crt"))),
             revoked=tuple(map(str, stored["revoked"])),
             server_host=str(stored.get("server_host", LOCAL_HOSTS[0])),
-            server_port=int(stored.get("server_port", _beside(int(stored["port"])))),
+            server_port=int(stored.get("server_port", _next_port(int(stored["port"])))),
             largest_model=int(stored.get("largest_model", LARGEST_MODEL)),
         )
     except FileNotFoundError as error:
-        raise UserError(f"{out} was not made by this command. Make it: cbdsl provision {out} --workers 8") from error
+        raise UserError(
+            f"{out} was not made by this command. Make it: cbdsl provision {out} --workers 8", code="missing-file"
+        ) from error
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UserError(f"{path} cannot be read ({error}). Put it back as it was made.") from error
+        raise UserError(f"{path} cannot be read ({error}). Restore it.", code="damaged-file") from error
 
 
 def numbered(count: int, taken: Sequence[str] = ()) -> list[str]:
-    """So many names that are not taken: worker-1, worker-2 and so on."""
+    """Return `count` names that are not taken: worker-1, worker-2 and so on."""
     candidates = (f"worker-{number}" for number in range(1, count + len(taken) + 1))
     return [name for name in candidates if name not in taken][:count]
 
@@ -454,23 +263,28 @@ def _check_workers(workers: Sequence[str]) -> None:
     for name in workers:
         topics.check_name(name, "worker")
         if workers.count(name) > 1:
-            raise UserError(f"The name '{name}' is given twice. Every worker needs a name of its own.")
+            raise UserError(f"The name '{name}' is given twice. Each worker needs its own.", code="conflict")
 
 
 def _check_hosts(hosts: Sequence[str]) -> None:
     if not hosts:
-        raise UserError("Server and workers must find the broker: give its name or address with --host.")
+        raise UserError("Give the broker's name or address with --host.", code="missing-value")
     for host in hosts:
         if is_name(host) and not _HOST.fullmatch(host):
-            raise UserError(f"'{host}' is neither a host's name nor an IP address. Give broker.local or 10.0.0.5, say.")
+            raise UserError(
+                f"'{host}' is neither a host name nor an IP address. Give for example broker.local or 10.0.0.5.",
+                code="invalid-name",
+            )
 
 
 def _check_model(numbers: int) -> None:
     if not 1 <= numbers <= _MOST_NUMBERS:
-        raise UserError(f"The largest model can have 1 to {_MOST_NUMBERS:,} numbers; given {numbers:,}.")
+        raise UserError(
+            f"The largest model can have 1 to {_MOST_NUMBERS:,} numbers; given {numbers:,}.", code="out-of-range"
+        )
 
 
-def _beside(port: int) -> int:
+def _next_port(port: int) -> int:
     return port + 1 if port < 65535 else port - 1
 
 
@@ -478,43 +292,69 @@ def _authority(out: Path) -> Authority:
     try:
         return Authority.load((out / "ca" / "ca.crt").read_bytes(), (out / "ca" / "ca.key").read_bytes())
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"The authority in {out / 'ca'} cannot be used ({error}). Put its files back.") from error
+        raise UserError(
+            f"The authority in {out / 'ca'} cannot be used ({error}). Restore its files.", code="damaged-file"
+        ) from error
 
 
-# What is in the folder ------------------------------------------------------------------------------------------------
+# --- files
 
 
 def _record(out: Path, worker: str) -> Path:
-    """All certificates that a worker ever had: enough to revoke them when its folder is long on its device."""
+    """Return the file with all certificates a worker ever had, which `revoke` needs."""
     return out / "ca" / "issued" / f"{worker}.crt"
 
 
-def _write_broker(folder: Path, known: Provisioned, authority: Authority) -> None:
+def _write_broker(folder: Path, known: ProvisionedSwarm, authority: Authority) -> None:
     hosts = tuple(dict.fromkeys((*known.hosts, known.server_host, *LOCAL_HOSTS)))
     _write_pair(folder / "broker", "broker", authority.issue_broker(organization_of(known.swarm), hosts, known.days))
     _write(folder / "broker" / "ca.crt", authority.pem().certificate)
 
 
-def _write_rules(folder: Path, known: Provisioned) -> None:
-    _write(folder / "broker" / "mosquitto.conf", broker_config(known))
-    _write(folder / "broker" / "acl", access_rules(known), mode=0o600)  # newer brokers warn of files that all can read
+def _write_rules(folder: Path, known: ProvisionedSwarm) -> None:
+    config = BROKER_CONFIG.format(
+        known=known,
+        tls=_LISTENER_TLS,
+        server_address=" 127.0.0.1" if known.server_host in LOCAL_HOSTS else "",
+        server_connections=_SERVER_CONNECTIONS,
+        packet=MESSAGE_LIMIT,
+        queue=QUEUE_LIMIT,
+        mebibytes=known.resident // 2**20,
+    )
+    _write(folder / "broker" / "mosquitto.conf", config)
+    _write(folder / "broker" / "acl", _access_rules(known), mode=0o600)  # newer brokers warn if all users can read it
 
 
-def _write_server(folder: Path, known: Provisioned, authority: Authority) -> None:
+def _access_rules(known: ProvisionedSwarm) -> str:
+    root = topics.root(known.swarm)
+    may_write = ("hello", "claim", "status", *(f"upload/{number}" for number in range(known.pieces)))
+    reads = "\n".join(f"topic read {root}/down/{what}" for what in topics.DOWN_ALL)
+    return ACCESS_RULES.format(
+        known=known, root=root, server=SERVER_NAME, monitor=MONITOR_NAME,
+        from_monitor=topics.from_worker(known.swarm, MONITOR_NAME, "#"),
+        status=topics.from_worker(known.swarm, "+", "status"),
+        refused="\n".join(f"user {name}\ntopic deny {root}/#\n" for name in known.revoked),
+        members="\n".join(f"user {name}\n{reads}\n" for name in known.members),
+        to_itself=topics.to_worker(known.swarm, "%u", "#"),
+        writes="\n".join(f"pattern write {topics.from_worker(known.swarm, '%u', what)}" for what in may_write),
+    )  # fmt: skip
+
+
+def _write_server(folder: Path, known: ProvisionedSwarm, authority: Authority) -> None:
     issued = authority.issue_client(organization_of(known.swarm), SERVER_NAME, known.days)
-    _write_member(folder / "server", "server", issued, authority, server_readme(known))
+    _write_member(folder / "server", "server", issued, authority, SERVER_README.format(known=known))
 
 
-def _write_monitor(folder: Path, known: Provisioned, authority: Authority) -> None:
+def _write_monitor(folder: Path, known: ProvisionedSwarm, authority: Authority) -> None:
     issued = authority.issue_client(organization_of(known.swarm), MONITOR_NAME, known.days)
-    _write_member(folder / "monitor", "monitor", issued, authority, monitor_readme(known))
+    _write_member(folder / "monitor", "monitor", issued, authority, MONITOR_README.format(known=known))
 
 
-def _write_worker(folder: Path, name: str, known: Provisioned, authority: Authority) -> None:
-    """The record first: a certificate that nobody can revoke must not exist."""
+def _write_worker(folder: Path, name: str, known: ProvisionedSwarm, authority: Authority) -> None:
+    # The record first: no certificate may exist that cannot be revoked.
     issued, record = authority.issue_client(organization_of(known.swarm), name, known.days), _record(folder, name)
     _write(record, (record.read_bytes() if record.exists() else b"") + issued.certificate)
-    _write_member(folder / "workers" / name, "worker", issued, authority, worker_readme(known, name))
+    _write_member(folder / "workers" / name, "worker", issued, authority, WORKER_README.format(known=known, name=name))
 
 
 def _write_member(home: Path, stem: str, issued: IssuedCertificate, authority: Authority, readme: str) -> None:
@@ -525,7 +365,7 @@ def _write_member(home: Path, stem: str, issued: IssuedCertificate, authority: A
 
 
 def _read_roster(folder: Path) -> list[str]:
-    """The roster's lines, which its owner may have edited."""
+    """Read the roster's lines, which its owner may have edited."""
     path = folder / "server" / "roster.txt"
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
@@ -539,31 +379,22 @@ def _write_pair(folder: Path, stem: str, issued: IssuedCertificate) -> None:
     _write(folder / f"{stem}.crt", issued.certificate)
 
 
-def _write_settings(folder: Path, known: Provisioned) -> None:
-    stored = {
-        "swarm": known.swarm,
-        "hosts": known.hosts,
-        "port": known.port,
-        "days": known.days,
-        "revoked": known.revoked,
-        "server_host": known.server_host,
-        "server_port": known.server_port,
-        "largest_model": known.largest_model,
-    }
+def _write_settings(folder: Path, known: ProvisionedSwarm) -> None:
+    names = ("swarm", "hosts", "port", "days", "revoked", "server_host", "server_port", "largest_model")
+    stored = {name: getattr(known, name) for name in names}
     _write(folder / "provision.json", (json.dumps(stored, indent=2) + "\n").encode())
 
 
 def _write(path: Path, content: bytes | str, mode: int = 0o644) -> None:
-    """Write whole or not at all, readable from the first moment by nobody but those who may.
+    """Write atomically with final permissions.
 
-    What is replaced keeps its owner and its mode: a broker that is somebody else, and cannot read its rules when it
-    looks at them again, goes on without any.
+    Keep owner and mode: otherwise mosquitto, running as another user, cannot reload its ACL and continues without one.
     """
     beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as stream:
         if path.exists():
             before = path.stat()
-            with suppress(PermissionError):  # root may give a file away, and others need not
+            with suppress(PermissionError):  # only root may, and only root needs to
                 os.fchown(stream.fileno(), before.st_uid, before.st_gid)
             os.fchmod(stream.fileno(), stat.S_IMODE(before.st_mode))
         stream.write(content.encode() if isinstance(content, str) else content)
@@ -575,16 +406,19 @@ def _writing(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{error.filename or out} cannot be written: {error.strerror}. Give another folder.") from error
+        raise UserError(
+            f"{error.filename or out} cannot be written: {error.strerror}. Give another folder.", code="unwritable-file"
+        ) from error
 
 
 @contextmanager
 def _all_or_nothing(out: Path) -> Iterator[Path]:
-    """A folder beside `out` that takes its name once everything is in it; `out` must be free."""
+    """Yield a folder that is renamed to `out` when everything is in it; `out` must not exist or be empty."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(
             f"{out} exists, and keys are never overwritten. Give a new folder; for more workers in this one: "
-            f"cbdsl provision {out} --add --names NAME"
+            f"cbdsl provision {out} --add --names NAME",
+            code="exists-already",
         )
     out.parent.mkdir(parents=True, exist_ok=True)
     beside = out.parent / f".{out.name}.{secrets.token_hex(4)}"
@@ -594,3 +428,153 @@ def _all_or_nothing(out: Path) -> Iterator[Path]:
         beside.replace(out)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
+
+
+# --- texts
+
+ACCESS_RULES = """\
+# Who may publish (write) and receive (read) what. Everything else is refused.
+# mosquitto reads this file again on SIGHUP: systemctl reload, or kill -HUP.
+
+user {server}
+topic readwrite {root}/#
+
+# The monitor. The denied topics would be granted by the patterns below, which apply to every name.
+user {monitor}
+topic deny {root}/down/#
+topic deny {from_monitor}
+topic read $SYS/#
+topic read {status}
+
+# Revoked workers: these lines silence a connection that is still open; crl.pem refuses the next one.
+{refused}
+# The workers.
+{members}
+# Each member reads and writes its own topics. %u is the name in its certificate.
+pattern read {to_itself}
+
+# A model of {known.largest_model:,} numbers is uploaded in {known.pieces} pieces; larger ones are dropped.
+# cbdsl provision DIR --largest-model NUMBERS allows them.
+{writes}
+"""
+
+_LISTENER_TLS = """\
+max_qos 1
+# TLS 1.2 or later, with a certificate of this swarm's authority that is not revoked.
+cafile ca.crt
+certfile broker.crt
+keyfile broker.key
+crlfile crl.pem
+tls_version tlsv1.2
+require_certificate true
+use_identity_as_username true
+use_username_as_clientid true
+"""
+
+BROKER_CONFIG = """\
+# mosquitto 2 for the swarm '{known.swarm}'. Paths are relative: start it in the folder of this file,
+#     cd broker && mosquitto -c mosquitto.conf
+# or by systemd with WorkingDirectory= (docs/deploy.md). If root starts it, it runs as the user mosquitto, who must own
+# the folder: chown -R mosquitto: broker
+
+# The limits follow from the number of workers; `cbdsl provision --add` writes them again. The broker needs
+# {known.open_files:,} open files (LimitNOFILE= in its unit, or ulimit -n).
+
+# The listener for workers: two connections per worker, because a lost one counts until the broker notices, and room for
+# clients that have not shown a certificate yet.
+listener {known.port}
+max_connections {known.connections}
+{tls}
+# The listener for server and monitor: clients that crowd the other one cannot keep them out. If other machines can
+# reach it, let a firewall admit those two alone (docs/deploy.md).
+listener {known.server_port}{server_address}
+max_connections {server_connections}
+{tls}
+# The name in the certificate is both user name and client id. So the acl applies to it, a certificate has one
+# connection, and no member can end another one's connection.
+acl_file acl
+allow_anonymous false
+
+# Messages have at most 100 KiB. A client that sends a larger packet is disconnected.
+max_packet_size {packet}
+
+# Per client. A worker that joins is sent the model and the shared samples at once: both together must fit.
+max_inflight_messages 100
+max_queued_messages {known.queued}
+max_queued_bytes {queue}
+persistent_client_expiration 1h
+
+# For all clients. Above it a message is dropped and its sender disconnected. TLS comes on top: MemoryMax= must allow
+# {mebibytes:,} MiB.
+memory_limit {known.memory}
+
+# Retained messages survive a restart. After a crash the parameter server sends again what is missing.
+persistence true
+persistence_location data/
+autosave_interval 60
+
+set_tcp_nodelay true
+sys_interval 10
+log_dest stderr
+log_type error
+log_type warning
+log_type notice
+log_type information
+"""
+
+README = """\
+Certificates and broker configuration of the swarm '{known.swarm}', written by `cbdsl provision`.
+
+ca/        The authority. ca.key can create members: keep this folder offline, and keep a backup.
+broker/    For the broker's machine ({hosts}). Start it there:
+               cd broker && mosquitto -c mosquitto.conf
+           (If root starts it, it runs as the user mosquitto, who must own the folder: chown -R mosquitto: broker)
+server/    For the parameter server. README.txt in it has the command.
+monitor/   For monitoring the broker. README.txt in it has the command.
+workers/   One folder per device. README.txt in it has the command. Delete it here once it is on its device.
+
+Add workers:         cbdsl provision DIR --add --names NAME,NAME
+    then copy broker/acl and broker/mosquitto.conf to the broker and restart it.
+Exclude a worker:    cbdsl provision DIR --revoke NAME
+    then copy broker/crl.pem and broker/acl to the broker and restart it.
+Allow larger models: cbdsl provision DIR --largest-model NUMBERS
+    then copy broker/mosquitto.conf and broker/acl to the broker and restart it.
+Renew certificates:  cbdsl provision DIR --renew
+    within {known.days} days; then copy the folders again and restart broker, server and workers.
+"""
+
+SERVER_README = """\
+The parameter server of the swarm '{known.swarm}'. In this folder:
+
+    cbdsl serve SPEC --broker {known.server_url} --swarm {known.swarm} --roster roster.txt \\
+        --ca ca.crt --cert server.crt --key server.key --out RUN
+
+SPEC is a preset or a TOML file. RUN is the run's folder; the same command resumes it after a stop.
+roster.txt names the workers that may take part, one per line. The server reads it again before each round.
+server.key is secret: it can command every worker.
+
+Port {known.server_port} of the broker is for server and monitor. Port {known.port} accepts this certificate too, but
+may be crowded by other clients. Models of more than {known.largest_model:,} numbers do not pass the broker; to allow
+them: cbdsl provision DIR --largest-model NUMBERS
+"""
+
+MONITOR_README = """\
+Monitoring the broker of the swarm '{known.swarm}'. In this folder:
+
+    mosquitto_sub -h {known.server_host} -p {known.server_port} \\
+        --cafile ca.crt --cert monitor.crt --key monitor.key -v -t '$SYS/#'
+
+From other machines: -h {known.hosts[0]} -p {known.port}. This certificate may read the broker's statistics and which
+workers are connected, nothing else. Do not use the server's certificate instead: each has one connection at a time.
+"""
+
+WORKER_README = """\
+The worker '{name}' of the swarm '{known.swarm}'. Copy this folder to its device; in it:
+
+    cbdsl work --id {name} --broker {known.url} --swarm {known.swarm} \\
+        --ca ca.crt --cert worker.crt --key worker.key --data DATA --state STATE
+
+DATA is an .npz with features and labels, or a folder of IDX files; it never leaves the device. STATE is a folder for
+the worker's state, with which it resumes after a stop.
+worker.key is secret: with it anyone can act as '{name}' until it is revoked.
+"""

@@ -1,4 +1,4 @@
-"""Reads certificates and explains why a connection failed."""
+"""TLS for members of a swarm: certificates and contexts, and `explain`, which says why a connection failed."""
 
 from __future__ import annotations
 
@@ -19,121 +19,128 @@ from cbdsl.util.formatting import single_line
 
 if TYPE_CHECKING:
     from cbdsl.network.mqtt import Address
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from cbdsl.network.mqtt import Address
 
 SERVER_NAME, MONITOR_NAME = "parameter.server", "swarm.monitor"
-"""Common names that no worker can have, for their dots."""
+"""Common names that no worker can have, because of the dot."""
+
+SOON = timedelta(days=30)
+"""A certificate that expires within this time gives a warning."""
 
 _log = logging.getLogger("cbdsl.deploy")
 
-_ORGANIZATION = "cbdsl "  # stands before the swarm's name, as the organization of every certificate of `provision`
-SOON = timedelta(days=30)  # what ends within so long is said
-
+_ORGANIZATION = "cbdsl "  # prefix of the swarm's name: the organization in every certificate of `provision`
+_LONGEST_NAME = 64  # letters of a name in a certificate; a longer one was cut
 _MOST_BYTES = 2**20  # of a file with a certificate
-_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+)-----END CERTIFICATE-----")
-_SEQUENCE, _SET, _OID, _VERSION = 0x30, 0x31, 0x06, 0xA0  # tags of DER
-_TIMES = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
-_TEXTS = {0x0C: "utf-8", 0x13: "ascii", 0x14: "latin-1", 0x16: "ascii", 0x1E: "utf-16-be"}
-_OID_NAME, _OID_ORGANIZATION = b"\x55\x04\x03", b"\x55\x04\x0a"  # 2.5.4.3 and 2.5.4.10
-_LONGEST_NAME = 64  # letters of a name in a certificate: a longer one was cut
+_PROBE_SECONDS = 3.0  # for each connection that only finds out what listens there
+
+# --- certificates
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Whom a certificate is for, and when it can be used."""
+    """The owner and the dates of a certificate."""
 
-    name: str  # the common name; empty if it has none
+    name: str  # the common name; may be empty
     organization: str
     begins: datetime
     ends: datetime
 
     @property
     def provisioned(self) -> bool:
-        """Whether it looks like one by `cbdsl provision`, whose brokers go by its names."""
+        """Whether it looks like a certificate of `cbdsl provision`, whose brokers check its names."""
         return self.organization.startswith(_ORGANIZATION)
 
     @property
     def swarm(self) -> str:
-        """The swarm it is for; empty if it does not say."""
+        """The swarm's name, or "" if it contains none."""
         return self.organization.removeprefix(_ORGANIZATION) if self.provisioned else ""
 
-    def is_of(self, swarm: str) -> bool:
-        """Whether it can be one of this swarm; also where it does not say."""
-        return not self.provisioned or self.organization == organization_of(swarm)
-
-    def obstacle(self, now: datetime) -> str:
-        """Why it cannot be used now, with the dates; empty if it can."""
-        clock = f"this machine's clock says {moment(now)}"
+    def date_problem(self, now: datetime) -> str:
+        """Return why it is not valid now, with the dates, or ""."""
+        clock = f"this machine's clock says {format_time(now)}"
         if now < self.begins:
-            return f"is not valid before {moment(self.begins)}, and {clock}"
-        return f"expired on {moment(self.ends)}, and {clock}" if now > self.ends else ""
+            return f"is not valid before {format_time(self.begins)}, and {clock}"
+        return f"expired on {format_time(self.ends)}, and {clock}" if now > self.ends else ""
+
+    def name_problem(self, path: Path, swarm: str, name: str) -> str:
+        """Return why a broker that checks names rejects this certificate, in the file `path`, for a member; or ""."""
+        if not self.provisioned:
+            return ""
+        if self.organization != organization_of(swarm):
+            return (
+                f"{path} is a certificate of the swarm '{self.swarm}', not of '{swarm}'; the broker would deliver "
+                f"nothing. Give --swarm {self.swarm}, or the --ca, --cert and --key of '{swarm}'."
+            )
+        if self.name == name:
+            return ""
+        if name == SERVER_NAME:
+            return (
+                f"{path} is the certificate of '{self.name}', not of the parameter server. Give server.crt and its key."
+            )
+        return (
+            f"{path} is the certificate of '{self.name}', not of '{name}'; the broker checks it. "
+            f"Give --id {self.name}, or the --cert and --key of '{name}'."
+        )
 
 
 def organization_of(swarm: str) -> str:
-    """What stands in the certificates of a swarm's members."""
+    """Return the organization in the certificates of a swarm's members."""
     return f"{_ORGANIZATION}{swarm}"[:_LONGEST_NAME]
 
 
-def check_member(address: Address, swarm: str, name: str) -> None:
-    """An error if the certificate is not one of this member: the broker would pass on nothing, without a word.
+def format_time(when: datetime) -> str:
+    """Format a time in UTC."""
+    return f"{when:%Y-%m-%d %H:%M} UTC"
 
-    A certificate that is past its time or before it is a warning: the clock may be what is wrong, and be set later.
+
+def check_member(address: Address, swarm: str, name: str) -> None:
+    """Raise UserError if the certificate is not this member's: the broker would silently deliver nothing.
+
+    Dates give a warning only, because the clock may be wrong and be set later.
     """
     if address.certificate is None:
         return
     identity, now = read_identity(address.certificate), datetime.now(UTC)
-    fault = misfit(identity, address.certificate, swarm, name)
-    if fault:
-        raise UserError(fault)
-    obstacle = identity.obstacle(now) or (f"expires on {moment(identity.ends)}" if identity.ends < now + SOON else "")
-    if obstacle:
-        _log.warning("%s %s. If the clock is right: cbdsl provision DIR --renew", address.certificate, obstacle)
-
-
-def misfit(identity: Identity, path: Path, swarm: str, name: str) -> str:
-    """Why a broker that goes by names would not take this certificate for this member; empty if it would."""
-    if not identity.provisioned:
-        return ""
-    if not identity.is_of(swarm):
-        return (
-            f"{path} is a certificate of the swarm '{identity.swarm}', not of '{swarm}': the broker would pass nothing "
-            f"on. Give --swarm {identity.swarm}, or the --ca, --cert and --key of '{swarm}'."
-        )
-    if identity.name == name:
-        return ""
-    if name == SERVER_NAME:
-        return (
-            f"{path} is the certificate of '{identity.name}', not of the parameter server. Give server.crt and its key."
-        )
-    given = f"{path} is the certificate of '{identity.name}', not of '{name}', and the broker goes by the certificate."
-    return f"{given} Give --id {identity.name}, or the --cert and --key of '{name}'."
+    problem = identity.name_problem(address.certificate, swarm, name)
+    if problem:
+        raise UserError(problem, code="not-allowed")
+    expiring = f"expires on {format_time(identity.ends)}" if identity.ends < now + SOON else ""
+    problem = identity.date_problem(now) or expiring
+    if problem:
+        _log.warning("%s %s. If the clock is right: cbdsl provision DIR --renew", address.certificate, problem)
 
 
 def read_identity(path: Path) -> Identity:
-    """The first certificate of a PEM file; UserError if there is none, or none that can be understood."""
+    """Read the first certificate of a PEM file."""
     try:
         with path.open("rb") as file:
             found = _PEM.search(file.read(_MOST_BYTES))
         if found is None:
-            raise ValueError("it holds no PEM certificate")
-        return identity_of(base64.b64decode(found[1]))
+            raise ValueError("it contains no PEM certificate")
+        return parse_identity(base64.b64decode(found[1]))
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else single_line(str(error))
-        raise UserError(f"{path} is no certificate: {why}. Give the .crt that `cbdsl provision` wrote.") from error
+        raise UserError(
+            f"{path} is not a certificate: {why}. Give the .crt that `cbdsl provision` wrote.", code="unreadable-file"
+        ) from error
 
 
-def identity_of(certificate: bytes) -> Identity:
-    """What a certificate in DER says; ValueError if it is none."""
+_PEM = re.compile(rb"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+)-----END CERTIFICATE-----")
+_SEQUENCE, _OID, _VERSION = 0x30, 0x06, 0xA0  # tags of DER
+_TIMES = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
+_TEXTS = {0x0C: "utf-8", 0x13: "ascii", 0x14: "latin-1", 0x16: "ascii", 0x1E: "utf-16-be"}
+_OID_NAME, _OID_ORGANIZATION = b"\x55\x04\x03", b"\x55\x04\x0a"  # 2.5.4.3 and 2.5.4.10
+
+
+def parse_identity(certificate: bytes) -> Identity:
+    """Parse a certificate in DER; ValueError if it is not one."""
     outer = dict(_parts(certificate)).get(_SEQUENCE, b"")
     parts = [part for part in _parts(dict(_parts(outer, 1)).get(_SEQUENCE, b"")) if part[0] != _VERSION]
     if len(parts) < 5:  # serial, algorithm, issuer, validity, subject
         raise ValueError("it is not an X.509 certificate")
     times = [_time(*one) for one in _parts(parts[3][1])]
     if len(times) != 2:
-        raise ValueError("it does not say from when to when it is valid")
+        raise ValueError("it has no dates of validity")
     names = dict(_names(parts[4][1]))
     return Identity(names.get(_OID_NAME, ""), names.get(_OID_ORGANIZATION, ""), *times)
 
@@ -153,7 +160,7 @@ def _time(tag: int, text: bytes) -> datetime:
 
 
 def _parts(content: bytes, most: int = 1000) -> Iterator[tuple[int, bytes]]:
-    """Tag and content of the first DER values one after the other; ValueError if their lengths do not hold."""
+    """Yield tag and content of the first `most` DER values; ValueError if a length is wrong."""
     position = 0
     while position < len(content) and most:
         start, most = position + 2, most - 1
@@ -162,190 +169,191 @@ def _parts(content: bytes, most: int = 1000) -> Iterator[tuple[int, bytes]]:
             width = length & 0x7F
             start, length = start + width, int.from_bytes(content[start : start + width], "big") if width else -1
         if not 0 <= length <= len(content) - start:
-            raise ValueError("it is torn")
+            raise ValueError("it is truncated")
         yield content[position], content[start : start + length]
         position = start + length
 
 
-def moment(when: datetime) -> str:
-    """A time as people read it."""
-    return f"{when:%Y-%m-%d %H:%M} UTC"
+# --- contexts
 
 
-_LISTEN_SECONDS = 3.0
+def make_context(address: Address) -> ssl.SSLContext:
+    """Build a TLS context with the files of an address; UserError names a file that cannot be used."""
+    try:
+        context = ssl.create_default_context(cafile=str(address.ca) if address.ca else None)
+    except (ssl.SSLError, OSError) as error:
+        raise UserError(
+            f"{address.ca} is not the certificate of an authority ({_reason(error)}). Give the ca.crt of this swarm.",
+            code="unreadable-file",
+        ) from error
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    certificate, key = address.certificate, address.key
+    if certificate is None or key is None:
+        return context
 
-_NOT_YET_VALID, _EXPIRED, _PURPOSE, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 26, 62, 64  # numbers of OpenSSL's X509_V_ERR
-_HANGS_UP = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
+    def refuse_pass_phrase() -> str:
+        raise UserError(
+            f"{key} is locked with a pass phrase. Unlock it: openssl pkey -in {key} -out OPEN.key, and give that.",
+            code="not-supported",
+        )
+
+    try:
+        context.load_cert_chain(certificate, key, refuse_pass_phrase)
+    except OSError as error:
+        if isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH":
+            raise UserError(f"{key} is not the key of {certificate}. Give a matching pair.", code="conflict") from error
+        raise UserError(
+            f"{certificate} or {key} cannot be used: {_reason(error)}. Give readable PEM files of this swarm.",
+            code="unreadable-file",
+        ) from error
+    return context
+
+
+def _reason(error: OSError) -> str:
+    reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+    return (reason or "no PEM").lower().replace("_", " ")
+
+
+# --- why a connection failed
 
 RIGHTS = "Check --swarm and --id; after `cbdsl provision --add` copy broker/acl to the broker and restart it"
+"""What to do if a broker does not let a member read or write."""
+
+_OF_THIS_SWARM = "Give the --cert and --key of this swarm"
 _CLOCK = "Check the clocks of both machines first; then `cbdsl provision DIR --renew` makes new certificates"
-_ALERTS = {
-    "CERTIFICATE_REQUIRED": "the broker wants a certificate, and none was given. Give --cert and --key",
-    "HANDSHAKE_FAILURE": "the broker wants a certificate, and none was given that it takes. Give --cert and --key",
-    "UNKNOWN_CA": "the broker does not know the authority of this certificate. Give the --cert and --key of this swarm",
-    "CERTIFICATE_EXPIRED": f"the broker says that this certificate is past its time or before it. {_CLOCK}",
-    "CERTIFICATE_REVOKED": "the broker says that this certificate is revoked: this member was shut out. If that was an "
-    "error it needs a certificate under a new name: cbdsl provision DIR --add --names NAME",
-    "BAD_CERTIFICATE": "the broker cannot use this certificate. Give the --cert and --key of this swarm",
-    "UNSUPPORTED_CERTIFICATE": "the broker says that this certificate is not one for members. Give a member's --cert",
-    "WRONG_VERSION_NUMBER": "what answers there does not speak TLS. Check the port",
-    "CERTIFICATE_UNKNOWN": "the broker does not accept this certificate. Give the --cert and --key of this swarm",
+_REJECTED = (
+    f"the broker does not accept this certificate: it is of another authority, or not a member's. {_OF_THIS_SWARM}"
+)
+_NO_CERTIFICATE = "the broker requires a certificate, and none was given that it accepts. Give --cert and --key"
+_ALERTS = {  # by the end of OpenSSL's word for them
+    "CERTIFICATE_REQUIRED": _NO_CERTIFICATE,
+    "HANDSHAKE_FAILURE": _NO_CERTIFICATE,
+    "UNKNOWN_CA": _REJECTED,
+    "BAD_CERTIFICATE": _REJECTED,
+    "UNSUPPORTED_CERTIFICATE": _REJECTED,
+    "CERTIFICATE_UNKNOWN": _REJECTED,
+    "CERTIFICATE_EXPIRED": f"for the broker this certificate has expired or is not valid yet. {_CLOCK}",
+    "CERTIFICATE_REVOKED": "this certificate is revoked: this member is excluded. If that was an error it needs a new "
+    "name: cbdsl provision DIR --add --names NAME",
+    "WRONG_VERSION_NUMBER": "what answers there does not use TLS. Check the port",
 }
+_NOT_YET_VALID, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL's X509_V_ERR
+_CLOSED = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 
-def explain(error: BaseException | None, address: Address) -> str:
-    """What an attempt to connect failed of; empty if there is nothing to say but that it failed.
+def explain(cause: object, address: Address, context: ssl.SSLContext | None = None) -> str:
+    """Explain in one sentence, without its full stop, why there is no connection; "" if there is nothing to explain.
 
-    Where the broker only hung up, it is asked once more what it speaks.
+    cause: the error, or the broker's answer to the login, or None if it closed the connection without an answer. In
+    the last case it is connected to again, with `context`, to find out.
     """
+    if cause is None and context is not None:
+        cause = _closing_error(address, context)
+        if cause is None:
+            return ""
+    if cause is None or isinstance(cause, _CLOSED):
+        return _explain_closed(address)
+    if isinstance(cause, Exception):
+        return _explain_error(cause, address)
+    if address.username:
+        return f"{cause}. Check the user name in the address, and the password in {PASSWORD_VARIABLE}"
+    return f"{cause}. It requires a user name (mqtt://NAME@HOST, and {PASSWORD_VARIABLE}) or a certificate"
+
+
+def _explain_error(error: Exception, address: Address) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
-        return _wrong_broker(error, address)
-    if isinstance(error, _HANGS_UP):
-        return _hung_up(address)
-    if isinstance(error, ssl.SSLError) and error.reason:
-        return next((meaning for word, meaning in _ALERTS.items() if error.reason.endswith(word)), str(error))
+        return _explain_certificate(error, address)
+    if isinstance(error, ssl.SSLError):
+        reason = error.reason or ""
+        return next((meaning for word, meaning in _ALERTS.items() if reason.endswith(word)), str(error))
     if isinstance(error, socket.gaierror):
-        return f"no address is known for '{address.host}'. Check the name, and that this machine has a network"
-    plain = {
-        ConnectionRefusedError: "nobody listens there. It does not run, or at another port: look at both",
-        TimeoutError: "nothing answers in time. Check name and port, that the machine is on, and firewalls on the way",
-    }
-    return plain.get(type(error), error.strerror or "") if isinstance(error, OSError) else ""
+        return f"no address is known for '{address.host}'. Check the name, and this machine's network"
+    if isinstance(error, ConnectionRefusedError):
+        return "nothing listens there. Check the port, and that the broker runs"
+    if isinstance(error, TimeoutError):
+        return "no answer in time. Check name and port, that the machine is on, and firewalls on the way"
+    return getattr(error, "strerror", None) or str(error)
 
 
-def _wrong_broker(error: ssl.SSLCertVerificationError, address: Address) -> str:
+def _explain_certificate(error: ssl.SSLCertVerificationError, address: Address) -> str:
+    """Explain why the broker's certificate is not accepted."""
     if error.verify_code in {_NOT_YET_VALID, _EXPIRED}:
+        try:
+            dates = parse_identity(presented_certificate(address) or b"").date_problem(datetime.now(UTC))
+        except ValueError:
+            dates = ""
         when = "has expired" if error.verify_code == _EXPIRED else "is not valid yet"
-        return f"its certificate {when} by the clock of this machine. {_CLOCK}"
+        return f"its certificate {dates or when}. {_CLOCK}"
     if error.verify_code in {_OTHER_NAME, _OTHER_ADDRESS}:
         return (
-            f"its certificate is not for '{address.host}'. Reach it by a name or address that was given to `cbdsl "
-            "provision` with --host; if you do, somebody else answers there"
+            f"its certificate is not for '{address.host}'. Use a name or address that was given to `cbdsl provision` "
+            "with --host; if you do, another machine answers there"
         )
-    if error.verify_code == _PURPOSE:
-        return "it shows a member's certificate, not a broker's: somebody pretends to be the broker. Find out who"
     if address.ca is None:
         return (
-            "no --ca was given, and none of the authorities that this system knows has signed its certificate. Nothing "
-            "was sent. Give the ca.crt of this swarm: --ca ca.crt"
+            "no --ca was given, and no authority that this system knows has signed its certificate. Nothing was sent. "
+            "Give the ca.crt of this swarm: --ca ca.crt"
         )
     return (
-        "its certificate is not by this swarm's authority (--ca). Either --ca is of another swarm, or somebody between "
-        "here and the broker answers in its place. Nothing was sent. Compare the ca.crt of both; if they are the "
-        "same, find out who answers"
+        "its certificate is not a broker's certificate by this swarm's authority (--ca). Either --ca is of another "
+        "swarm, or another machine pretends to be the broker. Nothing was sent. Compare the ca.crt of both"
     )
 
 
-def _hung_up(address: Address) -> str:
-    """What to make of a connection that was closed without a word."""
-    try:
-        socket.create_connection((address.host, address.port), timeout=_LISTEN_SECONDS).close()
-    except (ConnectionRefusedError, TimeoutError, socket.gaierror) as error:  # meanwhile it is gone
-        return explain(error, address)
-    except OSError:
-        pass
-    if address.tls and _speaks_mqtt(address):
-        return f"it speaks MQTT there, but without TLS. Give its port for TLS, 8883 say, or write mqtt://{address.host}"
-    if not address.tls and shown_certificate(address) is not None:
-        return "it speaks TLS there. Write mqtts:// instead of mqtt://, with --ca, --cert and --key"
-    if not address.tls and not _speaks_mqtt(address):
-        return "what answers there is no MQTT broker. Check the port"
-    return "it hangs up at once. All its connections may be taken (max_connections), or it is no broker. Check the port"
-
-
-def refusal(address: Address, context: ssl.SSLContext | None) -> str:
-    """Why the broker hangs up: connect, send nothing and listen to what it has against us; empty if it says nothing."""
-    if context is None:
-        return _hung_up(address)
+def _closing_error(address: Address, context: ssl.SSLContext) -> OSError | None:
+    """Connect, send nothing, and return the error with which the broker closes the connection; None if it does not."""
     try:
         with (
-            socket.create_connection((address.host, address.port), timeout=_LISTEN_SECONDS) as raw,
+            socket.create_connection((address.host, address.port), timeout=_PROBE_SECONDS) as raw,
             context.wrap_socket(raw, server_hostname=address.host) as secure,
         ):
             secure.recv(1)
-    except TimeoutError:  # it waits for us to speak: the certificate is fine
-        return ""
+    except TimeoutError:  # it waits for a login: the certificate is accepted
+        return None
     except OSError as error:
-        return explain(error, address)
-    return ""
+        return error
+    return None
 
 
-def not_let_in(reason: str, address: Address) -> str:
-    """What a broker means that answers a login with a refusal."""
-    if address.username:
-        return f"{reason}. Check the user name in the address, and the password in {PASSWORD_VARIABLE}"
-    return f"{reason}. It wants a user name (mqtt://NAME@HOST, and {PASSWORD_VARIABLE}) or a certificate that it knows"
-
-
-def _speaks_mqtt(address: Address) -> bool:
-    """Whether a login without TLS is answered, with whatever."""
+def _explain_closed(address: Address) -> str:
+    """Explain a connection that was closed without an answer by looking at what listens there."""
     try:
-        with socket.create_connection((address.host, address.port), timeout=_LISTEN_SECONDS) as connection:
+        socket.create_connection((address.host, address.port), timeout=_PROBE_SECONDS).close()
+    except (ConnectionRefusedError, TimeoutError, socket.gaierror) as error:  # it ended meanwhile
+        return _explain_error(error, address)
+    except OSError:
+        pass
+    if address.tls:
+        if _answers_mqtt(address):
+            return f"the broker there uses no TLS. Give its port for TLS, such as 8883, or write mqtt://{address.host}"
+    elif presented_certificate(address) is not None:
+        return "the broker there uses TLS. Write mqtts:// instead of mqtt://, with --ca, --cert and --key"
+    elif not _answers_mqtt(address):
+        return "what answers there is not an MQTT broker. Check the port"
+    return "it closes the connection at once. It may be at its connection limit (max_connections), or not a broker"
+
+
+def _answers_mqtt(address: Address) -> bool:
+    """Return whether a login without TLS is answered, accepted or not."""
+    try:
+        with socket.create_connection((address.host, address.port), timeout=_PROBE_SECONDS) as connection:
             connection.sendall(connect_packet(""))
             return connection.recv(2) == b"\x20\x02"
     except OSError:
         return False
 
 
-def shown_certificate(address: Address) -> bytes | None:
-    """The certificate in DER that whoever answers there shows, for looking at: it proves nothing. None: no TLS there.
-
-    Empty where TLS is spoken and none is shown.
-    """
-    anybody = ssl.create_default_context()
-    anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
+def presented_certificate(address: Address) -> bytes | None:
+    """Return the unverified certificate in DER that is presented there; b"" if TLS has none, None without TLS."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         with (
-            socket.create_connection((address.host, address.port), timeout=_LISTEN_SECONDS) as raw,
-            anybody.wrap_socket(raw, server_hostname=address.host) as secure,
+            socket.create_connection((address.host, address.port), timeout=_PROBE_SECONDS) as raw,
+            context.wrap_socket(raw, server_hostname=address.host) as secure,
         ):
             return secure.getpeercert(binary_form=True) or b""
     except ssl.SSLError as error:
         return b"" if "ALERT" in (error.reason or "") else None
     except OSError:
         return None
-
-
-def context_of(address: Address) -> ssl.SSLContext:
-    """TLS with the files of an address; an error names the one that is wrong."""
-    try:
-        context = ssl.create_default_context(cafile=str(address.ca) if address.ca else None)
-    except (ssl.SSLError, OSError) as error:
-        raise UserError(
-            f"The certificates cannot be used: {address.ca} is no authority's certificate ({_words(error)}). Give the "
-            "ca.crt of this swarm."
-        ) from error
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if address.certificate is not None and address.key is not None:
-        _load(context, address.certificate, address.key)
-    return context
-
-
-def _load(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
-    def locked() -> str:
-        raise UserError(
-            f"{key} is locked with a pass phrase, which nobody is there to type. Unlock it: openssl pkey -in {key} "
-            "-out OPEN.key, and give that."
-        )
-
-    try:
-        context.load_cert_chain(certificate, key, locked)
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
-            raise UserError(
-                f"The certificates cannot be used: {key} is not the key of {certificate}. Give a pair that fits."
-            ) from error
-        raise UserError(
-            f"The certificates cannot be used: {certificate} or {key} is not what it should be ({_words(error)}). Give "
-            "the PEM files of this swarm."
-        ) from error
-    except OSError as error:
-        raise UserError(
-            f"The certificates cannot be used: {certificate} or {key} cannot be read: {error.strerror}. Who runs this "
-            "must own them."
-        ) from error
-
-
-def _words(error: OSError) -> str:
-    reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
-    return (reason or "no PEM").lower().replace("_", " ")
