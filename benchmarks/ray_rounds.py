@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from cbdsl.presets import preset
-from cbdsl.runs.build import Experiment, ray_swarm
+from cbdsl.runs.build import Experiment
 from cbdsl.runs.loop import play_rounds
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import numbers, words
-from cbdsl.swarms.ray_swarm import RaySwarm, connected, machines
+from cbdsl.swarms.ray_swarm import RaySwarm, build_ray_swarm, connected, machines
 
 SAMPLES = 40_000  # divided among the workers: many workers have few samples each
 EMPTY_ROUNDS = 20
@@ -46,7 +46,7 @@ def measure(ray: Any, model: str, workers: int, given: argparse.Namespace) -> Ra
         "data.samples_per_worker": max(1, min(300, SAMPLES // workers)),
     }
     experiment = Experiment.prepare(resolve(preset("paper-iid").with_settings(settings)), threads=threads)
-    swarm = ray_swarm(experiment, ray, given.shards)
+    swarm = build_ray_swarm(experiment, ray, given.shards)
     try:
         local_rounds = play_rounds(experiment, experiment.first_state(), experiment.memory_swarm, measured=False)
         ray_rounds = play_rounds(experiment, experiment.first_state(), swarm, measured=False)

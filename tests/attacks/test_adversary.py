@@ -115,7 +115,7 @@ def test_a_crafted_model_does_not_keep_the_data_of_its_run_alive() -> None:
     stage = Experiment.prepare(spec, UserParts(data=blobs()), 1)
     adversary = stage.memory_swarm.adversary
     assert adversary is not None
-    made, again = adversary.crafted, stage.cast[1].crafted
+    made, again = adversary.crafted, stage.worker_data_and_adversary()[1].crafted
     assert made is not None
     assert made is again  # the same data, attack and initial model
     features = weakref.ref(stage.dataset.train.features)

@@ -308,7 +308,7 @@ def test_the_spec_of_a_folder_is_not_changed_by_another(tmp_path: Path, data: Pa
     spec = tiny_spec(data)
     stage = Experiment.prepare(spec, threads=1)
     opened = open_run(stage, tmp_path / "run")
-    opened.folder.close()
+    opened.close()
     other: Spec = tiny_spec(data, seed=9)
     with pytest.raises(UserError, match="holds another run"):
         open_run(Experiment.prepare(other, threads=1), tmp_path / "run")

@@ -45,7 +45,8 @@ def test_the_folder_of_a_server_is_its_owners_alone(tmp_path: Path) -> None:
     spec = Spec(model="softmax", workers=2).with_settings({"data.shared_scoring": 50})
     stage = Experiment.prepare(resolve(spec), threads=1, deal=False)
     opened = open_run(stage, tmp_path / "run")
+    assert opened.folder is not None
     opened.folder.rewind([])
-    opened.folder.close()
+    opened.close()
     modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "run", tmp_path / "run" / "rounds.jsonl")]
     assert modes == [0o700, 0o600]

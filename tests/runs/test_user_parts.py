@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,6 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
+from typer.testing import CliRunner
 
 import cbdsl
 from cbdsl.algorithm.messages import Claim, Order, Upload
@@ -15,9 +19,17 @@ from cbdsl.algorithm.selection import Soup
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.attacks.base import Attack, AttackContext
 from cbdsl.attacks.weights import Scaled
+from cbdsl.cli.app import app
 from cbdsl.errors import UserError
-from cbdsl.runs.build import Experiment
+from cbdsl.models.architecture import Architecture, from_module
+from cbdsl.models.saved_model import ModelMetadata
+from cbdsl.runs import resolve as resolve_module
+from cbdsl.runs.build import Experiment, UserParts
+from cbdsl.runs.loop import play_rounds
+from cbdsl.runs.resolve import resolve
+from cbdsl.spec import Spec
 from support.helpers import After, blobs, perceptron, small_spec
+from support.refusals import refused_as
 
 
 @dataclass(frozen=True)
@@ -140,7 +152,7 @@ def test_a_run_with_workers_elsewhere_does_not_go_on_without_them(tmp_path: Path
         patch.setattr("cbdsl.runs.loop._CHECKPOINT_SECONDS", 0.0)
         patch.setattr("cbdsl.runs.loop._CHECKPOINT_SHARE", 0.0)
         cbdsl.run(spec, model=perceptron, data=blobs(), swarm=Elsewhere, out=tmp_path / "run", callbacks=[After(stop)])
-    with pytest.raises(UserError, match=r"lived elsewhere .* cbdsl\.resume\(\.\.\., swarm="):
+    with refused_as("missing-part", "cbdsl.resume(..., swarm=...)"):
         cbdsl.resume(tmp_path / "run", model=perceptron, data=blobs())
 
 
@@ -168,3 +180,77 @@ class Broken(cbdsl.AveragingMethod):
 def test_parts_that_cannot_work_are_refused_by_name(parts: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         cbdsl.run(small_spec(rounds=2), model=perceptron, data=blobs(), **parts)
+
+
+class _Sized(Elsewhere):
+    """Workers elsewhere that count as empty."""
+
+    def __len__(self) -> int:
+        return 0
+
+
+def test_a_swarm_of_length_zero_is_used() -> None:
+    made: list[_Sized] = []
+
+    def make(experiment: Experiment) -> _Sized:
+        made.append(_Sized(experiment))
+        return made[-1]
+
+    experiment = Experiment.prepare(resolve(small_spec()), UserParts(model=perceptron, data=blobs()), 1)
+    swarm = make(experiment)
+    next(play_rounds(experiment, experiment.first_state(), swarm))
+    cbdsl.run(small_spec(rounds=1), model=perceptron, data=blobs(), swarm=make)
+    assert [one.calls > 0 for one in made] == [True, True]
+
+
+def test_a_module_is_built_once_for_the_engine_and_traced_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    built, traced = 0, 0
+
+    def build() -> nn.Module:
+        nonlocal built
+        built += 1
+        return perceptron()
+
+    def trace(module: nn.Module, shape: tuple[int, ...]) -> Architecture:
+        nonlocal traced
+        traced += 1
+        return from_module(module, shape)
+
+    monkeypatch.setattr("cbdsl.models.network.from_module", trace)
+    spec = small_spec(rounds=1, attack__byzantine=1)
+    result = cbdsl.run(spec, model=build, data=blobs(), out=tmp_path / "run")
+    assert (built, traced) == (2, 1)  # the second one has the initial weights
+    metadata = ModelMetadata.of(result.network)
+    assert metadata.graph is result.network.description()
+
+
+def test_workers_that_cannot_be_reached_leave_no_folder_behind_in_optimised_python(tmp_path: Path) -> None:
+    program = (
+        "import cbdsl\n"
+        "def unreachable(experiment): raise cbdsl.UserError('No cluster there.')\n"
+        "spec = cbdsl.Spec(workers=2, rounds=1, model='softmax')\n"
+        "try: cbdsl.run(spec, swarm=unreachable, out='run', threads=1)\n"
+        "except cbdsl.UserError as error: print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-O", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "No cluster there.\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_spec_is_resolved_once_per_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls = 0
+    inner = resolve_module.resolve
+
+    def counted(*arguments: Any) -> Spec:  # noqa: ANN401 - those of `resolve`
+        nonlocal calls
+        calls += 1
+        return inner(*arguments)
+
+    for place in ("cbdsl.runs.resolve.resolve", "cbdsl.runs.loop.resolve"):
+        monkeypatch.setattr(place, counted)
+    monkeypatch.chdir(tmp_path)
+    small = ["--workers", "2", "--rounds", "1", "--model", "softmax", "--set", "data.samples_per_worker=20"]
+    done = CliRunner().invoke(app, ["run", *small, "--threads", "1", "--json"])
+    assert (done.exit_code, calls) == (0, 1), done.output

@@ -13,9 +13,9 @@ import pytest
 from cbdsl.algorithm.messages import Order
 from cbdsl.arrays import PADDING
 from cbdsl.errors import UserError
-from cbdsl.runs.build import Experiment, UserParts, bytes_of_shard, workers_on
+from cbdsl.runs.build import Experiment, UserParts
 from cbdsl.runs.resolve import resolve
-from cbdsl.swarms.ray_swarm import ClusterNode, check_place, connected, room_for, share_of
+from cbdsl.swarms.ray_swarm import ClusterNode, bytes_of_shard, check_place, connected, room_for, share_of, swarm_maker
 from cbdsl.swarms.shard import (
     Shard,
     ShardAnswer,
@@ -40,7 +40,11 @@ def shard_of(stage: Experiment, first: int, last: int) -> Shard:
         spec.defence.commitment,
     )  # fmt: skip
     made = Shard(code_digest(), 1)
-    made.prepare(3, recipe, ShardData(range(first, last), stage.initial, part_of(stage.cast[0], first, last)))
+    made.prepare(
+        3,
+        recipe,
+        ShardData(range(first, last), stage.initial, part_of(stage.worker_data_and_adversary()[0], first, last)),
+    )
     made.settle(3, 0, None)
     return made
 
@@ -68,7 +72,7 @@ def test_a_shard_has_the_rows_of_the_whole_and_its_own_samples_alone(shared: str
 
 def test_a_shard_is_given_the_samples_of_its_own_workers_and_no_others() -> None:
     stage = stage_of(shared="score")
-    held, whole = part_of(stage.cast[0], 2, 4), stage.cast[0]
+    held, whole = part_of(stage.worker_data_and_adversary()[0], 2, 4), stage.worker_data_and_adversary()[0]
     pools = {id(lesson.samples) for lesson in held.training} | {id(held.scored)}
     assert len(pools) == 1
     needed = np.unique(np.concatenate([*(one.indices for one in whole.training[2:4]), whole.scoring]))
@@ -79,7 +83,7 @@ def test_a_shard_is_given_the_samples_of_its_own_workers_and_no_others() -> None
 
 def test_padding_stays_padding_in_a_shard() -> None:
     stage = stage_of(shared="none")
-    held = stage.cast[0]
+    held = stage.worker_data_and_adversary()[0]
     scoring = held.scoring.copy()
     scoring[2:, -3:] = PADDING
     part = part_of(replace(held, scoring=scoring), 2, 4)
@@ -193,5 +197,5 @@ def test_without_ray_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_contradictions_about_the_place_are_refused(place: str | None, shards: int, own: Any, words: str) -> None:  # noqa: ANN401
-    with pytest.raises(UserError, match=words), workers_on(place, shards, None, own):
+    with pytest.raises(UserError, match=words), swarm_maker(place, shards, None, own):
         pass

@@ -34,7 +34,7 @@ def run(
     folder = out or run_folder(spec)
     interrupts.go_on_in(folder, on)
     with Display() as display:
-        result = loop.run(spec, out=folder, threads=threads, on=on, shards=shards, callbacks=[display])
+        result = loop.run_resolved(spec, out=folder, threads=threads, on=on, shards=shards, callbacks=[display])
     conclude(result, as_json)
 
 

@@ -14,6 +14,7 @@ from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.errors import UserError, missing, unknown
 from cbdsl.models.architecture import Architecture, from_module
 from cbdsl.models.layers import ArchitectureError
+from cbdsl.models.network import Network
 from cbdsl.spec import Device
 
 if TYPE_CHECKING:
@@ -46,16 +47,16 @@ def check_device(name: str, device: str) -> None:
 
 
 def choose_engine(
-    name: str, network: Architecture | nn.Module, shape: tuple[int, ...], threads: int, device: str = "auto"
+    name: str, network: Architecture | nn.Module | Network, shape: tuple[int, ...], threads: int, device: str = "auto"
 ) -> Choice:
-    """The engine that a spec names, for one network and samples of one shape.
+    """Build the engine that a spec names, for one network and samples of one shape.
 
     device: where torch computes; a GPU means torch. "auto" is a GPU only where torch has to run the network anyway.
     """
     check_device(name, device)
     if name == "torch" or device in _GPUS:
         asked = "the torch engine" if name == "torch" else f"the device {device}"
-        return Choice(_torch_engine(network, threads, f"{asked} was asked for", device))
+        return Choice(_torch_engine(_subject(network), threads, f"{asked} was asked for", device))
     obstacle = native_engine.available()
     if obstacle is None:
         try:
@@ -64,12 +65,20 @@ def choose_engine(
             obstacle = f"the native engine cannot run this model: {error}"
     if name == "native":
         raise UserError(f"The native engine was asked for, but {obstacle}. Use --engine auto or --engine torch.")
-    engine = _torch_engine(network, threads, obstacle, device)
+    engine = _torch_engine(_subject(network), threads, obstacle, device)
     return Choice(engine, f"{engine.name} engine: {obstacle}")
 
 
-def _described(network: Architecture | nn.Module, shape: tuple[int, ...]) -> Architecture:
-    """A network as data, for samples of this shape; an ArchitectureError says what stands against it."""
+def _subject(network: Architecture | nn.Module | Network) -> Architecture | nn.Module:
+    return network.subject if isinstance(network, Network) else network
+
+
+def _described(network: Architecture | nn.Module | Network, shape: tuple[int, ...]) -> Architecture:
+    """Return a network as data, for samples of this shape; an ArchitectureError says what prevents it."""
+    if isinstance(network, Network):
+        if network.described is None:
+            return network.description()
+        network = network.described
     if not isinstance(network, Architecture):
         return from_module(network, shape)
     if network.shape != shape:

@@ -24,13 +24,13 @@ from cbdsl.flower import messages
 from cbdsl.flower.client import dealt_spec
 from cbdsl.flower.messages import Context, FlowerMessage, Grid, make_flower_message
 from cbdsl.network import wire
-from cbdsl.network.session import OpenRun, announce, keep_secret, open_run, run_of, secret_of, shared_of
+from cbdsl.network.session import announce, keep_secret, open_run, run_of, secret_of, shared_of
 from cbdsl.network.timeouts import Deadlines, Punctuality, everybodys_limit
 from cbdsl.network.wire import Announcement, ClaimMessage, Hello, Invitation, OrderMessage, WireError
 from cbdsl.presets import preset_or_file
 from cbdsl.runs.build import Experiment
 from cbdsl.runs.folder import free_folder
-from cbdsl.runs.loop import finish_run, play_rounds
+from cbdsl.runs.loop import OpenRun, finish_run, play_rounds
 from cbdsl.runs.resolve import refuse_idle, resolve
 from cbdsl.runs.result import Result
 from cbdsl.spec import Spec, parse_setting
@@ -644,11 +644,12 @@ def _play(grid: Grid, wishes: AppConfig) -> Result:
             f"-c 'out=\"{out}\"' goes on, to the same numbers."
         ) from error
     finally:
-        opened.folder.close()
+        opened.close()
 
 
 def _play_in(opened: OpenRun, stage: Experiment, grid: Grid, wishes: AppConfig) -> Result:
-    spec, out = stage.spec, opened.folder.path
+    assert opened.path is not None
+    spec, out = stage.spec, opened.path
     shared = shared_of(stage)
     swarm = FlowerSwarm(
         grid,
@@ -663,7 +664,7 @@ def _play_in(opened: OpenRun, stage: Experiment, grid: Grid, wishes: AppConfig) 
         ),
         list(stage.initial) if len(stage.initial) > 1 else [],
     )
-    state = opened.checkpoint.state if opened.checkpoint else stage.first_state()
+    state = opened.state_of(stage)
     if state.round < spec.rounds:
         message = stage.server.method.broadcast(state.global_best, state.memory)
         swarm.recall(message, state.version, state.updates, state.references)
@@ -672,16 +673,13 @@ def _play_in(opened: OpenRun, stage: Experiment, grid: Grid, wishes: AppConfig) 
             stage = replace(stage, server=replace(stage.server, combine=averaging(swarm.samples, stated=True)))
         _log.info("cbdsl: %s, %d workers, %d rounds; %s", spec.method, spec.workers, spec.rounds, out)
     swarm.exclude(state.banned)
-    for played in play_rounds(stage, state, swarm):
-        swarm.exclude(played.state.banned)
-        state, line = played.state, played.record
-        opened.records.append(line)
-        opened.folder.append(line)
-        opened.folder.save_checkpoint(state, None, stage.key)
+    for completed in play_rounds(stage, state, swarm, opened=opened):
+        swarm.exclude(completed.state.banned)
+        line = completed.record
         _log.info(
             "round %d of %d: accuracy %.4f, %d bytes up, refuted %s, declined %s, silent %s, %.2f s",
             line.round, spec.rounds, line.test_accuracy, line.uplink_bytes, line.refuted, line.declined,
             line.silent, line.seconds,
         )  # fmt: skip
     swarm.finish()
-    return finish_run(stage, opened.folder, opened.records, state)
+    return finish_run(stage, opened)

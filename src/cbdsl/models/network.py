@@ -18,7 +18,7 @@ from cbdsl import register
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.errors import UserError, unknown
 from cbdsl.models.architecture import Architecture, from_module
-from cbdsl.models.layers import Layer
+from cbdsl.models.layers import ArchitectureError, Layer
 from cbdsl.register import CUSTOM
 from cbdsl.spec import Spec
 
@@ -69,7 +69,7 @@ class Network:
 
     @cached_property
     def subject(self) -> Architecture | nn.Module:
-        """What an engine is chosen for."""
+        """What an engine is chosen for: the description, or the user's module, built once."""
         return self.described if self.described is not None else self.build()
 
     @property
@@ -80,8 +80,20 @@ class Network:
         return sum(int(np.prod(shape)) for _, shape in self.tensor_shapes())
 
     def description(self) -> Architecture:
-        """The network as data, or an ArchitectureError that says what cannot be described."""
-        return self.described if self.described is not None else from_module(self.build(), self.shape)
+        """Return the network as data; an ArchitectureError says what cannot be described."""
+        if isinstance(self._description, ArchitectureError):
+            raise self._description
+        return self._description
+
+    @cached_property
+    def _description(self) -> Architecture | ArchitectureError:
+        """The result of tracing the user's module, once: engine, attackers and the model's file use the same."""
+        if isinstance(self.subject, Architecture):
+            return self.subject
+        try:
+            return from_module(self.subject, self.shape)
+        except ArchitectureError as error:
+            return error
 
     def build(self) -> nn.Module:
         """A fresh torch module."""
@@ -149,20 +161,20 @@ class Network:
 def network_of(spec: Spec, shape: tuple[int, ...], classes: int, builder: object = None) -> Network:
     """The network that a spec names, or that a user's function builds."""
     if builder is not None:
-        return Network(shape, classes, None, _checked(builder, shape, classes))
+        return _checked(builder, shape, classes)
     if spec.model == CUSTOM:
         raise UserError("The model of this run was given in Python; give it again with model=...")
     make = register.model.make(spec.model, spec.options.of(spec.model))
     made = make(shape, classes)
     if not isinstance(made, Architecture):
-        return Network(shape, classes, None, _checked(lambda: make(shape, classes), shape, classes))
+        return _checked(lambda: make(shape, classes), shape, classes)
     if made.classes < classes:
         raise UserError(f"The model '{spec.model}' has {made.classes} outputs; the data has {classes} classes.")
     return Network(shape, classes, made)
 
 
-def _checked(builder: object, shape: tuple[int, ...], classes: int) -> Callable[[], nn.Module]:
-    """The builder, if it builds modules that can be learned together; otherwise advice."""
+def _checked(builder: object, shape: tuple[int, ...], classes: int) -> Network:
+    """Return the network that a user's function builds, if it can be learned together; otherwise advice."""
     if isinstance(builder, str):
         raise unknown("model", builder, register.model.names(), register.OWN)
     try:
@@ -178,8 +190,9 @@ def _checked(builder: object, shape: tuple[int, ...], classes: int) -> Callable[
         )
     if not callable(builder):
         raise UserError(f"model is a {type(builder).__name__}; give a function without arguments that builds a module.")
+    network = Network(shape, classes, None, builder)
     try:
-        module = builder()
+        module = network.subject
     except TypeError as error:
         raise UserError(
             f"model cannot be built without arguments ({error}). Bind them: model=lambda: Net(10)."
@@ -187,7 +200,7 @@ def _checked(builder: object, shape: tuple[int, ...], classes: int) -> Callable[
     if not isinstance(module, nn.Module):
         raise UserError(f"model builds a {type(module).__name__}, not a torch nn.Module.")
     check_model(module, shape, classes)
-    return builder
+    return network
 
 
 def read_tensors(path: Path) -> dict[str, Any]:

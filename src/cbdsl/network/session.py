@@ -29,8 +29,8 @@ from cbdsl.network.samples import pack_shared
 from cbdsl.network.server import MakeLink, NetworkSwarm, ServerConfig
 from cbdsl.network.wire import Announcement
 from cbdsl.runs.build import Experiment
-from cbdsl.runs.folder import Checkpoint, RunFolder
-from cbdsl.runs.loop import CompletedRound, finish_run, play_rounds
+from cbdsl.runs.folder import RunFolder
+from cbdsl.runs.loop import CompletedRound, OpenRun, finish_run, play_rounds
 from cbdsl.runs.records import RoundRecord, finite
 from cbdsl.runs.result import Result
 from cbdsl.spec import DataSpec, DefenceSpec, Options, SelectionSpec, ServerSpec, Spec, VerificationSpec
@@ -69,15 +69,6 @@ class ServedRun:
     refused: dict[str, int]  # messages that were refused, by reason
 
 
-@dataclass(frozen=True, eq=False)
-class OpenRun:
-    """A run's folder, held by this process, and what was played in it so far."""
-
-    folder: RunFolder
-    checkpoint: Checkpoint | None
-    records: list[RoundRecord]
-
-
 def at_hand(spec: Spec, out: Path) -> Spec:
     """The spec; of a run that has begun with the folder's own copy of the model it started from: that one stays."""
     kept, begun = out / "init.safetensors", out / "spec.toml"
@@ -91,7 +82,7 @@ def open_run(stage: Experiment, out: Path) -> OpenRun:
         folder = RunFolder.create(out, stage.spec, private=True)
         if stage.spec.init:
             folder.keep_init(stage.spec.init, stage.network.tensors(stage.initial[0]))
-        return OpenRun(folder, None, [])
+        return OpenRun(folder, every_round=True)
     folder, spec = RunFolder.open(out, private=True)
     try:
         own = stage.spec.init == str(out / "init.safetensors")
@@ -101,7 +92,7 @@ def open_run(stage: Experiment, out: Path) -> OpenRun:
     except BaseException:
         folder.close()
         raise
-    return OpenRun(folder, checkpoint, records)
+    return OpenRun(folder, checkpoint, records, every_round=True)
 
 
 def serve(
@@ -118,13 +109,14 @@ def serve(
     make_link: another way to the workers than the broker of the config. on_event: hears who comes and goes, on any
     thread.
     """
-    out = opened.folder.path
+    assert opened.path is not None
+    out = opened.path
     try:
         roster = Roster(out / "roster.json", stage.spec.workers, config.names)
         meter, claims = Meter(out / "wire.json"), Events(out / "claims.jsonl")
         events = Events(out / "events.jsonl", lambda name: roster.number(name) is not None, out / "refused.json")
         events.listener = on_event
-        first = state = opened.checkpoint.state if opened.checkpoint else stage.first_state()
+        state = opened.state_of(stage)
         events.note("started", round=state.round, members=roster.places)
         if stage.spec.defence.aggregator == "mean" and not stage.split.workers:  # who deals knows the numbers itself
             stage = replace(stage, server=replace(stage.server, combine=averaging(_Sizes(roster), stated=True)))
@@ -144,16 +136,19 @@ def serve(
                 on_ready(network)
             if state.round < stage.spec.rounds:
                 network.gather()
-            for played in play_rounds(stage, first, network, members=network.members):
-                state, line = played.state, _named(played, roster, network)
-                _note_claims(claims, played, roster)
-                opened.records.append(line)
-                opened.folder.append(line)
-                opened.folder.save_checkpoint(state, None, stage.key)
+
+            def annotate(completed: CompletedRound) -> RoundRecord:
+                _note_claims(claims, completed, roster)
+                return _named(completed, roster, network)
+
+            for completed in play_rounds(
+                stage, state, network, members=network.members, opened=opened, annotate=annotate
+            ):
                 meter.save(NOW_AND_THEN)
                 events.save(NOW_AND_THEN)
                 if on_round is not None:
-                    on_round(line)
+                    on_round(completed.record)
+            state = opened.state_of(stage)
             network.finish(state.round, _message(stage, state), state.version, state.updates)
         finally:
             network.close()
@@ -161,11 +156,11 @@ def serve(
             events.save()
         (out / "journal.bin").unlink(missing_ok=True)
         events.note("finished", round=state.round, refused=dict(events.refusals), offences=events.offences()[:1000])
-        result = finish_run(stage, opened.folder, opened.records, state)
+        result = finish_run(stage, opened)
         _name_workers(out, result, roster)
         return ServedRun(result, meter.counts(), dict(events.refusals))
     finally:
-        opened.folder.close()
+        opened.close()
 
 
 def _message(stage: Experiment, state: ServerState) -> Floats:

@@ -1,4 +1,4 @@
-"""Run a spec: play its rounds, keep its records, resume where it was stopped."""
+"""Runs a spec: plays its rounds, keeps records and checkpoints, resumes where a run was stopped."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cbdsl.algorithm.aggregators import AggregationRule
@@ -21,7 +21,7 @@ from cbdsl.errors import UserError
 from cbdsl.models.saved_model import ModelMetadata
 from cbdsl.presets import preset
 from cbdsl.register import CUSTOM
-from cbdsl.runs.build import Client, Experiment, Init, ModelBuilder, gather, workers_on
+from cbdsl.runs.build import Client, Experiment, Init, ModelBuilder, UserParts, gather
 from cbdsl.runs.callbacks import Callback, CallbackList, RunStart, default_callbacks
 from cbdsl.runs.folder import Checkpoint, RunFolder
 from cbdsl.runs.records import RoundRecord, record, summarise
@@ -29,11 +29,12 @@ from cbdsl.runs.resolve import resolve
 from cbdsl.runs.result import Result
 from cbdsl.spec import Spec
 from cbdsl.swarms.local import SwarmWithAttackers
+from cbdsl.swarms.ray_swarm import swarm_maker
 
 Watch = Callable[[Experiment, Order], None]
 _CHECKPOINT_SECONDS = 5.0
-_CHECKPOINT_SHARE = 20.0  # a checkpoint may take one part in twenty of the time
-_CHECKPOINT_SPEED = 3e8  # bytes a second, before the first one was measured
+_CHECKPOINT_SHARE = 20.0  # checkpoints may take a twentieth of the time
+_CHECKPOINT_SPEED = 3e8  # bytes per second, before the first one is measured
 
 
 def run(  # noqa: PLR0913 - all but the first by name
@@ -57,35 +58,67 @@ def run(  # noqa: PLR0913 - all but the first by name
     callbacks: Sequence[Callback] | None = None,
     watch: Watch | None = None,
 ) -> Result:
-    """Run a spec, or a preset by its name.
+    """Run a spec, or a preset by its name, and return the result.
 
     model: a function without arguments that returns a fresh `nn.Module` (a class will do), or a network's name.
     data: arrays of your own; instead of `spec.data.source`.
     clients: natural clients, a set of samples and a worker each; D_G, hold-out and test set come from the data.
     method, attack, aggregator, selection, partition: parts of your own, as objects or by their registered names.
-    participation: who takes part in a round, a share of the workers or their number.
+    participation: the workers that take part in a round, as a share or as a number.
     init: start from this model: a run's result or folder, a .safetensors file, or flat weights (D,).
-    swarm: makes workers that live elsewhere; given the stage, it returns what the server talks to.
+    swarm: a function that builds workers elsewhere; given the experiment, it returns what the server talks to.
     on: a Ray cluster for the workers: "ray" starts one here, "auto" finds one, or its address. It changes no number.
-    shards: into how many parts the workers are divided there, one a processor if not given; nor does this.
-    out: a new folder for the records; none are written without it.
-    threads: how many threads to use, all cores if not given. It changes the time and no number.
-    callbacks: hear of the start, of every round and of the end; in a notebook a progress bar if not given.
-    watch: called after every round with all that was built and the order that was carried out.
+    shards: the number of parts the workers are divided into there; one per processor if None. It changes no number.
+    out: a new folder for the records; without it none are written.
+    threads: the number of threads to use; all cores if None. It changes the time and no number.
+    callbacks: called at the start, after every round and at the end; if None, a progress bar in a notebook.
+    watch: called after every round with the experiment and the order that was carried out.
+
+    >>> spec = Spec(workers=2, rounds=1, model="softmax").with_settings({"data.samples_per_worker": 20})
+    >>> result = run(spec, threads=1)
+    >>> len(result.rounds), result.weights.shape
+    (1, (7850,))
     """
-    start = preset(spec) if isinstance(spec, str) else spec
-    with workers_on(on, shards, threads, swarm) as make:
-        chosen, given = gather(
-            start, model, data, clients, method, attack, aggregator, selection, partition, participation, init, make
-        )
-        whole = resolve(chosen, given.parts.method)
-        stage = Experiment.prepare(whole, given, threads)
-        if on is not None:
-            assert stage.swarm  # made now: a cluster that cannot be had leaves no folder behind
-        folder = RunFolder.create(Path(out), stage.spec) if out is not None else None
-        if folder is not None and whole.init:
-            folder.keep_init(whole.init, stage.network.tensors(stage.initial[0]))
-        return _play(stage, folder, None, [], callbacks, watch)
+    chosen, parts = gather(
+        preset(spec) if isinstance(spec, str) else spec,
+        model=model, data=data, clients=clients, method=method, attack=attack, aggregator=aggregator,
+        selection=selection, partition=partition, participation=participation, init=init, make_swarm=swarm,
+    )  # fmt: skip
+    return run_resolved(
+        resolve(chosen, parts.method), parts, on=on, shards=shards, out=out, threads=threads, callbacks=callbacks,
+        watch=watch,
+    )  # fmt: skip
+
+
+def run_resolved(  # noqa: PLR0913 - all but the first two by name
+    spec: Spec,
+    parts: UserParts | None = None,
+    *,
+    on: str | None = None,
+    shards: int | None = None,
+    out: Path | str | None = None,
+    threads: int | None = None,
+    callbacks: Sequence[Callback] | None = None,
+    watch: Watch | None = None,
+) -> Result:
+    """Run a spec that is resolved already; see `run`."""
+    parts = parts or UserParts()
+    with ExitStack() as stack:
+        make_swarm = stack.enter_context(swarm_maker(on, shards, threads, parts.make_swarm))
+        experiment = Experiment.prepare(spec, replace(parts, make_swarm=make_swarm), threads)
+        swarm = experiment.swarm  # built before the folder: workers that cannot be reached leave no folder behind
+        folder = RunFolder.create(Path(out), spec) if out is not None else None
+        if folder is not None:
+            stack.callback(folder.close)
+            if spec.init:
+                folder.keep_init(spec.init, experiment.network.tensors(experiment.initial[0]))
+        opened = OpenRun(folder)
+        listeners = _start(experiment, opened, callbacks, stack)
+        for completed in play_rounds(experiment, experiment.first_state(), swarm, opened=opened):
+            if watch is not None:
+                watch(experiment, completed.order)
+            listeners.round(completed.record)
+        return _finish(experiment, opened, listeners)
 
 
 def resume(  # noqa: PLR0913 - all but the first by name
@@ -105,82 +138,114 @@ def resume(  # noqa: PLR0913 - all but the first by name
     threads: int | None = None,
     callbacks: Sequence[Callback] | None = None,
 ) -> Result:
-    """Go on with the run in a folder; the numbers are those of a run that was never stopped.
+    """Resume the run in a folder and return its result; the numbers are those of an uninterrupted run.
 
-    What was given to `run` as objects has to be given again; plugins are imported as the folder says. Workers that live
-    elsewhere (swarm=...) must answer an order that they carried out before as they did then: rounds since the last
-    checkpoint are played again. on, shards: see `run`; a run can go on elsewhere than it was started.
+    Objects that were given to `run` have to be given again; plugins are imported as the folder says. Workers elsewhere
+    (swarm=...) must answer an order that they carried out before as they did then: rounds since the last checkpoint are
+    played again. on, shards: see `run`; a run can be resumed elsewhere than it was started.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> spec = Spec(workers=2, rounds=1, model="softmax").with_settings({"data.samples_per_worker": 20})
+    >>> with TemporaryDirectory() as folder:  # a finished run has no rounds left to play
+    ...     first = run(spec, out=folder, threads=1)
+    ...     resume(folder, threads=1).summary == first.summary
+    True
     """
     with ExitStack() as stack:
-        make = stack.enter_context(workers_on(on, shards, threads, swarm))
+        make_swarm = stack.enter_context(swarm_maker(on, shards, threads, swarm))
         folder, spec = RunFolder.open(Path(path))
         stack.callback(folder.close)
-        if (folder.path / "deployment.json").exists():
-            raise UserError(
-                f"The workers of {path} live in processes of their own. Go on with the command that started it: "
-                "cbdsl serve or cbdsl swarm, with the same --out."
-            )
-        if (folder.path / "flower.json").exists():
-            raise UserError(
-                f"The workers of {path} are nodes of a Flower federation. Go on with flwr run, as it was started and "
-                f"with -c 'out=\"{folder.path.resolve()}\"'."
-            )
-        chosen, given = gather(
-            spec, model, data, clients, method, attack, aggregator, selection, partition, None, None, make
-        )
+        _check_place(folder.path)
+        chosen, parts = gather(
+            spec, model=model, data=data, clients=clients, method=method, attack=attack, aggregator=aggregator,
+            selection=selection, partition=partition, make_swarm=make_swarm,
+        )  # fmt: skip
         if spec.init:
             kept = folder.path / "init.safetensors"
-            given = replace(given, init=kept)
+            parts = replace(parts, init=kept)
             chosen = replace(chosen, init=spec.init if spec.init == CUSTOM else str(kept))
-        stage = Experiment.prepare(resolve(chosen, given.parts.method), given, threads)
-        checkpoint, records = folder.go_on(stage.key, mapped=on is not None)
+        experiment = Experiment.prepare(resolve(chosen, parts.method), parts, threads)
+        checkpoint, records = folder.go_on(experiment.key, mapped=on is not None)
         unfinished = checkpoint is not None and checkpoint.state.round < spec.rounds and checkpoint.particles is None
-        if unfinished and stage.remembers and swarm is None:
+        if unfinished and experiment.remembers and swarm is None:
             raise UserError(
-                f"The workers of {path} lived elsewhere (swarm=...), and what they remember is not in the folder. Give "
-                "the swarm again: cbdsl.resume(..., swarm=...)."
+                f"The workers of {path} were elsewhere (swarm=...), and their state is not in the folder. Give the "
+                "swarm again: cbdsl.resume(..., swarm=...).",
+                code="missing-part",
             )
-        return _play(stage, folder, checkpoint, records, callbacks)
+        opened = OpenRun(folder, checkpoint, records)
+        listeners = _start(experiment, opened, callbacks, stack)
+        for completed in play_rounds(experiment, opened.state_of(experiment), opened=opened):
+            listeners.round(completed.record)
+        return _finish(experiment, opened, listeners)
 
 
-def _play(
-    stage: Experiment,
-    folder: RunFolder | None,
-    checkpoint: Checkpoint | None,
-    records: list[RoundRecord],
-    callbacks: Sequence[Callback] | None,
-    watch: Watch | None = None,
-) -> Result:
-    """Play the rounds that are left, and write down what happens."""
+def _check_place(folder: Path) -> None:
+    """Refuse a run whose workers are other processes."""
+    if (folder / "deployment.json").exists():
+        raise UserError(
+            f"The workers of {folder} are processes of their own. Resume with the command that started it: cbdsl "
+            "serve or cbdsl swarm, with the same --out.",
+            code="not-supported",
+        )
+    if (folder / "flower.json").exists():
+        raise UserError(
+            f"The workers of {folder} are nodes of a Flower federation. Resume with flwr run, as it was started and "
+            f"with -c 'out=\"{folder.resolve()}\"'.",
+            code="not-supported",
+        )
+
+
+def _start(
+    experiment: Experiment, opened: OpenRun, callbacks: Sequence[Callback] | None, stack: ExitStack
+) -> CallbackList:
+    """Restore the workers from the checkpoint, if there is one, and tell the callbacks that the run starts."""
     listeners = CallbackList(default_callbacks() if callbacks is None else callbacks)
-    try:
-        where, swarm = folder.path if folder else None, stage.swarm
-        rows = swarm if isinstance(swarm, SwarmWithAttackers) else None
-        note = " ".join(filter(None, (stage.note, rows.note if rows else "")))
-        if note and not callbacks:
-            logging.getLogger("cbdsl").warning(note)
-        listeners.start(RunStart(stage.spec, where, note, len(records), tuple(records)))
-        state = checkpoint.state if checkpoint else stage.first_state()
-        if checkpoint and rows:
-            received = stage.server.method.broadcast(state.global_best, state.memory)
-            rows.restore(checkpoint.particles, state.round, received)
-        keeper = Checkpointer(stage, folder)
-        for played in play_rounds(stage, state):
-            state = played.state
-            records.append(played.record)
-            if watch is not None:
-                watch(stage, played.order)
-            if folder is not None:
-                folder.append(played.record)
-            keeper.consider(state)
-            listeners.round(played.record)
-        result = finish_run(stage, folder, records, state)
-        listeners.finish(result)
-        return result
-    finally:
-        if folder is not None:
-            folder.close()
-        listeners.close()
+    stack.callback(listeners.close)
+    simulated = experiment.swarm if isinstance(experiment.swarm, SwarmWithAttackers) else None
+    note = " ".join(filter(None, (experiment.note, simulated.note if simulated else "")))
+    if note and not callbacks:
+        logging.getLogger("cbdsl").warning(note)
+    played = tuple(opened.records)
+    listeners.start(RunStart(experiment.spec, opened.path, note, len(played), played))
+    if opened.checkpoint and simulated:
+        state = opened.checkpoint.state
+        received = experiment.server.method.broadcast(state.global_best, state.memory)
+        simulated.restore(opened.checkpoint.particles, state.round, received)
+    return listeners
+
+
+def _finish(experiment: Experiment, opened: OpenRun, listeners: Callback) -> Result:
+    result = finish_run(experiment, opened)
+    listeners.finish(result)
+    return result
+
+
+@dataclass(eq=False)
+class OpenRun:
+    """The rounds of a run so far, and its folder, which this process holds."""
+
+    folder: RunFolder | None = None
+    checkpoint: Checkpoint | None = None  # where the run goes on
+    records: list[RoundRecord] = field(default_factory=list)
+    state: ServerState | None = None  # after the last round that `play_rounds` played
+    every_round: bool = False  # save a checkpoint after every round, whatever it costs
+
+    @property
+    def path(self) -> Path | None:
+        """The folder's path."""
+        return self.folder.path if self.folder else None
+
+    def close(self) -> None:
+        """Let other processes use the folder."""
+        if self.folder is not None:
+            self.folder.close()
+
+    def state_of(self, experiment: Experiment) -> ServerState:
+        """Return the state after the last round, or before the first one."""
+        if self.state is not None:
+            return self.state
+        return self.checkpoint.state if self.checkpoint else experiment.first_state()
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,59 +259,80 @@ class CompletedRound:
 
 
 def play_rounds(
-    stage: Experiment,
+    experiment: Experiment,
     state: ServerState,
     swarm: Swarm | None = None,
     measured: bool = True,
     members: Callable[[], Sequence[WorkerId]] | None = None,
+    opened: OpenRun | None = None,
+    annotate: Callable[[CompletedRound], RoundRecord] | None = None,
 ) -> Iterator[CompletedRound]:
-    """Play the rounds that are left, with the stage's swarm or another one. The one loop over rounds there is.
+    """Play the rounds that are left, with the experiment's swarm or another one; the only loop over rounds.
 
-    measured: test w^g after every round; who does not look at the accuracy need not wait for it, and gets NaN.
-    members: asked before every round who is in the swarm, where workers join and leave.
+    measured: test w^g after every round; otherwise the accuracy in the record is NaN.
+    members: called before every round; returns who is in the swarm, where workers join and leave.
+    opened: where records and checkpoints are kept. annotate: completes a record before it is kept.
     """
-    while state.round < stage.spec.rounds:
+    swarm = experiment.swarm if swarm is None else swarm
+    checkpointer = Checkpointer(experiment, opened, swarm) if opened is not None and opened.folder else None
+    while state.round < experiment.spec.rounds:
         started = time.perf_counter()
-        order = stage.server.order(state, members() if members is not None else None)
-        state, log = stage.server.play(state, order, stage.swarm if swarm is None else swarm)
-        accuracy = stage.test_accuracy(state) if measured else math.nan
+        order = experiment.server.order(state, members() if members is not None else None)
+        state, log = experiment.server.play(state, order, swarm)
+        accuracy = experiment.test_accuracy(state) if measured else math.nan
         seconds = round(time.perf_counter() - started, 4)
-        yield CompletedRound(order, log, state, record(log, state, len(order.participants), accuracy, seconds))
+        line = record(log, state, len(order.participants), accuracy, seconds)
+        completed = CompletedRound(order, log, state, line)
+        if annotate is not None:
+            completed = replace(completed, record=annotate(completed))
+        if opened is not None:
+            opened.state = state
+            opened.records.append(completed.record)
+        if checkpointer is not None:
+            checkpointer.keep(completed)
+        yield completed
 
 
-def finish_run(
-    stage: Experiment, folder: RunFolder | None, records: Sequence[RoundRecord], state: ServerState
-) -> Result:
-    """Sum a run up, and leave its results in its folder."""
-    method, finale = stage.server.method, stage.finale(state)
-    summary = summarise(stage.spec, stage.spec_key, records, method, stage.engine, stage.byzantine, finale)
-    if folder is not None:
-        card = ModelMetadata.of(stage.network, stage.dataset.scaling, stage.dataset.class_names)
-        folder.finish(summary, stage.network.tensors(state.global_best), card)
-    where = folder.path if folder else None
-    return Result(stage.spec, summary, tuple(records), state.global_best, where, stage.network, stage.engine)
+def finish_run(experiment: Experiment, opened: OpenRun) -> Result:
+    """Sum a run up, and write its results into its folder."""
+    state, method = opened.state_of(experiment), experiment.server.method
+    summary = summarise(
+        experiment.spec, experiment.spec_key, opened.records, method, experiment.engine, experiment.byzantine,
+        experiment.measure_final(state),
+    )  # fmt: skip
+    network, dataset = experiment.network, experiment.dataset
+    if opened.folder is not None:
+        metadata = ModelMetadata.of(network, dataset.scaling, dataset.class_names)
+        opened.folder.finish(summary, network.tensors(state.global_best), metadata)
+    records = tuple(opened.records)
+    return Result(experiment.spec, summary, records, state.global_best, opened.path, network, experiment.engine)
 
 
 class Checkpointer:
-    """Decides when a checkpoint is due: not too often for its cost, and once, without the swarm, at the end."""
+    """Appends each round to the folder and saves a checkpoint when it is due.
 
-    def __init__(self, stage: Experiment, folder: RunFolder | None) -> None:
-        self._stage, self._folder = stage, folder
-        swarm = stage.swarm if stage.remembers else None
-        self._swarm = swarm if isinstance(swarm, SwarmWithAttackers) else None
+    Not so often that it costs more than a twentieth of the time, unless every round is asked for; and once, without the
+    workers, at the end.
+    """
+
+    def __init__(self, experiment: Experiment, opened: OpenRun, swarm: Swarm) -> None:
+        assert opened.folder is not None
+        self._experiment, self._folder, self._every_round = experiment, opened.folder, opened.every_round
+        self._swarm = swarm if experiment.remembers and isinstance(swarm, SwarmWithAttackers) else None
         size = sum(array.nbytes for array in self._swarm.kept.values()) if self._swarm else 0
-        self._last, self._cost = time.monotonic(), size / _CHECKPOINT_SPEED  # a guess, until one was written
+        self._last, self._cost = time.monotonic(), size / _CHECKPOINT_SPEED
 
-    def consider(self, state: ServerState) -> None:
-        """Write a checkpoint if it is time."""
-        if self._folder is None:
+    def keep(self, completed: CompletedRound) -> None:
+        """Write a round's record, and a checkpoint if it is time."""
+        self._folder.append(completed.record)
+        state, started = completed.state, time.monotonic()
+        finished = state.round == self._experiment.spec.rounds
+        due = started - self._last >= max(_CHECKPOINT_SECONDS, _CHECKPOINT_SHARE * self._cost)
+        if not (finished or due or self._every_round):
             return
-        started = time.monotonic()
-        finished = state.round == self._stage.spec.rounds
-        if finished or started - self._last >= max(_CHECKPOINT_SECONDS, _CHECKPOINT_SHARE * self._cost):
-            swarm = None if finished else self._swarm
-            self._folder.save_checkpoint(state, swarm.kept if swarm else None, self._stage.key)
-            if swarm:
-                swarm.saved(self._folder.mapped_rows, state.round)
-            self._last = time.monotonic()
-            self._cost = self._last - started
+        swarm = None if finished else self._swarm
+        self._folder.save_checkpoint(state, swarm.kept if swarm else None, self._experiment.key)
+        if swarm:
+            swarm.saved(self._folder.mapped_rows, state.round)
+        self._last = time.monotonic()
+        self._cost = self._last - started

@@ -225,7 +225,7 @@ def perform_run(
     if (folder / "spec.toml").exists():
         loop.resume(folder, threads=threads, callbacks=[_Reporter(report)])
     else:
-        loop.run(spec, out=folder, threads=threads, callbacks=[_Reporter(report)], watch=watch)
+        loop.run_resolved(spec, out=folder, threads=threads, callbacks=[_Reporter(report)], watch=watch)
 
 
 def finished(path: Path) -> FinishedRun:
@@ -293,6 +293,6 @@ def forecast(tasks: Sequence[Task], out: Path, jobs: int | None = None) -> Forec
 def _timed(spec: Spec, threads: int) -> tuple[float, float]:
     """Seconds that a run takes before and after its rounds, and for one of them."""
     started = time.perf_counter()
-    result = loop.run(spec, threads=threads, callbacks=[])
+    result = loop.run_resolved(spec, threads=threads, callbacks=[])
     whole, rounds = time.perf_counter() - started, sum(line.seconds for line in result.rounds)
     return max(0.0, whole - rounds), rounds / len(result.rounds)

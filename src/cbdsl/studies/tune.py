@@ -28,6 +28,7 @@ from cbdsl.rng import seed_of, stream
 from cbdsl.runs.build import Experiment
 from cbdsl.runs.folder import RunFolder
 from cbdsl.runs.loop import play_rounds
+from cbdsl.runs.records import RunTotals
 from cbdsl.runs.resolve import resolve, resolve_all
 from cbdsl.spec import Spec, dotted_keys, parse_setting, setting_values, unknown_setting, words
 from cbdsl.studies.compare import Spread, percent_words
@@ -375,10 +376,10 @@ def perform_trial(spec: Spec, folder: Path, threads: int, report: Callable[[obje
     if len(own) < LEAST_HOLDOUT:
         raise UserError(f"Settings are judged on {LEAST_HOLDOUT} samples or more; data.holdout is {len(own)}.")
     errors: list[float] = []
-    uplink, stopped, state = 0, False, stage.first_state()
+    totals, stopped, state = RunTotals(), False, stage.first_state()
     for played in play_rounds(stage, state, measured=False):
         state = played.state
-        uplink += played.record.uplink_bytes
+        totals.add(played.record)
         errors.append(1.0 - float(stage.engine.accuracies(state.global_best[None], train, own)[0]))
         report(played.record)
         if stop.gives_up(played.record.round, errors[-1]):
@@ -386,8 +387,15 @@ def perform_trial(spec: Spec, folder: Path, threads: int, report: Callable[[obje
             break
     loss = float(stage.engine.losses(state.global_best[None], train, own)[0])
     loss = loss if math.isfinite(loss) else math.inf
-    trial = {"errors": errors, "loss": None if math.isinf(loss) else loss, "stopped": stopped, "uplink_bytes": uplink}
-    write_json(folder / TRIAL.shows, trial)
+    write_json(
+        folder / TRIAL.shows,
+        {
+            "errors": errors,
+            "loss": None if math.isinf(loss) else loss,
+            "stopped": stopped,
+            "uplink_bytes": totals.uplink_bytes,
+        },
+    )
 
 
 def read_trial(task: Task, out: Path) -> Trial:

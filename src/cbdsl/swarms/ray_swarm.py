@@ -10,28 +10,42 @@ import logging
 import os
 import shutil
 import socket
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, count
-from typing import Any
+from itertools import chain, count, pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cbdsl.algorithm.messages import Claim, Order, Upload, WorkerId
+from cbdsl import register
+from cbdsl.algorithm.messages import Claim, Order, Swarm, Upload, WorkerId
 from cbdsl.algorithm.particles import Particles
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.attacks.adversary import Adversary
 from cbdsl.engines.native_engine import default_threads
 from cbdsl.errors import UserError, missing, shown
 from cbdsl.swarms.local import SwarmWithAttackers
-from cbdsl.swarms.shard import Shard, ShardData, ShardFacts, ShardRecipe, ShardRestarted, code_digest
+from cbdsl.swarms.shard import (
+    Shard,
+    ShardData,
+    ShardFacts,
+    ShardRecipe,
+    ShardRestarted,
+    build_of,
+    code_digest,
+    part_of,
+)
 from cbdsl.util.files import InBlocks
 from cbdsl.util.formatting import format_bytes
+
+if TYPE_CHECKING:
+    from cbdsl.runs.build import Experiment
 
 HERE, FOUND, CLIENT = "ray", "auto", "ray://"
 _STORE = 500_000_000  # bytes of the object store of a cluster that is started here
@@ -560,3 +574,86 @@ class RaySwarm(SwarmWithAttackers):
         for actor in self._crew.actors:
             for first, last in spans(len(actor.names), row):
                 yield self._crew.ask({actor: ("block", self._round, name, first, last)})[actor]
+
+
+@contextlib.contextmanager
+def swarm_maker(
+    place: str | None, shards: int | None, threads: int | None, own: Callable[[Experiment], Swarm] | None = None
+) -> Iterator[Callable[[Experiment], Swarm] | None]:
+    """Yield the function that makes a run's swarm: on a cluster if a place is given, stopped afterwards; otherwise own.
+
+    shards: the number of parts the workers are divided into; one per processor if None.
+    """
+    if place is None:
+        if shards is not None:
+            raise UserError(
+                f"shards is {shards}, but the workers are in this process. Say where they should be: --on.",
+                code="no-effect",
+            )
+        yield own
+        return
+    if own is not None:
+        raise UserError(
+            f"on={place!r} and swarm are given; each says where the workers are. Leave one out.", code="conflict"
+        )
+    if shards is not None and shards < 1:
+        raise UserError(f"shards must be at least 1; given {shards}.", code="out-of-range")
+    check_place(place)
+    with contextlib.ExitStack() as stack:
+
+        def make(experiment: Experiment) -> Swarm:
+            _check_engine(experiment.engine.name)
+            ray = stack.enter_context(connected(place, threads))
+            swarm = build_ray_swarm(experiment, ray, shards)
+            stack.callback(swarm.close)
+            return swarm
+
+        yield make
+
+
+def build_ray_swarm(experiment: Experiment, ray: Any, shards: int | None = None) -> RaySwarm:  # noqa: ANN401 - Ray's module
+    """Build the workers of an experiment on a cluster that Ray is connected to."""
+    spec, server = experiment.spec, experiment.server
+    for name in spec.plugins:  # the code in a user's file is sent along; what it imports must be installed there
+        module = register.plugin_module(name)
+        if module.startswith("cbdsl_plugin_"):
+            ray.cloudpickle.register_pickle_by_value(sys.modules[module])
+    number = min(spec.workers, shards or max(1, sum(int(one.cpus) for one in machines(ray))))
+    codec = server.policy.codecs.up
+    recipe = ShardRecipe(
+        server.method, codec, replace(experiment.network), experiment.engine.name, spec.local, spec.swarm, spec.seed,
+        spec.defence.commitment,
+    )  # fmt: skip
+    held, adversary = experiment.worker_data_and_adversary()
+    edges = [spec.workers * shard // number for shard in range(number + 1)]
+    apart = len(experiment.initial) > 1
+
+    def shard_data() -> Iterator[ShardData]:
+        for first, last in pairwise(edges):
+            initial = experiment.initial[first:last] if apart else experiment.initial
+            yield ShardData(range(first, last), initial, part_of(held, first, last))
+
+    swarm = RaySwarm(ray, recipe, adversary, experiment.initial[0], experiment.remembers)
+    swarm.start(shard_data(), number, bytes_of_shard(experiment, -(-spec.workers // number)))
+    swarm.compare(build_of(experiment.engine.name))
+    return swarm
+
+
+def bytes_of_shard(experiment: Experiment, workers: int) -> int:
+    """Return the memory of a shard's state: three rows per worker, their packs, and samples."""
+    codec, size = experiment.server.policy.codecs.up, experiment.engine.size
+    row = 12 * size + 12 + (codec.longest(size) if codec.relative else 0)
+    train, parts = experiment.dataset.train, experiment.split
+    own = max(map(len, parts.workers)) * workers
+    shared = len(parts.shared_training) + len(parts.shared_scoring)
+    sample = train.features[:1].nbytes + 4
+    return workers * row + min(own + shared, len(train)) * sample + 4 * own
+
+
+def _check_engine(name: str) -> None:
+    if name not in {"native", "torch"}:
+        raise UserError(
+            f"On a cluster workers compute on processors, and the engine of this run is {name}: on a GPU the last "
+            "digits depend on which workers share it. Add --device cpu, or leave --on out.",
+            code="conflict",
+        )

@@ -15,9 +15,9 @@ from cbdsl.algorithm.messages import Claim, Order, ServerState, Upload, WorkerId
 from cbdsl.algorithm.methods import Method
 from cbdsl.algorithm.particles import Particles
 from cbdsl.arrays import Floats
-from cbdsl.runs.build import Experiment, ServerParts, UserParts, gather
+from cbdsl.runs.build import Experiment, UserParts, gather
 from cbdsl.runs.folder import RunFolder
-from cbdsl.runs.loop import play_rounds, resume
+from cbdsl.runs.loop import OpenRun, play_rounds, resume
 from cbdsl.runs.resolve import resolve
 from cbdsl.swarms.local import LocalSwarm
 from cbdsl.testing.laws import Laws, made, same, small_data, small_spec
@@ -34,10 +34,8 @@ def check_method(method: Method | type[Method] | str) -> None:
         part.conversation in {"swarm", "average"}, "conversation is swarm or average", f"It is {part.conversation!r}."
     )
     with laws.working("with a small spec"):
-        chosen, given = gather(
-            small_spec(participation=4), None, small_data(), None, part, None, None, None, None, None, None, None
-        )
-        whole = resolve(chosen, given.parts.method)
+        chosen, given = gather(small_spec(participation=4), data=small_data(), method=part)
+        whole = resolve(chosen, given.method)
     _check_shapes(part, laws, _stage(whole, part))
 
     with laws.working("in a small run"):
@@ -78,7 +76,7 @@ class _Reversed:
 
 
 def _stage(spec: Any, method: Method) -> Experiment:  # noqa: ANN401 - a Spec
-    return Experiment.prepare(spec, UserParts(data=small_data(), parts=ServerParts(method=method)), threads=1)
+    return Experiment.prepare(spec, UserParts(data=small_data(), method=method), threads=1)
 
 
 Numbers = list[tuple[Floats, Floats, float]]
@@ -179,11 +177,8 @@ def _check_resume(method: Method, laws: Laws, spec: Any, expected: Numbers) -> N
         stage = _stage(spec, method)
         folder = RunFolder.create(Path(place) / "run", stage.spec)
         try:
-            for played in play_rounds(stage, stage.first_state(), stage.memory_swarm):
-                folder.append(played.record)
+            for played in play_rounds(stage, stage.first_state(), opened=OpenRun(folder, every_round=True)):
                 if played.record.round == 2:
-                    rows = stage.memory_swarm.kept if method.remembers else None
-                    folder.save_checkpoint(played.state, rows, stage.key)
                     break
         finally:
             folder.close()
