@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from cbdsl.network.broker import Broker, end, find_mosquitto, running_broker
+from cbdsl.network.broker import Broker, end_process, find_mosquitto, running_broker
 
 DEVICES, SENSORS, STEPS, CLASSES = 8, 6, 64, 4
 PATIENCE = 180.0  # seconds for anything to come to pass
@@ -98,7 +98,7 @@ class Garden:
         with log.open("ab") as file:
             command = [sys.executable, "-m", "cbdsl", *words]
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-        self._stack.callback(end, process)
+        self._stack.callback(end_process, process)
         return process
 
     def start_device(self, name: str) -> None:

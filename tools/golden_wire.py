@@ -225,7 +225,7 @@ def pieces() -> Mapping[str, Any]:
     chunk, cases = code.LIMITS["piece_bytes"], []
     for length in (1, chunk - 1, chunk, chunk + 1, 2 * chunk + 5000):
         content = numbers.content(length)
-        cut = list(code.wire.pieces(RUN, 3, content))
+        cut = list(code.wire.split_content(RUN, 3, content))
         encoded = [code.wire.encode(piece) for piece in cut]
         cases.append(
             {
@@ -264,7 +264,7 @@ def small_things() -> Mapping[str, Any]:
             for score in scores
             for commitment in (b"", DIGEST)
         ],
-        "worker_sets": [{"workers": list(one), "bytes": code.wire.bits_of(one).hex()} for one in sets],
+        "worker_sets": [{"workers": list(one), "bytes": code.wire.pack_bits(one).hex()} for one in sets],
         "digests": [{"content": one.hex(), "digest": code.wire.digest_of(one).hex()} for one in contents],
         "weights": [
             {

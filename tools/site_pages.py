@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from typer.main import get_command
 
@@ -145,7 +145,7 @@ def file_page() -> str:
 def wire_page() -> str:
     """The messages of a deployment, field by field, as Markdown."""
     parts = []
-    for kind, (code, _) in wire._SCHEMA.items():
+    for kind, code in wire._KINDS.items():
         title = kind.__name__.removesuffix("Message")
         parts.append(f"\n### {code}: {title}\n\n{inspect.getdoc(kind)}\n\n{_fields(kind)}\n")
     return "\n".join(parts)
@@ -153,10 +153,11 @@ def wire_page() -> str:
 
 def _fields(kind: type[Any]) -> str:
     """A data class as a table."""
-    said = _meanings(kind)
-    rows = [
-        f"| `{each.name}` | `{_cell(str(each.type))}` | {_cell(said.get(each.name, ''))} |" for each in fields(kind)
-    ]
+    said, hints, rows = _meanings(kind), get_type_hints(kind), []
+    for each in fields(kind):
+        hint = hints[each.name]  # without the checks of a message's fields
+        shown = hint.__name__ if isinstance(hint, type) else str(each.type)
+        rows.append(f"| `{each.name}` | `{_cell(shown)}` | {_cell(said.get(each.name, ''))} |")
     return "\n".join(["| field | type | meaning |", "|---|---|---|", *rows])
 
 

@@ -82,7 +82,7 @@ def test_every_truncation_of_a_message_is_refused() -> None:
 def test_a_long_content_is_cut_and_put_together(case: dict[str, Any]) -> None:
     content, run, digest = numbers.content(case["length"]), bytes.fromhex(case["run"]), bytes.fromhex(case["digest"])
     assert code.wire.digest_of(content) == digest
-    cut = list(code.wire.pieces(run, case["round"], content))
+    cut = list(code.wire.split_content(run, case["round"], content))
     assert code.wire.piece_count(len(content)) == len(cut) == len(case["pieces"])
     for piece, expected in zip(cut, case["pieces"], strict=True):
         encoded = code.wire.encode(piece)
@@ -99,7 +99,7 @@ def test_a_long_content_is_cut_and_put_together(case: dict[str, Any]) -> None:
 def test_pieces_that_do_not_fit_are_refused() -> None:
     case = GOLDEN["pieces"]["cases"][-1]
     content, digest = numbers.content(case["length"]), bytes.fromhex(case["digest"])
-    cut = list(code.wire.pieces(bytes(8), 1, content))
+    cut = list(code.wire.split_content(bytes(8), 1, content))
     run, number, _, size, index, data = code.message_values(cut[1])
     piece = code.KINDS[8]
     for wrong in (
@@ -117,18 +117,18 @@ def test_pieces_that_do_not_fit_are_refused() -> None:
     with pytest.raises(code.WireError):  # the hash of the whole
         assembly.add(cut[2])
     with pytest.raises(code.WireError):
-        list(code.wire.pieces(bytes(8), 1, b""))
+        list(code.wire.split_content(bytes(8), 1, b""))
 
 
 def test_claims_sets_of_workers_digests_and_weights() -> None:
     things = GOLDEN["small_things"]
     for one in things["repeated_claims"]:
         claim = code.Claim(numbers.value_of(one["score"], "float"), bytes.fromhex(one["commitment"]))
-        assert code.wire.said(claim).hex() == one["bytes"]
-    assert code.wire.said(None) == b""
+        assert code.wire.pack_claim(claim).hex() == one["bytes"]
+    assert code.wire.pack_claim(None) == b""
     for one in things["worker_sets"]:
         bits = bytes.fromhex(one["bytes"])
-        assert code.wire.bits_of(tuple(one["workers"])) == bits
+        assert code.wire.pack_bits(tuple(one["workers"])) == bits
         assert [number for number in range(8 * len(bits) + 9) if code.wire.has_bit(bits, number)] == one["workers"]
     for one in things["digests"]:
         assert code.wire.digest_of(bytes.fromhex(one["content"])).hex() == one["digest"]

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from cbdsl.network.broker import find_mosquitto, running_broker
-from cbdsl.network.provision import numbered, provision
+from cbdsl.network.provision import provision
+from cbdsl.network.roster import worker_names
 from support.deployment import memory_of, pictures, tiny_spec, wait_until
 from support.light_worker_processes import SWARM, last_said, light_workers
 
@@ -35,7 +36,7 @@ class Measured:
 
 
 def measure(folder: Path, workers: int, rounds: int = 6) -> Measured:
-    keys, names = folder / "keys", numbered(workers)
+    keys, names = folder / "keys", list(worker_names(workers, 1))
     provision(keys, names, SWARM, ["localhost"])
     spec = tiny_spec(pictures(folder / "data"), workers=workers, rounds=rounds)
     (folder / "spec.toml").write_text(spec.to_toml())

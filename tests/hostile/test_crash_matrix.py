@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cbdsl.network.session import keep_secret, secret_of
+from cbdsl.network.session import read_secret, save_secret
 from cbdsl.runs.build import Experiment
 from cbdsl.runs.folder import read_result
 from cbdsl.runs.loop import play_rounds
@@ -75,7 +75,7 @@ def assert_as_simulated_with_the_secret(out: Path, spec: Spec) -> None:
     `cbdsl serve` draws its hold-out and the order of its own step by a secret. What is a copy, and what the guard
     thinks of a model, depends on it, killed or not: so the simulator's server is told the same secret.
     """
-    assert secret_of(out) == SECRET
+    assert read_secret(out) == SECRET
     told = Experiment.prepare(spec, threads=1, secret=SECRET)
     stage = replace(Experiment.prepare(spec, threads=1), server=told.server)
     simulated = list(play_rounds(stage, stage.first_state()))
@@ -103,7 +103,7 @@ def test_whatever_is_killed_no_number_changes(kills: int, codec: str, method: st
     )
     with deployment(tmp_path, spec, brokers()[0]) as made:
         made.out.mkdir()
-        keep_secret(made.out, SECRET)
+        save_secret(made.out, SECRET)
         started = time.monotonic()
         made.start_workers()
         made.start_server(*PATIENT)

@@ -67,7 +67,7 @@ class Liar(LightWorker):
         super().answer(order, min(score, BEST))
 
     def invited(self, round_number: int) -> None:
-        for piece in wire.pieces(self._run, round_number, bytes(4 * self._crowd.size)):
+        for piece in wire.split_content(self._run, round_number, bytes(4 * self._crowd.size)):
             self._say(f"upload/{piece.index}", wire.encode(piece))
 
 

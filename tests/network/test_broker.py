@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from cbdsl.errors import UserError
 from cbdsl.network import broker as brokers
 from cbdsl.network.broker import USERNAME, Broker, Kind, find_mosquitto, running_broker
 from support.mqtt_client import Client, wait_for
+from support.refusals import refused_as
 
 CHUNK = os.urandom(100 * 1024)
 needs_mosquitto = pytest.mark.skipif(
@@ -238,27 +238,27 @@ def test_a_port_in_use_is_refused(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"Port {port} on 127.0.0.1"), running_broker(tmp_path, port=port):
+        with refused_as("conflict", f"Port {port} on 127.0.0.1"), running_broker(tmp_path, port=port):
             pass
 
 
 def test_mosquitto_asked_for_and_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(brokers, "find_mosquitto", lambda: None)
-    with pytest.raises(UserError, match="apt install mosquitto"), running_broker(tmp_path, "mosquitto"):
+    with refused_as("missing-package", "apt install mosquitto"), running_broker(tmp_path, "mosquitto"):
         pass
-    with pytest.raises(UserError, match="mosquitto was asked for"), running_broker(tmp_path, config=tmp_path / "m"):
+    with refused_as("missing-package", "mosquitto"), running_broker(tmp_path, config=tmp_path / "m"):
         pass
     with running_broker(tmp_path) as broker:
         assert broker.kind == "embedded"
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(UserError, match="There is no broker"), running_broker(tmp_path):
+    with refused_as("missing-package", "amqtt"), running_broker(tmp_path):
         pass
 
 
 def test_impossible_wishes(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="reads no configuration"), running_broker(tmp_path, "embedded", tmp_path / "m"):
+    with refused_as("conflict", "configuration"), running_broker(tmp_path, "embedded", tmp_path / "m"):
         pass
-    with pytest.raises(UserError, match="Unknown broker 'rabbit'"), running_broker(tmp_path, "rabbit"):  # type: ignore[arg-type]
+    with refused_as("unknown-name", "rabbit"), running_broker(tmp_path, "rabbit"):  # type: ignore[arg-type]
         pass
 
 
@@ -266,7 +266,7 @@ def test_impossible_wishes(tmp_path: Path) -> None:
 def test_a_broken_configuration_is_quoted(tmp_path: Path) -> None:
     config = tmp_path / "broken.conf"
     config.write_text("no_such_setting 3\n")
-    with pytest.raises(UserError, match="no_such_setting"), running_broker(tmp_path / "log", config=config):
+    with refused_as("connection-failed", "no_such_setting"), running_broker(tmp_path / "log", config=config):
         pass
 
 

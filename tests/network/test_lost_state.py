@@ -82,7 +82,7 @@ def test_a_worker_stays_silent_if_it_is_invited_for_a_claim_that_it_has_not_made
             if topic.endswith("/invitation") and not foreign:
                 invitation = wire.decode(payload, Invitation)
                 foreign.append(payload)
-                payload = wire.encode(Invitation(invitation.run, invitation.round, wire.said(Claim(0.125))))
+                payload = wire.encode(Invitation(invitation.run, invitation.round, wire.pack_claim(Claim(0.125))))
             deliver(topic, payload, retain)
 
         bus.publish = publish  # type: ignore[method-assign]

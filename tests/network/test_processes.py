@@ -37,6 +37,7 @@ from support.deployment import (
     tiny_spec,
     wait_until,
 )
+from support.refusals import refused_as
 
 BEST: Kind = brokers()[0]
 
@@ -310,5 +311,5 @@ def test_the_spec_of_a_folder_is_not_changed_by_another(tmp_path: Path, data: Pa
     opened = open_run(stage, tmp_path / "run")
     opened.close()
     other: Spec = tiny_spec(data, seed=9)
-    with pytest.raises(UserError, match="holds another run"):
+    with refused_as("wrong-run"):
         open_run(Experiment.prepare(other, threads=1), tmp_path / "run")

@@ -20,7 +20,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cbdsl.cli.main import main
 from cbdsl.errors import UserError
 from cbdsl.network import provision as module
-from cbdsl.network.provision import add_workers, allow_models, numbered, provision, read_settings, renew, revoke
+from cbdsl.network.provision import add_workers, allow_models, provision, read_settings, renew, revoke
+from cbdsl.network.roster import worker_names
 from cbdsl.network.tls import MONITOR_NAME, SERVER_NAME
 from cbdsl.network.topics import check_name
 
@@ -345,8 +346,8 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_numbers_that_are_taken_are_passed_over() -> None:
-    assert numbered(2) == ["worker-1", "worker-2"]
-    assert numbered(2, ["worker-1", "anna", "worker-3"]) == ["worker-2", "worker-4"]
+    assert worker_names(2, 1) == ("worker-1", "worker-2")
+    assert worker_names(2, 1, ["worker-1", "anna", "worker-3"]) == ("worker-2", "worker-4")
 
 
 @pytest.mark.parametrize(

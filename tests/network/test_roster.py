@@ -26,6 +26,7 @@ from cbdsl.runs.build import Experiment, UserParts
 from support.bus import Bus
 from support.deployment import brokers, deployment, pictures, tiny_spec, wait_until
 from support.helpers import blobs, perceptron, small_spec
+from support.refusals import refused_as
 from support.worker_threads import PACE, Crew, prepared, without_time
 
 LATE = {
@@ -66,7 +67,7 @@ def test_numbers_are_never_given_twice_and_a_name_keeps_its_own(tmp_path: Path) 
     assert again.has_left("b")
     assert again.follow(("b", "a")) == (["b"], ["c", "d", "e"])
     assert (again.number("b"), again.number("e"), list(again.members())) == (1, 4, [0, 1])
-    assert not again.room("f")
+    assert not again.has_room_for("f")
 
 
 def test_a_run_that_was_open_to_all_is_closed_to_all_but_those_who_are_named(tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_a_run_that_was_open_to_all_is_closed_to_all_but_those_who_are_named(tmp
     assert (list(roster.members()), roster.places) == ([0, 1, 2, 3], 4)
     assert roster.follow(("b", "c")) == (["c"], ["a"])
     again = Roster(tmp_path / "roster.json", 4)
-    assert (list(again.members()), again.places, again.room("d")) == ([1, 2], 2, False)
+    assert (list(again.members()), again.places, again.has_room_for("d")) == ([1, 2], 2, False)
 
 
 def test_more_members_than_numbers_are_refused_and_nothing_is_changed(
@@ -84,7 +85,7 @@ def test_more_members_than_numbers_are_refused_and_nothing_is_changed(
     monkeypatch.setattr("cbdsl.network.roster.MAX_WORKERS", 3)
     roster = Roster(tmp_path / "roster.json", 2, ("a", "b"))
     roster.follow(("a", "c"))
-    with pytest.raises(UserError, match="room for 3 workers"):
+    with refused_as("too-large", "3 workers"):
         roster.follow(("a", "d"))  # the number of b is not free
     assert roster.listed() == ["a", "c"]
 
@@ -109,8 +110,8 @@ def test_a_file_is_read_again_when_it_changes_and_only_then(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (b"", "names nobody"),
-        (b"# everybody has gone\n\n", "names nobody"),
+        (b"", "contains no names"),
+        (b"# everybody has gone\n\n", "contains no names"),
         (b"a\nb\na\n", "'a' 2 times"),
         (b"a\nb/c\n", "cannot be the name"),
         (b"\xff\xfe\0", "cannot be read"),

@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from cbdsl.data.partition import split
-from cbdsl.errors import UserError
-from cbdsl.network.session import keep_secret, open_run, secret_of
+from cbdsl.network.session import open_run, read_secret, save_secret
 from cbdsl.runs.build import Experiment
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import DataSpec, Spec
+from support.refusals import refused_as
 
 LABELS = np.zeros(2000, np.int32)
 SIZES = DataSpec(shared_training=50, shared_scoring=100, holdout=200)
@@ -29,16 +28,16 @@ def test_a_secret_draws_another_hold_out_and_leaves_what_is_public() -> None:
 
 
 def test_a_secret_stays_with_its_folder_and_is_nobody_elses(tmp_path: Path) -> None:
-    first = secret_of(tmp_path)
+    first = read_secret(tmp_path)
     assert first > 2**64
-    assert secret_of(tmp_path) != first
-    keep_secret(tmp_path, first)
-    keep_secret(tmp_path, 5)
-    assert secret_of(tmp_path) == first
+    assert read_secret(tmp_path) != first
+    save_secret(tmp_path, first)
+    save_secret(tmp_path, 5)
+    assert read_secret(tmp_path) == first
     assert (tmp_path / ".secret").stat().st_mode & 0o777 == 0o600
     (tmp_path / ".secret").write_text("x")
-    with pytest.raises(UserError, match="damaged"):
-        secret_of(tmp_path)
+    with refused_as("damaged-file", ".secret"):
+        read_secret(tmp_path)
 
 
 def test_the_folder_of_a_server_is_its_owners_alone(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_a_broker_that_does_not_let_us_hear(caplog: pytest.LogCaptureFixture) ->
         link.subscribe("cbdsl/lab/down/spec")
         link.open()
         try:
-            assert wait_for(lambda: "does not let us hear what we ask for. Check --swarm and --id" in caplog.text, 30)
+            assert wait_for(lambda: "refuses a subscription. Check --swarm and --id" in caplog.text, 30)
         finally:
             link.close()
 

@@ -20,10 +20,9 @@ from torch import nn
 
 import cbdsl
 from cbdsl.data.dataset import Scaling
-from cbdsl.errors import UserError
 from cbdsl.models.saved_model import notes_of
 from cbdsl.network import topics, wire
-from cbdsl.network.session import announce, at_hand
+from cbdsl.network.session import announce, use_kept_init
 from cbdsl.network.wire import Announcement, OrderMessage, WireError
 from cbdsl.network.worker import TrainedModelFile, Worker
 from cbdsl.network.worker_state import understand
@@ -32,6 +31,7 @@ from cbdsl.runs.resolve import resolve
 from cbdsl.util.files import write_json
 from support.bus import Bus
 from support.helpers import blobs, perceptron, small_spec
+from support.refusals import refused_as
 from support.worker_threads import Crew, crew, play, prepared
 
 SCALING = Scaling(tuple(np.linspace(-1, 1, 8)), tuple(np.linspace(0.1, 0.7, 8)))
@@ -275,11 +275,11 @@ def test_a_second_run_goes_on_when_what_it_began_with_is_gone_or_another_one(cha
             play(bus, second, tmp_path / "second", workers.names, on_round=stop)
         out = tmp_path / "second" / "run"
         shutil.copy(tmp_path / "second" / workers.names[0] / "model.safetensors", tmp_path / "run") if changed else None
-        assert at_hand(again, out).init == str(out / "init.safetensors")
+        assert use_kept_init(again, out).init == str(out / "init.safetensors")
         if not changed:
             shutil.rmtree(tmp_path / "run")
-        assert at_hand(replace(again, init="elsewhere"), out).init == "elsewhere"  # another one than it began with
-        third = Experiment.prepare(at_hand(again, out), UserParts(model=perceptron, data=blobs()), 1)
+        assert use_kept_init(replace(again, init="elsewhere"), out).init == "elsewhere"  # not the one it began with
+        third = Experiment.prepare(use_kept_init(again, out), UserParts(model=perceptron, data=blobs()), 1)
         assert third.key == second.key
         assert play(bus, third, tmp_path / "second", workers.names).result.summary.rounds == 3
 
@@ -403,7 +403,7 @@ def test_an_oversized_scaling_or_name_is_no_message(change: dict[str, Any]) -> N
 def test_a_run_that_does_not_fit_into_one_announcement_is_refused_at_the_server() -> None:
     stage = prepared(small_spec())
     many = Scaling((0.0,) * 4000, (1.0,) * 4000)
-    with pytest.raises(UserError, match="64,000 bytes"):
+    with refused_as("too-large", "64,000 bytes"):
         announce(replace(stage, dataset=replace(stage.dataset, scaling=many)), b"run-0001", b"")
 
 

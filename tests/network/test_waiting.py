@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from cbdsl.network.broker import find_mosquitto, running_broker
-from cbdsl.network.events import Events
+from cbdsl.network.journal import Events
 from cbdsl.network.provision import provision
 from cbdsl.network.worker import BROKER, WaitLog, WaitReason, WorkerInbox
 from support.deployment import SWARM, Deployment, deployment, pictures, tiny_spec, wait_until

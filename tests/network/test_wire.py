@@ -153,7 +153,7 @@ def test_the_largest_piece_fits_what_managed_brokers_take() -> None:
 def test_pieces_make_the_whole_in_any_order_and_however_often(size: int, seed: int, copies: int, lost: bool) -> None:
     rng = random.Random(seed)
     content = rng.randbytes(size)
-    sent = [piece for piece in wire.pieces(bytes(8), 1, content) for _ in range(copies)]
+    sent = [piece for piece in wire.split_content(bytes(8), 1, content) for _ in range(copies)]
     rng.shuffle(sent)
     if lost:
         gone = rng.randrange(wire.piece_count(size))
@@ -165,7 +165,7 @@ def test_pieces_make_the_whole_in_any_order_and_however_often(size: int, seed: i
 
 def test_pieces_that_do_not_belong_are_refused() -> None:
     content = bytes(range(256)) * 1000
-    first, *_ = wire.pieces(bytes(8), 1, content)
+    first, *_ = wire.split_content(bytes(8), 1, content)
     assembly = Assembly(first.digest, first.size)
     for wrong in (
         Piece(bytes(8), 1, bytes(16), first.size, 0, first.data),
@@ -186,7 +186,7 @@ def test_a_false_hash_is_found() -> None:
 @given(st.sets(st.integers(0, 300)))
 @settings(deadline=None)
 def test_participants_as_bits(workers: set[int]) -> None:
-    bits = wire.bits_of(tuple(workers))
+    bits = wire.pack_bits(tuple(workers))
     assert {worker for worker in range(310) if wire.has_bit(bits, worker)} == workers
 
 

@@ -20,11 +20,11 @@ import cbdsl
 from cbdsl.arrays import Samples
 from cbdsl.errors import UserError
 from cbdsl.network import topics, wire
-from cbdsl.network.events import Events
+from cbdsl.network.journal import Events
 from cbdsl.network.mqtt import Address
 from cbdsl.network.samples import SharedLayout, pack_shared, read_samples, unpack_shared, write_samples
 from cbdsl.network.server import ServerConfig
-from cbdsl.network.session import ServedRun, announce, for_workers, open_run, serve
+from cbdsl.network.session import ServedRun, announce, open_run, serve, spec_for_workers
 from cbdsl.network.wire import Announcement, OrderMessage, WireError
 from cbdsl.network.worker import WorkerInbox
 from cbdsl.network.worker_state import DeviceWorker, WorkerStateFolder, make_engine, understand
@@ -327,7 +327,7 @@ def test_a_worker_computes_on_its_cpu_whatever_device_a_server_names(
 ) -> None:
     stage = Experiment.prepare(resolve(replace(small_spec(), model="mlp", engine=engine)), UserParts(data=blobs()), 1)
     with_gpu = replace(stage, spec=replace(stage.spec, device="cuda"))
-    assert for_workers(with_gpu.spec).device == "auto"
+    assert spec_for_workers(with_gpu.spec).device == "auto"
     assert announce(with_gpu, b"run-0001", b"") == announce(stage, b"run-0001", b"")
     insisting = replace(announce(stage, b"run-0001", b""), spec=with_gpu.spec.to_toml())
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)

@@ -19,8 +19,9 @@ import numpy as np
 
 import cbdsl
 from cbdsl.network.broker import Broker, Kind, find_mosquitto, running_broker
-from cbdsl.network.local_swarm import hand_out, worker_names
+from cbdsl.network.local_swarm import write_worker_samples
 from cbdsl.network.mqtt import Address
+from cbdsl.network.roster import worker_names
 from cbdsl.network.server import ServerConfig
 from cbdsl.network.timeouts import Deadlines
 from cbdsl.runs.build import Experiment
@@ -95,7 +96,7 @@ class Deployment:
         self._stack = contextlib.ExitStack()
         self._hand = ThreadPoolExecutor(1)  # one thread that stays: a broker ends with the thread that started it
         self.broker = self._start_broker(0)
-        hand_out(self.stage, folder / "workers", self.names)
+        write_worker_samples(self.stage, folder / "workers", self.names)
         (folder / "roster.txt").write_text("\n".join(self.names))
         (folder / "spec.toml").write_text(spec.to_toml())
 

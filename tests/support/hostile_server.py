@@ -106,13 +106,13 @@ class HostileServer:
     def invite(self, run: bytes, round_number: int) -> None:
         """At QoS 0: then the broker waits for no acknowledgement, however many there are."""
         claim = next((one for one in self.claims(run) if one.round == round_number), None)
-        said = wire.said(None if claim is None else Claim(claim.score, claim.commitment))
+        said = wire.pack_claim(None if claim is None else Claim(claim.score, claim.commitment))
         payload = wire.encode(Invitation(run, round_number, said))
         self._link._client.publish(topics.to_worker(SWARM, NAME, "invitation"), payload, qos=0)
 
     def send(self, run: bytes, kind: str, content: bytes, version: int = 0, leave_out: int = -1) -> None:
         """Something large in its pieces, as a private message; perhaps all but one of them."""
-        for piece in wire.pieces(run, version, content):
+        for piece in wire.split_content(run, version, content):
             if piece.index != leave_out:
                 self._tell(f"{kind}/{piece.index}", wire.encode(piece))
 

@@ -13,8 +13,7 @@ from cbdsl.algorithm.messages import Order
 from cbdsl.arrays import Floats
 from cbdsl.codecs.envelope import Codecs
 from cbdsl.network import topics, wire
-from cbdsl.network.events import Events
-from cbdsl.network.journal import Journal
+from cbdsl.network.journal import Events, Journal
 from cbdsl.network.mqtt import Address, LastWill
 from cbdsl.network.roster import Roster
 from cbdsl.network.server import NetworkSwarm, ServerConfig
@@ -75,7 +74,7 @@ class Scripted:
 
     def send(self, round_number: int) -> None:
         if not self.script.get("stalls"):
-            for piece in wire.pieces(RUN, round_number, wire.weights_to_bytes(model(self.score))):
+            for piece in wire.split_content(RUN, round_number, wire.weights_to_bytes(model(self.score))):
                 self.say(f"upload/{piece.index}", wire.encode(piece))
 
 

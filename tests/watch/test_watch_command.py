@@ -15,7 +15,7 @@ import pytest
 from cbdsl.cli import network_commands
 from cbdsl.cli.display import Attendance
 from cbdsl.network.broker import find_mosquitto
-from cbdsl.network.events import Events
+from cbdsl.network.journal import Events
 from cbdsl.network.server import Phases
 from cbdsl.runs.folder import read_result
 from support.deployment import pictures, tiny_spec, wait_until

@@ -323,17 +323,17 @@ def _work_until_told(worker: Worker, stay: bool, keep_model: bool) -> None:
 def _serve(spec: Spec, out: Path, config: ServerConfig, threads: int | None, as_json: bool) -> None:
     from cbdsl.cli.display import ServeDisplay  # noqa: PLC0415
     from cbdsl.cli.run_commands import conclude  # noqa: PLC0415
-    from cbdsl.network.session import at_hand, keep_secret, open_run, secret_of  # noqa: PLC0415  # noqa: PLC0415
+    from cbdsl.network.session import open_run, read_secret, save_secret, use_kept_init  # noqa: PLC0415  # noqa: PLC0415
     from cbdsl.network.session import serve as play  # noqa: PLC0415
     from cbdsl.runs.build import Experiment  # noqa: PLC0415
 
     _warn_if_exposed(config.address)
-    secret = secret_of(out)
-    stage = Experiment.prepare(at_hand(spec, out), threads=threads, deal=False, secret=secret)
+    secret = read_secret(out)
+    stage = Experiment.prepare(use_kept_init(spec, out), threads=threads, deal=False, secret=secret)
     with ServeDisplay(stage.spec.workers) as display:
         display.begin(stage.spec, out, stage.note)
         opened = open_run(stage, out)
-        keep_secret(out, secret)
+        save_secret(out, secret)
         display.count(opened.records)
         served = play(stage, opened, config, on_round=display.show, on_event=display.heard)
     conclude(served.result, as_json)
@@ -370,9 +370,9 @@ def _refuse_simulated(words: SpecWords) -> None:
 
 
 def _warn_if_exposed(address: Address) -> None:
-    from cbdsl.network.mqtt import exposed  # noqa: PLC0415
+    from cbdsl.network.mqtt import exposure_warning  # noqa: PLC0415
 
-    warning = exposed(address)
+    warning = exposure_warning(address)
     if warning:
         typer.secho(warning, fg="red", bold=True, err=True)
 
@@ -491,11 +491,11 @@ def _chosen(count: int | None, names: str | None, taken: Sequence[str]) -> list[
         raise UserError("Say for whom: --workers 8 makes names for eight, --names east,west gives them. Give one.")
     if names is not None:
         return [name.strip() for name in names.split(",")]
-    from cbdsl.network.provision import numbered  # noqa: PLC0415
+    from cbdsl.network.roster import worker_names  # noqa: PLC0415
 
     if count is None or not 1 <= count <= 10_000:
         raise UserError(f"1 to 10,000 workers can be made at a time; given {count}.")
-    return numbered(count, taken)
+    return list(worker_names(count, 1, taken))
 
 
 def _count(workers: Sequence[str]) -> str:

@@ -245,7 +245,7 @@ def _upload(heard: FlowerMessage, node: Node) -> FlowerMessage:
         memory is None
         or memory.round != invitation.round
         or model is None
-        or wire.said(memory.claim) != invitation.claim
+        or wire.pack_claim(memory.claim) != invitation.claim
     ):
         return make_flower_message(
             silent=True

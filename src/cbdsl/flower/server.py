@@ -24,7 +24,7 @@ from cbdsl.flower import messages
 from cbdsl.flower.client import dealt_spec
 from cbdsl.flower.messages import Context, FlowerMessage, Grid, make_flower_message
 from cbdsl.network import wire
-from cbdsl.network.session import announce, keep_secret, open_run, run_of, secret_of, shared_of
+from cbdsl.network.session import announce, load_run_id, open_run, pack_shared_sets, read_secret, save_secret
 from cbdsl.network.timeouts import Deadlines, Punctuality, everybodys_limit
 from cbdsl.network.wire import Announcement, ClaimMessage, Hello, Invitation, OrderMessage, WireError
 from cbdsl.presets import preset_or_file
@@ -347,7 +347,7 @@ class FlowerSwarm:
             return {worker: self._models[worker] for worker in workers if worker in self._models}
 
         def invite(worker: WorkerId) -> FlowerMessage:
-            return make_flower_message([Invitation(self._run, self._round, wire.said(self._claims[worker]))])
+            return make_flower_message([Invitation(self._run, self._round, wire.pack_claim(self._claims[worker]))])
 
         asked = [worker for worker in workers if worker in self._claims]
         return dict(self._converse(asked, messages.UPLOAD, invite, self._upload_in, self._deadlines.upload_seconds))
@@ -629,14 +629,14 @@ def play(grid: Grid, context: Context) -> Result:
 def _play(grid: Grid, wishes: AppConfig) -> Result:
     spec = wishes.resolved()
     out = wishes.folder(spec)
-    secret = secret_of(out) if wishes.own_data else 0
+    secret = read_secret(out) if wishes.own_data else 0
     stage = Experiment.prepare(spec, deal=not wishes.own_data, secret=secret)
     if stage.note:
         _log.warning("%s", stage.note)
     opened = open_run(stage, out)
     try:
         if secret:
-            keep_secret(out, secret)
+            save_secret(out, secret)
         return _play_in(opened, stage, grid, wishes)
     except NoWorkersError as error:
         raise UserError(
@@ -650,11 +650,11 @@ def _play(grid: Grid, wishes: AppConfig) -> Result:
 def _play_in(opened: OpenRun, stage: Experiment, grid: Grid, wishes: AppConfig) -> Result:
     assert opened.path is not None
     spec, out = stage.spec, opened.path
-    shared = shared_of(stage)
+    shared = pack_shared_sets(stage)
     swarm = FlowerSwarm(
         grid,
         spec.workers,
-        announce(stage, run_of(out / "flower.json"), shared),
+        announce(stage, load_run_id(out / "flower.json"), shared),
         shared,
         "" if wishes.own_data else dealt_spec(spec),
         Deadlines(

@@ -1,4 +1,4 @@
-"""A broker for as long as it is needed, on loopback alone: mosquitto if there is one, else amqtt in its own process."""
+"""Runs a broker on loopback during one command: mosquitto if it is installed, else amqtt in its own process."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ Kind = Literal["auto", "mosquitto", "embedded"]
 KINDS = ("auto", "mosquitto", "embedded")
 LOOPBACK = "127.0.0.1"
 MESSAGE_LIMIT = 112 * 1024
-"""Bytes of a message that a broker need take: a chunk of 100 KiB, what describes it, its topic, and room."""
+"""Bytes of the largest message that a broker must accept: a piece of 100 KiB, its fields, its topic, and a reserve."""
 QUEUE_LIMIT = 128 * 1024 * 1024
-"""Bytes that may wait for one client: who joins is sent the model and the shared samples at once."""
+"""Bytes that may wait for one client: a worker that joins is sent the model and the shared samples at once."""
 
 _READY_SECONDS = 20.0
 STOP_SECONDS = 5.0
@@ -37,12 +37,12 @@ _LISTENER = re.compile(r"(?m)^listener\b.*$")
 
 USERNAME = "swarm"
 PASSWORD_VARIABLE = "CBDSL_BROKER_PASSWORD"
-"""Where a password is handed over: other users can read a command line, not an environment."""
+"""The environment variable of the password: other users can read a command line, but not an environment."""
 
-_NOT_ROOT = ("mosquitto", "nobody")  # who a broker is that root starts: the first there is
+_NOT_ROOT = ("mosquitto", "nobody")  # users that a broker started by root runs as: the first that exists
 
-# Runs before the broker in the broker's own process: it then ends with its parent, however the parent ends, may open as
-# many files as this machine allows, and is not root where it need not be.
+# Runs before the broker in the broker's own process: the broker then ends with its parent, however the parent ends, may
+# open as many files as this machine allows, and is not root where it need not be.
 _GUARD = """
 import ctypes, os, resource, signal, sys
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -54,15 +54,15 @@ if user != os.geteuid():
     os.setuid(user)
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # after that: a change of user undoes it
 if os.getppid() != int(sys.argv[1]):
-    sys.exit("the process that asked for a broker is gone")
+    sys.exit("the process that started the broker is gone")
 os.execv(sys.argv[4], sys.argv[4:])
 """
 
-_WELCOME = b"\x20\x02\x00\x00"  # the CONNACK of MQTT 3.1.1
+_CONNACK = b"\x20\x02\x00\x00"  # of MQTT 3.1.1
 _DISCONNECT = b"\xe0\x00"
 
 _PLAIN_CONFIG = f"""\
-# Written by cbdsl for a broker that lives as long as one command, on this machine alone.
+# Written by cbdsl for a broker that runs during one command, on this machine alone.
 persistence false
 max_packet_size {MESSAGE_LIMIT}
 max_queued_messages 5000
@@ -77,22 +77,23 @@ log_type notice
 
 @dataclass(frozen=True)
 class Broker:
-    """A broker that runs: where it listens, which kind it is, the process to kill to see what happens."""
+    """A running broker."""
 
     host: str
     port: int
     kind: str
     pid: int
-    server_port: int  # for server and monitor; the same as `port` where the configuration has one listener
+    server_port: int  # for server and monitor; equal to `port` if the configuration has one listener
 
 
 @contextmanager
 def running_broker(
     folder: Path, kind: Kind = "auto", config: Path | None = None, port: int = 0, password: str = ""
 ) -> Iterator[Broker]:
-    """Start a broker on loopback, yield it once it answers, end it whatever happens; it logs to `folder`.
+    """Start a broker on loopback, yield it when it answers, and end it; it logs to `folder`.
 
-    password: whoever connects must be `USERNAME` and know it; without one, and without a configuration, anybody may.
+    config: of mosquitto. password: clients must give it and `USERNAME`; without it and without a config anybody may
+    connect.
     """
     chosen = _choose(kind, config)
     folder.mkdir(parents=True, exist_ok=True)
@@ -101,17 +102,17 @@ def running_broker(
     try:
         yield Broker(LOOPBACK, ports[0], chosen, process.pid, ports[-1])
     finally:
-        end(process)
+        end_process(process)
 
 
 @dataclass(frozen=True)
 class _BrokerPlan:
-    """What is to be started."""
+    """What to start."""
 
     kind: str
     folder: Path
-    text: str  # of the configuration, if it is mosquitto
-    config: Path | None  # where that is from, if it was given
+    text: str  # of the configuration, for mosquitto
+    config: Path | None  # the file that the text is from, if one was given
     password: str
 
     @property
@@ -120,7 +121,7 @@ class _BrokerPlan:
 
 
 def find_mosquitto() -> str | None:
-    """Where mosquitto is: on PATH, or where Debian puts it, which is not on everybody's PATH."""
+    """Return the path of mosquitto: on PATH, or where Debian installs it, which is not on every user's PATH."""
     places = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"])
     return shutil.which("mosquitto", path=places)
 
@@ -129,38 +130,42 @@ def _choose(kind: str, config: Path | None) -> str:
     if kind not in KINDS:
         raise unknown("broker", kind, KINDS)
     if config is not None and kind == "embedded":
-        raise UserError("The embedded broker reads no configuration file. Leave the file out, or ask for mosquitto.")
+        raise UserError(
+            "The embedded broker reads no configuration file. Leave the file out, or choose mosquitto.", code="conflict"
+        )
     if kind != "embedded" and find_mosquitto():
         return "mosquitto"
     if kind == "mosquitto" or config is not None:
         raise UserError(
-            "mosquitto was asked for and is neither on PATH nor in /usr/sbin. Install it (Debian, Raspberry Pi OS: "
-            "apt install mosquitto; macOS: brew install mosquitto), or ask for the embedded broker."
+            "mosquitto is required here and is neither on PATH nor in /usr/sbin. Install it (Debian, Raspberry Pi OS: "
+            "apt install mosquitto; macOS: brew install mosquitto), or choose the embedded broker.",
+            code="missing-package",
         )
     if importlib.util.find_spec("amqtt") is None:
-        raise UserError("There is no broker: neither mosquitto nor the Python package amqtt is installed. Install one.")
+        raise UserError(
+            "There is no broker: neither mosquitto nor the Python package amqtt is installed. Install one.",
+            code="missing-package",
+        )
     return "embedded"
 
 
 def _start(plan: _BrokerPlan, port: int) -> tuple[subprocess.Popen[bytes], list[int]]:
-    """Start on the port asked for, or on a free one; a free one may be taken before we have it, hence the attempts."""
-    for attempt in range(1, _ATTEMPTS + 1):
+    """Start on the given port, or on a free one; another process may take that first, hence the attempts."""
+    attempts = 1 if port else _ATTEMPTS
+    while True:
         ports = [port or _free_port(), *(_free_port() for _ in range(1, plan.listeners))]
         for number in ports:
             _check_free(number)
         process = _launch(plan, ports)
+        attempts -= 1
         try:
             _await_ready(process, ports[0], plan)
-        except UserError:
-            end(process)
-            if port or attempt == _ATTEMPTS:
-                raise
-        except BaseException:
-            end(process)
+        except BaseException as error:
+            end_process(process)
+            if attempts and isinstance(error, UserError):
+                continue
             raise
-        else:
-            return process, ports
-    raise AssertionError("unreachable")
+        return process, ports
 
 
 def _launch(plan: _BrokerPlan, ports: Sequence[int]) -> subprocess.Popen[bytes]:
@@ -168,7 +173,7 @@ def _launch(plan: _BrokerPlan, ports: Sequence[int]) -> subprocess.Popen[bytes]:
     if plan.kind == "mosquitto":
         text = _on_loopback(plan.text, ports)
         if plan.config is None:
-            text = f"{text}{_who_may_come(folder, plan.password)}"
+            text += _access_settings(folder, plan.password)
         written = folder / "mosquitto.conf"
         written.write_text(text, encoding="utf-8")
         command = [str(find_mosquitto()), "-c", str(written.resolve()) if plan.config else written.name]
@@ -179,43 +184,43 @@ def _launch(plan: _BrokerPlan, ports: Sequence[int]) -> subprocess.Popen[bytes]:
         environment[PASSWORD_VARIABLE] = plan.password
     if sys.platform == "linux":
         command = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), *map(str, user), *command]
-    where = plan.config.parent if plan.config else folder  # relative paths start at the configuration's own folder
+    where = plan.config.parent if plan.config else folder  # relative paths start at the configuration's folder
     with (folder / "broker.log").open("ab") as log:
-        return subprocess.Popen(  # a session of its own: Ctrl-C is for us, and we end the broker last
+        return subprocess.Popen(  # in its own session: Ctrl-C is for this process, which ends the broker last
             command, cwd=where, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             env=environment,
         )  # fmt: skip
 
 
 def _hand_over(folder: Path, user: tuple[int, int]) -> tuple[int, int]:
-    """Who the broker runs as. Instead of root somebody else, who is let into this folder, not into those above it."""
+    """Return user and group of the broker: not root, but a user that may enter this folder, not those above it."""
     if user[0] != 0:
         return user
     import pwd  # noqa: PLC0415 - not on every platform
 
-    there = {one.pw_name: (one.pw_uid, one.pw_gid) for one in pwd.getpwall()}
-    somebody = next((there[name] for name in _NOT_ROOT if name in there), None)
-    if somebody is None:
+    users = {one.pw_name: (one.pw_uid, one.pw_gid) for one in pwd.getpwall()}
+    other = next((users[name] for name in _NOT_ROOT if name in users), None)
+    if other is None:
         return user
     folder.chmod(folder.stat().st_mode | 0o011)
     for path in (folder / "mosquitto.conf", folder / "passwords"):
         if path.exists():
-            os.chown(path, *somebody)
-    return somebody
+            os.chown(path, *other)
+    return other
 
 
 def _on_loopback(text: str, ports: Sequence[int]) -> str:
-    """The configuration with its listeners on loopback, and without the change of user that root would get."""
+    """Move the listeners of a configuration to loopback, and remove its change of user."""
     left = iter(ports)
     moved = _LISTENER.sub(lambda _: f"listener {next(left)} {LOOPBACK}", text)
     if not _LISTENER.search(text):
         moved = f"listener {ports[0]} {LOOPBACK}\n{text}"
-    # As root mosquitto becomes another user, who may not read the keys and whom no guard ends with us.
+    # As root mosquitto would change to a user that cannot read the keys, and would not end with this process.
     return re.sub(r"(?m)^user\b.*$", "", moved) + ("\nuser root\n" if os.geteuid() == 0 else "\n")
 
 
-def _who_may_come(folder: Path, password: str) -> str:
-    """Everybody on this machine, or whoever knows the password, of which the broker's file has a hash."""
+def _access_settings(folder: Path, password: str) -> str:
+    """Return the settings of access: anybody on this machine or, with a password, clients that give it."""
     if not password:
         return "allow_anonymous true\n"
     salt = os.urandom(12)
@@ -239,29 +244,34 @@ def _check_free(port: int) -> None:
         try:
             probe.bind((LOOPBACK, port))
         except OSError as error:
-            raise UserError(f"Port {port} on {LOOPBACK}: {error.strerror}. Give a free port, or none.") from error
+            message = f"Port {port} on {LOOPBACK}: {error.strerror}. Give a free port, or none."
+            raise UserError(message, code="conflict") from error
 
 
 def _await_ready(process: subprocess.Popen[bytes], port: int, plan: _BrokerPlan) -> None:
     deadline, log = time.monotonic() + _READY_SECONDS, plan.folder / "broker.log"
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise UserError(f"The broker ended at once with code {process.returncode}. Its last words: {_tail(log)}")
+            raise UserError(
+                f"The broker ended at once with code {process.returncode}. Last lines of its log: {_tail(log)}",
+                code="connection-failed",
+            )
         if _answers(port, plan):
             return
         time.sleep(0.02)
-    raise UserError(f"The broker did not answer within {_READY_SECONDS:.0f} s. Its last words: {_tail(log)}")
+    raise UserError(
+        f"The broker did not answer within {_READY_SECONDS:.0f} s. Last lines of its log: {_tail(log)}",
+        code="connection-failed",
+    )
 
 
 def _answers(port: int, plan: _BrokerPlan) -> bool:
     try:
         with socket.create_connection((LOOPBACK, port), timeout=1) as connection:
-            if (
-                plan.config is not None
-            ):  # it listens only after it has read its keys; more it says to certificates alone
+            if plan.config is not None:  # it listens after it has read its keys; for more we need a certificate
                 return True
             connection.sendall(connect_packet(plan.password))
-            welcomed = connection.recv(len(_WELCOME)) == _WELCOME
+            welcomed = connection.recv(len(_CONNACK)) == _CONNACK
             connection.sendall(_DISCONNECT)
             return welcomed
     except OSError:
@@ -269,7 +279,7 @@ def _answers(port: int, plan: _BrokerPlan) -> bool:
 
 
 def connect_packet(password: str) -> bytes:
-    """MQTT 3.1.1 CONNECT with a clean session and no client id."""
+    """Return an MQTT 3.1.1 CONNECT packet with a clean session and no client id."""
     words = (USERNAME.encode(), password.encode()) if password else ()
     body = b"\x00\x04MQTT\x04" + (b"\xc2" if password else b"\x02") + b"\x00\x0a\x00\x00"
     body += b"".join(len(word).to_bytes(2, "big") + word for word in words)
@@ -277,12 +287,12 @@ def connect_packet(password: str) -> bytes:
 
 
 def _tail(log: Path, lines: int = 5) -> str:
-    said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-lines:]
-    return " / ".join(line.strip() for line in said) or "none"
+    last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-lines:]
+    return " / ".join(line.strip() for line in last) or "none"
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process: ask, wait a moment, then insist."""
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """End a process: SIGTERM, a few seconds, SIGKILL."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:

@@ -26,7 +26,7 @@ from cbdsl.errors import UserError
 from cbdsl.models import saved_model
 from cbdsl.network import topics, wire
 from cbdsl.network.budget import LONGEST_ROUND, ResourceLimits, half_of_the_machine, needs_of
-from cbdsl.network.mqtt import Address, exposed
+from cbdsl.network.mqtt import Address, exposure_warning
 from cbdsl.network.samples import read_samples
 from cbdsl.network.tls import (
     RIGHTS,
@@ -126,7 +126,7 @@ class ConnectionCheck:
     def _tls(self) -> Iterator[DoctorFinding]:
         address = self.address
         if not address.tls:
-            warning = exposed(address).removeprefix("WARNING: ")
+            warning = exposure_warning(address).removeprefix("WARNING: ")
             yield problem("tls", warning) if warning else DoctorFinding("tls", "not used, and not needed on loopback.")
             return
         try:

@@ -1,4 +1,4 @@
-"""The embedded broker, a process of its own: amqtt on loopback for one machine's swarm; one password, no TLS."""
+"""The embedded broker: amqtt in its own process, on loopback, for a swarm on one machine; one password, no TLS."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _WATCH_SECONDS = 1.0
 
 
 class EmbeddedBroker(Broker):  # type: ignore[misc]
-    """amqtt's broker without what would lose messages when many clients come at once, and with a size limit."""
+    """amqtt's broker with a size limit, and without what would lose messages when many clients connect at once."""
 
     def __init__(self, port: int, password: str = "") -> None:
-        """password: what `USERNAME` must know; anybody may connect if it is empty."""
+        """password: of `USERNAME`; anybody may connect if it is empty."""
         super().__init__(
             {
                 "listeners": {"default": {"type": "tcp", "bind": f"{LOOPBACK}:{port}"}},
@@ -33,17 +33,17 @@ class EmbeddedBroker(Broker):  # type: ignore[misc]
         self._password = password
 
     async def _authenticate(self, session: Any, *_: object) -> bool:  # noqa: ANN401
-        """Let in who knows the password. No session is marked anonymous, so durable ones last."""
+        """Accept clients with the password. No session is marked anonymous, so durable ones last."""
         if not self._password:
             return True
         given = str(session.password or "")
         return session.username == USERNAME and hmac.compare_digest(given.encode(), self._password.encode())
 
     async def _publish_retained_messages_for_subscription(self, subscription: tuple[str, int], session: Any) -> None:  # noqa: ANN401
-        """Send what is retained, to subscribers alone, without waiting for them.
+        """Send retained messages, to subscribers alone, without waiting for them.
 
-        amqtt offers every client that connects what is retained for anybody's subscription, and waits meanwhile for
-        its acknowledgements inside a loop over all subscriptions, which fails when somebody else subscribes.
+        amqtt sends every client that connects what is retained for any client's subscription, and waits for the
+        acknowledgements inside a loop over all subscriptions, which fails when another client subscribes meanwhile.
         """
         if all(subscriber is not session for subscriber, _ in self._subscriptions.get(subscription[0], [])):
             return
@@ -52,7 +52,7 @@ class EmbeddedBroker(Broker):  # type: ignore[misc]
         delivery.add_done_callback(self._deliveries.discard)
 
     async def _delete_session(self, client_id: str) -> None:
-        """End the connection of a clean session too when its client id connects again: there is one at a time."""
+        """End the connection of a clean session, too, when its client id connects again."""
         _, handler = self._sessions.get(client_id, (None, None))
         await super()._delete_session(client_id)
         if handler is not None:

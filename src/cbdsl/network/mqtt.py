@@ -1,7 +1,7 @@
-"""Every byte on the wire, by direction and kind of message: what MQTT sends, not only what it carries.
+"""The connection to an MQTT broker: its address, the link that server and workers use, and a count of all bytes.
 
-Counts whole PUBLISH packets (header, topic, packet number, payload) and their acknowledgements. What TLS and TCP add
-is not counted: that depends on the network. A message from the server to all is published once; the broker copies it.
+The count includes whole PUBLISH packets (header, topic, packet number, payload) and their acknowledgements. What TLS
+and TCP add depends on the network and is not included. A message to all workers counts once; the broker copies it.
 """
 
 from __future__ import annotations
@@ -31,126 +31,14 @@ from cbdsl.errors import UserError
 from cbdsl.network import topics
 from cbdsl.network.broker import PASSWORD_VARIABLE
 from cbdsl.network.tls import RIGHTS, explain, make_context
-from cbdsl.network.topics import kind_of
 from cbdsl.util.files import write_atomically
 
-Direction = Literal["sent", "received"]
-Counts = dict[str, dict[str, list[int]]]  # direction -> kind -> [messages, bytes]
-
-_ACKNOWLEDGEMENT = 4  # bytes of a PUBACK
-NOW_AND_THEN = 5.0  # seconds between two writings of the counts while a run is played
-
-
-def packet_bytes(topic: str, payload: int, qos: int = 1) -> int:
-    """The size of one MQTT 3.1.1 PUBLISH packet with so many bytes of payload."""
-    rest = 2 + len(topic.encode()) + (2 if qos else 0) + payload
-    header, left = 2, rest >> 7
-    while left:
-        header, left = header + 1, left >> 7
-    return header + rest
-
-
-class Meter:
-    """Counts the messages of one client; any thread may count."""
-
-    def __init__(self, path: Path | None = None) -> None:
-        """Go on from the counts in a file, if it is there."""
-        self._path, self._lock, self._saved = path, threading.Lock(), time.monotonic()
-        self._counts: Counts = {"sent": {}, "received": {}}
-        if path is not None and path.exists():
-            try:
-                self._counts = merge([self._counts, json.loads(path.read_text(encoding="utf-8"))])
-            except (OSError, ValueError, TypeError, KeyError, AttributeError):
-                self._counts = {"sent": {}, "received": {}}  # a record of bytes is not worth refusing to start
-
-    def count(self, direction: Direction, topic: str, payload: int) -> None:
-        """Count a message and its acknowledgement, which goes the other way."""
-        back: Direction = "received" if direction == "sent" else "sent"
-        with self._lock:
-            _add(self._counts[direction], kind_of(topic), packet_bytes(topic, payload))
-            _add(self._counts[back], "acknowledgement", _ACKNOWLEDGEMENT)
-
-    def counts(self) -> Counts:
-        """What was counted so far."""
-        with self._lock:
-            return {
-                direction: {kind: list(pair) for kind, pair in kinds.items()}
-                for direction, kinds in self._counts.items()
-            }
-
-    def save(self, every: float = 0.0) -> None:
-        """Write the counts to the file, unless that was done less than so many seconds ago."""
-        now = time.monotonic()
-        if self._path is not None and now - self._saved >= every:
-            write_atomically(self._path, (json.dumps(self.counts(), indent=2) + "\n").encode())
-            self._saved = now
-
-
-def merge(all_counts: Iterable[Counts]) -> Counts:
-    """Add up what several clients counted."""
-    total: Counts = {"sent": {}, "received": {}}
-    for counts in all_counts:
-        for direction in total:
-            for kind, (messages, size) in counts.get(direction, {}).items():
-                _add(total[direction], kind, int(size), int(messages))
-    return total
-
-
-def total_bytes(counts: Counts, direction: Direction) -> int:
-    """All bytes that went one way."""
-    return sum(size for _, size in counts[direction].values())
-
-
-def _add(kinds: dict[str, list[int]], kind: str, size: int, messages: int = 1) -> None:
-    pair = kinds.setdefault(kind, [0, 0])
-    pair[0] += messages
-    pair[1] += size
-
-
 _log = logging.getLogger("cbdsl.deploy")
-
-KEEPALIVE = 30  # seconds; a broker takes a client for gone after one and a half times that
-_AT_ONCE = 200  # subscriptions in one packet: packets have a largest size
-_LONGEST_PAUSE = 30.0  # seconds between attempts to reach a broker that is down
-_CLOSED = "closed"  # what an attempt failed of that the broker ended before it was a connection
-_OFTEN, _SPAN = 3, 60.0  # connections lost within so many seconds: somebody else may be using our certificate
-
-
-class Link(Protocol):
-    """What server and workers need of a connection."""
-
-    def open(self) -> None:
-        """Start connecting."""
-        ...
-
-    def publish(self, topic: str, payload: bytes, retain: bool = False) -> None:
-        """Send, now or as soon as the broker can be reached; an empty retained payload forgets what was retained."""
-        ...
-
-    def subscribe(self, *patterns: str) -> None:
-        """Receive the messages of topics, also after a reconnection; retained ones are sent again at each call."""
-        ...
-
-    def unsubscribe(self, *patterns: str) -> None:
-        """Receive the messages of topics no longer."""
-        ...
-
-    def is_up(self) -> bool:
-        """Whether the broker is connected now."""
-        ...
-
-    def settled(self, seconds: float) -> bool:
-        """Whether the broker has taken what was sent, now or within so many seconds."""
-        ...
-
-    def close(self) -> None:
-        """Send what is left, then leave without a last will."""
-        ...
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where the broker is, and how to prove who is who."""
+    """A broker's address, and the credentials to use there."""
 
     host: str
     port: int
@@ -166,46 +54,54 @@ class Address:
 
     @property
     def url(self) -> str:
-        """With the user name, as `parse_address` reads it; the password goes by the environment."""
+        """With the user name, as `parse_address` reads it; the password is passed in the environment."""
         return str(self).replace("://", f"://{self.username}@") if self.username else str(self)
 
 
 def parse_address(
     url: str, ca: Path | None = None, certificate: Path | None = None, key: Path | None = None
 ) -> Address:
-    """Read mqtt://host:port or mqtts://host:port, with user@ before the host where a broker wants names.
+    """Read mqtt://host:port or mqtts://host:port, with user@ before the host where a broker requires a user name.
 
-    The password then is in the environment, where other users of this machine cannot read it, or in the address.
+    The password is read from the environment, which other users cannot see, unless it is in the address.
     """
     try:
         parts = urlsplit(url if "://" in url else f"mqtt://{url}")
         port = parts.port
     except ValueError as error:
-        raise UserError(f"'{url}' is not the address of a broker: {error}. Write mqtt://host:1883.") from error
+        raise _invalid_address(url, f": {error}") from error
     if not _can_be_a_host(parts.hostname or ""):
-        raise UserError(f"'{url}' is not the address of a broker: no host can have that name. Write mqtt://host:1883.")
+        raise _invalid_address(url, ": no host can have that name")
     if parts.scheme not in {"mqtt", "mqtts"} or not parts.hostname or parts.path not in {"", "/"}:
-        raise UserError(f"'{url}' is not the address of a broker. Write mqtt://host:1883 or mqtts://host:8883.")
+        raise _invalid_address(url)
     tls = parts.scheme == "mqtts"
     if not tls and (ca or certificate or key):
         raise UserError(
-            f"--ca, --cert and --key need TLS, but '{url}' is without. Write mqtts://{parts.hostname}:8883."
+            f"--ca, --cert and --key need TLS, but '{url}' is without. Write mqtts://{parts.hostname}:8883.",
+            code="conflict",
         )
     if bool(certificate) != bool(key):
-        raise UserError("A certificate needs its key: give --cert and --key together.")
+        raise UserError("A certificate needs its key: give --cert and --key together.", code="conflict")
     for path in (ca, certificate, key):
         if path is not None and not path.is_file():
-            raise UserError(f"{path} is not a file. Give the PEM files that `cbdsl provision` wrote.")
+            raise UserError(
+                f"{path} is not a file. Give the PEM files that `cbdsl provision` wrote.", code="missing-file"
+            )
     username, password = parts.username or "", parts.password or ""
     if username and not password:
         password = os.environ.get(PASSWORD_VARIABLE, "")
-    return Address(
-        parts.hostname, port or (8883 if tls else 1883), tls, ca, certificate, key, username, password
-    )  # fmt: skip
+    return Address(parts.hostname, port or (8883 if tls else 1883), tls, ca, certificate, key, username, password)
+
+
+def _invalid_address(url: str, why: str = "") -> UserError:
+    return UserError(
+        f"'{url}' is not the address of a broker{why}. Write mqtt://host:1883 or mqtts://host:8883.",
+        code="invalid-address",
+    )
 
 
 def _can_be_a_host(name: str) -> bool:
-    """Whether a name can be looked up at all: others would end the thread that tries."""
+    """Return whether a name can be looked up at all: any other would end the thread that tries."""
     try:
         name.encode("idna")
     except UnicodeError:
@@ -213,8 +109,8 @@ def _can_be_a_host(name: str) -> bool:
     return "\0" not in name
 
 
-def exposed(address: Address) -> str:
-    """A warning if strangers could read and write what is sent; empty if TLS or the loopback prevents it."""
+def exposure_warning(address: Address) -> str:
+    """Return a warning if strangers could read and write what is sent; "" if TLS or the loopback prevents it."""
     if address.tls:
         return ""
     try:
@@ -229,12 +125,51 @@ def exposed(address: Address) -> str:
     )
 
 
+class Link(Protocol):
+    """What server and workers need of a connection."""
+
+    def open(self) -> None:
+        """Start connecting."""
+        ...
+
+    def publish(self, topic: str, payload: bytes, retain: bool = False) -> None:
+        """Send, now or when the broker can be reached; an empty retained payload clears what was retained."""
+        ...
+
+    def subscribe(self, *patterns: str) -> None:
+        """Receive the messages of topics, also after a reconnection; retained ones are sent again at each call."""
+        ...
+
+    def unsubscribe(self, *patterns: str) -> None:
+        """Receive the messages of topics no longer."""
+        ...
+
+    def is_up(self) -> bool:
+        """Return whether the broker is connected now."""
+        ...
+
+    def settled(self, seconds: float) -> bool:
+        """Return whether the broker has acknowledged what was sent, now or within some seconds."""
+        ...
+
+    def close(self) -> None:
+        """Send what is left, then disconnect without a last will."""
+        ...
+
+
 @dataclass(frozen=True)
 class LastWill:
-    """What the broker says in our name, retained, when we vanish."""
+    """What the broker publishes for a client, retained, when its connection breaks."""
 
     topic: str
     payload: bytes
+
+
+KEEPALIVE = 30  # seconds; a broker drops a client after one and a half times that
+_AT_ONCE = 200  # subscriptions in one packet: packets have a largest size
+_LONGEST_PAUSE = 30.0  # seconds between attempts to reach a broker that is down
+_CLOSED = "closed"  # the failure of an attempt that the broker ended before it was a connection
+_OFTEN, _SPAN = 3, 60.0  # connections lost within this many seconds: another process may be using our certificate
 
 
 class MqttLink:
@@ -248,14 +183,15 @@ class MqttLink:
         meter: Meter,
         will: LastWill | None = None,
     ) -> None:
-        """`on_up` is called in the client's thread after every connection, when the subscriptions are requested."""
+        """on_message, on_up: called in the client's thread; the latter after every connection and its subscriptions."""
         self._address, self._meter, self._on_up, self._on_message = address, meter, on_up, on_message
+        self._lock = threading.Lock()
         self._patterns: dict[str, None] = {}  # that are subscribed to, in their order
-        self._cleared: set[str] = set()  # topics where a message was retained that may not be
-        self._lock, self._said = threading.Lock(), ""
-        self._since, self._before = time.monotonic(), ""  # when it was lost or first wanted; "again" if it was up
+        self._cleared: set[str] = set()  # topics where a message was retained that must not be
+        self._last_warning = ""
+        self._since, self._again = time.monotonic(), ""  # of the present state; "again " if it was connected before
         self._losses: list[float] = []  # when the last ones were
-        self._failure: object = None  # what the last attempt failed of
+        self._failure: object = None  # of the last attempt
         self._last: mqtt.MQTTMessageInfo | None = None
         self.connected = threading.Event()
         client = mqtt.Client(CallbackAPIVersion.VERSION2, f"cbdsl-{secrets.token_hex(8)}", protocol=mqtt.MQTTv311)
@@ -298,10 +234,6 @@ class MqttLink:
                 for start in range(0, len(patterns), _AT_ONCE):
                     self._client.unsubscribe(list(patterns[start : start + _AT_ONCE]))
 
-    def _request(self, patterns: Sequence[str]) -> None:
-        for start in range(0, len(patterns), _AT_ONCE):
-            self._client.subscribe([(pattern, 1) for pattern in patterns[start : start + _AT_ONCE]])
-
     def is_up(self) -> bool:
         """See `Link.is_up`."""
         return self.connected.is_set()
@@ -313,68 +245,73 @@ class MqttLink:
             if last is not None:
                 last.wait_for_publish(seconds)
             return last is None or last.is_published()
-        except (RuntimeError, ValueError):  # it was given while the broker was away: whoever asks is not heard either
+        except (RuntimeError, ValueError):  # it was published without a broker, and will not be acknowledged
             return True
 
     def close(self, seconds: float = 5.0) -> None:
-        """See `Link.close`; waits at most so long for the broker to take what is left."""
-        if self.connected.is_set() and self._last is not None:
-            with contextlib.suppress(RuntimeError, ValueError):  # it was never accepted: nothing to wait for
-                self._last.wait_for_publish(seconds)
+        """See `Link.close`; waits at most `seconds` for the broker to acknowledge what is left."""
+        if self.connected.is_set():
+            self.settled(seconds)
         self._client.disconnect()
         self._client.loop_stop()
+
+    def _request(self, patterns: Sequence[str]) -> None:
+        for start in range(0, len(patterns), _AT_ONCE):
+            self._client.subscribe([(pattern, 1) for pattern in patterns[start : start + _AT_ONCE]])
+
+    # --- called by paho, in its thread
 
     def _up(self, _client: mqtt.Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:  # noqa: ANN401
         if reason.is_failure:
             self._failure = _CLOSED
-            self._say(f"the broker at {self._address} refuses the connection: {explain(reason, self._address)}")
+            self._warn(f"the broker at {self._address} refuses the connection: {explain(reason, self._address)}")
             return
-        if self._said and len(self._losses) < _OFTEN:
+        if self._last_warning and len(self._losses) < _OFTEN:
             seconds = time.monotonic() - self._since
-            _log.info("connected %sto the broker at %s after %.0f s", self._before, self._address, seconds)
-        self._said, self._before, self._failure = "", "again ", None
+            _log.info("connected %sto the broker at %s after %.0f s", self._again, self._address, seconds)
+        self._last_warning, self._again, self._failure = "", "again ", None
         with self._lock:
             self._request(list(self._patterns))
         self.connected.set()
-        self._guarded(self._on_up)
+        self._call(self._on_up)
 
     def _down(self, _client: mqtt.Client, _data: Any, _flags: Any, reason: Any, _properties: Any) -> None:  # noqa: ANN401
         was_up = self.connected.is_set()
         self.connected.clear()
         if was_up and reason.is_failure:
             self._lost()
-        elif reason.is_failure and self._failure != _CLOSED:  # to find out why takes a connection of its own
+        elif reason.is_failure and self._failure != _CLOSED:  # to find out why takes another connection
             self._failure = _CLOSED
             why = _clause(explain(None, self._address, self._context))
-            self._say(f"the broker at {self._address} closes the connection before it is made{why}. Trying again")
+            self._warn(f"the broker at {self._address} closes the connection before it is made{why}. Trying again")
 
     def _lost(self) -> None:
-        """Say so; of a connection that comes and goes, once and with what is probably the reason."""
+        """Log a lost connection; of a series of losses, the probable reason once."""
         now = self._since = time.monotonic()
         self._losses = [*(one for one in self._losses if now - one < _SPAN), now][-_OFTEN - 1 :]
         text = f"lost the broker at {self._address}"
         if len(self._losses) < _OFTEN:
-            self._say(f"{text}; trying again")
+            self._warn(f"{text}; trying again")
         elif len(self._losses) == _OFTEN:
-            self._say(
+            self._warn(
                 f"{text} {_OFTEN} times within {_SPAN:.0f} s. If another process uses this certificate, each ends the "
-                "other's connection: stop one, or give it a name of its own. Trying again in silence until it lasts"
+                "other's connection: stop one, or give it its own name. Trying again without messages until it lasts"
             )
         else:
-            self._said = text
+            self._last_warning = text
 
     def _failed(self, *_: Any) -> None:  # noqa: ANN401
         error = sys.exc_info()[1]  # paho calls this where it has caught the error
         kind = (type(error), *(getattr(error, word, None) for word in ("errno", "verify_code", "reason")))
-        if kind == self._failure:  # as above
+        if kind == self._failure:  # it was logged
             return
         self._failure = kind
         what = "will not talk to" if isinstance(error, ssl.SSLCertVerificationError) else "cannot reach"
-        self._say(f"{what} the broker at {self._address}{_clause(explain(error, self._address))}. Trying again")
+        self._warn(f"{what} the broker at {self._address}{_clause(explain(error, self._address))}. Trying again")
 
     def _granted(self, _client: mqtt.Client, _data: Any, _mid: int, codes: list[Any], _properties: Any) -> None:  # noqa: ANN401
         if any(code.is_failure for code in codes):
-            _log.warning("the broker at %s does not let us hear what we ask for. %s", self._address, RIGHTS)
+            _log.warning("the broker at %s refuses a subscription. %s", self._address, RIGHTS)
 
     def _arrived(self, _client: mqtt.Client, _data: Any, message: mqtt.MQTTMessage) -> None:  # noqa: ANN401
         try:
@@ -385,24 +322,23 @@ class MqttLink:
         if message.retain and not topics.may_be_retained(topic):  # it would fill the broker's memory, and come again
             self._cleared.add(topic)
             self.publish(topic, b"", retain=True)
-            return
-        if topic in self._cleared and not message.payload:  # our own message
+        elif topic in self._cleared and not message.payload:  # our own message
             self._cleared.discard(topic)
-            return
-        self._guarded(lambda: self._on_message(topic, bytes(message.payload)))
+        else:
+            self._call(self._on_message, topic, bytes(message.payload))
 
-    def _guarded(self, call: Callable[[], None]) -> None:
-        """An error in a callback would end the client's thread: log it and live."""
+    def _call(self, callback: Callable[..., None], *arguments: object) -> None:
+        """Call back and log an error, which would otherwise end the client's thread."""
         try:
-            call()
+            callback(*arguments)
         except Exception:
             _log.exception("an error while a message was handled")
 
-    def _say(self, text: str) -> None:
-        """Say a thing once until it changes."""
-        if text and text != self._said:
+    def _warn(self, text: str) -> None:
+        """Log a warning, unless it is the same as the last one."""
+        if text != self._last_warning:
             _log.warning(text)
-        self._said = text
+        self._last_warning = text
 
 
 def _clause(why: str) -> str:
@@ -410,6 +346,74 @@ def _clause(why: str) -> str:
 
 
 def _send_at_once(_client: mqtt.Client, _data: Any, connection: Any) -> None:  # noqa: ANN401
-    """Without Nagle's delay: small messages would wait for acknowledgements, some 40 ms at every step of a round."""
+    """Disable Nagle's algorithm: messages would wait for acknowledgements, about 40 ms at every step of a round."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+Direction = Literal["sent", "received"]
+Counts = dict[str, dict[str, list[int]]]  # direction -> kind -> [messages, bytes]
+
+_ACKNOWLEDGEMENT = 4  # bytes of a PUBACK
+NOW_AND_THEN = 5.0  # seconds between two writings of the counts during a run
+
+
+class Meter:
+    """Counts the messages of one client; thread-safe."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Continue the counts in a file, if it exists."""
+        self._path, self._lock, self._saved = path, threading.Lock(), time.monotonic()
+        self._counts: Counts = add_counts([])
+        if path is not None and path.exists():
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+                self._counts = add_counts([json.loads(path.read_text(encoding="utf-8"))])
+
+    def count(self, direction: Direction, topic: str, payload: int) -> None:
+        """Count a message and its acknowledgement, which goes the other way."""
+        back: Direction = "received" if direction == "sent" else "sent"
+        with self._lock:
+            _add(self._counts[direction], topics.kind_of(topic), packet_bytes(topic, payload))
+            _add(self._counts[back], "acknowledgement", _ACKNOWLEDGEMENT)
+
+    def counts(self) -> Counts:
+        """Return a copy of the counts."""
+        with self._lock:
+            return add_counts([self._counts])
+
+    def save(self, every: float = 0.0) -> None:
+        """Write the counts to the file, unless that was done less than `every` seconds ago."""
+        now = time.monotonic()
+        if self._path is not None and now - self._saved >= every:
+            write_atomically(self._path, (json.dumps(self.counts(), indent=2) + "\n").encode())
+            self._saved = now
+
+
+def packet_bytes(topic: str, payload: int, qos: int = 1) -> int:
+    """Return the size of one MQTT 3.1.1 PUBLISH packet; payload: its bytes."""
+    rest = 2 + len(topic.encode()) + (2 if qos else 0) + payload
+    header, left = 2, rest >> 7
+    while left:
+        header, left = header + 1, left >> 7
+    return header + rest
+
+
+def add_counts(all_counts: Iterable[Counts]) -> Counts:
+    """Return the sum of the counts of several clients."""
+    total: Counts = {"sent": {}, "received": {}}
+    for counts in all_counts:
+        for direction in total:
+            for kind, (messages, size) in counts.get(direction, {}).items():
+                _add(total[direction], kind, int(size), int(messages))
+    return total
+
+
+def total_bytes(counts: Counts, direction: Direction) -> int:
+    """Return all bytes of one direction."""
+    return sum(size for _, size in counts[direction].values())
+
+
+def _add(kinds: dict[str, list[int]], kind: str, size: int, messages: int = 1) -> None:
+    pair = kinds.setdefault(kind, [0, 0])
+    pair[0] += messages
+    pair[1] += size

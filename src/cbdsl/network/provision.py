@@ -253,12 +253,6 @@ def read_settings(out: Path) -> ProvisionedSwarm:
         raise UserError(f"{path} cannot be read ({error}). Restore it.", code="damaged-file") from error
 
 
-def numbered(count: int, taken: Sequence[str] = ()) -> list[str]:
-    """Return `count` names that are not taken: worker-1, worker-2 and so on."""
-    candidates = (f"worker-{number}" for number in range(1, count + len(taken) + 1))
-    return [name for name in candidates if name not in taken][:count]
-
-
 def _check_workers(workers: Sequence[str]) -> None:
     for name in workers:
         topics.check_name(name, "worker")

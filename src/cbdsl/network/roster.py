@@ -1,16 +1,17 @@
-"""Who is who: the names of workers and their numbers, kept in a file so that a number is never given twice.
+"""The names of workers and their numbers, kept in a file so that a number is never given twice.
 
-Another file says who may come, where its owner wants to: a name a line. It may change while a run is played: new names
-get new numbers, and whose name is gone has left. A name keeps its number, should it come back.
+`RosterFile` is a file that the owner of a swarm may write, one name per line. It may change during a run: new names get
+new numbers, and a worker whose name is gone has left. It gets its old number if its name comes back.
 """
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cbdsl.errors import UserError
@@ -21,28 +22,35 @@ from cbdsl.util.files import read_json, read_text, write_json
 _log = logging.getLogger("cbdsl.deploy")
 
 _MOST_SAMPLES = 2**31 - 1  # that a greeting can state
-_SETTLED_SECONDS = 0.5  # a file that has not changed for so long is not being written any more
+_SETTLED_SECONDS = 0.5  # a file that has not changed for this long is not being written any more
+
+
+def worker_names(count: int, start: int = 0, taken: Iterable[str] = (), digits: int = 1) -> tuple[str, ...]:
+    """Return default names that are not taken: worker-0, worker-1 and so on, with at least `digits` digits each."""
+    used = set(taken)
+    names = (f"worker-{number:0{digits}}" for number in itertools.count(start))
+    return tuple(itertools.islice((name for name in names if name not in used), count))
 
 
 class RosterFile:
     """The names that the owner of a swarm keeps in a file."""
 
     def __init__(self, path: Path) -> None:
-        """Read it; an error if it cannot be used."""
+        """Read the file; raise UserError if it cannot be used."""
         self.path, self._seen = path, _stamp(path)
-        self.names = _names(path)
+        self.names = _read_names(path)
 
     def has_changed(self) -> bool:
-        """Look again: whether `names` are others now. What cannot be used is left alone, with a word in the log."""
+        """Read the file again and return whether `names` changed. An unusable file is ignored with a warning."""
         stamp = _stamp(self.path)
         if stamp == self._seen:
             return False
         time.sleep(_SETTLED_SECONDS)
-        if stamp != _stamp(self.path):  # somebody is writing it: the next look will tell
+        if stamp != _stamp(self.path):  # it is being written; the next call will read it
             return False
         self._seen = stamp
         try:
-            before, self.names = self.names, _names(self.path, whole=True)
+            before, self.names = self.names, _read_names(self.path, whole=True)
         except UserError as error:
             _log.warning("%s The swarm stays as it is: %d names", error, len(self.names))
             return False
@@ -57,10 +65,10 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _names(path: Path, whole: bool = False) -> tuple[str, ...]:
-    """The names in a file, one a line; lines that start with # say nothing.
+def _read_names(path: Path, whole: bool = False) -> tuple[str, ...]:
+    """Read names from a file, one per line; lines that start with # are comments.
 
-    whole: refuse a file whose last line has no end, for the rest of it may be on its way.
+    whole: refuse a file whose last line has no end, for it may still be written.
     """
     try:
         text = read_text(path)
@@ -69,12 +77,15 @@ def _names(path: Path, whole: bool = False) -> tuple[str, ...]:
         lines = [line.strip() for line in text.splitlines() if not line.startswith("#")]
         names = [check_name(line, "worker") for line in lines if line]
     except (OSError, ValueError) as error:
-        raise UserError(f"The roster {path} cannot be read: {str(error).rstrip('.')}.") from error
+        message = f"The roster {path} cannot be read: {str(error).rstrip('.')}."
+        raise UserError(message, code="unreadable-file") from error
     if not names:
-        raise UserError(f"The roster {path} names nobody. Give a name a line.")
+        raise UserError(f"The roster {path} contains no names. Give one name per line.", code="unreadable-file")
     (name, times), *_ = Counter(names).most_common(1)
     if times > 1:
-        raise UserError(f"The roster {path} names '{name}' {times} times; every worker needs a name of its own.")
+        raise UserError(
+            f"The roster {path} contains '{name}' {times} times; every worker needs its own name.", code="conflict"
+        )
     return tuple(names)
 
 
@@ -84,27 +95,33 @@ class Roster:
     def __init__(self, path: Path, places: int, names: Sequence[str] = ()) -> None:
         """Read the file, or start with the names given; with names given nobody else can join, but see `follow`."""
         if places > MAX_WORKERS:
-            raise UserError(f"A network has room for {MAX_WORKERS:,} workers; given {places:,}. Set workers lower.")
+            raise UserError(
+                f"A network has room for {MAX_WORKERS:,} workers; given {places:,}. Set workers lower.",
+                code="too-large",
+            )
         self._path, self._places = path, places
         self._closed = bool(names)
         self._names: list[str] = []
-        self._left: frozenset[str] = frozenset()  # who has a number and is no longer in the swarm
+        self._left: frozenset[str] = frozenset()  # workers that have a number and are no longer in the swarm
         self._samples: dict[str, int] = {}
         self._noted, self._writing = False, threading.Lock()  # the link's thread enrols, the main thread saves
         if path.exists():
             self._read()
         elif names:
             if len(set(names)) != len(names):
-                raise UserError("A name stands twice in the roster; every worker needs a name of its own.")
+                raise UserError("A name is twice in the roster; every worker needs its own name.", code="conflict")
             if len(names) != places:
-                raise UserError(f"The roster has {len(names)} names for {places} workers; give as many as the spec.")
+                raise UserError(
+                    f"The roster has {len(names)} names for {places} workers; give as many as the spec.",
+                    code="wrong-shape",
+                )
             self._names = [check_name(name, "worker") for name in names]
             self._write()
         self._index = {name: number for number, name in enumerate(self._names)}
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Everybody who ever had a number, in the order of their numbers."""
+        """All names that ever had a number, in the order of their numbers."""
         return tuple(self._names)
 
     @property
@@ -113,26 +130,27 @@ class Roster:
         return len(self._names) - len(self._left) if self._closed else self._places
 
     def members(self) -> Sequence[int]:
-        """The numbers of those who are in the swarm, or may be, in their order."""
+        """Return the numbers of the workers that are in the swarm, or may be, in their order."""
         if not self._closed:
             return range(self._places)
         return [number for number, name in enumerate(self._names) if name not in self._left]
 
     def listed(self) -> list[str]:
-        """The names of those who are in the swarm."""
+        """Return the names of the workers in the swarm."""
         return [name for name in self._names if name not in self._left]
 
     def has_left(self, name: str) -> bool:
-        """Whether a worker was in the swarm and is no longer."""
+        """Return whether a worker was in the swarm and is no longer."""
         return name in self._left
 
     def follow(self, names: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Have these and no others in the swarm from now on: who has joined, and who has left."""
+        """Make these names the swarm's, and return those that joined and those that left."""
         new = [name for name in names if name not in self._index]
         if len(self._names) + len(new) > MAX_WORKERS:
             raise UserError(
-                f"A run has room for {MAX_WORKERS:,} workers, those that left it among them; {len(self._names):,} had "
-                f"a number, and {len(new):,} are new."
+                f"A run has room for {MAX_WORKERS:,} workers, including those that left it; {len(self._names):,} had "
+                f"a number, and {len(new):,} are new.",
+                code="too-large",
             )
         left = frozenset(self._names) - set(names)
         joined = [*(name for name in self._names if name in self._left - left), *new]
@@ -140,43 +158,43 @@ class Roster:
         if joined or gone or not self._closed:
             for name in new:
                 self._names.append(name)
-                self._index[name] = len(self._names) - 1  # last: whoever sees the number may ask for the name
+                self._index[name] = len(self._names) - 1  # last: another thread that sees the number may use the name
             self._left, self._closed = left, True
             self._write()
         return joined, gone
 
     def number(self, name: str) -> int | None:
-        """The number of a worker; none if it has none."""
+        """Return the number of a worker, or None."""
         return self._index.get(name)
 
     def name(self, number: int) -> str:
-        """The name of a worker."""
+        """Return the name of a worker."""
         return self._names[number] if number < len(self._names) else f"#{number}"
 
-    def room(self, name: str) -> bool:
-        """Whether a newcomer may join."""
+    def has_room_for(self, name: str) -> bool:
+        """Return whether a newcomer may join."""
         return not self._closed and len(self._names) < self.places and self.number(name) is None
 
     def enrol(self, names: Sequence[str]) -> None:
         """Give numbers to newcomers, in this order."""
         for name in names:
-            if self.room(name):
+            if self.has_room_for(name):
                 self._index[name] = len(self._names)
                 self._names.append(name)
         self._write()
 
     def samples(self, number: int) -> int:
-        """How many samples a worker said it holds; 1 if it never did."""
+        """Return how many samples a worker stated; 1 if it did not."""
         return self._samples.get(self.name(number), 1)
 
     def note_samples(self, name: str, count: int) -> None:
-        """Remember how many samples a worker holds: what it says first counts for the whole run. `save` keeps it."""
+        """Note how many samples a worker has: its first statement counts for the whole run. `save` writes it."""
         if name not in self._samples:
             self._samples[name] = count
             self._noted = True
 
     def save(self) -> None:
-        """Write down what was noted; once for many, since thousands may introduce themselves at once."""
+        """Write what was noted; once for many, since thousands may greet at once."""
         if self._noted:
             self._noted = False
             self._write()
@@ -191,7 +209,8 @@ class Roster:
             self._closed, left = bool(stored["closed"]), stored.get("left", [])
             self._left = frozenset(name for name in self._names if name in left)
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise UserError(f"{self._path} is damaged ({error}). Restore it: it says which worker is which.") from error
+            message = f"{self._path} is damaged ({error}). Restore it: it contains the workers' numbers."
+            raise UserError(message, code="damaged-file") from error
 
     def _write(self) -> None:
         with self._writing:

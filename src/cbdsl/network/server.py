@@ -20,8 +20,7 @@ from cbdsl.arrays import Floats
 from cbdsl.codecs.envelope import KEPT_VERSIONS, VERSION_BYTES, Codecs, longest_update
 from cbdsl.errors import UserError
 from cbdsl.network import topics, wire
-from cbdsl.network.events import Events
-from cbdsl.network.journal import Journal
+from cbdsl.network.journal import Events, Journal
 from cbdsl.network.mqtt import Address, Link
 from cbdsl.network.roster import Roster, RosterFile
 from cbdsl.network.timeouts import Attendance, Deadlines, RateLimiter, upload_limit
@@ -216,7 +215,7 @@ class NetworkSwarm:
             self.open_round = OpenRound(order.round, order.task, participants, open=not is_average)
             self.open_round.invited = set(participants) if is_average else set()
         message = self._order_message(
-            order.round, order.task, wire.bits_of(order.participants), order.inertia, order.learning_rate
+            order.round, order.task, wire.pack_bits(order.participants), order.inertia, order.learning_rate
         )
         self.retained.set_order(message)
         if is_average:
@@ -446,7 +445,7 @@ class NetworkSwarm:
         if worker is not None:
             self._roster.note_samples(name, hello.samples)
             self._check_state(worker, name, hello)
-        elif self._roster.room(name) and len(self._newcomers) < max(_MOST_NEWCOMERS, self._roster.places):
+        elif self._roster.has_room_for(name) and len(self._newcomers) < max(_MOST_NEWCOMERS, self._roster.places):
             self._newcomers[name] = hello.samples
         else:
             raise WireError("from an unknown worker")
@@ -608,14 +607,14 @@ class NetworkSwarm:
         now, lacks_start = time.monotonic(), hello is None or hello.run != self._run
         if start and lacks_start and now >= self._start_sent.get(name, 0) + _START_SECONDS:
             self._start_sent[name] = now
-            for piece in wire.pieces(self._run, 0, start):
+            for piece in wire.split_content(self._run, 0, start):
                 self._send(topics.to_worker(self._swarm, name, f"start/{piece.index}"), wire.encode(piece))
         if self.open_round.task == "swarm" and self.open_round.is_uploading(worker):
             self._invite(worker)
 
     def _invite(self, worker: WorkerId) -> None:
         open_round = self.open_round
-        invitation = Invitation(self._run, open_round.round, wire.said(open_round.claims.get(worker)))
+        invitation = Invitation(self._run, open_round.round, wire.pack_claim(open_round.claims.get(worker)))
         self._send(topics.to_worker(self._swarm, self._roster.name(worker), "invitation"), wire.encode(invitation))
 
     def _order_message(
@@ -687,7 +686,7 @@ class RetainedMessages:
         self.digests: dict[int, bytes] = {}  # of the last versions of w^g
         self._whole = 0  # the last version that was published whole
         self._put(topics.spec(swarm), wire.encode(announcement))
-        for piece in wire.pieces(self._run, 0, shared) if shared else ():
+        for piece in wire.split_content(self._run, 0, shared) if shared else ():
             self._put(topics.shared(swarm, piece.index), wire.encode(piece))
 
     def publish_all(self) -> None:
@@ -727,7 +726,7 @@ class RetainedMessages:
         self.digests[version] = self.model_digest
         for number, update in enumerate(updates, version + 1 - len(updates)):
             if number > self.version:
-                for piece in wire.pieces(self._run, number, update):
+                for piece in wire.split_content(self._run, number, update):
                     slot = topics.update(self._swarm, number % KEPT_VERSIONS, piece.index)
                     self._put(slot, wire.encode(piece))
         whole = keyframe_before(version) if self._codecs.down.relative else version
@@ -756,7 +755,7 @@ class RetainedMessages:
             return sum(map(len, self._retained.values()))
 
     def _put_whole(self, version: int, model: Floats) -> None:
-        for piece in wire.pieces(self._run, version, wire.weights_to_bytes(model)):
+        for piece in wire.split_content(self._run, version, wire.weights_to_bytes(model)):
             self._put(topics.model(self._swarm, piece.index), wire.encode(piece))
         self._whole = version
 

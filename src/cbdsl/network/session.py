@@ -1,4 +1,4 @@
-"""A server's own number, which no worker is told: it draws the private hold-out, for the seed is no secret."""
+"""`cbdsl serve`: opens or continues a run's folder, announces the run to workers, and plays its rounds over MQTT."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from cbdsl.errors import UserError
 from cbdsl.models.network import Network
 from cbdsl.models.saved_model import ModelMetadata
 from cbdsl.network import wire
-from cbdsl.network.events import Events
-from cbdsl.network.journal import Journal
+from cbdsl.network.journal import Events, Journal
 from cbdsl.network.mqtt import NOW_AND_THEN, Counts, Meter, MqttLink
 from cbdsl.network.roster import Roster
 from cbdsl.network.samples import pack_shared
@@ -37,47 +36,25 @@ from cbdsl.spec import DataSpec, DefenceSpec, Options, SelectionSpec, ServerSpec
 from cbdsl.spec import read as read_spec
 from cbdsl.util.files import read_json, read_text, write_atomically, write_json
 
-_BYTES = 16
-
-
-def secret_of(out: Path) -> int:
-    """The secret of a run's folder; a new one if it has none."""
-    path = out / ".secret"
-    if not path.exists():
-        return int.from_bytes(secrets.token_bytes(_BYTES)) or 1
-    try:
-        return int(path.read_text(encoding="ascii"), 16)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path} is damaged ({error}). Remove it: the hold-out is drawn anew, and nothing else changes."
-        ) from error
-
-
-def keep_secret(out: Path, secret: int) -> None:
-    """Write it down, for the owner of the folder alone."""
-    path = out / ".secret"
-    if not path.exists():
-        write_atomically(path, f"{secret:x}\n".encode(), private=True)
-
 
 @dataclass(frozen=True, eq=False)
 class ServedRun:
-    """What a served run leaves."""
+    """The outcome of a served run."""
 
     result: Result
-    wire: Counts  # what the server's connection carried
-    refused: dict[str, int]  # messages that were refused, by reason
+    wire: Counts  # messages and bytes of the server's connection
+    refused: dict[str, int]  # number of refused messages by reason
 
 
-def at_hand(spec: Spec, out: Path) -> Spec:
-    """The spec; of a run that has begun with the folder's own copy of the model it started from: that one stays."""
+def use_kept_init(spec: Spec, out: Path) -> Spec:
+    """Return the spec; of a run that has begun, with the folder's copy of the model that it started from."""
     kept, begun = out / "init.safetensors", out / "spec.toml"
     own = bool(spec.init) and kept.is_file() and begun.is_file() and read_spec(begun).init == spec.init
     return replace(spec, init=str(kept)) if own else spec
 
 
 def open_run(stage: Experiment, out: Path) -> OpenRun:
-    """A new folder, or the folder of this very run."""
+    """Create a run's folder, or open the folder of the same run to continue it."""
     if not (out / "spec.toml").exists():
         folder = RunFolder.create(out, stage.spec, private=True)
         if stage.spec.init:
@@ -87,7 +64,10 @@ def open_run(stage: Experiment, out: Path) -> OpenRun:
     try:
         own = stage.spec.init == str(out / "init.safetensors")
         if spec != (replace(stage.spec, init=spec.init) if own else stage.spec):
-            raise UserError(f"{out} holds another run. Give another --out, or serve {out / 'spec.toml'} to go on.")
+            raise UserError(
+                f"{out} contains another run. Give another --out, or serve {out / 'spec.toml'} to continue it.",
+                code="wrong-run",
+            )
         checkpoint, records = folder.go_on(stage.key)
     except BaseException:
         folder.close()
@@ -104,10 +84,10 @@ def serve(
     make_link: MakeLink | None = None,
     on_event: Callable[[str, dict[str, Any]], None] | None = None,
 ) -> ServedRun:
-    """Play the rounds that are left with whoever connects as a worker; closes the folder at the end.
+    """Play the remaining rounds with the workers that connect, and close the folder.
 
-    make_link: another way to the workers than the broker of the config. on_event: hears who comes and goes, on any
-    thread.
+    on_ready: called when the server is connected. on_round: called with each round's record. make_link: builds another
+    link than the one to the config's broker. on_event: called with every event, on any thread.
     """
     assert opened.path is not None
     out = opened.path
@@ -118,10 +98,10 @@ def serve(
         events.listener = on_event
         state = opened.state_of(stage)
         events.note("started", round=state.round, members=roster.places)
-        if stage.spec.defence.aggregator == "mean" and not stage.split.workers:  # who deals knows the numbers itself
+        if stage.spec.defence.aggregator == "mean" and not stage.split.workers:  # weighted by what workers state
             stage = replace(stage, server=replace(stage.server, combine=averaging(_Sizes(roster), stated=True)))
-        shared = shared_of(stage)
-        announcement = announce(stage, run_of(out / "deployment.json", config.swarm), shared)
+        shared = pack_shared_sets(stage)
+        announcement = announce(stage, load_run_id(out / "deployment.json", config.swarm), shared)
         network = NetworkSwarm(
             config, announcement, shared, roster, Journal(out / "journal.bin"), events,
             codecs=stage.server.policy.codecs, starts=list(stage.initial) if len(stage.initial) > 1 else [],
@@ -164,18 +144,18 @@ def serve(
 
 
 def _message(stage: Experiment, state: ServerState) -> Floats:
-    """w^g, and what else the method sends with it, (V D,)."""
+    """Return w^g, and what else the method sends with it, (V D,)."""
     return stage.server.method.broadcast(state.global_best, state.memory)
 
 
 def _name_workers(out: Path, result: Result, roster: Roster) -> None:
-    """Put everybody's name into the summary, beside what every summary has."""
+    """Add the workers' names to the summary."""
     names = {str(number): name for number, name in enumerate(roster.names)}
     write_json(out / "summary.json", {**asdict(result.summary), "names": names}, private=True)
 
 
 def _named(played: CompletedRound, roster: Roster, network: NetworkSwarm) -> RoundRecord:
-    """A round's record with the names of the workers that it tells something of, and what its seconds went to."""
+    """Add to a round's record the names of the workers that it mentions, and the seconds per phase."""
     line = played.record
     told = {verdict["worker"] for verdict in line.verdicts} | {int(worker) for worker in line.set_aside}
     told.update(line.refuted, line.declined, line.silent, line.banned)
@@ -184,14 +164,14 @@ def _named(played: CompletedRound, roster: Roster, network: NetworkSwarm) -> Rou
 
 
 def _note_claims(claims: Events, played: CompletedRound, roster: Roster) -> None:
-    """What everybody claimed, for those who watch: a line a round, in a file that grows no further than events do."""
+    """Write all claims of a round for `cbdsl watch`, to a file whose size is limited like that of events."""
     if played.log.claims:
         said = {roster.name(worker): finite(claim.score) for worker, claim in played.log.claims.items()}
         claims.note("claims", round=played.log.round, claims=said)
 
 
 class _Sizes(dict[WorkerId, int]):
-    """How many samples each worker says it holds."""
+    """How many samples each worker stated."""
 
     def __init__(self, roster: Roster) -> None:
         super().__init__()
@@ -202,23 +182,24 @@ class _Sizes(dict[WorkerId, int]):
 
 
 def announce(stage: Experiment, run: bytes, shared: bytes) -> Announcement:
-    """What workers are told of a run."""
+    """Build the announcement of a run to workers."""
     spec, dataset, parts = stage.spec, stage.dataset, stage.split
     architecture, card = "", ModelMetadata.of(stage.network, stage.dataset.scaling, stage.dataset.class_names)
     own = any(register.split_plugin_name(name)[1] == spec.model for name in spec.plugins)
     if own and card.graph is None:
         raise UserError(
             f"The model {spec.model} cannot be sent to devices: {card.obstacle}. Devices get a network as data, never "
-            "its code; docs/parts.md has the layers that can be described."
+            "its code; docs/parts.md lists the layers that can be described.",
+            code="not-supported",
         )
-    # What cannot be described, or takes samples as rows, runs on torch alone, where its code is.
+    # A network that cannot be described, or takes samples as rows, runs only where torch and its code are.
     if card.graph is not None and (spec.engine != "torch" or own) and card.graph.shape == dataset.shape:
         architecture = json.dumps(card.graph.to_dict())
     tensors = list(card.tensors) if architecture and _sends_names(stage.network, card) else []
     scaling = (*card.scaling.mean, *card.scaling.deviation) if card.scaling else ()
     announcement = Announcement(
         run=run,
-        spec=for_workers(spec).to_toml(),
+        spec=spec_for_workers(spec).to_toml(),
         architecture=architecture,
         size=stage.engine.size,
         vectors=stage.server.method.vectors,
@@ -238,7 +219,7 @@ def announce(stage: Experiment, run: bytes, shared: bytes) -> Announcement:
 
 
 def _sends_names(network: Network, card: ModelMetadata) -> bool:
-    """Whether a module of one's own has other names for its weights than its layers; far too many are not sent."""
+    """Return whether a user's module names its weights differently from its layers; very long lists are not sent."""
     layers = card.graph.tensors() if card.graph is not None else {}
     same_shapes = [shape for _, shape in network.tensor_shapes()] == list(layers.values())
     longest = max(map(len, card.tensors), default=0)
@@ -246,7 +227,7 @@ def _sends_names(network: Network, card: ModelMetadata) -> bool:
 
 
 def _check_size(announcement: Announcement) -> None:
-    """Refuse a run that devices cannot be told of in one message."""
+    """Raise UserError if an announcement does not fit in one message."""
     try:
         fits = len(wire.encode(announcement)) <= wire.MAX_MESSAGE
     except wire.WireError:
@@ -256,15 +237,13 @@ def _check_size(announcement: Announcement) -> None:
             f"This run cannot be announced to devices in one message of {wire.MAX_MESSAGE // 1024} KiB: the spec has "
             f"{len(announcement.spec):,} letters, the network {len(announcement.architecture):,}, the scaling of "
             f"features {len(announcement.scaling):,} bytes, the names of classes {len(announcement.class_names):,} "
-            "letters. Scale features beforehand, shorten the names of classes, or give a network of fewer layers."
+            "letters. Scale features beforehand, shorten the names of classes, or give a network of fewer layers.",
+            code="too-large",
         )
 
 
-def for_workers(spec: Spec) -> Spec:
-    """What workers need of a spec, and no more: not where the server's data is, and not how it defends itself.
-
-    Nor its GPU: workers have their own engines, on the CPU.
-    """
+def spec_for_workers(spec: Spec) -> Spec:
+    """Return the part of a spec that workers need: without the server's data, defence and GPU."""
     needed = (spec.method, spec.codec.up, spec.codec.down, spec.attack.name)
     return replace(
         spec,
@@ -281,16 +260,40 @@ def for_workers(spec: Spec) -> Spec:
     )
 
 
-def shared_of(stage: Experiment) -> bytes:
-    """D_tr and D_sc as they are sent, as far as the spec shares them."""
+def pack_shared_sets(stage: Experiment) -> bytes:
+    """Encode D_tr and D_sc for workers, as far as the spec shares them."""
     spec, parts = stage.spec, stage.split
     training = parts.shared_training if spec.shares_training else parts.shared_training[:0]
     scoring = parts.shared_scoring if spec.shares_scoring else parts.shared_scoring[:0]
     return pack_shared(stage.dataset.train.taken(np.concatenate([training, scoring])))
 
 
-def run_of(path: Path, swarm: str = "") -> bytes:
-    """The number by which workers know a run; drawn once and kept in this file, so that they go on with their state.
+_SECRET_BYTES = 16
+
+
+def read_secret(out: Path) -> int:
+    """Return the server's secret number of a run's folder, or a new one. It draws the hold-out: the seed is public."""
+    path = out / ".secret"
+    if not path.exists():
+        return int.from_bytes(secrets.token_bytes(_SECRET_BYTES)) or 1
+    try:
+        return int(path.read_text(encoding="ascii"), 16)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} is damaged ({error}). Remove it: the hold-out is drawn anew, and nothing else changes.",
+            code="damaged-file",
+        ) from error
+
+
+def save_secret(out: Path, secret: int) -> None:
+    """Write the secret, readable by the owner of the folder alone."""
+    path = out / ".secret"
+    if not path.exists():
+        write_atomically(path, f"{secret:x}\n".encode(), private=True)
+
+
+def load_run_id(path: Path, swarm: str = "") -> bytes:
+    """Return the number by which workers recognise a run, kept in this file so that they continue with their state.
 
     swarm: its name, if it has one.
     """
@@ -299,9 +302,13 @@ def run_of(path: Path, swarm: str = "") -> bytes:
         write_json(path, {"run": os.urandom(wire.RUN_BYTES).hex(), **named}, private=True)
     try:
         stored = read_json(read_text(path))
-        run, of = bytes.fromhex(stored["run"]), str(stored["swarm"]) if swarm else ""
+        run, stored_swarm = bytes.fromhex(stored["run"]), str(stored["swarm"]) if swarm else ""
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}). Restore it: workers know the run by what is in it.") from error
-    if of != swarm:
-        raise UserError(f"{path.parent} is a run of the swarm '{of}', not of '{swarm}'. Give --swarm {of}.")
+        message = f"{path} is damaged ({error}). Restore it: workers recognise the run by its content."
+        raise UserError(message, code="damaged-file") from error
+    if stored_swarm != swarm:
+        raise UserError(
+            f"{path.parent} is a run of the swarm '{stored_swarm}', not of '{swarm}'. Give --swarm {stored_swarm}.",
+            code="wrong-run",
+        )
     return run

@@ -1,8 +1,8 @@
-"""Messages as bytes: CBOR with a fixed schema and version, hard limits, and one exception for whatever is wrong.
+"""Messages as bytes: CBOR with a fixed schema and version, hard limits, and one exception for anything invalid.
 
-A message is one flat CBOR array, [version, kind, fields...], in canonical form: whole numbers, floats, byte strings,
-texts and truth values, nothing nested, nothing tagged. Its outline is checked before the decoder sees it. Large things
-(models, shared samples) travel in pieces of at most 100 KiB under a hash of the whole. Nothing is ever unpickled.
+A message is one flat CBOR array, [version, kind, fields...], in canonical form: integers, floats, byte strings, texts
+and booleans, nothing nested, nothing tagged. Its outline is checked before the decoder runs. Large things (models,
+shared samples) travel in pieces of at most 100 KiB under a hash of the whole. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 import cbor2
 import numpy as np
@@ -28,121 +28,18 @@ MAX_ROUND = 2**31 - 1
 MAX_WORKERS = 100_000
 RUN_BYTES = 8
 DIGEST_BYTES = 16
-NO_DIGEST = bytes(DIGEST_BYTES)  # of what there is none of
+NO_DIGEST = bytes(DIGEST_BYTES)  # where there is nothing to hash
 SESSION_BYTES = 8
 
 
 class WireError(ValueError):
-    """Bytes that are no message of this protocol; the text is the reason, short and always the same for a cause."""
+    """Bytes that are not a valid message; the text is the reason, short and always the same for one cause."""
 
 
-@dataclass(frozen=True)
-class Status:
-    """A worker is there or gone; retained, and left behind as its last will."""
-
-    online: bool
-    session: bytes  # of one connection: the will of an older one says nothing about a newer one
-
-
-@dataclass(frozen=True)
-class Hello:
-    """A worker introduces itself, whenever it connects or hears of a run."""
-
-    session: bytes
-    samples: int  # how many samples it holds: FedAvg weights models with it
-    round: int  # the last round it carried out in `run`; 0 if none
-    run: bytes  # the run it has state of; zeros if none
-    model_version: int  # of the w^g that it had in that round
-    model_digest: bytes  # of its numbers
-    release: str
-
-
-@dataclass(frozen=True)
-class Announcement:
-    """What is run: enough for a worker that has only its own samples and the native engine."""
-
-    run: bytes
-    spec: str  # TOML
-    architecture: str  # JSON of engines.architecture; empty if only torch can run the model
-    size: int  # D
-    vectors: int  # V: how many times D numbers a message with a model carries
-    shape: str  # of a sample, JSON
-    classes: int
-    shared_training: int  # samples of D_tr in the shared set
-    shared_scoring: int  # samples of D_sc in it
-    shared_digest: bytes
-    shared_size: int  # bytes as sent; 0 if nothing is shared
-    scaling: bytes = b""  # means, then deviations, one a channel, float64; empty: features are used as they are
-    shades: bool = False  # of the scaling: the features were bytes, of which 255 counts as 1
-    class_names: str = "[]"  # JSON
-    tensors: str = "[]"  # JSON: what the network's own code calls its weights, in their order; empty: as its layers do
-
-
-@dataclass(frozen=True)
-class Welcome:
-    """The server tells a worker its number."""
-
-    run: bytes
-    worker: int
-    start_digest: bytes  # of the model it starts from, where workers start apart; zeros where they start together
-    forget: int  # a state of this round is of a history the server does not know: start anew; 0: keep what is there
-    newest: int  # the last round that has begun, or is next: an order of a later one is of a history that is no more
-
-
-@dataclass(frozen=True)
-class OrderMessage:
-    """An order of the server; see `cbdsl.algorithm.messages.Order`. The model is named by its hash and sent apart."""
-
-    run: bytes
-    round: int
-    task: str  # swarm, average or finish
-    participants: bytes  # a bit for each worker, the lowest first
-    inertia: float
-    learning_rate: float
-    version: int  # of w^g
-    model_digest: bytes  # of its numbers
-
-
-@dataclass(frozen=True)
-class ClaimMessage:
-    """A worker's claim: one number and, where it is asked for, the hash of the model behind it."""
-
-    run: bytes
-    round: int
-    score: float  # float32
-    commitment: bytes
-
-
-@dataclass(frozen=True)
-class Invitation:
-    """The server asks one worker for its model, and repeats the claim that it heard.
-
-    Whoever does not know that claim has lost its state since, or has a double: it stays silent, and nobody is banned.
-    """
-
-    run: bytes
-    round: int
-    claim: bytes  # as `said`; empty where nobody claims a score
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One piece of something large: bytes `index * CHUNK` and on of `size` bytes in all."""
-
-    run: bytes
-    round: int
-    digest: bytes
-    size: int
-    index: int
-    data: bytes
-
-
-Message = Status | Hello | Announcement | Welcome | OrderMessage | ClaimMessage | Invitation | Piece
-_M = TypeVar("_M", bound=Message)
 _Check = Callable[[Any], bool]
 
 
-def _whole(low: int, high: int) -> _Check:
+def _integer(low: int, high: int) -> _Check:
     return lambda value: type(value) is int and low <= value <= high
 
 
@@ -154,7 +51,7 @@ def _text(longest: int, *allowed: str) -> _Check:
     return lambda value: type(value) is str and len(value) <= longest and (not allowed or value in allowed)
 
 
-def _truth(value: object) -> bool:
+def _boolean(value: object) -> bool:
     return type(value) is bool
 
 
@@ -163,74 +60,179 @@ def _double(value: object) -> bool:
 
 
 def _single(value: object) -> bool:
-    """A number that a float32 holds exactly; NaN and infinity are judged where scores are judged."""
+    """Return whether a float32 has this value exactly; NaN and infinity are judged where scores are judged."""
     if type(value) is not float:
         return False
-    return not math.isfinite(value) or (abs(value) <= float(np.finfo(np.float32).max) and _rounded(value) == value)
+    if not math.isfinite(value):
+        return True
+    return abs(value) <= float(np.finfo(np.float32).max) and struct.unpack("<f", struct.pack("<f", value))[0] == value
 
 
-def _rounded(value: float) -> float:
-    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+# The types of fields, each with the check of its values.
+_Run = Annotated[bytes, _bytes(RUN_BYTES)]
+_Digest = Annotated[bytes, _bytes(DIGEST_BYTES)]
+_Session = Annotated[bytes, _bytes(SESSION_BYTES)]
+_Round = Annotated[int, _integer(0, MAX_ROUND)]
+_Count = Annotated[int, _integer(0, 2**31 - 1)]
+_Bool = Annotated[bool, _boolean]
+_Double = Annotated[float, _double]
+_LongText = Annotated[str, _text(20_000)]
 
 
-_RUN, _DIGEST, _SESSION, _ROUND = _bytes(RUN_BYTES), _bytes(DIGEST_BYTES), _bytes(SESSION_BYTES), _whole(0, MAX_ROUND)
-_SCHEMA: dict[type[Any], tuple[int, tuple[_Check, ...]]] = {
-    Status: (1, (_truth, _SESSION)),
-    Hello: (2, (_SESSION, _whole(0, 2**31 - 1), _ROUND, _RUN, _ROUND, _DIGEST, _text(64))),
-    Announcement: (
-        3,
-        (
-            _RUN, _text(40_000), _text(50_000), _whole(1, MAX_WHOLE // 4), _whole(1, 8), _text(200),
-            _whole(1, 2**31 - 1), _whole(0, 2**31 - 1), _whole(0, 2**31 - 1), _DIGEST, _whole(0, MAX_WHOLE),
-            _bytes(0, 60_000), _truth, _text(20_000), _text(20_000),
-        ),
-    ),
-    Welcome: (4, (_RUN, _whole(0, MAX_WORKERS - 1), _DIGEST, _ROUND, _ROUND)),
-    OrderMessage: (
-        5,
-        (
-            _RUN, _ROUND, _text(10, "swarm", "average", "finish"), _bytes(0, MAX_WORKERS // 8), _double, _double,
-            _ROUND, _DIGEST,
-        ),
-    ),
-    ClaimMessage: (6, (_RUN, _ROUND, _single, _bytes(0, DIGEST_BYTES))),
-    Invitation: (7, (_RUN, _ROUND, _bytes(0, 4 + DIGEST_BYTES))),
-    Piece: (8, (_RUN, _ROUND, _DIGEST, _whole(1, MAX_WHOLE), _whole(0, MAX_WHOLE // CHUNK), _bytes(1, CHUNK))),
-}  # fmt: skip
+@dataclass(frozen=True)
+class Status:
+    """A worker is connected or not; retained, and its last will."""
+
+    online: _Bool
+    session: _Session  # of one connection: the will of an older one says nothing about a newer one
+
+
+@dataclass(frozen=True)
+class Hello:
+    """A worker introduces itself, whenever it connects or receives an announcement."""
+
+    session: _Session
+    samples: _Count  # how many samples it has: FedAvg weights models with it
+    round: _Round  # the last round it carried out in `run`; 0 if none
+    run: _Run  # the run it has state of; zeros if none
+    model_version: _Round  # of the w^g that it had in that round
+    model_digest: _Digest
+    release: Annotated[str, _text(64)]
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What is run: enough for a worker that has only its own samples and the native engine."""
+
+    run: _Run
+    spec: Annotated[str, _text(40_000)]  # TOML
+    architecture: Annotated[str, _text(50_000)]  # JSON of `models.Architecture`; empty if only torch can run the model
+    size: Annotated[int, _integer(1, MAX_WHOLE // 4)]  # D
+    vectors: Annotated[int, _integer(1, 8)]  # V: how many times D numbers a message with a model contains
+    shape: Annotated[str, _text(200)]  # of a sample, JSON
+    classes: Annotated[int, _integer(1, 2**31 - 1)]
+    shared_training: _Count  # samples of D_tr in the shared set
+    shared_scoring: _Count  # samples of D_sc in it
+    shared_digest: _Digest
+    shared_size: Annotated[int, _integer(0, MAX_WHOLE)]  # bytes as sent; 0 if nothing is shared
+    scaling: Annotated[bytes, _bytes(0, 60_000)] = b""  # float64 means, then deviations, per channel; empty: unscaled
+    shades: _Bool = False  # of the scaling: the features were bytes, of which 255 counts as 1
+    class_names: _LongText = "[]"  # JSON
+    tensors: _LongText = "[]"  # JSON: the names of the weights in the network's own code; empty: those of its layers
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """The server sends a worker its number."""
+
+    run: _Run
+    worker: Annotated[int, _integer(0, MAX_WORKERS - 1)]
+    start_digest: _Digest  # of the model it starts from, where workers start apart; zeros where they start together
+    forget: _Round  # a state of this round is of a history the server does not have: start anew; 0: keep the state
+    newest: _Round  # the last round that has begun, or is next: an order of a later one is of another history
+
+
+@dataclass(frozen=True)
+class OrderMessage:
+    """An order of the server; see `cbdsl.algorithm.messages.Order`. The model is given by its hash and sent apart."""
+
+    run: _Run
+    round: _Round
+    task: Annotated[str, _text(10, "swarm", "average", "finish")]
+    participants: Annotated[bytes, _bytes(0, MAX_WORKERS // 8)]  # one bit per worker, the lowest first
+    inertia: _Double
+    learning_rate: _Double
+    version: _Round  # of w^g
+    model_digest: _Digest
+
+
+@dataclass(frozen=True)
+class ClaimMessage:
+    """A worker's claim: one number and, where it is required, the hash of the model behind it."""
+
+    run: _Run
+    round: _Round
+    score: Annotated[float, _single]
+    commitment: Annotated[bytes, _bytes(0, DIGEST_BYTES)]
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """The server asks one worker for its model, and repeats the claim that it received.
+
+    A worker that did not make that claim has lost its state since, or another process has its name: it sends nothing,
+    and no worker is banned.
+    """
+
+    run: _Run
+    round: _Round
+    claim: Annotated[bytes, _bytes(0, 4 + DIGEST_BYTES)]  # as of `pack_claim`; empty where there are no claims
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One piece of something large: bytes `index * CHUNK` and on of `size` bytes in all."""
+
+    run: _Run
+    round: _Round
+    digest: _Digest
+    size: Annotated[int, _integer(1, MAX_WHOLE)]
+    index: Annotated[int, _integer(0, MAX_WHOLE // CHUNK)]
+    data: Annotated[bytes, _bytes(1, CHUNK)]
+
+
+Message = Status | Hello | Announcement | Welcome | OrderMessage | ClaimMessage | Invitation | Piece
+_M = TypeVar("_M", bound=Message)
+
+_KINDS: dict[type[Any], int] = {
+    Status: 1,
+    Hello: 2,
+    Announcement: 3,
+    Welcome: 4,
+    OrderMessage: 5,
+    ClaimMessage: 6,
+    Invitation: 7,
+    Piece: 8,
+}
+_CHECKS: dict[type[Any], tuple[_Check, ...]] = {
+    kind: tuple(hint.__metadata__[0] for hint in get_type_hints(kind, include_extras=True).values()) for kind in _KINDS
+}
 
 
 def encode(message: Message) -> bytes:
-    """The bytes of a message; equal messages have equal bytes."""
-    code, checks = _SCHEMA[type(message)]
+    """Return the bytes of a message; equal messages have equal bytes."""
     values = astuple(message)
-    if not all(check(value) for check, value in zip(checks, values, strict=True)):
+    if not _are_valid(type(message), values):
         raise WireError(f"a {type(message).__name__} with a value out of range")
-    return cbor2.dumps([VERSION, code, *values], canonical=True)
+    return cbor2.dumps([VERSION, _KINDS[type(message)], *values], canonical=True)
 
 
 def decode(payload: bytes, expected: type[_M]) -> _M:
-    """The message in these bytes, which must be of the kind expected; WireError for anything else."""
+    """Return the message of the expected kind in these bytes; raise WireError for anything else."""
     if len(payload) > MAX_MESSAGE:
         raise WireError("too large")
-    code, checks = _SCHEMA[expected]
-    _check_outline(payload, 2 + len(checks))
+    _check_outline(payload, 2 + len(_CHECKS[expected]))
     try:
         values = cbor2.loads(payload)
-    except Exception as error:  # the decoder's own errors differ by version; no message is worth any of them
+    except Exception as error:  # the decoder's own errors differ by version
         raise WireError("not CBOR") from error
     if not isinstance(values, list) or values[0] != VERSION or type(values[0]) is not int:
         raise WireError("an unsupported protocol version")
-    if values[1] != code or type(values[1]) is not int:
+    if values[1] != _KINDS[expected] or type(values[1]) is not int:
         raise WireError("an unexpected kind of message")
-    if not all(check(value) for check, value in zip(checks, values[2:], strict=True)):
+    if not _are_valid(expected, values[2:]):
         raise WireError("a value out of range")
     if cbor2.dumps(values, canonical=True) != payload:
         raise WireError("not canonical")
     return expected(*values[2:])
 
 
+def _are_valid(kind: type[Any], values: Sequence[Any]) -> bool:
+    return all(check(value) for check, value in zip(_CHECKS[kind], values, strict=True))
+
+
 def _check_outline(payload: bytes, items: int) -> None:
-    """One array of so many plain items that ends with the payload: nothing nested, tagged or of unknown length."""
+    """Raise WireError unless this is one array of `items` plain items: nothing nested, tagged or of unknown length."""
     if not payload or payload[0] != 0x80 | items:
         raise WireError("not a well-formed message")
     position = 1
@@ -247,20 +249,20 @@ def _check_outline(payload: bytes, items: int) -> None:
         raise WireError("not a well-formed message")
 
 
-def said(claim: Claim | None) -> bytes:
-    """A claim as an invitation repeats it: the score's four bytes, and the commitment; empty where there is none."""
+def pack_claim(claim: Claim | None) -> bytes:
+    """Encode a claim as an invitation repeats it: the score's four bytes and the commitment; empty for None."""
     return b"" if claim is None else struct.pack("<f", claim.score) + claim.commitment
 
 
 def digest_of(content: bytes | bytearray) -> bytes:
-    """The hash under which something large is sent."""
+    """Return the hash under which something large is sent."""
     return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
 
 
-def pieces(run: bytes, round_number: int, content: bytes) -> Iterator[Piece]:
-    """Cut something large into pieces that a broker takes."""
+def split_content(run: bytes, round_number: int, content: bytes) -> Iterator[Piece]:
+    """Yield the pieces of something large, each small enough for a broker."""
     if not 1 <= len(content) <= MAX_WHOLE:
-        raise WireError(f"{len(content):,} bytes in one thing; 1 to {MAX_WHOLE:,} can be sent")
+        raise WireError(f"{len(content):,} bytes of content; 1 to {MAX_WHOLE:,} can be sent")
     digest = digest_of(content)
     for index in range(piece_count(len(content))):
         data = content[index * CHUNK : (index + 1) * CHUNK]
@@ -268,12 +270,12 @@ def pieces(run: bytes, round_number: int, content: bytes) -> Iterator[Piece]:
 
 
 def piece_count(size: int) -> int:
-    """How many pieces something of so many bytes makes."""
+    """Return how many pieces `size` bytes are sent in."""
     return -(-size // CHUNK)
 
 
 class Assembly:
-    """Puts pieces together, in any order, each as often as it comes. Holds `size` bytes and no more."""
+    """Joins pieces that come in any order, some repeatedly. Allocates `size` bytes and no more."""
 
     def __init__(self, digest: bytes, size: int) -> None:
         self.digest, self.size = digest, size
@@ -282,11 +284,11 @@ class Assembly:
 
     @property
     def missing(self) -> int:
-        """How many pieces have not come yet."""
+        """How many pieces are missing."""
         return len(self._missing)
 
     def add(self, piece: Piece) -> bytes | None:
-        """Take a piece; the whole once it is complete. WireError for a piece of something else or a false hash."""
+        """Add a piece and return the content when it is complete; raise WireError for a wrong piece or hash."""
         if piece.digest != self.digest or piece.size != self.size:
             raise WireError("a piece of something else")
         start = piece.index * CHUNK
@@ -304,17 +306,17 @@ class Assembly:
 
 
 def weights_to_bytes(weights: Floats) -> bytes:
-    """Flat weights as little-endian float32."""
+    """Encode flat weights as little-endian float32."""
     return np.ascontiguousarray(weights, dtype="<f4").tobytes()
 
 
 def weights_from_bytes(content: bytes) -> Floats:
-    """The inverse of `weights_to_bytes`, (D,); an array of its own."""
+    """Decode flat weights (D,) into a new array."""
     return np.frombuffer(content, dtype="<f4").astype(np.float32)
 
 
-def bits_of(workers: tuple[int, ...]) -> bytes:
-    """A set of workers as bits."""
+def pack_bits(workers: tuple[int, ...]) -> bytes:
+    """Encode a set of workers, one bit each."""
     if not workers:
         return b""
     row = np.zeros(max(workers) + 1, dtype=np.uint8)
@@ -323,5 +325,5 @@ def bits_of(workers: tuple[int, ...]) -> bytes:
 
 
 def has_bit(bits: bytes, worker: int) -> bool:
-    """Whether a worker is in a set of bits."""
+    """Return whether a worker is in an encoded set."""
     return worker // 8 < len(bits) and bool(bits[worker // 8] >> (worker % 8) & 1)

@@ -24,7 +24,7 @@ from cbdsl.codecs.base import CodecError
 from cbdsl.codecs.envelope import KEPT_VERSIONS, longest_update, updated
 from cbdsl.network import topics, wire
 from cbdsl.network.budget import ResourceLimits
-from cbdsl.network.events import Events
+from cbdsl.network.journal import Events
 from cbdsl.network.mqtt import NOW_AND_THEN, LastWill, Link, Meter
 from cbdsl.network.wire import (
     NO_DIGEST,
@@ -718,7 +718,7 @@ class Worker:
         state = self._state
         if self._device is None or state is None or invitation.round != state.round:
             return
-        if invitation.claim == wire.said(state.claim):
+        if invitation.claim == wire.pack_claim(state.claim):
             self._send_model(self._device, state)
         else:  # its state was lost since, or another process uses its name
             _log.warning("worker %s is invited for a claim that it has not made; not answering", self._name)
@@ -729,7 +729,7 @@ class Worker:
                 return
         upload = device.upload()
         if upload is not None:
-            for piece in wire.pieces(self._run, state.round, upload):
+            for piece in wire.split_content(self._run, state.round, upload):
                 self._publish(f"upload/{piece.index}", wire.encode(piece))
 
     def _start_anew(self) -> None:
