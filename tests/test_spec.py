@@ -192,7 +192,7 @@ def test_equal_runs_have_equal_keys_whatever_the_preset_is_called() -> None:
 def test_settings_of_parts_are_tables_of_tables() -> None:
     with pytest.raises(UserError, match=r"options\.PART\.SETTING"):
         Spec().with_settings({"options.mu": 0.1})
-    with pytest.raises(UserError, match="tables of settings"):
+    with pytest.raises(UserError, match="table of settings"):
         from_toml("[options]\nfedprox = 3")
 
 
@@ -206,9 +206,9 @@ def test_settings_of_parts_are_tables_of_tables() -> None:
         ({"local.batch_size": 10**14}, r"local.batch_size must be at most"),
         ({"local.learning_rate": 10**4000}, r"local.learning_rate takes a number; given 1000"),
         ({"swarm.draw": 16**9000}, r"Unknown value of swarm.draw"),
-        ({"data.source": "a\udce9b"}, r"data.source takes text without control signs, in UTF-8"),
-        ({"data.source": "a\x1b[31mb"}, r"data.source takes text without control signs"),
-        ({"plugins": ["a\x00.py"]}, r"plugins takes text without control signs"),
+        ({"data.source": "a\udce9b"}, r"data.source takes text without control characters, in UTF-8"),
+        ({"data.source": "a\x1b[31mb"}, r"data.source takes text without control characters"),
+        ({"plugins": ["a\x00.py"]}, r"plugins takes text without control characters"),
         ({"options.fedprox.mu": date(2020, 1, 1)}, r"options.fedprox.mu takes numbers, text, true or false"),
         ({"options.fedprox.mu": {"a": 1}}, r"options.fedprox.mu takes numbers"),
         ({"options.fedprox.mu": 16**9000}, r"options.fedprox.mu takes numbers"),

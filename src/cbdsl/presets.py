@@ -1,4 +1,4 @@
-"""Named starting points: the experiments of Sec. VI in the two regimes that are known of them, and the field's data."""
+"""Presets: the experiments of Sec. VI in the two regimes that are known of them, and benchmark data sets."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _ROTATION = replace(
     codec=CodecSpec("q4", "q4"),
 )
 _NONIID = DataSpec(partition="shards", shared_training=600)
-# The field's data, which `cbdsl data fetch` brings; docs/field.md. On people whom nobody trained on, the single best
-# model of the paper stays three points below FedAvg, so `hapt` learns by verified rotation.
+# Benchmark data sets, which `cbdsl data fetch` downloads; docs/field.md. On people without training samples the single
+# best model of the paper stays three points below FedAvg, so `hapt` learns by verified rotation.
 _HAPT = Spec(
     preset="hapt",
     method="restart",
@@ -71,7 +71,7 @@ _CIFAR10 = Spec(
 )  # fmt: skip
 
 PRESETS: dict[str, Spec] = {
-    # The text of Sec. VI: one epoch of plain SGD a round.
+    # The text of Sec. VI: one epoch of plain SGD per round.
     "paper-iid": replace(_TEXT_REGIME, preset="paper-iid"),
     "paper-noniid": replace(_TEXT_REGIME, preset="paper-noniid", data=_NONIID),
     # The regime of the authors' published script: three epochs, momentum, the rate halved every round.
@@ -91,7 +91,7 @@ PRESETS: dict[str, Spec] = {
 }
 
 DESCRIPTIONS = {
-    "paper-iid": "the text of the paper's Sec. VI: i.i.d. data, one epoch of plain SGD a round",
+    "paper-iid": "the text of the paper's Sec. VI: i.i.d. data, one epoch of plain SGD per round",
     "paper-noniid": "the same on non-i.i.d. data: two shards of one class each, a larger shared training set",
     "script-iid": "the authors' published script: three epochs, momentum, learning rate halved every round",
     "script-noniid": "the same on non-i.i.d. data",
@@ -107,28 +107,34 @@ DESCRIPTIONS = {
 
 
 def preset(name: str) -> Spec:
-    """A named starting point."""
+    """Return the preset with this name.
+
+    >>> preset("paper-iid").workers
+    50
+    >>> preset("paper-noniid").with_settings({"rounds": 3}).rounds
+    3
+    """
     if name not in PRESETS:
         raise unknown("preset", name, PRESETS)
     return PRESETS[name]
 
 
 def preset_or_file(start: str) -> Spec:
-    """A preset by its name, or a spec's TOML file."""
+    """Return a preset by its name, or read a spec's TOML file."""
     path = Path(start)
     is_file = start not in PRESETS and (path.exists() or path.suffix == ".toml" or len(path.parts) > 1)
     return read_start(path) if is_file else preset(start)
 
 
 def read_start(path: Path) -> Spec:
-    """A TOML file to start from: what it leaves out is that of the preset it names, or the default."""
+    """Read a TOML file; settings that it leaves out are those of the preset it names, or the defaults."""
     tree = read_tree(path)
     name = tree.get("preset", "")
     return from_mapping(_over(preset(name).to_tree(), tree) if name and isinstance(name, str) else tree)
 
 
 def _over(below: Mapping[str, Any], tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree laid over another one, group by group."""
+    """Merge a tree into another one, group by group."""
     laid = dict(below)
     for key, value in tree.items():
         groups = isinstance(value, Mapping) and isinstance(laid.get(key), Mapping)

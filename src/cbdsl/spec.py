@@ -1,6 +1,7 @@
-"""What to run: one frozen description, the same in Python, in TOML and on the command line.
+"""The spec: a frozen description of one run, the same in Python, in TOML and on the command line.
 
-An unknown key, a wrong type or an impossible value is an error here, before anything is run or written.
+In this order: the groups of settings and `Spec`; reading from mappings and TOML; the hash of a spec; settings by their
+dotted names. An unknown key, a wrong type or an impossible value raises a UserError here.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ import hashlib
 import inspect
 import json
 import math
-import re
 import tomllib
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -28,21 +29,30 @@ Shared = Literal["default", "none", "score", "train", "both"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
+def setting(default: Any, meaning: str) -> Any:  # noqa: ANN401 - a field of any type
+    """Return a dataclass field with a default and the one line that `cbdsl list settings` prints."""
+    return field(default=default, metadata={"meaning": meaning})
+
+
 @dataclass(frozen=True)
 class DataSpec:
-    """Which data, and who holds it (Sec. VI.A)."""
+    """Which data, and which worker holds which samples (Sec. VI.A)."""
 
-    source: str = "mnist"  # a data set's name (see `cbdsl list data`), a folder of IDX files, or an .npz file
-    partition: str = "iid"  # who holds which sample: iid, shards, dirichlet, similarity, quantity, feature, by-client
-    samples_per_worker: int = 300  # samples that each worker holds, K_i, not for shards and by-client
-    shard_size: int = 300  # samples in a shard
-    shards_per_worker: int = 2  # shards that each worker holds
-    dirichlet_alpha: float = 0.5  # for dirichlet: the smaller, the fewer classes each worker knows
-    similarity: float = 0.1  # gamma, the share of a worker's samples that is drawn i.i.d.
-    shared_training: int = 150  # samples in the shared training set, |D_tr|
-    shared_scoring: int = 2000  # samples in the shared scoring set, |D_sc|
-    holdout: int = 2000  # samples in the server's private set
-    shared_source: str = ""  # D_tr and D_sc from this file of `cbdsl generate`; empty: training samples of the source
+    source: str = setting("mnist", "a data set's name (see `cbdsl list data`), a folder of IDX files, or an .npz file")
+    partition: str = setting(
+        "iid", "who holds which sample: iid, shards, dirichlet, similarity, quantity, feature, by-client"
+    )
+    samples_per_worker: int = setting(300, "samples that each worker holds, K_i, not for shards and by-client")
+    shard_size: int = setting(300, "samples in a shard")
+    shards_per_worker: int = setting(2, "shards that each worker holds")
+    dirichlet_alpha: float = setting(0.5, "for dirichlet: the smaller, the fewer classes each worker has")
+    similarity: float = setting(0.1, "gamma, the share of a worker's samples that is drawn i.i.d.")
+    shared_training: int = setting(150, "samples in the shared training set, |D_tr|")
+    shared_scoring: int = setting(2000, "samples in the shared scoring set, |D_sc|")
+    holdout: int = setting(2000, "samples in the server's private set")
+    shared_source: str = setting(
+        "", "D_tr and D_sc from this file of `cbdsl generate`; empty: training samples of the source"
+    )
 
     def __post_init__(self) -> None:
         for key in ("samples_per_worker", "shard_size", "shards_per_worker", "shared_scoring"):
@@ -55,15 +65,15 @@ class DataSpec:
 
 @dataclass(frozen=True)
 class LocalSpec:
-    """What a worker does with its data in one round: mini-batch SGD (Sec. VI.B)."""
+    """How a worker trains in one round: mini-batch SGD (Sec. VI.B)."""
 
-    epochs: int = 1  # passes over D_i and D_tr
-    steps: int = 0  # if not 0: this many batches instead of whole epochs
-    batch_size: int = 10  # samples in a mini-batch
-    learning_rate: float = 0.005  # of SGD, alpha
-    momentum: float = 0.0  # of SGD; starts at zero in every round
-    weight_decay: float = 0.0  # L2 penalty of SGD
-    decay: float = 1.0  # the learning rate is multiplied by this after every round
+    epochs: int = setting(1, "passes over D_i and D_tr")
+    steps: int = setting(0, "if not 0: this many batches instead of whole epochs")
+    batch_size: int = setting(10, "samples in a mini-batch")
+    learning_rate: float = setting(0.005, "of SGD, alpha")
+    momentum: float = setting(0.0, "of SGD; starts at zero in every round")
+    weight_decay: float = setting(0.0, "L2 penalty of SGD")
+    decay: float = setting(1.0, "the learning rate is multiplied by this after every round")
 
     def __post_init__(self) -> None:
         at_least(0, "local.epochs", self.epochs, 100_000)
@@ -77,16 +87,18 @@ class LocalSpec:
 
 @dataclass(frozen=True)
 class SwarmSpec:
-    """The coefficients and readings of the update equation (Sec. III.C)."""
+    """The coefficients and variants of the update equation (Sec. III.C)."""
 
-    inertia: tuple[float, float] = (1.0, 0.0)  # c0 in the first and in the last round; one number means constant
-    cognitive: float = 1.0  # delta_1: c1 ~ U(0, delta_1)
-    social: float = 1.0  # delta_2: c2 ~ U(0, delta_2)
-    draw: Literal["worker", "parameter"] = "worker"  # one c1 and c2 per worker and round, or one per parameter
-    sgd_from: Literal["current", "moved"] = "current"  # SGD starts at w_t (as printed) or after the swarm move
-    velocity: Literal["full", "swarm"] = "full"  # v = w_{t+1} - w_t (as printed) or the swarm terms alone
-    start: Literal["together", "apart"] = "together"  # one initial model for all, or one per worker
-    storage: str = "float32"  # of positions and velocities; nothing else is left, and old specs have it
+    inertia: tuple[float, float] = setting(
+        (1.0, 0.0), "c0 in the first and in the last round; one number means constant"
+    )
+    cognitive: float = setting(1.0, "delta_1: c1 ~ U(0, delta_1)")
+    social: float = setting(1.0, "delta_2: c2 ~ U(0, delta_2)")
+    draw: Literal["worker", "parameter"] = setting("worker", "one c1 and c2 per worker and round, or one per parameter")
+    sgd_from: Literal["current", "moved"] = setting("current", "SGD starts at w_t (as printed) or after the swarm move")
+    velocity: Literal["full", "swarm"] = setting("full", "v = w_{t+1} - w_t (as printed) or the swarm terms alone")
+    start: Literal["together", "apart"] = setting("together", "one initial model for all, or one per worker")
+    storage: str = setting("float32", "type of positions and velocities; only float32 is left")
 
     def __post_init__(self) -> None:
         for value in self.inertia:
@@ -104,7 +116,7 @@ class SwarmSpec:
 class VerificationSpec:
     """How the server measures a claim (Algorithm 1, line 11)."""
 
-    tolerance: float = 1e-4  # |measured - claimed| <= tolerance * max(1, claimed)
+    tolerance: float = setting(1e-4, "|measured - claimed| <= tolerance * max(1, claimed)")
 
     def __post_init__(self) -> None:
         within(0.0, 1.0, "verification.tolerance", self.tolerance)
@@ -112,14 +124,14 @@ class VerificationSpec:
 
 @dataclass(frozen=True)
 class DefenceSpec:
-    """What the server does beyond Algorithm 1; the defaults are the paper's server."""
+    """Defences of the server beyond Algorithm 1; the defaults are the paper's server."""
 
-    declared: int = -1  # how many attackers the server reckons with; -1: as many as there are
-    aggregator: str = "mean"  # how averaging methods combine models, such as "median" or "nnm+krum"
-    invitations: int = 10  # at most so many in a round, or the declared attackers and K more; 0: no limit
-    guard: bool = False  # measure uploads on the private hold-out, too
-    false_alarm: float = 1e-4  # chance that the guard takes one honest upload for memorised, and declines it
-    commitment: bool = False  # a claim comes with a digest of its model
+    declared: int = setting(-1, "how many attackers the server assumes; -1: as many as there are")
+    aggregator: str = setting("mean", "how averaging methods combine models, such as 'median' or 'nnm+krum'")
+    invitations: int = setting(10, "at most this many per round, or K more than the declared attackers; 0: no limit")
+    guard: bool = setting(False, "measure uploads on the private hold-out, too")
+    false_alarm: float = setting(1e-4, "chance that the guard declines one honest upload as memorised")
+    commitment: bool = setting(False, "a claim comes with a digest of its model")
 
     def __post_init__(self) -> None:
         at_least(-1, "defence.declared", self.declared)
@@ -129,10 +141,12 @@ class DefenceSpec:
 
 @dataclass(frozen=True)
 class SelectionSpec:
-    """Whom the server invites, and what it makes of the models it believes."""
+    """Which workers the server invites, and how it combines the models that it verified."""
 
-    name: str = "best"  # "best" (the paper's), "soup" (an average of the K best), "rotation" (K in turn), or your own
-    k: int = 0  # K: how many models may be combined; 0: the rule's own default
+    name: str = setting(
+        "best", "'best' (the paper's), 'soup' (an average of the K best), 'rotation' (K in turn), or your own"
+    )
+    k: int = setting(0, "K: how many models may be combined; 0: the rule's own default")
 
     def __post_init__(self) -> None:
         at_least(0, "selection.k", self.k)
@@ -140,9 +154,11 @@ class SelectionSpec:
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """What the server makes of an average of uploads."""
+    """How the server applies an average of uploads."""
 
-    momentum: float = 0.5  # m <- momentum m + mean step, w^g <- w^g + m; for selections that take an average's step
+    momentum: float = setting(
+        0.5, "m <- momentum m + mean step, w^g <- w^g + m; for selections that take an average's step"
+    )
 
     def __post_init__(self) -> None:
         within(0.0, 0.9999, "server.momentum", self.momentum)
@@ -150,43 +166,23 @@ class ServerSpec:
 
 @dataclass(frozen=True)
 class CodecSpec:
-    """How models travel; `cbdsl list codecs` has all of them."""
+    """How models are compressed; `cbdsl list codecs` has all codecs."""
 
-    up: str = "none"  # from workers to the server, against the w^g that they have
-    down: str = "none"  # from the server to workers, against the w^g that they had
+    up: str = setting("none", "from workers to the server, against the w^g that they have")
+    down: str = setting("none", "from the server to workers, against the w^g that they had")
 
 
 @dataclass(frozen=True)
 class AttackSpec:
-    """Who lies, and how."""
+    """Which workers attack, and with which attack."""
 
-    name: str = "liar"  # what the attackers do; `cbdsl list attacks` has all of them
-    byzantine: int = 0  # how many of the workers are attackers
-    scale: float = 0.0  # how strong, in the attack's own measure; 0: the attack's default
+    name: str = setting("liar", "what the attackers do; `cbdsl list attacks` has all of them")
+    byzantine: int = setting(0, "how many of the workers are attackers")
+    scale: float = setting(0.0, "how strong, in the attack's own measure; 0: the attack's default")
 
     def __post_init__(self) -> None:
         at_least(0, "attack.byzantine", self.byzantine)
         within(0.0, 1e9, "attack.scale", self.scale)
-
-
-def at_least(least: int, key: str, value: int, most: int = 10**9) -> None:
-    """Refuse a value below the least, or above what any sensible run asks for."""
-    if value < least:
-        raise UserError(f"{key} must be at least {least}; given {shown(value)}.")
-    if value > most:
-        raise UserError(f"{key} must be at most {most:,}; given {shown(value)}.")
-
-
-def positive(key: str, value: float) -> None:
-    """Refuse what is not a positive number."""
-    if not (math.isfinite(value) and value > 0):
-        raise UserError(f"{key} must be a positive number; given {value}.")
-
-
-def within(low: float, high: float, key: str, value: float) -> None:
-    """Refuse what is not between two numbers."""
-    if not low <= value <= high:
-        raise UserError(f"{key} must be between {low:g} and {high:g}; given {value}.")
 
 
 MINIMAL_HOLDOUT = 20  # samples: fewer say nothing about a model
@@ -195,20 +191,33 @@ MOST_WORKERS = 1_000_000
 
 @dataclass(frozen=True)
 class Spec:
-    """One run, whole: two runs with equal specs give equal numbers."""
+    """A description of one run; runs with equal specs give equal numbers.
 
-    preset: str = ""  # the preset it starts from: what a TOML file leaves out is as there, or the default
-    method: str = "cb-dsl"  # how workers learn together; `cbdsl list methods` has all of them
-    shared: Shared = "default"  # which part of D_G workers use; the default is the method's own
-    workers: int = 50  # how many workers there are, U
-    participation: float = 1.0  # workers in a round: a fraction (0.5 is half, 1 is all), or a whole number from 2
-    rounds: int = 30  # communication rounds, T
-    seed: int = 0  # seed of everything random
-    model: str = "cnn"  # a network's name, or "custom": a module given in Python
-    init: str = ""  # start from this model: a run's folder or a .safetensors file; empty: drawn at random
-    engine: str = "auto"  # auto, native or torch
-    device: Device = "auto"  # where torch runs: cpu, cuda or mps; auto: a GPU if torch runs the model and sees one
-    plugins: tuple[str, ...] = ()  # files or modules that register parts of your own
+    >>> spec = Spec(workers=10, rounds=5).with_settings({"local.epochs": 3})
+    >>> spec.local.epochs, spec.method
+    (3, 'cb-dsl')
+    >>> Spec(rounds=0)
+    Traceback (most recent call last):
+    ...
+    cbdsl.errors.UserError: rounds must be at least 1; given 0.
+    """
+
+    preset: str = setting("", "the preset it starts from: what a TOML file leaves out is as there, or the default")
+    method: str = setting("cb-dsl", "how workers learn together; `cbdsl list methods` has all of them")
+    shared: Shared = setting("default", "which part of D_G workers use; the default is the method's own")
+    workers: int = setting(50, "how many workers there are, U")
+    participation: float = setting(
+        1.0, "workers in a round: a fraction (0.5 is half, 1 is all), or a whole number from 2"
+    )
+    rounds: int = setting(30, "communication rounds, T")
+    seed: int = setting(0, "seed of everything random")
+    model: str = setting("cnn", "a network's name, or 'custom': a module given in Python")
+    init: str = setting("", "start from this model: a run's folder or a .safetensors file; empty: drawn at random")
+    engine: str = setting("auto", "auto, native or torch")
+    device: Device = setting(
+        "auto", "where torch runs: cpu, cuda or mps; auto: a GPU if torch runs the model and sees one"
+    )
+    plugins: tuple[str, ...] = setting((), "files or modules that register parts of your own")
     data: DataSpec = field(default_factory=DataSpec)
     local: LocalSpec = field(default_factory=LocalSpec)
     swarm: SwarmSpec = field(default_factory=SwarmSpec)
@@ -218,7 +227,9 @@ class Spec:
     server: ServerSpec = field(default_factory=ServerSpec)
     codec: CodecSpec = field(default_factory=CodecSpec)
     attack: AttackSpec = field(default_factory=AttackSpec)
-    options: Options = field(default_factory=lambda: Options({}))  # settings of parts by name: options.fedprox.mu=0.1
+    options: Options = field(
+        default_factory=lambda: Options({}), metadata={"meaning": "settings of parts by name: options.fedprox.mu=0.1"}
+    )
 
     def __post_init__(self) -> None:
         at_least(1, "workers", self.workers, MOST_WORKERS)
@@ -228,18 +239,24 @@ class Spec:
         if not (0 < self.participation <= 1 or whole):
             raise UserError(
                 f"participation must be a share above 0 and up to 1, or a whole number of workers from 2 to "
-                f"{self.workers}; given {self.participation:g}."
+                f"{self.workers}; given {self.participation:g}.",
+                code="out-of-range",
             )
         if self.attack.byzantine > self.workers:
             raise UserError(
-                f"{self.attack.byzantine} Byzantine workers of {self.workers}; there cannot be more than all."
+                f"{self.attack.byzantine} Byzantine workers of {self.workers}; there cannot be more than all.",
+                code="out-of-range",
             )
         if self.defence.declared > self.workers:
-            raise UserError(f"defence.declared is {self.defence.declared}, but there are {self.workers} workers.")
+            raise UserError(
+                f"defence.declared is {self.defence.declared}, but there are {self.workers} workers.",
+                code="out-of-range",
+            )
         if self.defence.guard and min(self.data.holdout, self.data.shared_scoring) < MINIMAL_HOLDOUT:
             raise UserError(
                 f"The guard needs {MINIMAL_HOLDOUT} samples or more on either side; data.holdout is "
-                f"{self.data.holdout}, data.shared_scoring is {self.data.shared_scoring}."
+                f"{self.data.holdout}, data.shared_scoring is {self.data.shared_scoring}.",
+                code="out-of-range",
             )
 
     @property
@@ -254,36 +271,35 @@ class Spec:
 
     @property
     def participants(self) -> int:
-        """How many workers take part in a round while nobody is banned."""
+        """The number of workers that take part in a round while no worker is banned."""
         return self.participants_of(self.workers)
 
     def participants_of(self, members: int) -> int:
-        """The same where there are so many workers."""
+        """Return how many of `members` workers take part in a round."""
         share = self.participation <= 1
         return max(1, round(self.participation * members)) if share else round(self.participation)
 
     def to_tree(self) -> dict[str, Any]:
-        """The spec as nested dictionaries of plain values."""
+        """Return the spec as nested dictionaries of plain values."""
         return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
 
     def key(self) -> str:
-        """A hash of all that decides a run's numbers: equal for equal runs, and for no others.
+        """Return a hash of everything that decides a run's numbers.
 
-        Not the preset's name; and of plugins, an initial model and a file of shared samples what is in them, not where
-        they are. Other data in files is known by its path, and a part that was given in Python by nothing but "custom".
+        It leaves out the preset's name. Plugins, an initial model and a file of shared samples count by their content;
+        other data in files counts by its path, and a part that was given in Python as "custom".
         """
         plugins = [register.plugin_digest(name) for name in self.plugins]
         tree = {**self.to_tree(), "preset": "", "plugins": plugins, "init": init_digest(self.init)}
-        if self.device == "auto":  # runs from before there were devices keep their key
-            del tree["device"]
-        tree["data"]["shared_source"] = content_digest(Path(self.data.shared_source))
-        if not self.data.shared_source:  # and those from before there were generators
-            del tree["data"]["shared_source"]
-        del tree["swarm"]["storage"]  # and those from before there was another
+        tree["data"]["shared_source"] = self.data.shared_source and content_digest(Path(self.data.shared_source))
+        for group, name, default in _ADDED_LATER:
+            settings = tree[group] if group else tree
+            if settings[name] == default:
+                del settings[name]
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_toml(self) -> str:
-        """The spec as TOML text, every value written out."""
+        """Return the spec as TOML text, with every value."""
         return tomli_w.dumps(self.to_tree())
 
     def with_settings(self, settings: Mapping[str, Any]) -> Spec:
@@ -295,7 +311,8 @@ class Spec:
         if settings.get("preset", self.preset) != self.preset:
             raise UserError(
                 f"preset says where a spec starts, and cannot be set; given {shown(settings['preset'])}. Start there: "
-                'cbdsl.preset("NAME"), --preset NAME, or preset = "NAME" in a TOML file.'
+                'cbdsl.preset("NAME"), --preset NAME, or preset = "NAME" in a TOML file.',
+                code="not-allowed",
             )
         for dotted, value in {**_resets(self, settings), **settings}.items():
             branch = tree
@@ -308,10 +325,34 @@ class Spec:
                 raise unknown_setting(dotted)
             if path[:1] == ["options"] and len(path) != 2:
                 raise UserError(
-                    f"'{dotted}' names no part's setting. Write options.PART.SETTING, as in options.fedprox.mu."
+                    f"'{dotted}' names no part's setting. Write options.PART.SETTING, as in options.fedprox.mu.",
+                    code="unknown-setting",
                 )
             branch[leaf] = value
         return from_mapping(tree)
+
+
+class Options(Mapping[str, Mapping[str, "str | int | float | bool"]]):
+    """Settings of parts by the part's name and the setting's name; frozen, and equal by content."""
+
+    def __init__(self, tree: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+        self._tree = {part: dict(sorted(values.items())) for part, values in sorted((tree or {}).items()) if values}
+
+    def __getitem__(self, part: str) -> Mapping[str, Any]:
+        return MappingProxyType(self._tree[part])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tree)
+
+    def __len__(self) -> int:
+        return len(self._tree)
+
+    def __hash__(self) -> int:
+        return hash(json.dumps(self._tree, sort_keys=True))
+
+    def of(self, part: str) -> Mapping[str, Any]:
+        """Return the settings of one part; empty if none are set."""
+        return self._tree.get(part, {})
 
 
 def _resets(start: Spec, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -338,63 +379,24 @@ def _resets(start: Spec, settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-_OTHER_WORDS = {
-    "lr": "local.learning_rate", "eta": "local.learning_rate", "epoch": "local.epochs", "local_epochs": "local.epochs",
-    "batch": "local.batch_size", "bs": "local.batch_size", "clients": "workers", "n_clients": "workers",
-    "num_clients": "workers", "num_workers": "workers", "num_rounds": "rounds", "n_rounds": "rounds",
-    "attackers": "attack.byzantine", "dataset": "data.source", "alpha": "data.dirichlet_alpha", "c0": "swarm.inertia",
-    "c1": "swarm.cognitive", "c2": "swarm.social",
-}  # fmt: skip
-"""What others, and the paper, call some settings."""
+def at_least(least: int, key: str, value: int, most: int = 10**9) -> None:
+    """Refuse a value below `least` or above `most`."""
+    if value < least:
+        raise UserError(f"{key} must be at least {least}; given {shown(value)}.", code="out-of-range")
+    if value > most:
+        raise UserError(f"{key} must be at most {most:,}; given {shown(value)}.", code="out-of-range")
 
 
-def unknown_setting(dotted: str) -> UserError:
-    """Say that there is no such setting, and which one may be meant."""
-    keys = dotted_keys()
-    meant = _OTHER_WORDS.get(dotted.rpartition(".")[2].lower()) or next(iter(close_to(dotted, keys)), "")
-    if not meant:
-        return unknown("setting", dotted, keys)
-    return UserError(f"Unknown setting {shown(dotted)}. Did you mean '{meant}'? All of them: cbdsl list settings.")
+def positive(key: str, value: float) -> None:
+    """Refuse a value that is not positive and finite."""
+    if not (math.isfinite(value) and value > 0):
+        raise UserError(f"{key} must be a positive number; given {value}.", code="out-of-range")
 
 
-def init_file(source: str) -> Path:
-    """The file behind `init`: a model's, or that of a run's folder."""
-    path = Path(source)
-    return path / "model.safetensors" if path.is_dir() else path
-
-
-def init_digest(source: str) -> str:
-    """A hash of the model that a run starts from; the text itself where there is no such file."""
-    path = init_file(source)
-    return content_digest(path) if source and path.is_file() else source
-
-
-def content_digest(path: Path) -> str:
-    """A hash of what is in a file; its path where there is none."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else str(path)
-
-
-class Options(Mapping[str, Mapping[str, "str | int | float | bool"]]):
-    """Settings of parts: their names, then the names and values of their settings. Frozen, and equal by content."""
-
-    def __init__(self, tree: Mapping[str, Mapping[str, Any]] | None = None) -> None:
-        self._tree = {part: dict(sorted(values.items())) for part, values in sorted((tree or {}).items()) if values}
-
-    def __getitem__(self, part: str) -> Mapping[str, Any]:
-        return MappingProxyType(self._tree[part])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._tree)
-
-    def __len__(self) -> int:
-        return len(self._tree)
-
-    def __hash__(self) -> int:
-        return hash(json.dumps(self._tree, sort_keys=True))
-
-    def of(self, part: str) -> Mapping[str, Any]:
-        """The settings of one part; empty if none are set."""
-        return self._tree.get(part, {})
+def within(low: float, high: float, key: str, value: float) -> None:
+    """Refuse a value that is not between `low` and `high`."""
+    if not low <= value <= high:
+        raise UserError(f"{key} must be between {low:g} and {high:g}; given {value}.", code="out-of-range")
 
 
 def from_mapping(tree: Mapping[str, Any]) -> Spec:
@@ -411,11 +413,11 @@ def _toml_tree(text: str, name: str) -> dict[str, Any]:
     try:
         return parse_toml(text)
     except ValueError as error:
-        raise UserError(f"{name} is not valid TOML: {error}.") from error
+        raise UserError(f"{name} is not valid TOML: {error}.", code="unreadable-file") from error
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The values of TOML text; ValueError if there are none, however deep or long its parts are."""
+    """Parse TOML text; ValueError if it is not TOML, or nested too deeply."""
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -428,11 +430,11 @@ def read(path: Path) -> Spec:
 
 
 def read_tree(path: Path) -> dict[str, Any]:
-    """The values in a spec's TOML file, not looked at yet."""
+    """Read the values of a spec's TOML file without checking them."""
     try:
         text = read_text(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"The spec {path} cannot be read: {error}.") from error
+        raise UserError(f"The spec {path} cannot be read: {error}.", code="unreadable-file") from error
     return _toml_tree(text, str(path))
 
 
@@ -451,12 +453,13 @@ def _build(kind: type[_Section], tree: Mapping[str, Any], prefix: str) -> _Secti
 
 
 def _convert(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401 - any type of a spec's field
-    """Convert a plain value to a field's type, or say what is wrong with it."""
+    """Convert a plain value to a field's type."""
     if is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, Mapping):
             return _build(hint, value, key + ".")
         raise UserError(
-            f"{key} is a group of settings, not a value; given {shown(value)}. Set one of its keys, such as {key}.x=1."
+            f"{key} is a group of settings, not a value; given {shown(value)}. Set one of its keys, such as {key}.x=1.",
+            code="wrong-type",
         )
     if get_origin(hint) is Literal:
         allowed = get_args(hint)
@@ -466,7 +469,8 @@ def _convert(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401 - any type
     if hint is Options:
         if not isinstance(value, Mapping) or not all(isinstance(each, Mapping) for each in value.values()):
             raise UserError(
-                f"{key} takes tables of settings, one a part, such as [options.fedprox]; given {shown(value)}."
+                f"{key} takes a table of settings per part, such as [options.fedprox]; given {shown(value)}.",
+                code="wrong-type",
             )
         return Options(
             {
@@ -482,11 +486,11 @@ def _convert(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401 - any type
 def _convert_several(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401
     if hint == tuple[str, ...]:
         if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-            raise UserError(f"{key} takes a list of texts; given {shown(value)}.")
+            raise UserError(f"{key} takes a list of texts; given {shown(value)}.", code="wrong-type")
         return tuple(_convert_single(str, item, key) for item in value)
     pair = value if isinstance(value, (list, tuple)) else (value, value)  # one number stands for both
     if len(pair) != 2:
-        raise UserError(f"{key} takes one number or two, [first, last]; given {shown(value)}.")
+        raise UserError(f"{key} takes one number or two, [first, last]; given {shown(value)}.", code="wrong-type")
     return tuple(_convert_single(float, item, key) for item in pair)
 
 
@@ -499,21 +503,21 @@ def _convert_single(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401
     if (hint is str and isinstance(value, str) and _is_text(value)) or (hint is bool and isinstance(value, bool)):
         return value
     words = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
-    extra = " without control signs, in UTF-8" if hint is str and isinstance(value, str) else ""
-    raise UserError(f"{key} takes {words[hint]}{extra}; given {shown(value)}.")
+    extra = " without control characters, in UTF-8" if hint is str and isinstance(value, str) else ""
+    raise UserError(f"{key} takes {words[hint]}{extra}; given {shown(value)}.", code="wrong-type")
 
 
 def _is_text(value: str) -> bool:
-    """Whether text can be written to a file and shown on a terminal."""
+    """Return whether text can be written to a file and printed on a terminal."""
     return not any(unicodedata.category(sign) in {"Cc", "Cs"} for sign in value)
 
 
 def _option(value: Any, key: str) -> Any:  # noqa: ANN401 - a setting of a part
-    """A part's setting: a plain value, or a list of them."""
+    """Check a part's setting: a plain value, or a list of them."""
     for item in value if isinstance(value, (list, tuple)) else [value]:
         huge = isinstance(item, int) and abs(item) > _LARGEST
         if huge or not isinstance(item, (bool, int, float, str)) or (isinstance(item, str) and not _is_text(item)):
-            raise UserError(f"{key} takes numbers, text, true or false; given {shown(value)}.")
+            raise UserError(f"{key} takes numbers, text, true or false; given {shown(value)}.", code="wrong-type")
     return value
 
 
@@ -525,14 +529,66 @@ def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of a spec
     return list(value) if isinstance(value, tuple) else value
 
 
+_ADDED_LATER = (("", "device", "auto"), ("data", "shared_source", ""), ("swarm", "storage", "float32"))
+"""Settings that did not exist in the first version: at their defaults they are no part of the key."""
+
+
+def init_file(source: str) -> Path:
+    """Return the file behind `init`: a model's, or that of a run's folder."""
+    path = Path(source)
+    return path / "model.safetensors" if path.is_dir() else path
+
+
+def init_digest(source: str) -> str:
+    """Return a hash of the model that a run starts from; the text itself where there is no such file."""
+    path = init_file(source)
+    return content_digest(path) if source and path.is_file() else source
+
+
+def content_digest(path: Path) -> str:
+    """Return a hash of a file's content; its path where there is no such file."""
+    if not path.is_file():
+        return str(path)
+    status = path.stat()
+    return _digest_of_version(path, status.st_mtime_ns, status.st_size, status.st_ino)
+
+
+@lru_cache(maxsize=256)
+def _digest_of_version(path: Path, *_: int) -> str:
+    """Return a hash of a file's content; computed once per version of the file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+_OTHER_WORDS = {
+    "lr": "local.learning_rate", "eta": "local.learning_rate", "epoch": "local.epochs", "local_epochs": "local.epochs",
+    "batch": "local.batch_size", "bs": "local.batch_size", "clients": "workers", "n_clients": "workers",
+    "num_clients": "workers", "num_workers": "workers", "num_rounds": "rounds", "n_rounds": "rounds",
+    "attackers": "attack.byzantine", "dataset": "data.source", "alpha": "data.dirichlet_alpha", "c0": "swarm.inertia",
+    "c1": "swarm.cognitive", "c2": "swarm.social",
+}  # fmt: skip
+"""Other names of some settings, in the paper and in other packages."""
+
+
+def unknown_setting(dotted: str) -> UserError:
+    """Build the error for an unknown setting, with the one that may be meant."""
+    keys = dotted_keys()
+    meant = _OTHER_WORDS.get(dotted.rpartition(".")[2].lower()) or next(iter(close_to(dotted, keys)), "")
+    if not meant:
+        return UserError(str(unknown("setting", dotted, keys)), code="unknown-setting")
+    return UserError(
+        f"Unknown setting {shown(dotted)}. Did you mean '{meant}'? All of them: cbdsl list settings.",
+        code="unknown-setting",
+    )
+
+
 def sections() -> dict[str, type[Any]]:
-    """The groups of settings, such as {"local": LocalSpec}; "" is the spec itself."""
+    """Return the groups of settings, such as {"local": LocalSpec}; "" is the spec itself."""
     hints = get_type_hints(Spec)
     return {"": Spec, **{name: hint for name, hint in hints.items() if is_dataclass(hint) and isinstance(hint, type)}}
 
 
 def dotted_keys() -> list[str]:
-    """Every setting by its dotted name; parts' own settings, `options.*`, are as many as there are parts."""
+    """Return every setting by its dotted name, without the settings of parts (`options.*`)."""
     groups = sections()
     return [
         f"{group}.{each.name}" if group else each.name
@@ -546,32 +602,37 @@ def parse_setting(text: str) -> tuple[str, Any]:
     """Parse `key=value` of the command line; the value is TOML, or else a plain word."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
-        raise UserError(f"{shown(text)} is not a setting. Write --set key=value, such as --set local.epochs=3.")
+        raise UserError(
+            f"{shown(text)} is not a setting. Write --set key=value, such as --set local.epochs=3.",
+            code="unknown-setting",
+        )
     try:
         return key.strip(), parse_toml(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key.strip(), value.strip()
     except ValueError as error:
-        raise UserError(f"The value of {shown(key.strip())} cannot be read ({error}); given {shown(value)}.") from error
+        raise UserError(
+            f"The value of {shown(key.strip())} cannot be read ({error}); given {shown(value)}.", code="wrong-type"
+        ) from error
 
 
 def words(text: str) -> tuple[str, ...]:
-    """`a, b` -> ("a", "b")."""
+    """Split at commas: `a, b` -> ("a", "b")."""
     return tuple(word.strip() for word in text.split(",") if word.strip())
 
 
 def numbers(text: str, name: str) -> tuple[int, ...]:
-    """`1, 5` -> (1, 5)."""
+    """Parse whole numbers: `1, 5` -> (1, 5)."""
     try:
         return tuple(int(word) for word in words(text))
     except ValueError:
         raise UserError(
-            f"{name} takes whole numbers separated by commas, such as 1,5,20; given {shown(text)}."
+            f"{name} takes whole numbers separated by commas, such as 1,5,20; given {shown(text)}.", code="wrong-type"
         ) from None
 
 
 def setting_values(spec: Spec, keys: Sequence[str]) -> dict[str, Any]:
-    """The values of dotted keys, such as {"local.epochs": 3}; all of them can be hashed."""
+    """Return the values of dotted keys, such as {"local.epochs": 3}; all of them can be hashed."""
     return {key: _value(spec, key) for key in keys}
 
 
@@ -579,24 +640,25 @@ def _value(spec: Spec, key: str) -> Any:  # noqa: ANN401 - any value of a spec
     group, _, rest = key.partition(".")
     if group == "options" and rest:
         part, _, name = rest.partition(".")
-        return spec.options.of(part).get(name)  # none: the part's own default
+        return spec.options.of(part).get(name)  # None: the part's own default
     value: Any = getattr(spec, group)
     return getattr(value, rest) if rest else value
 
 
 def option_keys(specs: Iterable[Spec]) -> list[str]:
-    """The parts' own settings that any of these specs sets, dotted."""
+    """Return the dotted names of the parts' settings that any of these specs sets."""
     found = {f"options.{part}.{name}": None for spec in specs for part in spec.options for name in spec.options[part]}
     return list(found)
 
 
 def explanations() -> dict[str, str]:
-    """One line for every setting, by its dotted name: the comment that stands beside it in `cbdsl.spec`."""
-    found = {}
-    for group, kind in sections().items():
-        for name, words in re.findall(r"^    (\w+): [^\n]*?  # (.+)$", inspect.getsource(kind), re.MULTILINE):
-            found[f"{group}.{name}" if group else name] = words
-    return {key: found[key] for key in dotted_keys() if key in found}
+    """Return the meaning of every setting in one line, by its dotted name."""
+    return {
+        f"{group}.{each.name}" if group else each.name: each.metadata["meaning"]
+        for group, kind in sections().items()
+        for each in fields(kind)
+        if "meaning" in each.metadata
+    }
 
 
 @dataclass(frozen=True)
@@ -617,7 +679,7 @@ class SettingGroup:
 
 
 def reference() -> list[SettingGroup]:
-    """Every setting with its default and its meaning, in groups."""
+    """Return every setting with its default and its meaning, in groups."""
     meanings, defaults = explanations(), setting_values(Spec(), dotted_keys())
     groups = []
     for group, kind in sections().items():
@@ -628,12 +690,12 @@ def reference() -> list[SettingGroup]:
 
 
 def as_text(value: Any) -> str:  # noqa: ANN401 - any value of a spec
-    """A value as `--set` reads it and TOML writes it."""
+    """Format a value as `--set` reads it and TOML writes it."""
     return json.dumps(value, default=dict)
 
 
 def differences(spec: Spec, start: Spec) -> dict[str, Any]:
-    """What a spec says that another does not, by dotted name."""
+    """Return the settings in which a spec differs from another, by dotted name."""
     keys = [*(key for key in dotted_keys() if key != "options"), *option_keys([spec])]
     own, other = setting_values(spec, keys), setting_values(start, keys)
     return {key: value for key, value in own.items() if value != other[key]}

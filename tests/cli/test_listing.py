@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import compileall
 import json
+import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
-from cbdsl import register
+from cbdsl import register, spec
 from cbdsl.cli.list_commands import KINDS, page, rows_of
 from cbdsl.models.zoo import usual
 from cbdsl.presets import DESCRIPTIONS, PRESETS
@@ -19,6 +23,21 @@ ROOT = Path(__file__).parents[2]
 def test_every_setting_is_explained() -> None:
     assert list(explanations()) == dotted_keys()
     assert sorted(line.key for group in reference() for line in group.lines) == sorted(dotted_keys())
+
+
+def test_settings_are_listed_without_source_files(tmp_path: Path) -> None:
+    package = Path(spec.__file__).parent
+    shutil.copytree(package, tmp_path / "cbdsl", ignore=shutil.ignore_patterns("__pycache__", "*.so", "*.cpp", "*.npz"))
+    compileall.compile_dir(tmp_path / "cbdsl", quiet=2, legacy=True)
+    for source in (tmp_path / "cbdsl").rglob("*.py"):
+        source.unlink()
+    program = "from cbdsl.cli.list_commands import page; print(page())"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "`local.batch_size`" in done.stdout
 
 
 def test_every_preset_is_described() -> None:

@@ -17,12 +17,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from typer.testing import CliRunner
 
 import cbdsl
+from cbdsl.cli.app import app
+from cbdsl.cli.options import read_words
 from cbdsl.data.dataset import Scaling
 from cbdsl.models.saved_model import notes_of
 from cbdsl.network import topics, wire
-from cbdsl.network.session import announce, use_kept_init
+from cbdsl.network.session import announce, open_run, use_kept_init
 from cbdsl.network.wire import Announcement, OrderMessage, WireError
 from cbdsl.network.worker import TrainedModelFile, Worker
 from cbdsl.network.worker_state import understand
@@ -282,6 +285,24 @@ def test_a_second_run_goes_on_when_what_it_began_with_is_gone_or_another_one(cha
         third = Experiment.prepare(use_kept_init(again, out), UserParts(model=perceptron, data=blobs()), 1)
         assert third.key == second.key
         assert play(bus, third, tmp_path / "second", workers.names).result.summary.rounds == 3
+
+
+def test_a_local_swarm_is_resumed_without_its_initial_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = ["--workers", "2", "--rounds", "1", "--model", "softmax", "--set", "data.samples_per_worker=20"]
+    spec = read_words(workers=2, rounds=1, model="softmax", settings=["data.samples_per_worker=20"]).resolved()
+    cbdsl.run(spec, out="first", threads=1)
+    open_run(Experiment.prepare(replace(spec, init="first"), threads=1), Path("out")).close()
+    shutil.rmtree("first")
+    prepared: list[Experiment] = []
+
+    def stop(experiment: Experiment, *_: object) -> None:
+        prepared.append(experiment)
+        raise cbdsl.UserError("It would start now.")
+
+    monkeypatch.setattr("cbdsl.network.local_swarm.run_swarm", stop)
+    CliRunner().invoke(app, ["swarm", *small, "--init", "first", "--out", "out", "--threads", "1"])
+    assert [experiment.spec.init for experiment in prepared] == [str(Path("out") / "init.safetensors")]
 
 
 class Named(nn.Module):

@@ -268,13 +268,14 @@ def swarm(  # noqa: PLR0913, PLR0917 - one parameter an option
     from cbdsl.cli.display import SwarmDisplay, print_outcome  # noqa: PLC0415
     from cbdsl.cli.run_commands import draw  # noqa: PLC0415
     from cbdsl.network.local_swarm import run_swarm  # noqa: PLC0415
+    from cbdsl.network.session import use_kept_init  # noqa: PLC0415
     from cbdsl.runs.build import Experiment  # noqa: PLC0415
     from cbdsl.runs.folder import run_folder  # noqa: PLC0415
 
     folder = out or run_folder(spec, "swarm-")
     same = interrupts.command_line()
     interrupts.go_on_with(same if out else f"{same} --out {shlex.quote(str(folder))}")
-    stage = Experiment.prepare(spec, threads=threads)
+    stage = Experiment.prepare(use_kept_init(spec, folder), threads=threads)
     with page_beside(folder, watch), SwarmDisplay(stage.spec, folder) as display:
         outcome = run_swarm(stage, folder, broker, deadlines, display.ready, display.show)  # type: ignore[arg-type]
     if as_json:

@@ -1,4 +1,4 @@
-"""Options that commands share, those of a spec among them; hints at missing libraries."""
+"""Options that several commands share, those of a spec among them, and hints for missing libraries."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ EXTRAS = {
     "onnx": "export",
     "ray": "ray",
 }
-"""Libraries and the extras that bring them: pip install 'cbdsl[study]'."""
+"""Libraries and the extras that install them: pip install 'cbdsl[study]'."""
 
 
 def is_installed(library: str) -> bool:
-    """Whether a library can be imported; does not import it."""
+    """Return whether a library can be imported, without importing it."""
     try:
         return importlib.util.find_spec(library) is not None
     except (ImportError, ValueError):
@@ -39,7 +39,7 @@ def is_installed(library: str) -> bool:
 
 
 def version_of(library: str) -> str:
-    """A library's version, or how to install it."""
+    """Return a library's version, or how to install it."""
     if is_installed(library):
         try:
             return metadata.version(library)
@@ -49,12 +49,12 @@ def version_of(library: str) -> str:
 
 
 def how_to_install(library: str) -> str:
-    """What to type to get a library."""
+    """Return the command that installs a library."""
     return f"pip install 'cbdsl[{EXTRAS[library]}]'" if library in EXTRAS else f"pip install {library}"
 
 
 def demand(library: str, why: str) -> None:
-    """Fail before anything was run if a library is not there."""
+    """Refuse to go on if a library is not installed."""
     if not is_installed(library):
         raise missing(library, EXTRAS[library], why)
 
@@ -65,7 +65,7 @@ On = Annotated[
     typer.Option(metavar="PLACE", help="A Ray cluster: ray (start one here), auto, HOST:PORT or ray://HOST:PORT."),
 ]
 Shards = Annotated[
-    int | None, typer.Option(min=1, help="Parts of a swarm --on a cluster; one a processor if left out.")
+    int | None, typer.Option(min=1, help="Parts of a swarm --on a cluster; one per processor if left out.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, alone on standard output.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at a time; as many as cores if not given.")]
@@ -85,16 +85,16 @@ _PANEL = "Spec: what to run"
 
 @dataclass(frozen=True)
 class SpecWords:
-    """What a user said about the spec, not yet looked up."""
+    """The spec as the options of a command line give it, before names are looked up."""
 
-    start: str = ""  # a preset's name or a file; empty: nothing was said
+    start: str = ""  # a preset's name or a file; empty: not given
     from_file: bool = False  # the start is a file for certain, because it was given with --spec
     plugins: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)  # by dotted keys
 
     @property
     def is_file(self) -> bool:
-        """Whether the starting point is a file, which says everything there is to say."""
+        """Whether the starting point is a file."""
         return self.from_file or bool(self.start and self.start not in PRESETS and Path(self.start).exists())
 
     @property
@@ -108,14 +108,14 @@ class SpecWords:
         return {key: value for key, value in self.options.items() if key != "plugins"}
 
     def spec(self, start: Spec | None = None) -> Spec:
-        """The starting point, or another spec instead of it, with the options set; plugins are imported first."""
+        """Return the starting point, or `start` instead of it, with the options set; import plugins first."""
         loaded = register.load(self.plugins)
         start = start or self._beginning()
         whole = start.with_settings(self.options)
         return replace(whole, plugins=tuple(dict.fromkeys((*whole.plugins, *loaded))))
 
     def resolved(self, start: Spec | None = None) -> Spec:
-        """The same, with every name checked and every value written out; an option without effect is an error."""
+        """Return the spec resolved; an option without effect is an error."""
         from cbdsl.runs.resolve import refuse_idle, resolve  # noqa: PLC0415
 
         whole = resolve(self.spec(start))
@@ -126,7 +126,7 @@ class SpecWords:
         """Refuse options for settings that a sweep or a search varies."""
         for key in keys:
             if key in self.given:
-                raise UserError(f"{key} is set by an option and varied by --over. Leave one out.")
+                raise UserError(f"{key} is set by an option and varied by --over. Leave one out.", code="conflict")
 
     def _beginning(self) -> Spec:
         if self.from_file:
@@ -172,7 +172,8 @@ def read_words(  # noqa: PLR0913, PLR0917 - one parameter an option
         str | None, _option("Which uploads become the global model; see: cbdsl list selections.", metavar="NAME")
     ] = None,
     codec: Annotated[
-        str | None, _option("How models travel, up and down: q4, q3, ...; see: cbdsl list codecs.", metavar="NAME")
+        str | None,
+        _option("How models are compressed, up and down: q4, q3, ...; see: cbdsl list codecs.", metavar="NAME"),
     ] = None,
     seed: Annotated[int | None, _option("Seed of everything random.")] = None,
     model: Annotated[
@@ -196,15 +197,18 @@ def read_words(  # noqa: PLR0913, PLR0917 - one parameter an option
         list[str] | None, _option("Any setting; may repeat. See: cbdsl list settings.", "--set", metavar="KEY=VALUE")
     ] = None,
 ) -> SpecWords:
-    """What the options of a command line say about the spec."""
+    """Collect what the options of a command line say about the spec."""
     starts = {"SPEC": start, "--preset": preset_name, "--spec": None if spec_file is None else str(spec_file)}
     said = {name: text for name, text in starts.items() if text is not None}
     if len(said) > 1:
-        raise UserError(f"{' and '.join(said)} are given ({', '.join(said.values())}); each is a whole spec. Give one.")
+        raise UserError(
+            f"{' and '.join(said)} are given ({', '.join(said.values())}); each is a whole spec. Give one.",
+            code="conflict",
+        )
     if preset_name is not None:
         preset(preset_name)  # a file of that name will not do
     if soup is not None and select not in {None, "soup"}:
-        raise UserError(f"--soup {soup} and --select {select} are given. Give one of them.")
+        raise UserError(f"--soup {soup} and --select {select} are given. Give one of them.", code="conflict")
     named: dict[str, dict[str, Any]] = {
         "--method": {"method": method},
         "--shared": {"shared": shared},
@@ -234,7 +238,9 @@ def read_words(  # noqa: PLR0913, PLR0917 - one parameter an option
     for text in settings or []:
         key, value = parse_setting(text)
         if key in owners and options[key] != value:
-            raise UserError(f"{key} is given twice: by {owners[key]} and by --set {text}. Leave one out.")
+            raise UserError(
+                f"{key} is given twice: by {owners[key]} and by --set {text}. Leave one out.", code="conflict"
+            )
         options[key] = value
     files = list(plugin or ())
     if model is not None and register.split_plugin_name(model)[1]:
@@ -250,7 +256,7 @@ Command = Callable[..., None]
 
 
 def takes_spec(**helps: str) -> Callable[[Command], Command]:
-    """Add the options of a spec to a command, whose first parameter gets them as `SpecWords`; use it as a decorator.
+    """Decorate a command with the options of a spec; its first parameter gets them as `SpecWords`.
 
     helps: other help texts for some of the options, by the parameters' names.
     """
@@ -274,7 +280,7 @@ def takes_spec(**helps: str) -> Callable[[Command], Command]:
 
 
 def _explained(parameter: inspect.Parameter, text: str) -> inspect.Parameter:
-    """A parameter with another help text."""
+    """Return a parameter with another help text."""
     kind, info = parameter.annotation.__origin__, copy.copy(parameter.annotation.__metadata__[0])
     info.help = text
     return parameter.replace(annotation=Annotated[kind, info])

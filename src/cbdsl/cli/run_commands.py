@@ -25,7 +25,7 @@ def run(
     shards: Shards = None,
     as_json: Json = False,
 ) -> None:
-    """Run one experiment and leave a folder that explains itself."""
+    """Run one experiment and write its records, its model and a summary into a folder."""
     spec = words.resolved()
     from cbdsl.cli.display import Display  # noqa: PLC0415
     from cbdsl.runs import loop  # noqa: PLC0415
@@ -45,7 +45,7 @@ def resume(
     shards: Shards = None,
     as_json: Json = False,
 ) -> None:
-    """Go on with a run that was stopped; it ends as if it had not been."""
+    """Resume an interrupted run. The result is identical to an uninterrupted one."""
     interrupts.go_on_in(folder, on)
     from cbdsl.cli.display import Display  # noqa: PLC0415
     from cbdsl.runs import loop  # noqa: PLC0415
@@ -56,7 +56,7 @@ def resume(
 
 
 def conclude(result: Result, as_json: bool) -> None:
-    """Show what a run came to, and draw its accuracy in its folder."""
+    """Print the summary of a run, and draw its accuracy in its folder."""
     if as_json:
         typer.echo(json.dumps(asdict(result.summary), indent=2))
         return
@@ -67,7 +67,7 @@ def conclude(result: Result, as_json: bool) -> None:
 
 
 def draw(result: Result) -> None:
-    """Draw accuracy.png in a run's folder, if there is something to draw with."""
+    """Draw accuracy.png in a run's folder, if matplotlib is installed."""
     if result.folder is None:
         return
     if not options.is_installed("matplotlib"):

@@ -21,33 +21,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunStart:
-    """A run that is about to be played."""
+    """A run that is about to start."""
 
     spec: Spec  # resolved: every value written out
     folder: Path | None
-    note: str  # why the model could not have the native engine; empty if it has
-    played: int  # rounds that an earlier process played
-    before: tuple[RoundRecord, ...] = ()  # and what came of them
+    note: str  # why the native engine is not used; empty if it is
+    played: int  # number of rounds that an earlier process played
+    before: tuple[RoundRecord, ...] = ()  # their records
 
 
 class Callback:
-    """Hears of a run. Override what you need."""
+    """Called at the start of a run, after every round and at the end. Override what you need.
+
+    >>> class PrintAccuracy(Callback):
+    ...     def round(self, record):
+    ...         print(f"round {record.round} is over")
+    >>> from cbdsl import run
+    >>> small = Spec(workers=2, rounds=2, model="softmax").with_settings({"data.samples_per_worker": 20})
+    >>> result = run(small, callbacks=[PrintAccuracy()])
+    round 1 is over
+    round 2 is over
+    """
 
     def start(self, run: RunStart) -> None:
-        """Everything that the spec names was found; the first round comes next."""
+        """Called before the first round; everything that the spec names is built."""
 
     def round(self, record: RoundRecord) -> None:
-        """A round was played, and is in the run's folder."""
+        """Called after a round, which is in the run's folder already."""
 
     def finish(self, result: Result) -> None:
-        """The run is over, and its model and summary are in its folder."""
+        """Called at the end; the model and the summary are in the run's folder."""
 
     def close(self) -> None:
-        """Nothing more will be heard, whether the run was finished or stopped: let go of files and screens."""
+        """Release files and screens; called last, whether the run was finished or stopped."""
 
 
 class CallbackList(Callback):
-    """Several callbacks as one, in their order. All hear of everything; then the first error is raised."""
+    """Several callbacks as one, in their order. All are called; then the first error is raised."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self._callbacks = tuple(callbacks)
@@ -122,7 +132,7 @@ class TensorBoard(_Metrics):
         super().start(run)
         self._writer = self._open(self._logdir, flush_secs=5)
         fresh = self._events.SessionLog(status=self._events.SessionLog.START)
-        self._add(run.played + 1, session_log=fresh)  # what an earlier process wrote of later rounds is void
+        self._add(run.played + 1, session_log=fresh)  # later rounds that an earlier process wrote are void
         lines = "\n".join(f"    {line}" for line in run.spec.to_toml().splitlines())  # a block of code in Markdown
         self._add(0, summary=self._text("spec", lines))
         self._add(0, summary=self._hyperparameters(flat(run.spec)))
@@ -241,10 +251,10 @@ class Bar(_Metrics):
 
 
 class _Terminal:
-    """A line at the bottom of a terminal; without one, nothing."""
+    """A line at the bottom of a terminal; nothing elsewhere."""
 
     def __init__(self) -> None:
-        from rich.console import Console  # noqa: PLC0415 - not needed where nobody looks
+        from rich.console import Console  # noqa: PLC0415 - slow to import
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # noqa: PLC0415
 
         console = Console(stderr=True)
@@ -261,7 +271,7 @@ class _Terminal:
 
 
 class _Cell:
-    """Two lines in the output of a notebook's cell, drawn by rich and replaced as rounds go by; no widgets needed."""
+    """Two lines in the output of a notebook's cell, drawn by rich and replaced each round; no widgets needed."""
 
     def __init__(self) -> None:
         self._display = import_module("IPython.display")
@@ -270,7 +280,7 @@ class _Cell:
 
     def show(self, done: int, rounds: int, words: str) -> None:
         now = time.monotonic()
-        if self._handle is not None and done < rounds and now - self._drawn < 0.1:  # a browser need not draw more
+        if self._handle is not None and done < rounds and now - self._drawn < 0.1:  # at most ten times per second
             return
         self._drawn = now
         content = self._display.HTML(drawn(done, rounds, words))
@@ -280,11 +290,11 @@ class _Cell:
             self._handle.update(content)
 
     def close(self) -> None:
-        """What is shown stays."""
+        """Leave the last output in the cell."""
 
 
 def drawn(done: int, rounds: int, words: str) -> str:
-    """A bar as HTML."""
+    """Return a progress bar as HTML."""
     import io  # noqa: PLC0415
 
     from rich.console import Console, Group  # noqa: PLC0415
@@ -297,19 +307,19 @@ def drawn(done: int, rounds: int, words: str) -> str:
 
 
 def in_notebook() -> bool:
-    """Whether this is the kernel of a notebook."""
+    """Return whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None) is not None
 
 
 def default_callbacks() -> list[Callback]:
-    """What hears of a run if nothing is said: a progress bar in a notebook, elsewhere nothing."""
+    """Return the callbacks of a run without any: a progress bar in a notebook, elsewhere none."""
     return [Bar()] if in_notebook() else []
 
 
 def flat(spec: Spec) -> dict[str, str | int | float | bool]:
-    """A spec's settings by their dotted names."""
+    """Return a spec's settings by their dotted names."""
     found: dict[str, str | int | float | bool] = {}
 
     def walk(tree: Mapping[str, Any], prefix: str) -> None:
@@ -331,4 +341,6 @@ def _library(module: str, name: str, package: str) -> Any:  # noqa: ANN401 - a m
     try:
         return import_module(module)
     except ImportError as error:
-        raise UserError(f"{name} is not installed. Install it: pip install {package}") from error
+        raise UserError(
+            f"{name} is not installed. Install it: pip install {package}", code="missing-package"
+        ) from error

@@ -1,6 +1,6 @@
-"""A run's folder: what is in it, how it is written so that no crash can spoil it, and how it is read again.
+"""A run's folder: writes its files atomically, and reads them again to resume or to show the run.
 
-Nothing here plays rounds. Whatever exists already is never overwritten, except by the run it belongs to.
+What exists already is never overwritten, except by the run it belongs to.
 """
 
 from __future__ import annotations
@@ -44,42 +44,42 @@ from cbdsl.util.files import (
 from cbdsl.util.serialize import from_plain
 
 README = """\
-A run of cbdsl. `cbdsl watch` shows it in a browser, while it is played and afterwards.
+A run of cbdsl. `cbdsl watch` shows it in a browser, while it runs and afterwards.
 
 README.txt         this page
 spec.toml          what was run; `cbdsl run --spec spec.toml` runs it again
-rounds.jsonl       one object a round: accuracy, score, verdicts, messages and bytes
+rounds.jsonl       one object per round: accuracy, score, verdicts, messages and bytes
 summary.json       the run in one object
 accuracy.png       test accuracy by round, drawn by the command line
-model.safetensors  the final global model, its network, the scaling of features; `cbdsl predict` and `export` use it
+model.safetensors  the final global model, its network, the scaling of features; for `cbdsl predict` and `export`
 init.safetensors   the model it started from, where one was given
-theory.json        the run's constants and bounds, where `cbdsl theory` was asked for them
+theory.json        the run's constants and bounds, written by `cbdsl theory`
 plugins/           the plugins as they were when the run was started
-checkpoint.npz     the state of the server and, until the run is finished, of the swarm; `cbdsl resume` goes on from it
-.lock              held by the process that plays the run
+checkpoint.npz     the state of the server and, until the run is finished, of the swarm; for `cbdsl resume`
+.lock              held by the process that runs it
 .NAME.partial      a file that was being written when its process was killed; it may be removed
 
 Where workers are processes of their own (`cbdsl serve`, `cbdsl swarm`) also:
 
 roster.json        the workers' names in the order of their numbers, and how many samples each says it holds
 deployment.json    the number by which workers know this run, and the name of the swarm
-events.jsonl       who came and went, what was refused and why; the time before that is in events.old.jsonl
-claims.jsonl       what every worker claimed, round by round; the rounds before that are in claims.old.jsonl
+events.jsonl       connections, disconnections and refused messages; earlier ones are in events.old.jsonl
+claims.jsonl       what every worker claimed, round by round; earlier rounds are in claims.old.jsonl
 refused.json       how many messages were refused, by reason and by worker
 wire.json          bytes on the server's connection, by direction and kind of message
-journal.bin        what was heard in the round that is being played; gone when the run is finished
-.secret            the server's own number, by which it draws its private hold-out (serve); keep it to yourself
+journal.bin        messages received in the current round; removed when the run is finished
+.secret            the server's secret number, which draws its private hold-out (serve); keep it private
 broker/            the broker's mosquitto.conf, passwords (a hash of the one of this run) and broker.log (swarm)
-workers/           a folder for every worker: its samples, its state and its log, a README.txt in each (swarm)
+workers/           a folder per worker with its samples, its state, its log and a README.txt (swarm)
 """
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Server and swarm after a round."""
+    """The state of the server and of the workers after a round."""
 
     state: ServerState
-    particles: Particles | None  # none once the run is finished, or if workers keep nothing between rounds
+    particles: Particles | None  # None once the run is finished, or if workers keep nothing between rounds
 
 
 _ROWS = tuple(each.name for each in fields(Particles))
@@ -89,18 +89,19 @@ class RunFolder:
     """The folder of one run, open for one process at a time."""
 
     def __init__(self, path: Path, private: bool = False) -> None:
-        """private: what is written is for the owner alone, whatever the umask: uploads, checkpoints, secrets."""
+        """private: files are readable by the owner alone, whatever the umask."""
         self.path, self._private = path, private
         self._lock: IO[str] | None = None
 
     @staticmethod
     def create(path: Path, spec: Spec, private: bool = False) -> RunFolder:
-        """Start a folder; it must not exist or be empty. private: see `RunFolder`; a new folder is the owner's, too."""
+        """Create a folder; it must not exist, or be empty. private: see `RunFolder`."""
         try:
             if not is_free(path):
                 raise UserError(
                     f"{path} exists and is not an empty folder; nothing was overwritten. Give another --out, or "
-                    f"continue that run with: cbdsl resume {path} (cbdsl.resume in Python, with what was given there)"
+                    f"continue that run with: cbdsl resume {path} (cbdsl.resume in Python, with what was given there)",
+                    code="exists-already",
                 )
             if private:
                 private_folder(path)
@@ -113,7 +114,7 @@ class RunFolder:
             for name in spec.plugins:
                 _keep_plugin(path / "plugins", name)
         except OSError as error:
-            raise UserError(f"The folder {path} cannot be written: {error.strerror}. Give another --out.") from error
+            raise _not_writable(path, error) from error
         return folder
 
     @staticmethod
@@ -122,9 +123,13 @@ class RunFolder:
         if not (path / "spec.toml").is_file():
             inside = next(path.glob("*/spec.toml"), None) or next(path.glob("runs/*/spec.toml"), None)
             if inside is not None:
-                raise UserError(f"{path} is not the folder of a run but of many. Give one of them: {inside.parent}")
+                raise UserError(
+                    f"{path} is not the folder of a run but of many. Give one of them: {inside.parent}",
+                    code="missing-file",
+                )
             raise UserError(
-                f"{path} is not the folder of a run: it has no spec.toml. Start one with: cbdsl run --out {path}"
+                f"{path} is not the folder of a run: it has no spec.toml. Start one with: cbdsl run --out {path}",
+                code="missing-file",
             )
         folder = RunFolder(path, private)
         spec = specs.read(path / "spec.toml")
@@ -135,7 +140,7 @@ class RunFolder:
                 _keep_plugin(path / "plugins", name)
         except OSError as error:
             folder.close()
-            raise UserError(f"The folder {path} cannot be written: {error.strerror}.") from error
+            raise _not_writable(path, error) from error
         except UserError:
             folder.close()
             raise
@@ -143,33 +148,35 @@ class RunFolder:
 
     @staticmethod
     def take(path: Path) -> RunFolder:
-        """A folder of more than a run, made if it is not there, for this process alone."""
+        """Open a folder that is not a run's for this process alone; create it if it does not exist."""
         folder = RunFolder(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
             folder.acquire()
         except OSError as error:
-            raise UserError(f"The folder {path} cannot be written: {error.strerror}. Give another --out.") from error
+            raise _not_writable(path, error) from error
         return folder
 
     def acquire(self) -> None:
-        """Have the folder for oneself until `close`; an error if another process has it."""
+        """Lock the folder until `close`; an error if another process has locked it."""
         lock = (self.path / ".lock").open("w")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            raise UserError(f"Another process is working in {self.path}. Wait for it, or give another --out.") from None
+            raise UserError(
+                f"Another process is working in {self.path}. Wait for it, or give another --out.", code="conflict"
+            ) from None
         self._lock = lock
 
     def close(self) -> None:
-        """Let other processes have the folder."""
+        """Unlock the folder."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def keep_init(self, source: str, tensors: dict[str, Floats]) -> None:
-        """Keep the model that the run starts from, as it is in its file, so that the run can go on without that."""
+        """Copy the model that the run starts from, so that the run can be resumed without that file."""
         file = specs.init_file(source)
         content = file.read_bytes() if file.is_file() else safetensors_bytes(tensors)
         write_atomically(self.path / "init.safetensors", content)
@@ -183,7 +190,7 @@ class RunFolder:
             os.fsync(file.fileno())
 
     def records(self, count: int) -> list[RoundRecord]:
-        """The first `count` rounds of rounds.jsonl."""
+        """Read the first `count` rounds of rounds.jsonl."""
         path = self.path / "rounds.jsonl"
         records: list[RoundRecord] = []
         try:
@@ -192,22 +199,24 @@ class RunFolder:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{path} is damaged in line {len(records) + 1} ({error}). Nothing was changed. Restore it, or remove "
-                "it and checkpoint.npz to play the run again from its first round."
+                "it and checkpoint.npz to run again from the first round.",
+                code="damaged-file",
             ) from error
         if len(records) < count or any(line.round != number for number, line in enumerate(records, 1)):
             raise UserError(
-                f"{path} does not hold the {count} rounds that the checkpoint was made after. Nothing was changed. "
-                "Remove checkpoint.npz to play the run again from its first round."
+                f"{path} does not contain the {count} rounds before the checkpoint. Nothing was changed. Remove "
+                "checkpoint.npz to run again from the first round.",
+                code="damaged-file",
             )
         return records
 
     def rewind(self, records: Sequence[RoundRecord]) -> None:
-        """Keep only these rounds in rounds.jsonl: later ones are played again."""
+        """Keep only these rounds in rounds.jsonl; later ones are played again."""
         text = "".join(json.dumps(line.to_json(), allow_nan=False) + "\n" for line in records)
         write_atomically(self.path / "rounds.jsonl", text.encode(), self._private)
 
     def save_checkpoint(self, state: ServerState, rows: Mapping[str, Any] | None, key: str) -> None:
-        """Write a checkpoint whole, or leave the old one. rows: the workers' arrays by name, if they are to be kept."""
+        """Write a checkpoint atomically. rows: the workers' arrays by name, if they are to be kept."""
         meta = {
             "key": key,
             "round": state.round,
@@ -227,12 +236,12 @@ class RunFolder:
         replace_atomically(self.path / "checkpoint.npz", lambda file: save_arrays(file, arrays), self._private)
 
     def mapped_rows(self) -> Particles | None:
-        """The workers of the last checkpoint, if they are in it: read from its file when they are used."""
+        """Return the workers of the last checkpoint, memory-mapped, if they are in it."""
         rows = map_arrays(self.path / "checkpoint.npz", _ROWS)
         return Particles(**rows) if rows else None
 
     def load_checkpoint(self, key: str, mapped: bool = False) -> Checkpoint | None:
-        """Read the checkpoint; none if the run was stopped before its first one. mapped: leave its rows in the file."""
+        """Read the checkpoint; None if there is none yet. mapped: leave the workers' arrays in the file."""
         path = self.path / "checkpoint.npz"
         if not path.exists():
             return None
@@ -257,31 +266,37 @@ class RunFolder:
         except (OSError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{path} is damaged ({error}). Nothing was changed. "
-                "Remove that file to play the run again from its first round."
+                "Remove that file to run again from the first round.",
+                code="damaged-file",
             ) from error
         if meta["key"] != key:
             raise UserError(
                 f"{path} belongs to another spec or engine ({meta['key']}) than this run's ({key}): was spec.toml "
-                "edited, or the package installed again without its native engine? Nothing was changed."
+                "edited, or the package installed again without its native engine? Nothing was changed.",
+                code="wrong-run",
             )
         return Checkpoint(state, particles)
 
     def go_on(self, key: str, mapped: bool = False) -> tuple[Checkpoint | None, list[RoundRecord]]:
-        """Where the run was stopped: its checkpoint, and the rounds before it; later ones are played again."""
+        """Return the checkpoint and the rounds before it; remove later ones, which are played again."""
         checkpoint = self.load_checkpoint(key, mapped)
         records = self.records(checkpoint.state.round if checkpoint else 0)
         self.rewind(records)
         return checkpoint, records
 
     def finish(self, summary: Summary, tensors: dict[str, Floats], card: ModelMetadata) -> None:
-        """Write the model, with what it says of itself, and the summary."""
+        """Write the model with its metadata, and the summary."""
         content = file_of(card, tensors, {"spec_key": summary.spec_key})
         write_atomically(self.path / "model.safetensors", content, self._private)
         write_json(self.path / "summary.json", asdict(summary), self._private)
 
 
+def _not_writable(path: Path, error: OSError) -> UserError:
+    return UserError(f"The folder {path} cannot be written: {error.strerror}. Give another --out.", code="not-allowed")
+
+
 def _check_sizes(state: ServerState, particles: Particles | None) -> None:
-    """ValueError unless all models are rows of one length."""
+    """Check that all models are rows of one length; ValueError if not."""
     size = state.global_best.shape
     rows = [] if particles is None else [*particles.positions[:1], *particles.velocities[:1]]
     models = [state.global_best, *state.references, *rows]
@@ -290,13 +305,13 @@ def _check_sizes(state: ServerState, particles: Particles | None) -> None:
 
 
 def _cut(joined: bytes, lengths: Sequence[int]) -> tuple[bytes, ...]:
-    """Updates from their bytes one after the other."""
+    """Cut joined updates into those of these lengths."""
     ends = np.cumsum([0, *lengths])
     return tuple(joined[first:last] for first, last in pairwise(ends))
 
 
 def _keep_plugin(folder: Path, name: str) -> None:
-    """A copy of a plugin as it is now, named by its hash: what the run's numbers depend on."""
+    """Copy a plugin as it is now, named by its hash."""
     source = register.plugin_source(name)
     if source is not None:
         folder.mkdir(exist_ok=True)
@@ -304,38 +319,42 @@ def _keep_plugin(folder: Path, name: str) -> None:
 
 
 def _compare_plugin(path: Path, name: str) -> None:
-    """Refuse a plugin that is gone, or is not what it was when the run was started; say where its copy is."""
+    """Refuse a plugin that is missing, or was edited since the run was started."""
     source = register.plugin_source(name)
     file, _ = register.split_plugin_name(name)
     ending = Path(file).name
     copies = sorted((path / "plugins").glob(f"*-{ending}"))
     if source is None:
         kept = f" The run kept a copy of it: cp {copies[-1]} {file}" if copies else ""
-        raise UserError(f"The plugin {name} of the run {path} is not there any more. Put it back.{kept}")
+        raise UserError(
+            f"The plugin {name} of the run {path} is not there any more. Put it back.{kept}", code="missing-file"
+        )
     if copies and f"{register.plugin_digest(name)}-{ending}" not in [copy.name for copy in copies]:
         raise UserError(
-            f"The plugin {name} was edited since the run {path} was started; from then there is {copies[-1]}. "
-            "Nothing was changed. Put it back for the same numbers, or remove it to go on with the plugin as it is now."
+            f"The plugin {name} was edited since the run {path} was started; its copy from then is {copies[-1]}. "
+            "Nothing was changed. Put it back for the same numbers, or remove the copy to use the plugin as it is now.",
+            code="wrong-run",
         )
 
 
 def read_result(path: Path) -> tuple[Spec, Summary, list[RoundRecord]]:
-    """What a finished run recorded."""
+    """Read spec, summary and records of a finished run."""
     try:
         summary = from_plain(Summary, read_json(read_text(path / "summary.json")))
     except FileNotFoundError as error:
         raise UserError(
-            f"{path} is not the folder of a finished run: {error}. Finish it: cbdsl resume {path}"
+            f"{path} is not the folder of a finished run: {error}. Finish it: cbdsl resume {path}", code="missing-file"
         ) from error
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise UserError(
-            f"{path / 'summary.json'} is damaged ({error}). Write it again from the rest: cbdsl resume {path}"
+            f"{path / 'summary.json'} is damaged ({error}). Write it again from the rest: cbdsl resume {path}",
+            code="damaged-file",
         ) from error
     return specs.read(path / "spec.toml"), summary, RunFolder(path).records(summary.rounds)
 
 
 def free_folder(name: str, parent: Path = Path("runs")) -> Path:
-    """`runs/name`, or with a number behind it if that is taken."""
+    """Return `runs/name`, with a number behind it if that exists."""
     candidate, number = parent / name, 2
     while candidate.exists():
         candidate, number = parent / f"{name}-{number}", number + 1
@@ -346,12 +365,12 @@ _LONGEST = 24  # letters of one part of a name
 
 
 def run_folder(spec: Spec, prefix: str = "") -> Path:
-    """A folder below runs/ that is not there yet, named after a resolved spec."""
+    """Return a new folder below runs/, named after a resolved spec."""
     return free_folder(prefix + folder_name(spec))
 
 
 def folder_name(spec: Spec) -> str:
-    """Data, partition, method, whatever is not the method's default, and the seed: safe in any file system."""
+    """Return a name of data, partition, method, what is not the default, and the seed; safe in any file system."""
     words = [Path(spec.data.source).stem, spec.data.partition, spec.method]
     if spec.shared != build_method(spec).shared:
         words.append(f"shared-{spec.shared}")
@@ -363,5 +382,5 @@ def folder_name(spec: Spec) -> str:
 
 
 def _safe(word: str) -> str:
-    """A word of letters, digits and a few signs, not too long."""
+    """Return a word of letters, digits and a few signs, not too long."""
     return re.sub(r"[^A-Za-z0-9_+-]+", "-", word).strip("-")[:_LONGEST].strip("-")

@@ -1,4 +1,4 @@
-"""What a run says about itself: a record for every round and a summary at the end, both plain JSON."""
+"""Records of a run: one per round, totals so far, and a summary at the end; all plain JSON."""
 
 from __future__ import annotations
 
@@ -21,35 +21,42 @@ _OF_SERVED_RUNS = ("names", "phases")
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One line of rounds.jsonl. Workers are numbers; bytes are of this round alone."""
+    """One round, a line of rounds.jsonl. Workers are numbers; bytes are those of this round alone.
+
+    >>> from cbdsl import Spec, run
+    >>> result = run(Spec(workers=2, rounds=1, model="softmax").with_settings({"data.samples_per_worker": 20}))
+    >>> record = result.rounds[0]
+    >>> record.round, record.participants, RoundRecord.from_json(record.to_json()) == record
+    (1, 2, True)
+    """
 
     round: int
     test_accuracy: float  # of w^g, or of the average
-    global_score: float | None  # F^g; none for FedAvg, and while nothing was believed
+    global_score: float | None  # F^g; None for FedAvg, and while no upload was accepted
     participants: int  # workers that were ordered to take part
     accepted: list[int]
     refuted: list[int]
-    declined: list[int]  # not used, and not refuted: in averaging rounds, left out
+    declined: list[int]  # neither used nor refuted; in averaging rounds, left out
     silent: list[int]
     banned: list[int]  # all workers banned so far
-    set_aside: dict[str, str]  # claims that could not be true, and why
-    uploads: int  # models sent up, believed or not
+    set_aside: dict[str, str]  # impossible claims, and why
+    uploads: int  # models sent up, accepted or not
     uplink_bytes: int
     downlink_bytes: int
-    verdicts: list[dict[str, Any]]  # worker, outcome, claimed, measured, reason; of averages, who was left out alone
+    verdicts: list[dict[str, Any]]  # worker, outcome, claimed, measured, reason; of averages, only those left out
     traffic: dict[str, list[int]]  # kind -> [messages, payload bytes]
     wasted_bytes: int  # of uploads that were not used
     seconds: float
     names: dict[str, str] = field(default_factory=dict, compare=False)  # of the workers above, where they have names
-    phases: dict[str, float] = field(default_factory=dict, compare=False)  # what the seconds went to; see deploy/phases
+    phases: dict[str, float] = field(default_factory=dict, compare=False)  # how the seconds were spent, in served runs
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON; what only served runs have is left out of the others."""
+        """Return plain values for JSON; fields that only served runs have are left out of others."""
         return {key: value for key, value in asdict(self).items() if value or key not in _OF_SERVED_RUNS}
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> RoundRecord:
-        """The inverse of `to_json`; KeyError if a field is missing, TypeError if one is of another type."""
+        """Invert `to_json`; KeyError if a field is missing, TypeError if one is of another type."""
         record = from_plain(RoundRecord, {key: {} for key in _OF_SERVED_RUNS} | values)
         if any(kind not in get_args(Kind) or len(counts) != 2 for kind, counts in record.traffic.items()):
             raise TypeError("traffic must be pairs of messages and bytes, by kind.")
@@ -58,7 +65,13 @@ class RoundRecord:
 
 @dataclass(frozen=True)
 class Summary:
-    """A run in one object; summary.json."""
+    """The summary of a run, as in summary.json.
+
+    >>> from cbdsl import Spec, run
+    >>> result = run(Spec(workers=2, rounds=1, model="softmax").with_settings({"data.samples_per_worker": 20}))
+    >>> result.summary.method, result.summary.workers, result.summary.parameters
+    ('cb-dsl', 2, 7850)
+    """
 
     method: str
     conversation: str  # swarm: claims and invitations; average: everybody uploads
@@ -80,14 +93,14 @@ class Summary:
     wasted_uplink_bytes: int  # uploads that were not used
     fedavg_model_uplink_bytes: int  # what FedAvg would have uploaded in as many rounds with as many participants
     banned: list[int]
-    honest_banned: int  # how many of them were no attackers
-    byzantine: list[int]  # who the attackers were; a server does not know
+    honest_banned: int  # how many of them were not attackers
+    byzantine: list[int]  # the attackers; the server is not told
     attack: str
-    codec: str  # how models travelled, up and down; empty: as they are
-    defence: str  # the aggregator, or what the server does beyond the paper; empty: nothing
-    attack_success: float | None  # share of triggered test samples that are taken for the attack's target
-    class_accuracy: list[float | None]  # of the final model, class by class; none where the test set has no sample
-    aimed_accuracy: float | None  # the lowest of the classes that the attack aims at; none if it aims at none
+    codec: str  # codecs up and down; empty: none
+    defence: str  # the aggregator, or defences beyond the paper; empty: none
+    attack_success: float | None  # share of triggered test samples classified as the attack's target
+    class_accuracy: list[float | None]  # of the final model by class; None where the test set has no sample
+    aimed_accuracy: float | None  # the lowest of the classes that the attack aims at; None without such
     traffic: dict[str, list[int]]
     seconds: float
     spec_key: str
@@ -96,11 +109,11 @@ class Summary:
 
 @dataclass(frozen=True)
 class FinalMeasurements:
-    """What is measured once, of the model that a run ends with."""
+    """Measurements of the final model of a run."""
 
     class_accuracy: tuple[float | None, ...]
     attack_success: float | None = None
-    aims: tuple[int, ...] = ()  # classes that the run's attackers are after
+    aims: tuple[int, ...] = ()  # classes that the attackers aim at
 
     @property
     def aimed_accuracy(self) -> float | None:
@@ -145,13 +158,13 @@ class RunTotals:
 
 
 def lowest_of(accuracies: Sequence[float | None], classes: Iterable[int]) -> float | None:
-    """The lowest accuracy among some classes; none if none of them is in the test set."""
+    """Return the lowest accuracy among some classes; None if none of them is in the test set."""
     found = [accuracies[one] for one in classes if 0 <= one < len(accuracies)]
     return min((value for value in found if value is not None), default=None)
 
 
 def record(log: RoundLog, state: ServerState, participants: int, accuracy: float, seconds: float) -> RoundRecord:
-    """The record of a round that was just played."""
+    """Build the record of a round."""
     invited = [asdict(verdict) for verdict in log.verdicts if verdict.claimed is not None or verdict.reason]
     for verdict in invited:
         del verdict["payload"]
@@ -185,7 +198,7 @@ def summarise(
     byzantine: Sequence[int],
     finale: FinalMeasurements,
 ) -> Summary:
-    """The summary of a run, from its records and what was measured at its end."""
+    """Build the summary of a run from its records and the measurements at its end."""
     last, totals = records[-1], RunTotals.of(records)
     return Summary(
         method=spec.method,
@@ -224,7 +237,7 @@ def summarise(
 
 
 def describe(spec: Spec) -> str:
-    """A server's defences beyond the paper in a few words."""
+    """Describe a server's defences beyond the paper in a few words."""
     words = [spec.defence.aggregator] * (spec.defence.aggregator != "mean") + ["guard"] * spec.defence.guard
     if spec.selection.name != "best":
         words.append(f"{spec.selection.name} {spec.selection.k}" if spec.selection.k else spec.selection.name)
@@ -232,12 +245,12 @@ def describe(spec: Spec) -> str:
 
 
 def finite(value: float | None) -> float | None:
-    """The value, or none where JSON has no number for it."""
+    """Return the value, or None where JSON has no number for it."""
     return value if value is not None and math.isfinite(value) else None
 
 
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:
-    """The summary in words."""
+    """Return the summary as rows of a name and a text."""
     share = summary.model_uplink_bytes / summary.fedavg_model_uplink_bytes
     rows = [
         ("accuracy", f"{summary.final_accuracy:.2%} on the test set (best round: {summary.best_accuracy:.2%})"),

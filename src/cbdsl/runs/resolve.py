@@ -1,6 +1,7 @@
-"""From what a user wrote to what is run: names are looked up, defaults written out, idle options refused.
+"""Resolves a spec: looks up names, writes out what the method decides, refuses settings without effect.
 
-Everything that can be wrong with a spec by itself is found here, before data is read or a folder is made.
+Everything that can be wrong with a spec by itself is found here, before data is read or a folder is made. What a change
+of one setting means for others is in `Spec.with_settings`, because only there it is known what is changed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _BUILT_IN_PARTITIONS = ("iid", "shards", "dirichlet", "similarity", "quantity", 
 
 
 def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
-    """Write out what the method decides, so that the spec says all there is to say about a run, and check every name.
+    """Return the spec with everything written out that its method decides; check every name and combination.
 
     given_method: a method given in Python instead of by name.
     """
@@ -50,7 +51,9 @@ def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
 
 def _method(spec: Spec) -> Method:
     if spec.method == CUSTOM:
-        raise UserError("The method of this run was given in Python; give it again with method=...")
+        raise UserError(
+            "The method of this run was given in Python; give it again with method=...", code="missing-part"
+        )
     return build_method(spec)
 
 
@@ -81,20 +84,23 @@ def _check_names(spec: Spec, method: Method) -> None:
             known = any(part in kind for kind in register.ALL.values())
             raise UserError(
                 f"options.{part} sets something of a part that {'this run does not use' if known else 'is not known'}. "
-                f"It uses: {', '.join(sorted(used))}."
+                f"It uses: {', '.join(sorted(used))}.",
+                code="no-effect" if known else "unknown-name",
             )
 
 
 def _check_codecs(spec: Spec, codecs: Codecs, method: Method) -> None:
     if method.vectors > 1 and (codecs.up.relative or codecs.down.relative):
         raise UserError(
-            f"The method '{spec.method}' sends more than a model, and codecs know models alone; given codec.up="
-            f"{spec.codec.up}, codec.down={spec.codec.down}. Use none, or another method."
+            f"The method '{spec.method}' sends more than a model, and codecs are for models alone; given codec.up="
+            f"{spec.codec.up}, codec.down={spec.codec.down}. Use none, or another method.",
+            code="conflict",
         )
     if (codecs.up.measures or codecs.down.measures) and not (method.verifies and spec.shares_scoring):
         raise UserError(
             "The codec 'adaptive' measures on D_sc what a bit costs, and this run's workers or server have none. Use "
-            "q4, or cb-dsl with --shared both."
+            "q4, or cb-dsl with --shared both.",
+            code="conflict",
         )
 
 
@@ -102,28 +108,31 @@ def _check_defence(spec: Spec, method: Method) -> None:
     if method.conversation == "swarm" and method.vectors > 1:
         raise UserError(
             f"The method '{spec.method}' sends {method.vectors} vectors, but in a swarm an upload is one model: "
-            'the one that was scored. Set vectors = 1, or use the conversation "average".'
+            'the one that was scored. Set vectors = 1, or use the conversation "average".',
+            code="conflict",
         )
     verifies = method.conversation == "swarm" and method.verifies and spec.shares_scoring
     if not verifies and (spec.defence.guard or spec.selection.name == "soup"):
         raise UserError(
             "The guard and the soup need a method that verifies uploads on a shared D_sc; this one does not. "
-            "Use cb-dsl with --shared both (or score); FedAvg's defences are its aggregators."
+            "Use cb-dsl with --shared both (or score); FedAvg's defences are its aggregators.",
+            code="conflict",
         )
     if method.conversation != "swarm" and spec.selection.name != "best":
-        raise UserError(_no_effect("selection.name", spec, method))
+        raise UserError(_no_effect("selection.name", spec, method), code="no-effect")
     if spec.defence.aggregator != "mean":
         if method.conversation != "average":
-            raise UserError(_no_effect("defence.aggregator", spec, method))
+            raise UserError(_no_effect("defence.aggregator", spec, method), code="no-effect")
         if method.vectors > 1:
             raise UserError(
-                f"The method '{spec.method}' sends more than a model, and robust aggregators know models alone; given "
-                f"defence.aggregator={spec.defence.aggregator}. Use mean, or another method."
+                f"The method '{spec.method}' sends more than a model, and robust aggregators are for models alone; "
+                f"given defence.aggregator={spec.defence.aggregator}. Use mean, or another method.",
+                code="conflict",
             )
 
 
 def resolve_all(points: Iterable[Spec], given: Iterable[str]) -> list[Spec]:
-    """All points of a grid or of a search, resolved: what is wrong with any of them is found before the first is run.
+    """Resolve all points of a grid or of a search, so that errors are found before the first one is run.
 
     given: dotted keys that a user set or varies; see `refuse_idle`.
     """
@@ -133,18 +142,18 @@ def resolve_all(points: Iterable[Spec], given: Iterable[str]) -> list[Spec]:
 
 
 def refuse_idle(points: Sequence[Spec], given: Iterable[str]) -> None:
-    """Refuse settings that a user gave and that change nothing in any of the runs, saying why.
+    """Refuse settings that a user gave and that change nothing in any of the runs.
 
     points: resolved specs; one for a run, all of a grid for a sweep. given: dotted keys.
     """
     for key in given:
         reasons = [_no_effect(key, spec, None) for spec in points]
         if reasons and all(reasons):
-            raise UserError(reasons[0])
+            raise UserError(reasons[0], code="no-effect")
 
 
 def _no_effect(key: str, spec: Spec, method: Method | None) -> str:
-    """Why a setting changes nothing in a run; empty if it does change something."""
+    """Return why a setting changes nothing in a run; empty if it changes something."""
     if method is None:
         if spec.method == CUSTOM:
             return ""

@@ -1,4 +1,4 @@
-"""What a run leaves in Python: its summary, its rounds, its model."""
+"""The result of a run in Python: its summary, its rounds and its model."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 
 def log_probabilities(engine: Engine, weights: Floats, features: Floats, classes: int) -> Doubles:
-    """Logarithms of the probabilities of classes, (N, classes): logits, up to a number that a sample's have in common.
+    """Return the logarithms of class probabilities, (N, classes).
 
-    An engine computes losses; the loss of a sample under a label is the negative of that label's.
+    An engine computes losses; the loss of a sample under a label is the negative logarithm of that label's probability.
     """
     everything = np.arange(len(features), dtype=np.int32)
     columns = [
@@ -38,7 +38,13 @@ def log_probabilities(engine: Engine, weights: Floats, features: Floats, classes
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """A finished run."""
+    """A finished run.
+
+    >>> from cbdsl import Spec, run
+    >>> result = run(Spec(workers=2, rounds=1, model="softmax").with_settings({"data.samples_per_worker": 20}))
+    >>> result.summary.rounds, result.predict([[[[0.0] * 28] * 28]]).shape
+    (1, (1,))
+    """
 
     spec: Spec
     summary: Summary
@@ -54,23 +60,27 @@ class Result:
         return self.network.module(self.weights)
 
     def predict(self, features: ArrayLike) -> Indices:
-        """The class of each sample, (N, *shape) -> (N,)."""
+        """Return the class of each sample, (N, *shape) -> (N,)."""
         values = np.ascontiguousarray(features, np.float32)
         if values.shape[1:] != self.network.shape:
-            raise UserError(f"The model takes samples (N, *{self.network.shape}); given {values.shape}.")
+            raise UserError(
+                f"The model takes samples (N, *{self.network.shape}); given {values.shape}.", code="wrong-shape"
+            )
         logits = log_probabilities(self.engine, self.weights, values, self.network.classes)
         return np.asarray(np.argmax(logits, axis=1), np.int32)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a round as a pandas DataFrame."""
+        """Return a pandas DataFrame with one row per round."""
         try:
             import pandas as pd  # noqa: PLC0415
         except ImportError as error:
-            raise UserError("A data frame needs pandas. Install it: pip install pandas") from error
+            raise UserError(
+                "A data frame needs pandas. Install it: pip install pandas", code="missing-package"
+            ) from error
         return pd.DataFrame([asdict(line) for line in self.rounds]).set_index("round")
 
     def to_csv(self, path: Path | str) -> None:
-        """One row a round as a CSV file."""
+        """Write a CSV file with one row per round."""
         import csv  # noqa: PLC0415
 
         rows: Sequence[dict[str, Any]] = [asdict(line) for line in self.rounds]
@@ -80,6 +90,6 @@ class Result:
             writer.writerows(rows)
 
     def __repr__(self) -> str:
-        """A short summary."""
+        """Return a short summary."""
         lines = [f"{name:13} {text}" for name, text in summary_rows(self.summary)]
         return "\n".join([*lines, *([f"folder        {self.folder}"] if self.folder else [])])
