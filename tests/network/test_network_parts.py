@@ -126,7 +126,7 @@ def test_only_loopback_goes_without_tls_unwarned() -> None:
 def test_bad_certificates_are_one_sentence(tmp_path: Path) -> None:
     bad = tmp_path / "bad.pem"
     bad.write_text("nothing")
-    with pytest.raises(UserError, match="certificates cannot be used"):
+    with refused_as("unreadable-file", "bad.pem"):
         MqttLink(Address("127.0.0.1", 1, True, bad), lambda *_: None, lambda: None, Meter())
 
 

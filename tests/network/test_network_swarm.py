@@ -356,11 +356,10 @@ def test_what_is_said_again_does_not_come_after_what_was_said_since(make: Callab
     network.report(replace(order(), participants=()))
     broker: dict[str, bytes] = {}
     threads: list[threading.Thread] = []
-    last = OrderMessage(RUN, 1, "finish", b"", 0.0, 0.0, 1, bytes(16))
 
     def slowly(where: str, payload: bytes) -> None:
         if where == topic and not threads:
-            threads.append(threading.Thread(target=network.retained.set_order, args=(last,)))
+            threads.append(threading.Thread(target=network.retained.set_order, args=(1, "finish")))
             threads[0].start()
             threads[0].join(0.3)
         broker[where] = payload

@@ -324,7 +324,7 @@ def _work_until_told(worker: Worker, stay: bool, keep_model: bool) -> None:
 def _serve(spec: Spec, out: Path, config: ServerConfig, threads: int | None, as_json: bool) -> None:
     from cbdsl.cli.display import ServeDisplay  # noqa: PLC0415
     from cbdsl.cli.run_commands import conclude  # noqa: PLC0415
-    from cbdsl.network.session import open_run, read_secret, save_secret, use_kept_init  # noqa: PLC0415  # noqa: PLC0415
+    from cbdsl.network.session import open_run, read_secret, save_secret, use_kept_init  # noqa: PLC0415
     from cbdsl.network.session import serve as play  # noqa: PLC0415
     from cbdsl.runs.build import Experiment  # noqa: PLC0415
 

@@ -151,9 +151,10 @@ class NetworkSwarm:
 
     def gather(self) -> None:
         """Wait until all workers are connected, or the time to join is over and some are."""
+        join_seconds = self._deadlines.join_seconds
         for _ in range(self._deadlines.patience):
             self._look_at_roster()
-            self._wait(self._look_at_arrivals)
+            self._wait(lambda: join_seconds if len(self._attendance.online) < self._roster.places else None)
             if self.online():
                 break
             _log.warning("no worker has connected yet; waiting")
@@ -180,7 +181,7 @@ class NetworkSwarm:
         """
         self.retained.set_last_model(model, version, updates)
         self._events.note("over", round=round_number)  # a worker that leaves from here on has done its part
-        self.retained.set_order(self._order_message(round_number, "finish"))
+        self.retained.set_order(round_number, "finish")
         last = time.monotonic() + _LONGEST_FAREWELL  # `_wait` counts no time without a broker
 
         def look() -> float | None:
@@ -214,19 +215,22 @@ class NetworkSwarm:
         with self._lock:
             self.open_round = OpenRound(order.round, order.task, participants, open=not is_average)
             self.open_round.invited = set(participants) if is_average else set()
-        message = self._order_message(
+        self.retained.set_order(
             order.round, order.task, wire.pack_bits(order.participants), order.inertia, order.learning_rate
         )
-        self.retained.set_order(message)
         if is_average:
             return {}
-        if self._journal.claims is None:
+        if self._journal.claims is None:  # otherwise an earlier process has received them all
             self._collect()
-            claims = self._close_claims()
+            with self._lock:
+                self.open_round.open = False
+                claims = dict(self.open_round.claims)
             self._journal.note_claims(claims)
             self._note_closed(claims)
             return claims
-        return self._close_claims(self._journal.claims)  # an earlier process had received them all
+        with self._lock:
+            self.open_round.open, self.open_round.claims = False, dict(self._journal.claims)
+        return self._journal.claims
 
     def upload(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Upload]:
         """See `Swarm.upload`; a worker that has sent nothing at the deadline is missing."""
@@ -284,14 +288,6 @@ class NetworkSwarm:
             self._upload_times.append(time.monotonic() - started)
         return models
 
-    def _close_claims(self, claims: Mapping[WorkerId, Claim] | None = None) -> Mapping[WorkerId, Claim]:
-        """Accept no more claims, and return those received now or by an earlier process."""
-        with self._lock:
-            self.open_round.open = False
-            if claims is not None:
-                self.open_round.claims = dict(claims)
-            return dict(self.open_round.claims)
-
     def _close_uploads(self, workers: Iterable[WorkerId]) -> dict[WorkerId, Upload]:
         """Accept no more pieces from these workers, and return the models that are complete."""
         with self._lock:
@@ -337,9 +333,6 @@ class NetworkSwarm:
                 time.sleep(min(_TICK, 9 * look_seconds))
             now = time.monotonic()
             spent, last = spent + (now - last if self._is_up() else 0.0), now
-
-    def _look_at_arrivals(self) -> float | None:
-        return None if len(self._attendance.online) >= self._roster.places else self._deadlines.join_seconds
 
     def _look_at_answers(self) -> float | None:
         open_round, missing = self.open_round, self._missing()
@@ -617,19 +610,6 @@ class NetworkSwarm:
         invitation = Invitation(self._run, open_round.round, wire.pack_claim(open_round.claims.get(worker)))
         self._send(topics.to_worker(self._swarm, self._roster.name(worker), "invitation"), wire.encode(invitation))
 
-    def _order_message(
-        self,
-        round_number: int,
-        task: str,
-        participants: bytes = b"",
-        inertia: float = 0.0,
-        learning_rate: float = 0.0,
-    ) -> OrderMessage:
-        version, digest = self.retained.version, self.retained.model_digest
-        return OrderMessage(
-            self._run, round_number, task, participants, float(inertia), float(learning_rate), version, digest
-        )
-
     def _listen(self) -> None:
         """Subscribe to all workers; while members are shut out, to each of the others by name instead."""
         with self._lock:  # until the broker is told: of two threads, one would undo what the other does
@@ -701,8 +681,14 @@ class RetainedMessages:
             with self._lock:
                 self._publish(topic, self._retained.get(topic, b""))
 
-    def set_order(self, message: OrderMessage) -> None:
-        """Publish an order."""
+    def set_order(
+        self, round_number: int, task: str, participants: bytes = b"", inertia: float = 0.0, learning_rate: float = 0.0
+    ) -> None:
+        """Publish an order for the present w^g."""
+        message = OrderMessage(
+            self._run, round_number, task, participants, float(inertia), float(learning_rate), self.version,
+            self.model_digest,
+        )  # fmt: skip
         self._put(topics.order(self._swarm), wire.encode(message))
 
     def repeat_order(self) -> None:

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from cbdsl.algorithm.messages import NO_BACK_OFF, BackOff
@@ -31,16 +31,15 @@ class Deadlines:
     least_seconds: float = 2.0  # extra seconds per worker, refilled slowly; also the minimum upload timeout
 
     def __post_init__(self) -> None:
-        if not 0 < self.quorum <= 1:
-            raise UserError(f"The quorum must be above 0 and at most 1; given {self.quorum}.", code="out-of-range")
-        if not self.slack >= 1:
-            raise UserError(f"The slack must be at least 1; given {self.slack}.", code="out-of-range")
-        if self.patience < 1:
-            raise UserError(f"The patience must be at least 1; given {self.patience}.", code="out-of-range")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name.endswith("_seconds") and not (math.isfinite(value) and value >= 0):
-                raise UserError(f"{field.name} must be a number of seconds; given {value}.", code="out-of-range")
+        for name, value in vars(self).items():
+            if name.endswith("_seconds"):
+                is_allowed, allowed = math.isfinite(value) and value >= 0, "a number of seconds"
+            elif name == "quorum":
+                is_allowed, allowed = 0 < value <= 1, "above 0 and at most 1"
+            else:
+                is_allowed, allowed = value >= 1, "at least 1"
+            if not is_allowed:
+                raise UserError(f"{name} must be {allowed}; given {value}.", code="out-of-range")
 
     def needed(self, expected: int) -> int:
         """Return how many answers close a wait for `expected` workers."""
