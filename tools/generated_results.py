@@ -14,7 +14,7 @@ from pathlib import Path
 from cbdsl.presets import preset
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
-from cbdsl.studies.compare import Spread, percent_words
+from cbdsl.studies.compare import Spread, format_percent
 from cbdsl.studies.sweep import run_all
 
 PRESETS = ("paper-iid", "paper-noniid")
@@ -73,7 +73,7 @@ def main() -> None:
         found = [result.summary for result in results[number :: len(rows)]]
         guard = {"-": "no", "": "guard"}.get(attack, f"guard, {attack}")
         banned = sum(one.honest_banned for one in found)
-        accuracy = percent_words(Spread.of([one.final_accuracy for one in found]))
+        accuracy = format_percent(Spread.of([one.final_accuracy for one in found]))
         print(f"| {name} | {source} | {size:,} | {guard} | {accuracy} | {banned} |")
 
 

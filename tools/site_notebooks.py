@@ -30,7 +30,7 @@ mpl.use("Agg")
 
 from matplotlib import pyplot as plt
 
-from cbdsl.report.style import INK, PALE, PAPER, SHADES, themed_svg
+from cbdsl.report.figures import INK, PALE, PAPER, SHADES, make_themed_svg
 
 SUFFIX = ".nb.py"
 
@@ -91,7 +91,9 @@ def play(notebook: list[Cell], name: str) -> Iterator[Outcome]:
                     continue
                 said = _run(cell.text, f"{name}, cell {number}", names)
                 figures = [plt.figure(each) for each in plt.get_fignums()]
-                svgs = tuple(themed_svg(each, f"{name}-{drawn + at}", _title(each)) for at, each in enumerate(figures))
+                svgs = tuple(
+                    make_themed_svg(each, f"{name}-{drawn + at}", _title(each)) for at, each in enumerate(figures)
+                )
                 drawn += len(figures)
                 plt.close("all")
                 yield Outcome(said, svgs)

@@ -15,7 +15,7 @@ from cbdsl.cli.app import app
 from cbdsl.cli.network_commands import serve, swarm
 from cbdsl.cli.options import SpecWords, read_words
 from cbdsl.cli.run_commands import run
-from cbdsl.cli.study_commands import checked_points, sweep, theory
+from cbdsl.cli.study_commands import resolve_grid, sweep, theory
 from cbdsl.engines.native_engine import available
 from cbdsl.engines.torch_engine import accelerators
 from cbdsl.errors import UserError
@@ -159,26 +159,26 @@ def test_idle_options_end_a_run_with_code_2_before_it_begins(words: list[str], t
 
 def test_an_option_that_matters_in_one_point_of_a_sweep_is_welcome() -> None:
     words = SpecWords(options={"attack.name": "alie"})
-    points = checked_points(words, [("attack.byzantine", [0, 2])])
+    points = resolve_grid(words, [("attack.byzantine", [0, 2])])
     assert [point.attack.byzantine for point in points] == [0, 2]
     with pytest.raises(UserError, match="no worker is an attacker"):
-        checked_points(words, [("seed", [0, 1])])
+        resolve_grid(words, [("seed", [0, 1])])
     with pytest.raises(UserError, match="do not move as a swarm"):
-        checked_points(SpecWords(options={"method": "fedavg"}), [("swarm.inertia", [0.1, 0.2])])
+        resolve_grid(SpecWords(options={"method": "fedavg"}), [("swarm.inertia", [0.1, 0.2])])
     with pytest.raises(UserError, match="seed is set by an option and varied"):
-        checked_points(SpecWords(options={"seed": 1}), [("seed", [0, 1])])
+        resolve_grid(SpecWords(options={"seed": 1}), [("seed", [0, 1])])
 
 
 def test_swept_methods_bring_their_own_shared_data(tmp_path: Path) -> None:
     file = tmp_path / "spec.toml"
     file.write_text(Spec(shared="both").to_toml())
-    points = checked_points(SpecWords(str(file)), [("method", ["cb-dsl", "fedavg"])])
+    points = resolve_grid(SpecWords(str(file)), [("method", ["cb-dsl", "fedavg"])])
     assert [point.shared for point in points] == ["both", "none"]
 
 
 def test_the_setting_of_a_part_can_be_swept() -> None:
     key = "options.fedprox.mu"
-    points = checked_points(SpecWords(options={"method": "fedprox"}), [(key, [0.1, 0.2])])
+    points = resolve_grid(SpecWords(options={"method": "fedprox"}), [(key, [0.1, 0.2])])
     assert [setting_values(point, [key, "swarm.inertia"]) for point in points] == [
         {key: 0.1, "swarm.inertia": (1.0, 0.0)},
         {key: 0.2, "swarm.inertia": (1.0, 0.0)},

@@ -153,7 +153,7 @@ def test_a_run_goes_on_after_it_was_killed(plugin: str, tmp_path: Path, settings
 
 
 def test_the_arena(plugin: str, tmp_path: Path) -> None:
-    contest = ArenaPlan(
+    plan = ArenaPlan(
         attacks=("shuffle", "liar"),
         defences=("fedavg", "cb-dsl"),
         byzantine=(2,),
@@ -172,11 +172,11 @@ def test_the_arena(plugin: str, tmp_path: Path) -> None:
         },
         plugins=(plugin,),
     )
-    arena = run_arena(contest, tmp_path / "arena", jobs=2)
-    assert {(bout.defence, bout.attack) for bout in arena.bouts} == {
+    arena = run_arena(plan, tmp_path / "arena", jobs=2)
+    assert {(match.defence, match.attack) for match in arena.matches} == {
         (defence, attack) for defence in ("fedavg", "cb-dsl") for attack in ("", "absent", "shuffle", "liar")
     }
-    page = arena_page.write(contest, arena.bouts, tmp_path / "arena", "cbdsl arena")
+    page = arena_page.write_arena_page(arena, tmp_path / "arena", "cbdsl arena")
     assert "coordinates shuffled" in page.read_text()
     with pytest.raises(cbdsl.errors.UserError, match=r"Unknown attack 'shufle'\. Did you mean 'shuffle'\?"):
         ArenaPlan(attacks=("shufle",), plugins=(plugin,))

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from cbdsl.report.comparison_page import MOST_CURVES, build, caption, draw, drawn, figure
-from cbdsl.report.style import SHADES
+from cbdsl.report.comparison_page import MOST_CURVES, draw, draw_figure, select_groups, write_comparison_page
+from cbdsl.report.figures import SHADES
 from cbdsl.studies.compare import Comparison, group_results
 from support.browser import widths
-from support.finished_runs import finished
+from support.finished_runs import make_run
 
 
 def many(count: int, out: Path = Path()) -> Comparison:
     return group_results([
-        finished([0.2, 0.5 + 0.01 * number], out / f"run {number}", local__epochs=1 + number, seed=seed)
+        make_run([0.2, 0.5 + 0.01 * number], out / f"run {number}", local__epochs=1 + number, seed=seed)
         for number in range(count)
         for seed in (0, 1)
     ])  # fmt: skip
@@ -42,28 +42,30 @@ def test_labels_stay_apart_and_inside() -> None:
     assert min(b - a for a, b in itertools.pairwise(heights)) >= 0.99 * 0.055 * (high - low)
 
 
+def page_of(comparison: Comparison, out: Path, title: str = "Runs") -> str:
+    return write_comparison_page(comparison, out / "page.html", title).read_text(encoding="utf-8")
+
+
 def test_of_many_groups_the_best_are_drawn_and_the_page_says_so(tmp_path: Path) -> None:
     found = many(MOST_CURVES + 3)
-    assert [group.label for group in drawn(found)] == [f"epochs {n}" for n in range(4, MOST_CURVES + 4)]
-    text = build(found, figure(found, tmp_path / "figure", caption(found)), tmp_path, "Runs", "table.csv")
+    assert [group.label for group in select_groups(found)] == [f"epochs {n}" for n in range(4, MOST_CURVES + 4)]
+    text = page_of(found, tmp_path)
     assert f"The {MOST_CURVES} groups of {MOST_CURVES + 3} that end best." in text
 
 
 def test_curves_of_other_lengths_and_one_round_alone_can_be_drawn() -> None:
-    by_round, _ = draw(group_results([finished([0.5]), finished([0.5, 0.6, 0.7], method="fedavg")])).figure.axes
+    by_round, _ = draw(group_results([make_run([0.5]), make_run([0.5, 0.6, 0.7], method="fedavg")])).figure.axes
     assert {text.xy[0] for text in by_round.texts} == {3}  # type: ignore[attr-defined]
-    by_round, _ = draw(group_results([finished([0.5])])).figure.axes
+    by_round, _ = draw(group_results([make_run([0.5])])).figure.axes
     assert [tick for tick in by_round.get_xticks() if 0.9 < tick < 1.1] == [1]
 
 
 def test_the_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     found = group_results([
-        finished([0.5, 0.9], tmp_path / "a & b" / "one", data__source="/data/<b>", seed=0),
-        finished([0.5, 0.8], tmp_path / "two", data__source="mnist", local__epochs=3, seed=0),
+        make_run([0.5, 0.9], tmp_path / "a & b" / "one", data__source="/data/<b>", seed=0),
+        make_run([0.5, 0.8], tmp_path / "two", data__source="mnist", local__epochs=3, seed=0),
     ])  # fmt: skip
-    text = build(
-        found, figure(found, tmp_path / "figure", caption(found)), tmp_path / "out", "Runs <compared>", "table.csv"
-    )
+    text = page_of(found, tmp_path / "out", "Runs <compared>")
     assert "<b>/data" not in text
     assert "Highest at the end: <b>&lt;b&gt;</b>, 90.0 %, on one seed: a difference may be chance." in text
     assert '<a href="../a%20%26%20b/one/">one</a>' in text
@@ -80,7 +82,7 @@ def test_the_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [360, 721, 1280])
 def test_the_page_fits_wide_and_narrow_screens(tmp_path: Path, width: int) -> None:
     runs = [
-        finished(
+        make_run(
             [0.5, 0.9 - 0.03 * seed], tmp_path / f"{index}", 10 ** (5 + index) + 98_765 * seed, model=model,
             data__samples_per_worker=100 + index, data__partition=kind, attack__byzantine=index,
             local__learning_rate=0.01 * (1 + index), seed=seed,
@@ -89,16 +91,12 @@ def test_the_page_fits_wide_and_narrow_screens(tmp_path: Path, width: int) -> No
         for seed in range(12)
     ]  # fmt: skip
     found = group_results(runs)
-    page = tmp_path / "page.html"
-    page.write_text(
-        build(found, figure(found, tmp_path / "figure", caption(found)), tmp_path, "Runs", "table.csv"),
-        encoding="utf-8",
-    )
+    page = write_comparison_page(found, tmp_path / "page.html", "Runs")
     assert widths(page, tmp_path, width) == (width, width)
 
 
 def test_the_papers_approaches_look_the_same_on_every_page() -> None:
-    runs = [finished([0.5, 0.6], method=method) for method in ("fedpso", "fedavg", "cb-dsl")]
+    runs = [make_run([0.5, 0.6], method=method) for method in ("fedpso", "fedavg", "cb-dsl")]
     found = group_results(runs)
     named = [replace(group, label=label) for group, label in zip(found.groups, ("x", "FedAvg", "y"), strict=True)]
     by_round = draw(replace(found, groups=tuple(named))).figure.axes[0]
@@ -108,7 +106,7 @@ def test_the_papers_approaches_look_the_same_on_every_page() -> None:
 
 def test_the_numbers_of_the_figure_lie_beside_it_and_on_the_page(tmp_path: Path) -> None:
     found = many(2)
-    text = figure(found, tmp_path / "figures" / "sweep", "")
+    text = draw_figure(found, tmp_path / "figures" / "sweep", "")
     rows = list(csv.DictReader((tmp_path / "figures" / "sweep.csv").open()))
     assert [row["test_accuracy"] for row in rows] == ["0.2", "0.5", "0.2", "0.5", "0.2", "0.51", "0.2", "0.51"]
     assert [row["uplink_bytes_so_far"] for row in rows[:2]] == ["1000", "2000"]
@@ -120,6 +118,6 @@ def test_the_numbers_of_the_figure_lie_beside_it_and_on_the_page(tmp_path: Path)
 
 def test_the_figure_comes_before_the_table_and_the_size_of_it_all_first(tmp_path: Path) -> None:
     found = many(3)
-    text = build(found, figure(found, tmp_path / "figure", ""), tmp_path, "Runs", "table.csv")
+    text = page_of(found, tmp_path)
     assert '<p class="lead">6 runs in 3 groups, 2 rounds, seeds 0 and 1; they differ in' in text
     assert 0 < text.index("<figure") < text.index("<table")

@@ -2,13 +2,12 @@ from __future__ import annotations
 
 import pytest
 
-from cbdsl.report.figures import accuracy_curves, plot
-from cbdsl.report.style import new_figure, spread_labels
-from support.finished_runs import finished
+from cbdsl.report.figures import accuracy_curves, new_figure, plot_curves, spread_labels
+from support.finished_runs import make_run
 
 
 def test_accuracy_by_round_and_by_the_mean_of_what_was_sent() -> None:
-    runs = [finished([0.1, 0.4], uplink=100).rounds, finished([0.3, 0.6], uplink=300).rounds]
+    runs = [make_run([0.1, 0.4], uplink=100).rounds, make_run([0.3, 0.6], uplink=300).rounds]
     by_round, by_byte = accuracy_curves("name", "#000000", "o", runs)
     assert (by_round.x, by_byte.x) == ([1, 2], [200, 400])
     assert by_round.rows == by_byte.rows == [[0.1, 0.4], [0.3, 0.6]]
@@ -16,10 +15,10 @@ def test_accuracy_by_round_and_by_the_mean_of_what_was_sent() -> None:
 
 
 def test_a_band_is_drawn_for_several_runs_alone() -> None:
-    one, two = finished([0.1, 0.4]).rounds, finished([0.3, 0.6]).rounds
+    one, two = make_run([0.1, 0.4]).rounds, make_run([0.3, 0.6]).rounds
     for runs, bands in (([one], 0), ([one, two], 1)):
         axes = new_figure(4, 3).subplots()
-        plot(axes, [accuracy_curves("name", "#000000", "o", runs)[0]], gap=0.05, labels=False)
+        plot_curves(axes, [accuracy_curves("name", "#000000", "o", runs)[0]], gap=0.05, labels=False)
         assert len(axes.collections) == bands
         assert not axes.texts
 

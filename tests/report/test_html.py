@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from cbdsl.report.html import Section, bullets, document, picture, table
+from cbdsl.report.html import Section, bullet_list, document, picture, table
 
 
 class Balance(HTMLParser):
@@ -104,7 +104,7 @@ def test_the_one_script_of_a_page_is_the_one_its_policy_allows() -> None:
 
 
 def test_a_document_links_to_its_sections_and_allows_nothing_from_outside() -> None:
-    parts = [Section("one", "First & last", "All < there is", bullets(["<i>a</i>", "b"]))]
+    parts = [Section("one", "First & last", "All < there is", bullet_list(["<i>a</i>", "b"]))]
     page = document("A <title>", "<b>lead</b>", parts)
     assert balanced(page)
     assert '<a href="#one">First &amp; last</a>' in page

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from cbdsl.report.html import Drawing, Section, document, keep, table
-from cbdsl.report.style import new_figure
+from cbdsl.report.figures import new_figure
+from cbdsl.report.html import Drawing, Section, document, save_drawing, table
 from support.browser import Tab, tab
 
 HEAD = ("Defence", "Accuracy", "Uplink", "Banned", "Under the worst attack that we know of")
@@ -25,7 +25,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("page")
     figure = new_figure(10, 3)
     figure.subplots().plot([1, 2], [0.1, 0.9])
-    shown = keep(Drawing(figure, ("round", "accuracy"), [(1, 0.1), (2, 0.9)]), out / "figures" / "curve", "A curve")
+    shown = save_drawing(
+        Drawing(figure, ("round", "accuracy"), [(1, 0.1), (2, 0.9)]), out / "figures" / "curve", "A curve"
+    )
     wide = table([*HEAD, *(f"Another number, {n}" for n in range(8))], [(*row, *"12345678") for row in ROWS], wide=True)
     body = shown + table(HEAD, ROWS) + wide
     path = out / "page.html"

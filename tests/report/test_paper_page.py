@@ -15,10 +15,10 @@ from threading import Thread
 import pytest
 
 from cbdsl.errors import UserError
+from cbdsl.report.figures import spread_labels
 from cbdsl.report.paper_page import write_reproduction
-from cbdsl.report.style import spread_labels
 from cbdsl.studies.paper import EQUAL_WORK, FIGURES, LABELS, PAPER_CLAIMS, ReproductionPlan
-from cbdsl.studies.reproduce import reproduce, tasks_of
+from cbdsl.studies.reproduce import list_tasks, run_reproduction
 from support.browser import browse, widths
 
 TINY = ReproductionPlan(
@@ -39,7 +39,7 @@ TINY = ReproductionPlan(
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_reproduction(
-        reproduce(TINY, tmp_path_factory.mktemp("reproduction") / "out", jobs=2), "cbdsl reproduce"
+        run_reproduction(TINY, tmp_path_factory.mktemp("reproduction") / "out", jobs=2), "cbdsl reproduce"
     )
 
 
@@ -100,7 +100,7 @@ def test_made_again_the_page_is_the_same_and_nothing_is_run_twice(made: Path) ->
     before = made.read_text()
     (lost,) = list(folder.glob("runs/*"))[:1]
     shutil.rmtree(lost)
-    again = write_reproduction(reproduce(TINY, folder, jobs=1), "cbdsl reproduce")
+    again = write_reproduction(run_reproduction(TINY, folder, jobs=1), "cbdsl reproduce")
     assert again.read_text() == before
     after = {path: path.stat().st_mtime_ns for path in folder.glob("runs/*/summary.json")}
     assert {path for path in stamps if after[path] != stamps[path]} == {lost / "summary.json"}
@@ -108,14 +108,14 @@ def test_made_again_the_page_is_the_same_and_nothing_is_run_twice(made: Path) ->
 
 def test_another_plan_does_not_mix_with_this_one(made: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="other seeds, regimes or rounds"):
-        reproduce(ReproductionPlan(("paper",), (0,), 0.1), made.parent)
+        run_reproduction(ReproductionPlan(("paper",), (0,), 0.1), made.parent)
     (tmp_path / "precious.txt").write_text("mine")
     with pytest.raises(UserError, match="not empty and not the folder of a reproduction"):
-        reproduce(TINY, tmp_path)
+        run_reproduction(TINY, tmp_path)
 
 
 def test_figures_share_runs_and_theory_brings_its_own_curve() -> None:
-    tasks = tasks_of(TINY)
+    tasks = list_tasks(TINY)
     assert len(tasks) == len(set(tasks))
     # Of the 2 * 2 * 16 runs, those of Figure 5 that no theory replays are watched; equal work has no run of its own.
     assert Counter(task.kind.name for task in tasks) == {"run": 60, "watched": 4, "theory": 4, "divergence": 4}

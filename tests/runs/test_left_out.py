@@ -12,7 +12,7 @@ import pytest
 import cbdsl
 from cbdsl.attacks.base import Attack, AttackContext
 from cbdsl.report import figures
-from cbdsl.report.style import new_figure
+from cbdsl.report.figures import new_figure
 from cbdsl.runs.records import RoundRecord
 from cbdsl.watch.run_state import RunView, ViewerPosition
 from support.helpers import blobs, perceptron, small_spec

@@ -22,9 +22,9 @@ from cbdsl.studies.arena import (
     ArenaCell,
     ArenaPlan,
     Match,
-    cells,
-    judge_match,
-    tasks_of,
+    judge_matches,
+    list_cells,
+    list_tasks,
 )
 
 SMALL = ArenaPlan(
@@ -54,16 +54,16 @@ def results(accuracy: Callable[[Spec], float]) -> Callable[[Spec], Summary]:
     return of
 
 
-def judged(contest: ArenaPlan, accuracy: Callable[[Spec], float]) -> dict[ArenaCell, Match]:
-    bouts = judge_match(contest, results(accuracy))
-    return {ArenaCell(one.preset, one.defence, one.attack, one.byzantine): one for one in bouts}
+def judged(plan: ArenaPlan, accuracy: Callable[[Spec], float]) -> dict[ArenaCell, Match]:
+    matches = judge_matches(plan, results(accuracy))
+    return {ArenaCell(one.preset, one.defence, one.attack, one.byzantine): one for one in matches}
 
 
-def test_a_contest_is_every_attack_on_every_defence_with_clean_runs_and_remainders_first() -> None:
-    found = cells(SMALL)
+def test_a_plan_is_every_attack_on_every_defence_with_clean_runs_and_remainders_first() -> None:
+    found = list_cells(SMALL)
     assert len(found) == 3 + 3 * 2 + 3 * 2 * 2
     assert [cell.attack for cell in found[:9]] == [""] * 3 + [ABSENT] * 6
-    tasks = tasks_of(SMALL)
+    tasks = list_tasks(SMALL)
     assert len(tasks) == len(found) // 3 * (2 + 2 + 1)  # one seed for the median
     assert len({task.spec.key() for task in tasks}) == len(tasks)
     spec = SMALL.spec(ArenaCell("strong-iid", "guard", "liar", 2), 1)
@@ -82,24 +82,24 @@ def test_the_remainder_is_a_run_of_the_same_spec_with_the_same_attackers_absent(
 
 
 @pytest.mark.parametrize("key", ["attack.scale", "options.copycat.scale"])
-def test_a_setting_of_an_attack_is_for_its_own_bouts(key: str) -> None:
-    contest = replace(SMALL, attacks=("copycat", "liar")[: 1 + key.startswith("options")], settings={key: 0.5})
-    for cell in cells(contest):
-        made = make_attack(contest.spec(cell, 0))
+def test_a_setting_of_an_attack_is_for_its_own_matches(key: str) -> None:
+    plan = replace(SMALL, attacks=("copycat", "liar")[: 1 + key.startswith("options")], settings={key: 0.5})
+    for cell in list_cells(plan):
+        made = make_attack(plan.spec(cell, 0))
         assert (getattr(made, "scale", None) == 0.5) is (cell.attack == "copycat")
 
 
 def test_seeds_are_spent_where_they_matter() -> None:
-    contest = ArenaPlan()
-    repeated = {name for name in DEFENCES if contest.seeds_of(name) == (0, 1, 2)}
+    plan = ArenaPlan()
+    repeated = {name for name in DEFENCES if plan.seeds_of(name) == (0, 1, 2)}
     assert repeated == {"fedavg", *(name for name, defence in DEFENCES.items() if defence.ours)}
-    assert {contest.seeds_of(name) for name in DEFENCES if name not in repeated} == {(0,)}
-    assert (contest.presets, contest.byzantine) == (("strong-iid", "strong-noniid"), (1, 5, 20))
-    assert ABSENT not in contest.attacks
-    assert {(task.spec.preset, task.spec.seed) for task in tasks_of(QUICK)} == {("strong-iid", 0)}
+    assert {plan.seeds_of(name) for name in DEFENCES if name not in repeated} == {(0,)}
+    assert (plan.presets, plan.byzantine) == (("strong-iid", "strong-noniid"), (1, 5, 20))
+    assert ABSENT not in plan.attacks
+    assert {(task.spec.preset, task.spec.seed) for task in list_tasks(QUICK)} == {("strong-iid", 0)}
 
 
-def test_a_bout_puts_its_seeds_together_and_is_compared_with_the_remainder() -> None:
+def test_a_match_combines_its_seeds_and_is_compared_with_the_remainder() -> None:
     def accuracy(spec: Spec) -> float:
         if not spec.attack.byzantine:
             return 0.99  # must not matter
@@ -107,45 +107,45 @@ def test_a_bout_puts_its_seeds_together_and_is_compared_with_the_remainder() -> 
         return absent if spec.attack.name == ABSENT else absent - (0.1 if spec.method == "cb-dsl" else 0.01)
 
     by_key = judged(SMALL, accuracy)
-    bout = by_key[ArenaCell("strong-iid", "guard", "liar", 2)]
-    assert (bout.accuracy, bout.lowest, bout.highest) == pytest.approx((0.71, 0.7, 0.72))
-    assert (bout.remainder, bout.lost) == pytest.approx((0.81, 0.1))
-    assert not bout.stands
-    assert (bout.precision, bout.recall, bout.banned, bout.false_bans) == (0.5, 0.5, 1.0, 1.0)
+    match = by_key[ArenaCell("strong-iid", "guard", "liar", 2)]
+    assert (match.accuracy, match.lowest, match.highest) == pytest.approx((0.71, 0.7, 0.72))
+    assert (match.remainder, match.lost) == pytest.approx((0.81, 0.1))
+    assert not match.withstands
+    assert (match.precision, match.recall, match.banned, match.false_bans) == (0.5, 0.5, 1.0, 1.0)
     assert by_key[ArenaCell("strong-iid", "guard", "backdoor", 1)].attack_success == 0.125
     for cell in (ArenaCell("strong-iid", "guard"), ArenaCell("strong-iid", "guard", ABSENT, 2)):
-        assert (by_key[cell].lost, by_key[cell].stands, by_key[cell].attacked) == (0.0, True, False)
+        assert (by_key[cell].lost, by_key[cell].withstands, by_key[cell].attacked) == (0.0, True, False)
     plain = by_key[ArenaCell("strong-iid", "fedavg", "liar", 1)]
-    assert plain.stands  # one point below the remainder, though fourteen below the clean run
+    assert plain.withstands  # one point below the remainder, though fourteen below the clean run
     assert plain.lost == pytest.approx(0.01)
     assert (plain.precision, plain.recall) == (None, None)  # FedAvg bans nobody
     assert by_key[ArenaCell("strong-iid", "median", "liar", 1)].seeds == 1
 
 
 def test_presets_are_judged_apart() -> None:
-    contest = replace(SMALL, presets=("strong-iid", "strong-noniid"))
+    plan = replace(SMALL, presets=("strong-iid", "strong-noniid"))
 
     def accuracy(spec: Spec) -> float:
         start = 0.9 if spec.preset == "strong-iid" else 0.6
         return start - 0.3 * (spec.attack.name == "liar" and spec.preset == "strong-noniid" and spec.attack.byzantine)
 
-    by_key = judged(contest, accuracy)
-    assert len(by_key) == 2 * len(cells(SMALL))
+    by_key = judged(plan, accuracy)
+    assert len(by_key) == 2 * len(list_cells(SMALL))
     assert by_key[ArenaCell("strong-iid", "guard", "liar", 1)].lost == pytest.approx(0)
     assert by_key[ArenaCell("strong-noniid", "guard", "liar", 1)].lost == pytest.approx(0.3)
 
 
-def test_a_bout_says_what_became_of_the_classes_that_are_aimed_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_match_reports_the_classes_that_are_targeted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(register.attack.get("backdoor"), "aims", (0, 2))
     by_key = judged(SMALL, lambda _: 0.9)
-    bout = by_key[ArenaCell("strong-iid", "guard", "backdoor", 2)]
-    assert bout.stands
-    assert bout.aimed_accuracy == pytest.approx((0.25 + 0.75) / 2)
-    assert bout.aimed_remainder == pytest.approx((0.95 + 0.85) / 2)  # the test set has no samples of class 2
-    assert not bout.keeps_aimed
+    match = by_key[ArenaCell("strong-iid", "guard", "backdoor", 2)]
+    assert match.withstands
+    assert match.aimed_accuracy == pytest.approx((0.25 + 0.75) / 2)
+    assert match.aimed_remainder == pytest.approx((0.95 + 0.85) / 2)  # the test set has no samples of class 2
+    assert not match.protects_targets
     for attack in ("", "liar", ABSENT):
         other = by_key[ArenaCell("strong-iid", "guard", attack, 2 if attack else 0)]
-        assert (other.aimed_accuracy, other.aimed_remainder, other.keeps_aimed) == (None, None, True)
+        assert (other.aimed_accuracy, other.aimed_remainder, other.protects_targets) == (None, None, True)
 
 
 @pytest.mark.parametrize(
@@ -157,10 +157,10 @@ def test_a_bout_says_what_became_of_the_classes_that_are_aimed_at(monkeypatch: p
         ({"seeds": ()}, "at least one"),
         ({"presets": ()}, "at least one"),
         ({"presets": ("strong-idd",)}, "Unknown preset 'strong-idd'"),
-        ({"attacks": ("liar", "absent")}, "'absent' is what every attack is compared with"),
+        ({"attacks": ("liar", "absent")}, "compared with 'absent'"),
     ],
 )
-def test_a_contest_that_cannot_be_held_is_refused(settings: dict[str, tuple[object, ...]], message: str) -> None:
+def test_a_plan_that_cannot_be_run_is_refused(settings: dict[str, tuple[object, ...]], message: str) -> None:
     with pytest.raises(UserError, match=message):
         ArenaPlan(**settings)  # type: ignore[arg-type]
 

@@ -14,7 +14,7 @@ import pytest
 from cbdsl.data import download
 from cbdsl.errors import UserError
 from cbdsl.presets import preset
-from cbdsl.report import datasets_page
+from cbdsl.report.comparison_page import write_study_page
 from cbdsl.runs.resolve import resolve
 from cbdsl.studies.benchmark_datasets import (
     ATTACK,
@@ -23,13 +23,13 @@ from cbdsl.studies.benchmark_datasets import (
     Study,
     StudyEntry,
     StudyPlan,
-    lead,
-    markdown,
+    describe_study,
+    markdown_table,
     run_study,
-    table,
+    study_table,
 )
 from cbdsl.studies.sweep import FinishedRun
-from support.finished_runs import finished
+from support.finished_runs import make_run
 from support.helpers import cbdsl
 
 TINY = {
@@ -92,13 +92,15 @@ def test_a_way_is_what_its_label_says() -> None:
 def test_a_quick_look_says_so_first() -> None:
     plan = StudyPlan("hapt", seeds=(0,), quick=True)
     assert plan.start.rounds < preset("hapt").rounds
-    assert lead(plan).startswith(f"A quick look, and no result: {plan.start.rounds} of ")
-    assert "one seed (0)" in lead(plan)
-    assert not lead(StudyPlan("hapt")).startswith("A quick look")
-    short = lead(StudyPlan("hapt", settings={"rounds": 2}))
+    assert describe_study(plan).startswith(f"A quick look, and no result: {plan.start.rounds} of ")
+    assert "one seed (0)" in describe_study(plan)
+    assert not describe_study(StudyPlan("hapt")).startswith("A quick look")
+    short = describe_study(StudyPlan("hapt", settings={"rounds": 2}))
     assert "Not the preset: rounds = 2." in short
     assert short.startswith("A quick look, and no result: 2 of ")
-    assert lead(StudyPlan("hapt", seeds=(0,))).startswith("A quick look, and no result: 30 rounds, one seed (0).")
+    assert describe_study(StudyPlan("hapt", seeds=(0,))).startswith(
+        "A quick look, and no result: 30 rounds, one seed (0)."
+    )
 
 
 def test_what_is_not_there_is_named() -> None:
@@ -113,7 +115,7 @@ def test_what_is_not_there_is_named() -> None:
 def test_the_table_has_means_shares_and_bans() -> None:
     def runs(method: str, uplink: int, attackers: int) -> tuple[FinishedRun, ...]:
         return tuple(
-            finished([0.5, 0.8 + 0.1 * seed], uplink=uplink, method=method, seed=seed, attack__byzantine=attackers)
+            make_run([0.5, 0.8 + 0.1 * seed], uplink=uplink, method=method, seed=seed, attack__byzantine=attackers)
             for seed in (0, 1)
         )
 
@@ -129,15 +131,15 @@ def test_the_table_has_means_shares_and_bans() -> None:
             if run.spec.method == "fedavg":
                 object.__setattr__(run.summary, "conversation", "average")
     study = Study(StudyPlan("hapt", seeds=(0, 1), ways=("fedavg", "cb-dsl")), entries)
-    heads, rows = table(study)
+    heads, rows = study_table(study)
     assert heads == ("", "clean", "attacked", "banned", "uplink", "of FedAvg's", "both ways")
     assert rows[0] == ("FedAvg", "85.0 ± 7.1 %", "85.0 ± 7.1 %", "–", "2.0 kB", "100.0 %", "6.0 kB")
     assert rows[1][3:] == ("2 of 4, and 2 honest", "20 B", "1.0 %", "60 B")
-    assert markdown(study).splitlines()[1] == "| " + " | ".join(["---"] * 7) + " |"
+    assert markdown_table(study).splitlines()[1] == "| " + " | ".join(["---"] * 7) + " |"
     clean = Study(
         StudyPlan("hapt", seeds=(0, 1), attacked=False), tuple(StudyEntry(e.label, e.clean, ()) for e in entries)
     )
-    assert table(clean)[0] == ("", "clean", "uplink", "of FedAvg's", "both ways")
+    assert study_table(clean)[0] == ("", "clean", "uplink", "of FedAvg's", "both ways")
 
 
 def test_a_study_leaves_a_folder_that_explains_itself_and_goes_on(tmp_path: Path, windows: str) -> None:
@@ -153,7 +155,7 @@ def test_a_study_leaves_a_folder_that_explains_itself_and_goes_on(tmp_path: Path
     assert len(whole.runs) == 12
     assert {run.folder: (run.folder / "summary.json").stat().st_mtime_ns for run in part.runs} == stamps
     assert whole.entries[1].share < 0.2
-    page = datasets_page.write(whole, out, "cbdsl study hapt")
+    page = write_study_page(whole, out, "cbdsl study hapt")
     text = page.read_text(encoding="utf-8")
     for label in ("FedAvg", "CB-DSL + D_G", "verified rotation"):
         assert label.replace(" ", "\u00a0") in text
@@ -166,7 +168,7 @@ def test_a_study_leaves_a_folder_that_explains_itself_and_goes_on(tmp_path: Path
     assert {row["way"] for row in rows} == {"fedavg", "cb-dsl", "rotation"}
     assert all((out / row["folder"] / "spec.toml").exists() for row in rows)
     assert json.loads((out / "study.json").read_text())["name"] == "hapt"
-    assert (out / "table.md").read_text().startswith(lead(whole.plan))
+    assert (out / "table.md").read_text().startswith(describe_study(whole.plan))
     assert {path.name for path in (out / "figures").iterdir()} == {
         f"study.{ending}" for ending in ("png", "svg", "pdf", "csv")
     }

@@ -18,19 +18,19 @@ from cbdsl.studies.compare import (
     Spread,
     compare,
     comparison_rows,
-    csv_text,
+    describe_run,
+    describe_setting,
+    format_csv,
+    format_value,
     group_results,
-    run_words,
-    short_words,
-    value_words,
 )
 from cbdsl.studies.sweep import FinishedRun, grid, run_all
-from support.finished_runs import finished
+from support.finished_runs import make_run
 from support.helpers import blobs, perceptron, small_spec
 
 FINALS = {("cb-dsl", 1): (0.90, 0.92), ("cb-dsl", 3): (0.93, 0.95), ("fedavg", 1): (0.80, 0.80)}
 SWEEP = [
-    finished([0.5, final], Path(f"{method}{epochs}-{seed}"), method=method, local__epochs=epochs, seed=seed)
+    make_run([0.5, final], Path(f"{method}{epochs}-{seed}"), method=method, local__epochs=epochs, seed=seed)
     for (method, epochs), finals in FINALS.items()
     for seed, final in enumerate(finals)
 ]
@@ -38,7 +38,7 @@ SWEEP = [
 
 def test_runs_that_differ_by_their_seed_alone_are_one_group() -> None:
     found = group_results(SWEEP)
-    assert found.keys == found.telling == ("method", "local.epochs")
+    assert found.keys == found.distinguishing == ("method", "local.epochs")
     assert [group.settings for group in found.groups] == [
         {"method": method, "local.epochs": epochs} for method, epochs in FINALS
     ]
@@ -51,8 +51,8 @@ def test_runs_that_differ_by_their_seed_alone_are_one_group() -> None:
 
 def test_a_row_by_hand() -> None:
     row = group_results([
-        finished([0.7, 0.9, 0.8], seed=4, uplink=1000, banned=[1]),
-        finished([0.7, 0.6, 0.6], seed=2, uplink=3000, banned=[1, 2, 3]),
+        make_run([0.7, 0.9, 0.8], seed=4, uplink=1000, banned=[1]),
+        make_run([0.7, 0.6, 0.6], seed=2, uplink=3000, banned=[1, 2, 3]),
     ]).rows[0]  # fmt: skip
     root = 2**0.5
     assert isinstance(row, ComparisonRow)
@@ -79,8 +79,8 @@ def test_the_table_for_people_has_a_row_a_group() -> None:
 
 
 def test_groups_with_the_same_seeds_are_compared_seed_by_seed() -> None:
-    better = [finished([0.5, 0.90 + 0.01 * seed], seed=seed) for seed in (0, 1, 2)]
-    worse = [finished([0.5, value], seed=seed, method="pso") for seed, value in enumerate((0.80, 0.79, 0.84))]
+    better = [make_run([0.5, 0.90 + 0.01 * seed], seed=seed) for seed in (0, 1, 2)]
+    worse = [make_run([0.5, value], seed=seed, method="pso") for seed, value in enumerate((0.80, 0.79, 0.84))]
     gaps = group_results([*worse, *better]).gaps
     assert gaps[1] is None
     assert gaps[0] is not None
@@ -91,7 +91,7 @@ def test_groups_with_the_same_seeds_are_compared_seed_by_seed() -> None:
 
 
 def test_one_run_has_no_deviation() -> None:
-    found = group_results([finished([0.5, 0.75], seed=3)])
+    found = group_results([make_run([0.5, 0.75], seed=3)])
     assert found.rows[0].final_accuracy == Spread(0.75, None)
     assert comparison_rows(found)[1] == [("1 (seed 3)", "75.0 %", "75.0 %", "2.0 kB", "4.0 kB", "2", "0")]
     assert found.groups[0].label == "cb-dsl"
@@ -99,7 +99,7 @@ def test_one_run_has_no_deviation() -> None:
 
 
 def test_the_csv_has_means_and_deviations() -> None:
-    rows = list(csv.DictReader(io.StringIO(csv_text(group_results([*SWEEP, finished([0.5, 0.6], method="pso")])))))
+    rows = list(csv.DictReader(io.StringIO(format_csv(group_results([*SWEEP, make_run([0.5, 0.6], method="pso")])))))
     assert [(row["method"], row["local.epochs"], row["runs"], row["seeds"]) for row in rows] == [
         ("cb-dsl", "1", "2", "0 1"), ("cb-dsl", "3", "2", "0 1"), ("fedavg", "1", "2", "0 1"), ("pso", "1", "1", "0"),
     ]  # fmt: skip
@@ -110,7 +110,7 @@ def test_the_csv_has_means_and_deviations() -> None:
 
 def test_a_label_has_no_more_words_than_it_takes_to_tell_groups_apart() -> None:
     attacked = [
-        finished([0.5], attack__byzantine=count, defence__declared=count, attack__name=name, data__holdout=count + 50)
+        make_run([0.5], attack__byzantine=count, defence__declared=count, attack__name=name, data__holdout=count + 50)
         for count, name in ((0, "liar"), (5, "liar"), (5, "alie"))
     ]
     found = group_results(attacked)
@@ -119,17 +119,17 @@ def test_a_label_has_no_more_words_than_it_takes_to_tell_groups_apart() -> None:
 
 
 def test_what_follows_from_another_setting_is_not_what_names_a_group() -> None:
-    found = group_results([finished([0.5], attack__byzantine=n, defence__declared=n) for n in (1, 5)])
+    found = group_results([make_run([0.5], attack__byzantine=n, defence__declared=n) for n in (1, 5)])
     assert found.keys == ("defence.declared", "attack.byzantine")
     assert [group.label for group in found.groups] == ["byzantine 1", "byzantine 5"]
 
 
 def test_a_sweep_is_described_by_its_axes() -> None:
-    swept = [finished([0.5], swarm__inertia=value, shared="both", seed=seed) for value in (0.5, 0.9) for seed in (0, 3)]
+    swept = [make_run([0.5], swarm__inertia=value, shared="both", seed=seed) for value in (0.5, 0.9) for seed in (0, 3)]
     found = group_results(swept, ["swarm.inertia", "shared", "seed"])
     assert found.keys == ("swarm.inertia", "shared")
-    assert found.telling == ("swarm.inertia",)
-    assert run_words(found.runs[1], found.telling) == "swarm.inertia 0.5, seed 3"
+    assert found.distinguishing == ("swarm.inertia",)
+    assert describe_run(found.runs[1], found.distinguishing) == "swarm.inertia 0.5, seed 3"
     assert group_results(swept, ["seed"]).keys == ("swarm.inertia",)  # what differs is never passed over
 
 
@@ -140,7 +140,7 @@ def test_a_sweep_is_described_by_its_axes() -> None:
     ],
 )  # fmt: skip
 def test_values_in_words(value: object, words: str) -> None:
-    assert value_words(value) == words
+    assert format_value(value) == words
 
 
 @pytest.mark.parametrize(
@@ -157,11 +157,11 @@ def test_values_in_words(value: object, words: str) -> None:
     ],
 )
 def test_settings_in_a_label(key: str, value: object, words: str) -> None:
-    assert short_words(key, value) == words
+    assert describe_setting(key, value) == words
 
 
 def changed(**summary: object) -> FinishedRun:
-    run = finished([0.5], seed=1)
+    run = make_run([0.5], seed=1)
     return replace(run, summary=replace(run.summary, **summary))  # type: ignore[arg-type]
 
 
@@ -169,26 +169,26 @@ def changed(**summary: object) -> FinishedRun:
     ("other", "note"),
     [
         (
-            finished([0.5], data__source="elsewhere"),
+            make_run([0.5], data__source="elsewhere"),
             "The data differ (mnist, elsewhere): accuracies are not of the same",
         ),
-        (finished([0.5], data__partition="shards"), "What workers and server hold differs (data.partition)."),
-        (finished([0.5], model="mlp", parameters=200), "The models differ (cnn, mlp; 100 and 200 parameters)."),
-        (finished([0.5], model="custom"), "The model came from Python: whether all runs had the same, no spec says."),
-        (finished([0.5], model="custom", data__source="custom"), "The model and the data came from Python: whether"),
-        (finished([0.5, 0.6]), "Some runs are longer than others (1, 2 rounds)."),
+        (make_run([0.5], data__partition="shards"), "What workers and server hold differs (data.partition)."),
+        (make_run([0.5], model="mlp", parameters=200), "The models differ (cnn, mlp; 100 and 200 parameters)."),
+        (make_run([0.5], model="custom"), "The model came from Python: whether all runs had the same, no spec says."),
+        (make_run([0.5], model="custom", data__source="custom"), "The model and the data came from Python: whether"),
+        (make_run([0.5, 0.6]), "Some runs are longer than others (1, 2 rounds)."),
         (changed(engine="torch"), "Not the same engine played all runs: native, torch."),
         (changed(version="2"), "Not the same version played all runs: 1, 2."),
-        (finished([0.5], method="fedavg", seed=7), "The groups do not have the same seeds, so their differences"),
-        (finished([0.6]), "Some runs have the same spec and seed and yet other numbers; each of them counts."),
+        (make_run([0.5], method="fedavg", seed=7), "The groups do not have the same seeds, so their differences"),
+        (make_run([0.6]), "Some runs have the same spec and seed and yet other numbers; each of them counts."),
     ],
 )
 def test_what_is_not_like_with_like_is_said(other: FinishedRun, note: str) -> None:
-    assert any(found.startswith(note) for found in group_results([finished([0.5]), other]).notes)
+    assert any(found.startswith(note) for found in group_results([make_run([0.5]), other]).notes)
 
 
 def test_the_same_run_twice_counts_once() -> None:
-    here, there = finished([0.5, 0.6], Path("here")), finished([0.5, 0.6], Path("there"))
+    here, there = make_run([0.5, 0.6], Path("here")), make_run([0.5, 0.6], Path("there"))
     assert group_results([here, here]).rows[0].runs == 1
     assert not any("same run" in note for note in group_results([here, here]).notes)
     found = group_results([here, there])

@@ -16,7 +16,7 @@ def tasks(*rounds: int, method: str = "cb-dsl") -> list[Task]:
 
 @pytest.fixture
 def timed(monkeypatch: pytest.MonkeyPatch) -> list[Spec]:
-    """Runs that are not played: two seconds before the first round, three for each."""
+    """Pretended runs: two seconds before the first round, three per round."""
     asked: list[Spec] = []
 
     def pretend(spec: Spec, threads: int) -> tuple[float, float]:
@@ -24,7 +24,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[Spec]:
         asked.append(spec)
         return 2.0, 3.0
 
-    monkeypatch.setattr(job, "_timed", pretend)
+    monkeypatch.setattr(job, "_time_run", pretend)
     return asked
 
 
@@ -47,7 +47,7 @@ def test_what_is_done_is_not_counted(timed: list[Spec], tmp_path: Path) -> None:
         task.folder(tmp_path).mkdir(parents=True)
         (task.folder(tmp_path) / "summary.json").touch()
     done = forecast(both, tmp_path)
-    assert done.words() == "2 runs, 2 of them done."
+    assert done.describe() == "2 runs, 2 of them done."
     assert not timed
     left = forecast([*both, *tasks(30)], tmp_path, jobs=1)
     assert left.missing == 1
@@ -58,8 +58,27 @@ def test_what_is_done_is_not_counted(timed: list[Spec], tmp_path: Path) -> None:
     ("seconds", "words"), [(20.0, "about a minute"), (1800.0, "about 30 min"), (9000.0, "about 2.5 hours")]
 )
 def test_a_forecast_in_words(seconds: float, words: str) -> None:
-    text = Forecast(12, 9, 2, seconds, ("fedavg", "cb-dsl")).words()
-    assert text.startswith(f"12 runs, 3 of them done: {words} with 2 processes, by 2 rounds of fedavg and cb-dsl")
+    text = Forecast(12, 9, 2, seconds, ("fedavg", "cb-dsl")).describe()
+    assert text.startswith(
+        f"12 runs, 3 of them done: {words} with 2 processes, estimated from 2 rounds of fedavg and cb-dsl"
+    )
+
+
+def work(**settings: object) -> float:
+    usual = {"data.samples_per_worker": 300, "local.batch_size": 10, "local.epochs": 2}
+    return Task(resolve(Spec().with_settings({**usual, **settings}))).round_work
+
+
+def test_the_work_of_a_round_follows_its_steps_and_not_the_epochs_that_they_replace() -> None:
+    epochs = work(method="fedavg", shared="none")
+    assert work(**{"method": "fedavg", "shared": "none", "local.steps": 60}) == epochs
+    assert work(**{"method": "fedavg", "shared": "none", "local.steps": 120}) == 2 * epochs
+    assert work(**{"method": "fedavg", "shared": "none", "local.steps": 60, "local.epochs": 1}) == epochs
+
+
+def test_a_method_without_gradients_only_scores() -> None:
+    assert work(method="pso", shared="none") == 50 * 300
+    assert work(method="cb-dsl", shared="none") == 50 * (300 + 3 * 2 * 300)
 
 
 def test_a_short_run_is_really_timed(tmp_path: Path) -> None:

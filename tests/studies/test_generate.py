@@ -20,9 +20,9 @@ from cbdsl.spec import Spec
 from cbdsl.studies.generate import (
     GenerationPlan,
     GeneratorTraining,
+    describe_result,
     gather_generator_data,
-    make_generated_set,
-    sentences,
+    run_generation,
 )
 from support.helpers import blobs, perceptron, small_spec
 
@@ -54,7 +54,7 @@ def centres(samples: Samples) -> Floats:
 
 @pytest.mark.parametrize("learned_from", ["server", "workers"])
 def test_what_is_generated_looks_like_its_class(source: Path, tmp_path: Path, learned_from: str) -> None:
-    made = make_generated_set(replace(plan_of(source, learned_from, 60), scoring=600), tmp_path / "out", 1)
+    made = run_generation(replace(plan_of(source, learned_from, 60), scoring=600), tmp_path / "out", 1)
     data = load(str(source))
     real = centres(data.train)
     own = centres(made.shared.scoring)
@@ -64,7 +64,7 @@ def test_what_is_generated_looks_like_its_class(source: Path, tmp_path: Path, le
 
 
 def test_a_run_takes_the_file_and_learns(source: Path, tmp_path: Path) -> None:
-    made = make_generated_set(plan_of(source, passes=40), tmp_path / "out", 1)
+    made = run_generation(plan_of(source, passes=40), tmp_path / "out", 1)
     spec = small_spec(data__shared_source=str(made.file), rounds=8)
     assert cbdsl.run(spec, data=blobs(), model=perceptron, callbacks=[]).summary.final_accuracy > 0.6
 
@@ -72,11 +72,11 @@ def test_a_run_takes_the_file_and_learns(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("learned_from", ["server", "workers"])
 def test_the_same_plan_makes_the_same_file(source: Path, tmp_path: Path, learned_from: str) -> None:
     files = [
-        make_generated_set(plan_of(source, learned_from), tmp_path / name, threads).file
+        run_generation(plan_of(source, learned_from), tmp_path / name, threads).file
         for threads, name in ((1, "a"), (2, "b"))
     ]
     assert files[0].read_bytes() == files[1].read_bytes()
-    other = make_generated_set(plan_of(source, learned_from, seed=1), tmp_path / "c", 1).file
+    other = run_generation(plan_of(source, learned_from, seed=1), tmp_path / "c", 1).file
     assert files[0].read_bytes() != other.read_bytes()
 
 
@@ -101,10 +101,10 @@ def hearing(heard: list[int]) -> Callable[[int, int, float], None]:
 def test_learning_goes_on_where_it_was_stopped(source: Path, tmp_path: Path, codec: str) -> None:
     plan = plan_of(source, "workers", passes=7, codec__up=codec)
     with pytest.raises(Stopped):
-        make_generated_set(plan, tmp_path / "stopped", 1, stopping_at(6))
+        run_generation(plan, tmp_path / "stopped", 1, stopping_at(6))
     heard: list[int] = []
-    stopped = make_generated_set(plan, tmp_path / "stopped", 1, hearing(heard))
-    whole = make_generated_set(plan, tmp_path / "whole", 1)
+    stopped = run_generation(plan, tmp_path / "stopped", 1, hearing(heard))
+    whole = run_generation(plan, tmp_path / "whole", 1)
     assert heard == [6, 7]
     assert stopped.file.read_bytes() == whole.file.read_bytes()
     assert stopped.passes == whole.passes
@@ -112,8 +112,8 @@ def test_learning_goes_on_where_it_was_stopped(source: Path, tmp_path: Path, cod
 
 def test_a_finished_folder_makes_more_samples_without_learning_again(source: Path, tmp_path: Path) -> None:
     plan, heard = plan_of(source), list[int]()
-    make_generated_set(plan, tmp_path / "out", 1)
-    more = make_generated_set(replace(plan, training=50), tmp_path / "out", 1, hearing(heard))
+    run_generation(plan, tmp_path / "out", 1)
+    more = run_generation(replace(plan, training=50), tmp_path / "out", 1, hearing(heard))
     assert heard == []
     assert len(read_shared(more.file, load(str(source))).training) == 50
 
@@ -126,18 +126,18 @@ def test_workers_send_weights_and_the_server_alone_sends_none_of_its_samples(sou
 
 
 def test_all_classes_are_made_alike(source: Path, tmp_path: Path) -> None:
-    made = make_generated_set(plan_of(source), tmp_path / "out", 1)
+    made = run_generation(plan_of(source), tmp_path / "out", 1)
     assert np.bincount(made.shared.training.labels).tolist() == [10, 10, 10]
 
 
 def test_the_folder_explains_itself(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    made = make_generated_set(replace(plan_of(source), holdout=25), out, 1)
+    made = run_generation(replace(plan_of(source), holdout=25), out, 1)
     assert {path.name for path in out.iterdir() if not path.name.startswith(".")} == {
         "README.txt", "generate.json", "passes.jsonl", "checkpoint.npz", "shared.npz", "privacy.json",
     }  # fmt: skip
     assert json.loads((out / "generate.json").read_text())["source"] == "server"
-    assert "membership" in "".join(sentences(made))
+    assert "membership" in "".join(describe_result(made))
     stored = read_shared(made.file, load(str(source)))
     assert stored.holdout is not None
     assert len(stored.holdout) == 25
@@ -153,29 +153,29 @@ def test_a_class_without_samples_is_named(source: Path, tmp_path: Path) -> None:
     )
     for learned_from, advice in (("server", "shared_training"), ("workers", "partition"), (str(source), "every class")):
         with pytest.raises(UserError, match=f"none of class 1.*{advice}"):
-            make_generated_set(plan_of(source, learned_from), tmp_path / "out", 1)
+            run_generation(plan_of(source, learned_from), tmp_path / "out", 1)
     assert not (tmp_path / "out").exists()
 
 
 def test_another_plan_leaves_a_folder_alone(source: Path, tmp_path: Path) -> None:
-    make_generated_set(plan_of(source), tmp_path / "out", 1)
+    run_generation(plan_of(source), tmp_path / "out", 1)
     with pytest.raises(UserError, match="holds another generator"):
-        make_generated_set(plan_of(source, passes=5), tmp_path / "out", 1)
+        run_generation(plan_of(source, passes=5), tmp_path / "out", 1)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("")
     with pytest.raises(UserError, match="nothing was overwritten"):
-        make_generated_set(plan_of(source), tmp_path / "full", 1)
+        run_generation(plan_of(source), tmp_path / "full", 1)
 
 
 def test_a_folder_is_left_alone_when_the_samples_of_a_file_have_changed(source: Path, tmp_path: Path) -> None:
     plan = plan_of(source)
-    make_generated_set(plan, tmp_path / "out", 1)
+    run_generation(plan, tmp_path / "out", 1)
     before = (tmp_path / "out" / "privacy.json").read_bytes()
     with np.load(source) as stored:
         arrays = {name: stored[name] for name in stored}
     np.savez(source, **{**arrays, "train_features": 2 * arrays["train_features"]})
     with pytest.raises(UserError, match="learned from other samples"):
-        make_generated_set(plan, tmp_path / "out", 1)
+        run_generation(plan, tmp_path / "out", 1)
     assert (tmp_path / "out" / "privacy.json").read_bytes() == before
 
 
@@ -184,18 +184,18 @@ def test_a_folder_is_one_process_s_at_a_time(source: Path, tmp_path: Path) -> No
 
     def meanwhile(*_: object) -> None:
         with pytest.raises(UserError, match="Another process is working in"):
-            make_generated_set(plan, out, 1)
+            run_generation(plan, out, 1)
 
-    first = make_generated_set(plan, out, 1, meanwhile)
-    assert make_generated_set(plan, out, 1).passes == first.passes  # and free when it is done
+    first = run_generation(plan, out, 1, meanwhile)
+    assert run_generation(plan, out, 1).passes == first.passes  # and free when it is done
 
 
 def test_a_folder_is_free_after_a_refusal(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    make_generated_set(plan_of(source), out, 1)
+    run_generation(plan_of(source), out, 1)
     with pytest.raises(UserError, match="holds another generator"):
-        make_generated_set(plan_of(source, passes=5), out, 1)
-    make_generated_set(plan_of(source), out, 1)
+        run_generation(plan_of(source, passes=5), out, 1)
+    run_generation(plan_of(source), out, 1)
 
 
 @pytest.mark.parametrize("sizes", [(0, 80, 0), (30, 0, 0), (30, 80, -1), (-5, 80, 0)])
@@ -206,7 +206,7 @@ def test_no_samples_are_refused(source: Path, sizes: tuple[int, int, int]) -> No
 
 def test_fewer_samples_than_classes_are_refused_before_anything_is_learned(source: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--samples 2 and --scoring 2 cannot have all 3 classes"):
-        make_generated_set(GenerationPlan(spec_of(source), "server", 2, 2), tmp_path / "out", 1)
+        run_generation(GenerationPlan(spec_of(source), "server", 2, 2), tmp_path / "out", 1)
     assert not (tmp_path / "out").exists()
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cbdsl.arrays import Floats
-from cbdsl.studies.generate import measured, membership, nearest
+from cbdsl.studies.generate import measure_privacy, membership, nearest
 
 
 def cloud(count: int, seed: int) -> Floats:
@@ -35,7 +35,7 @@ def test_the_nearest_of_many_is_that_of_all_pairs() -> None:
 
 def test_copies_are_found_out() -> None:
     members, unseen = cloud(400, 1), cloud(400, 2)
-    found = measured(members + 0.01, members, unseen, (np.zeros(400), np.ones(400)))
+    found = measure_privacy(members + 0.01, members, unseen, (np.zeros(400), np.ones(400)))
     assert found.closer_to_members > 0.95
     assert found.by_samples.advantage > 0.9
     assert found.by_generator.area == 1.0
@@ -45,7 +45,7 @@ def test_copies_are_found_out() -> None:
 def test_strangers_are_not() -> None:
     members, unseen = cloud(2000, 1), cloud(2000, 2)
     losses = np.random.default_rng(4).normal(size=(2, 2000))
-    found = measured(cloud(1000, 3), members, unseen, (losses[0], losses[1]))
+    found = measure_privacy(cloud(1000, 3), members, unseen, (losses[0], losses[1]))
     assert abs(found.closer_to_members - 0.5) < 4 * found.closer_error
     for test in (found.by_samples, found.by_generator):
         assert abs(test.area - 0.5) < 4 * test.area_error

@@ -9,7 +9,7 @@ import pytest
 
 from cbdsl.runs.records import RoundRecord, Summary
 from cbdsl.spec import Spec
-from cbdsl.studies.paper import DIVERGENCE_FIGURE, FIGURES, PAPER_CLAIMS, Evidence, JudgedClaim, judge, paired
+from cbdsl.studies.paper import DIVERGENCE_FIGURE, FIGURES, PAPER_CLAIMS, Evidence, JudgedClaim, is_above_zero, judge
 from cbdsl.studies.sweep import FinishedRun
 
 WORKERS, PARAMETERS = 50, 100
@@ -38,7 +38,7 @@ CURVES = {"cb-dsl": [[0.4, 0.8, 1.1, 1.2, 1.21, 1.21]] * 3, "cb-dsl-g": [[0.3, 0
 CURVES["cb-dsl-equal"] = CURVES["cb-dsl"]
 
 
-def finished(figure: int, approach: str, accuracy: float) -> FinishedRun:
+def make_run(figure: int, approach: str, accuracy: float) -> FinishedRun:
     rounds = 6
     fedavg = approach.startswith("fedavg")
     uplink = WORKERS * PARAMETERS * 4 if fedavg else PARAMETERS * 4
@@ -71,7 +71,7 @@ def world(regime: str = "paper", seeds: int = 3, **changes: Sequence[float]) -> 
     for name, values in changes.items():
         figure, _, approach = name.partition("_")
         finals[int(figure[1:]), approach.replace("_", "-")] = values
-    runs = {key: [finished(*key, accuracy) for accuracy in values[:seeds]] for key, values in finals.items()}
+    runs = {key: [make_run(*key, accuracy) for accuracy in values[:seeds]] for key, values in finals.items()}
     return Evidence(regime, runs, {name: curves[:seeds] for name, curves in CURVES.items()})
 
 
@@ -165,12 +165,12 @@ def test_every_judgement_says_what_was_measured() -> None:
 
 def test_the_paired_test_by_hand() -> None:
     # differences 1, 2, 3: mean 2, deviation 1, t = 2 sqrt(3) = 3.4641 with 2 degrees of freedom: p = 0.03709
-    holds, p = paired([1, 2, 3])
+    holds, p = is_above_zero([1, 2, 3])
     assert holds is True
     assert p == pytest.approx(0.03709, abs=1e-5)
-    assert paired([0.1, -0.2, 0.05])[0] is False
-    assert paired([0.5]) == (None, None)
-    assert paired([0.0, 0.0]) == (False, 1.0)
+    assert is_above_zero([0.1, -0.2, 0.05])[0] is False
+    assert is_above_zero([0.5]) == (None, None)
+    assert is_above_zero([0.0, 0.0]) == (False, 1.0)
 
 
 def test_figures_name_approaches_that_have_published_numbers() -> None:

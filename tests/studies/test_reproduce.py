@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cbdsl.report.paper_page import write_reproduction
 from cbdsl.studies.paper import ReproductionPlan
-from cbdsl.studies.reproduce import reproduce
+from cbdsl.studies.reproduce import run_reproduction
 
 
 def test_a_reproduction_of_one_round_ends_with_a_page_that_says_so(tmp_path: Path) -> None:
@@ -13,7 +13,7 @@ def test_a_reproduction_of_one_round_ends_with_a_page_that_says_so(tmp_path: Pat
         "rounds": 1, "model": "softmax", "workers": 4, "data.shared_scoring": 40, "data.shared_training": 20,
         "data.samples_per_worker": 20, "data.shard_size": 20,
     }  # fmt: skip
-    made = reproduce(ReproductionPlan(("script",), (0,), 1.0, tuple(small.items())), tmp_path / "out", jobs=2)
+    made = run_reproduction(ReproductionPlan(("script",), (0,), 1.0, tuple(small.items())), tmp_path / "out", jobs=2)
     rows = {row["id"]: row for row in json.loads((tmp_path / "out" / "claims.json").read_text())}
     assert rows["divergence-flattens"]["verdict"] == "not judged"
     page = write_reproduction(made, "cbdsl reproduce").read_text(encoding="utf-8")

@@ -16,8 +16,9 @@ import pytest
 from cbdsl.errors import UserError
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
-from cbdsl.studies.reproduce import WATCHED
-from cbdsl.studies.sweep import Task, grid, parse_axis, perform, run_all, write_table
+from cbdsl.studies.reproduce import RUN_AND_DIVERGENCE
+from cbdsl.studies.sweep import Task, grid, parse_axis, run_all, run_tasks, write_table
+from support.refusals import refused_as
 
 SMALL = Spec(model="softmax", workers=4, rounds=3).with_settings(
     {"data.shared_scoring": 60, "data.samples_per_worker": 20}
@@ -115,12 +116,12 @@ def test_a_failing_run_stops_the_sweep_with_its_own_message(tmp_path: Path) -> N
 
 
 def test_a_watched_run_leaves_run_and_curve_however_it_got_there(tmp_path: Path) -> None:
-    task = Task(resolve(SMALL), WATCHED)
+    task = Task(resolve(SMALL), RUN_AND_DIVERGENCE)
     fresh, resumed = tmp_path / "fresh", tmp_path / "resumed"
     run_all([SMALL], resumed, 1)  # as if it had been stopped between the run and its curve
     for out in (fresh, resumed):
         assert not task.is_done(out)
-        perform([task], out, 1)
+        run_tasks([task], out, 1)
         assert task.is_done(out)
     curves = [(task.folder(out) / "divergence.json").read_bytes() for out in (fresh, resumed)]
     assert curves[0] == curves[1]
@@ -128,7 +129,7 @@ def test_a_watched_run_leaves_run_and_curve_however_it_got_there(tmp_path: Path)
     before = json.loads(summary.read_text())
     summary.unlink()
     assert not task.is_done(fresh)
-    perform([task], fresh, 1)
+    run_tasks([task], fresh, 1)
     after = json.loads(summary.read_text())
     assert {key: after[key] for key in after if key != "seconds"} == {
         key: before[key] for key in before if key != "seconds"
@@ -145,7 +146,7 @@ def test_one_damaged_file_in_a_sweep_is_named_and_the_other_runs_are_finished(tm
     damaged.write_bytes(damaged.read_bytes()[:-100])
     start = SMALL.with_settings({"data.holdout": 50, "data.shared_training": 20, "rounds": 1})
     points = grid(start, [("data.source", [str(tmp_path / f"{name}.npz") for name in "abc"])])
-    with pytest.raises(UserError, match=r"1 of 3 could not be done.*b\.npz cannot be read.*not done twice"):
+    with refused_as("task-failed", "1 of 3", "b.npz cannot be read"):
         run_all(points, tmp_path / "out", jobs=1)
     assert [Task(resolve(point)).is_done(tmp_path / "out") for point in points] == [True, False, True]
 

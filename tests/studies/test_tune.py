@@ -17,7 +17,7 @@ from cbdsl.report import tune_page
 from cbdsl.runs.build import Experiment
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import read
-from cbdsl.studies.pool import PoolProgress, do_one
+from cbdsl.studies.pool import PoolProgress, run_task
 from cbdsl.studies.sweep import Task
 from cbdsl.studies.tune import (
     TRIAL,
@@ -27,13 +27,13 @@ from cbdsl.studies.tune import (
     Space,
     Trial,
     Tuning,
-    perform_trial,
-    prepare,
+    build_searched_parts,
+    describe_gain,
+    median_rule,
+    prepare_trial,
     read_trial,
-    rehearse,
     run_search,
-    stop_after,
-    verdict,
+    run_trial,
 )
 from support.helpers import cbdsl
 
@@ -45,40 +45,40 @@ PLAN = SearchPlan(SPACE, budget=6, by=("swarm", "random"), confirm=1)
 
 
 @pytest.fixture(scope="module")
-def held(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tuning, Path]:
+def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tuning, Path]:
     out = tmp_path_factory.mktemp("tuning")
     return run_search(PLAN, out, jobs=1), out
 
 
-def test_a_search_finds_settings_and_meets_the_spec_on_other_seeds(held: tuple[Tuning, Path]) -> None:
-    tuning, out = held
+def test_a_search_finds_settings_and_meets_the_spec_on_other_seeds(searched: tuple[Tuning, Path]) -> None:
+    tuning, out = searched
     best = tuning.outcome.best
     assert best.score == min(one.score for one in tuning.candidates if not one.stopped)
     assert [run.spec.seed for run in tuning.outcome.found] == [START.seed + 1000]
     assert tuning.outcome.given[0].spec == replace(tuning.outcome.found[0].spec, local=START.local, swarm=START.swarm)
     assert read(out / "best.toml").local.learning_rate == best.values["local.learning_rate"]
-    assert "points" in verdict(tuning)
+    assert "points" in describe_gain(tuning)
     rows = list(csv.DictReader((out / "results.csv").open()))
     assert len(rows) == 12
     assert json.loads((out / "tuning.json").read_text())["best"]["search"] == best.search
 
 
-def test_both_searches_begin_alike_and_the_spec_itself_is_tried_first(held: tuple[Tuning, Path]) -> None:
-    tuning, _ = held
+def test_both_searches_begin_alike_and_the_spec_itself_is_tried_first(searched: tuple[Tuning, Path]) -> None:
+    tuning, _ = searched
     swarm, random = ([one for one in tuning.candidates if one.search == name] for name in ("swarm", "random"))
     assert swarm[0].values["local.learning_rate"] == pytest.approx(START.local.learning_rate, rel=1e-3)
     assert swarm[0].values["swarm.social"] == pytest.approx(1.0)
     assert [one.values for one in swarm[: PLAN.generation]] == [one.values for one in random[: PLAN.generation]]
 
 
-def test_a_search_again_plays_nothing_again(held: tuple[Tuning, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    tuning, out = held
+def test_a_search_again_plays_nothing_again(searched: tuple[Tuning, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    tuning, out = searched
     monkeypatch.setattr("cbdsl.studies.pool.ProcessPoolExecutor", None)  # would be called if there were anything to do
     again = run_search(PLAN, out, jobs=1)
     assert [vars(one) for one in again.candidates] == [vars(one) for one in tuning.candidates]
 
 
-def test_an_interrupted_search_ends_with_the_same_numbers(held: tuple[Tuning, Path], tmp_path: Path) -> None:
+def test_an_interrupted_search_ends_with_the_same_numbers(searched: tuple[Tuning, Path], tmp_path: Path) -> None:
     def stop(played: int, _total: int, _share: float) -> None:
         if played >= 5:
             raise KeyboardInterrupt
@@ -87,7 +87,7 @@ def test_an_interrupted_search_ends_with_the_same_numbers(held: tuple[Tuning, Pa
     with pytest.raises(KeyboardInterrupt):
         run_search(alone, tmp_path, jobs=1, on_progress=stop)
     resumed = run_search(alone, tmp_path, jobs=2)
-    before = [vars(one) for one in held[0].candidates if one.search == "swarm"]
+    before = [vars(one) for one in searched[0].candidates if one.search == "swarm"]
     assert [vars(one) for one in resumed.candidates] == before
 
 
@@ -98,8 +98,8 @@ def test_a_try_never_sees_the_test_set(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(Experiment, "test_accuracy", forbidden)
     monkeypatch.setattr(Experiment, "finale", forbidden)
     task = Task(START, TRIAL)
-    prepare(task, tmp_path, EarlyStopping())
-    perform_trial(task.spec, task.folder(tmp_path), 1, lambda _: None)
+    prepare_trial(task, tmp_path, EarlyStopping())
+    run_trial(task.spec, task.folder(tmp_path), 1, lambda _: None)
     trial = read_trial(task, tmp_path)
     assert len(trial.errors) == START.rounds
     assert not trial.stopped
@@ -107,8 +107,8 @@ def test_a_try_never_sees_the_test_set(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_hopeless_try_is_given_up_and_says_so(tmp_path: Path) -> None:
     task = Task(START, TRIAL)
-    prepare(task, tmp_path, EarlyStopping((2,), (0.0,)))
-    perform_trial(task.spec, task.folder(tmp_path), 1, lambda _: None)
+    prepare_trial(task, tmp_path, EarlyStopping((2,), (0.0,)))
+    run_trial(task.spec, task.folder(tmp_path), 1, lambda _: None)
     trial = read_trial(task, tmp_path)
     assert trial.stopped
     assert len(trial.errors) == 2
@@ -116,13 +116,13 @@ def test_a_hopeless_try_is_given_up_and_says_so(tmp_path: Path) -> None:
 
 def test_the_median_of_those_before_is_the_limit() -> None:
     known = [Trial((0.9, 0.8, 0.7, 0.6, 0.5, 0.4), 1.0, False, 0), Trial((0.5, 0.4), 1.0, True, 0)]
-    stop = stop_after(known, 6)
+    stop = median_rule(known, 6)
     assert stop.rounds == (2, 4)
     assert stop.errors == pytest.approx((0.6, 0.6))
-    assert stop.gives_up(2, 0.61)
-    assert not stop.gives_up(2, 0.6)
-    assert not stop.gives_up(3, 1.0)
-    assert not any(stop_after([], 6).gives_up(at, 1.0) for at in range(7))
+    assert stop.stops(2, 0.61)
+    assert not stop.stops(2, 0.6)
+    assert not stop.stops(3, 1.0)
+    assert not any(median_rule([], 6).stops(at, 1.0) for at in range(7))
 
 
 def test_a_loss_that_is_no_number_is_a_bad_score_and_not_a_crash() -> None:
@@ -131,7 +131,7 @@ def test_a_loss_that_is_no_number_is_a_bad_score_and_not_a_crash() -> None:
 
 def done_here(tasks: Sequence[Task], out: Path, *_: object) -> Iterator[PoolProgress]:  # processes take long to start
     for task in tasks:
-        do_one(task, task.folder(out), 1, lambda _: None)
+        run_task(task, task.folder(out), 1, lambda _: None)
         yield PoolProgress((), ())
 
 
@@ -172,10 +172,10 @@ def test_a_try_of_another_search_stays_only_if_it_would_end_the_same(tmp_path: P
     task = Task(START, TRIAL)
 
     def tried(stop: EarlyStopping) -> int:
-        prepare(task, tmp_path, stop)
+        prepare_trial(task, tmp_path, stop)
         again = not task.is_done(tmp_path)
         if again:
-            perform_trial(task.spec, task.folder(tmp_path), 1, lambda _: None)
+            run_trial(task.spec, task.folder(tmp_path), 1, lambda _: None)
         return len(read_trial(task, tmp_path).errors) if again else 0
 
     assert tried(EarlyStopping((2,), (0.0,))) == 2  # given up
@@ -250,8 +250,8 @@ def test_what_data_cannot_give_is_found_before_anything_is_tried(
 ) -> None:
     plan = SearchPlan(Space(START.with_settings(change), (axis,)), budget=1)
     with pytest.raises(UserError, match=words):
-        rehearse(plan)
-    rehearse(PLAN)
+        build_searched_parts(plan)
+    build_searched_parts(PLAN)
 
 
 def test_without_optuna_its_search_is_refused_before_any_other_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,9 +289,9 @@ def test_a_damaged_try_says_what_to_do(tmp_path: Path) -> None:
             read_trial(task, tmp_path)
 
 
-def test_the_page_has_what_was_found_first(held: tuple[Tuning, Path]) -> None:
-    tuning, out = held
-    page = tune_page.write(tuning, out, "cbdsl tune").read_text()
+def test_the_page_has_what_was_found_first(searched: tuple[Tuning, Path]) -> None:
+    tuning, out = searched
+    page = tune_page.write_tuning_page(tuning, out, "cbdsl tune").read_text()
     best = str(tuning.outcome.best.values["local.learning_rate"])
     assert best in page[: page.index("<main>")]
     assert page.count("<svg") == 2
@@ -299,9 +299,9 @@ def test_the_page_has_what_was_found_first(held: tuple[Tuning, Path]) -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_the_page_is_drawn_where_nothing_is_wrong(held: tuple[Tuning, Path], tmp_path: Path) -> None:
-    right = tuple(replace(one, error=0.0, stopped=False) for one in held[0].candidates)
-    tune_page.write(replace(held[0], candidates=right), tmp_path, "cbdsl tune")
+def test_the_page_is_drawn_where_nothing_is_wrong(searched: tuple[Tuning, Path], tmp_path: Path) -> None:
+    right = tuple(replace(one, error=0.0, stopped=False) for one in searched[0].candidates)
+    tune_page.write_tuning_page(replace(searched[0], candidates=right), tmp_path, "cbdsl tune")
 
 
 def test_the_command_searches_and_refuses(tmp_path: Path) -> None:

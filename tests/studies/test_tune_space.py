@@ -44,11 +44,11 @@ def test_a_place_leads_to_a_value_and_the_value_back_to_the_place(place: float, 
 def test_the_spec_itself_is_a_point_where_the_ranges_have_it() -> None:
     start = preset("strong-iid")
     space = Space(start, (Axis("swarm.inertia", 0.1, 0.3), Axis("local.epochs", 1, 5, whole=True)))
-    point = space.own_point()
+    point = space.start_point()
     assert point is not None
     assert space.spec(space.values(point), start.seed) == start
-    assert Space(start, (Axis("swarm.inertia", 0.5, 1.0),)).own_point() is None
-    assert Space(preset("paper-iid"), (Axis("swarm.inertia", 0.1, 1.0),)).own_point() is None  # it falls from 1 to 0
+    assert Space(start, (Axis("swarm.inertia", 0.5, 1.0),)).start_point() is None
+    assert Space(preset("paper-iid"), (Axis("swarm.inertia", 0.1, 1.0),)).start_point() is None  # it falls from 1 to 0
 
 
 def test_points_outside_the_cube_are_taken_for_its_walls() -> None:
@@ -75,7 +75,7 @@ def test_whole_numbers_stay_whole_also_where_nothing_is_set_yet(text: str, whole
 
 def test_the_default_of_a_part_is_no_value_of_the_spec() -> None:
     start = Spec().with_settings({"codec.up": "q4", "codec.down": "q4"})
-    assert Space(start, (parse_range("options.q4.block=64..512", start),)).own_point() is None
+    assert Space(start, (parse_range("options.q4.block=64..512", start),)).start_point() is None
 
 
 def test_paths_that_go_up_are_choices_and_no_range() -> None:
@@ -84,11 +84,11 @@ def test_paths_that_go_up_are_choices_and_no_range() -> None:
 
 def test_a_space_is_checked_at_every_choice_and_both_ends_alone_and_together() -> None:
     axes = (Axis("method", choices=("a", "b", "c")), Axis("workers", 2, 9, whole=True))
-    checked = [tuple(values.values()) for values in Space(Spec(), axes).checks()]
+    checked = [tuple(values.values()) for values in Space(Spec(), axes).settings_to_check()]
     assert {(method, size) for method in "abc" for size in (2, 9)} <= set(checked)
     assert ("a", 5) in checked
     many = tuple(Axis(f"options.guest.{number}", choices=tuple(range(10))) for number in range(8))
-    assert len(list(Space(Spec(), many).checks())) <= 1100
+    assert len(list(Space(Spec(), many).settings_to_check())) <= 1100
 
 
 @pytest.mark.parametrize(
@@ -97,28 +97,28 @@ def test_a_space_is_checked_at_every_choice_and_both_ends_alone_and_together() -
         ("swarm.social=..", "not a range"),
         ("swarm.social=0..1..2", "not a range"),
         ("swarm.social=0..inf", "both finite"),
-        ("swarm.social=", "no choice"),
-        ("local.batch_size=5,5", "no choice"),
+        ("swarm.social=", "has no two values"),
+        ("local.batch_size=5,5", "has no two values"),
         ("local.learning_rate=-1..1:log", "above 0"),
         ("model=1..5", "--over model=a,b"),
         ("shared=a..b", "no range"),
         ("defence.guard=0..1", "--over defence.guard=true,false"),
         ("options.q4=1..5", "options.PART.SETTING"),
-        ("data.holdout=100..200", "nothing to tune"),
-        ("data.source=mnist,hapt", "nothing to tune"),
+        ("data.holdout=100..200", "cannot be tuned"),
+        ("data.source=mnist,hapt", "cannot be tuned"),
         ("swarm.inertai=0.1..1", "inertia"),
         ("nothing=0..1", "setting"),
         ("swarm.social=1..1", "empty range"),
         ("swarm.social=2..1", "empty range"),
         ("swarm.social=0..1:log", "above 0"),
-        ("swarm.social=0..1:cubic", "log and linear"),
+        ("swarm.social=0..1:cubic", "log, linear"),
         ("swarm.social=a..b", "not a range"),
         ("swarm.social=0..nan", "empty range"),
         ("swarm.social=-1..1", "swarm.social"),
         ("local.epochs=0.5..3", "whole numbers"),
-        ("local.batch_size=5", "no choice"),
-        ("seed=0..4", "nothing to tune"),
-        ("rounds=1..4", "nothing to tune"),
+        ("local.batch_size=5", "has no two values"),
+        ("seed=0..4", "cannot be tuned"),
+        ("rounds=1..4", "cannot be tuned"),
         ("swarm.social", "not a setting"),
     ],
 )

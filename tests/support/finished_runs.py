@@ -11,7 +11,7 @@ from cbdsl.spec import Spec
 from cbdsl.studies.sweep import FinishedRun
 
 
-def finished(
+def make_run(
     accuracies: Sequence[float],
     folder: Path = Path("run"),
     uplink: int = 1000,

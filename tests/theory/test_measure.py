@@ -13,7 +13,7 @@ from cbdsl.data.dataset import Dataset
 from cbdsl.errors import UserError
 from cbdsl.presets import preset
 from cbdsl.theory.genie import divergence_curve
-from cbdsl.theory.measure import TheoryResult, measure, verdict
+from cbdsl.theory.measure import TheoryResult, describe_result, measure
 from support.helpers import SMALL, blobs, cbdsl, perceptron, small_spec
 
 READINGS: dict[str, dict[str, object]] = {
@@ -43,7 +43,7 @@ def test_what_is_corrected_holds_on_every_round_of_every_reading(name: str) -> N
     assert second.played.tightness.low >= 1 - 1e-9 or math.isnan(second.played.tightness.low)
     assert found.theorem1.played.held == found.theorem1.played.speaks
     assert TheoryResult.from_json(json.loads(found.to_text())).to_text() == found.to_text()
-    assert len(verdict(found)) == 5
+    assert len(describe_result(found)) == 5
 
 
 def test_a_run_on_which_the_printed_second_theorem_fails() -> None:
@@ -84,7 +84,7 @@ def test_a_theorem_that_says_nothing_prints_no_number() -> None:
     found = measure(small_spec(rounds=3), 1, model=perceptron, data=blobs())
     assert found.theorem1.corrected.speaks == 0
     assert found.to_json()["theorem1"]["corrected"]["bound"] is None
-    assert any("says nothing: Phi_E" in sentence for sentence in verdict(found))
+    assert any("says nothing: Phi_E" in sentence for sentence in describe_result(found))
 
 
 def test_the_command_keeps_its_findings_in_the_folder_of_the_run(

@@ -133,13 +133,13 @@ def show(
     from cbdsl import register  # noqa: PLC0415
     from cbdsl.data.dataset import load  # noqa: PLC0415
     from cbdsl.data.partition import split  # noqa: PLC0415
-    from cbdsl.report.figures import class_counts, save_partition  # noqa: PLC0415
+    from cbdsl.report.figures import count_classes, save_partition  # noqa: PLC0415
 
     spec = words.resolved()
     loaded = load(spec.data.source, spec.options.of(spec.data.source))
     deal = register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
     parts = split(loaded.train.labels, spec.data, spec.workers, spec.seed, loaded.clients, deal)
-    counts = class_counts(parts, loaded.train.labels, loaded.classes)
+    counts = count_classes(parts, loaded.train.labels, loaded.classes)
     shared = len(parts.shared_training), len(parts.shared_scoring), len(parts.holdout)
     title = (
         f"{spec.data.source}, {spec.data.partition}, {spec.workers} workers, seed {spec.seed}; beside it "

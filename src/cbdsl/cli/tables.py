@@ -1,4 +1,4 @@
-"""Results as tables in a terminal, on standard output."""
+"""Prints results as tables on standard output."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -25,36 +25,50 @@ if TYPE_CHECKING:
     from cbdsl.studies.sweep import FinishedRun
     from cbdsl.studies.tune import Tuning
 
-_WIDE = 160  # columns of a table that goes into a file or a pipe
+_WIDE = 160  # columns of a study_table that goes into a file or a pipe
 
 
 def plain_console(stderr: bool = False, soft_wrap: bool = False) -> Console:
-    """A console that takes text for text; style goes in `rich.text.Text`."""
+    """Return a console that does not interpret markup; styled text is a `rich.text.Text`."""
     narrow = (sys.stderr if stderr else sys.stdout).isatty() or "COLUMNS" in os.environ
     width = None if narrow else _WIDE
     return Console(stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False, width=width)
 
 
-def _short(keys: Sequence[str]) -> list[str]:
-    """Settings as the heads of columns: without their group, where that leaves no two alike."""
+def _new_table(*headings: str, **more: Any) -> Table:  # noqa: ANN401 - options of Table
+    return Table(*headings, box=None, pad_edge=False, padding=(0, 2, 0, 0), **more)
+
+
+def _new_list() -> Table:
+    """Return a table of two columns without headings: names in bold, and values."""
+    table = _new_table(show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    return table
+
+
+def _print_page(console: Console, page: Path) -> None:
+    console.print(f"page: {page}", highlight=False, soft_wrap=True)
+
+
+def _shorten(keys: Sequence[str]) -> list[str]:
+    """Return settings as headings, without their group if they stay distinct."""
     names = [key.rpartition(".")[2] for key in keys]
     taken = {"runs", "uplink", "downlink", "uploads", "bans"}
     return names if len(set(names)) == len(names) and not taken & set(names) else list(keys)
 
 
 def print_sweep(results: Sequence[FinishedRun], axes: Sequence[str], out: Path) -> None:
-    """The results of a grid as a table, on standard output."""
-    from cbdsl.studies.compare import value_words  # noqa: PLC0415
+    """Print the results of a grid as a table."""
+    from cbdsl.studies.compare import format_value  # noqa: PLC0415
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in _short(axes):
-        table.add_column(heading)
+    table = _new_table(*_shorten(axes))
     for heading in ("accuracy", "best", "uploads", "uplink", "banned"):
         table.add_column(heading, justify="right")
     for result in results:
         summary = result.summary
         table.add_row(
-            *(value_words(value) for value in setting_values(result.spec, axes).values()),
+            *(format_value(value) for value in setting_values(result.spec, axes).values()),
             f"{summary.final_accuracy:.2%}",
             f"{summary.best_accuracy:.2%}",
             f"{summary.uploads:,}",
@@ -67,21 +81,21 @@ def print_sweep(results: Sequence[FinishedRun], axes: Sequence[str], out: Path) 
 
 
 def print_comparison(comparison: Comparison) -> None:
-    """Groups of runs, mean ± deviation over the seeds of each, on standard output."""
+    """Print groups of runs, mean ± deviation over the seeds of each."""
     from cbdsl.studies.compare import PAIRED, comparison_rows  # noqa: PLC0415
 
     console, settings = plain_console(), len(comparison.keys)
     heads, rows = comparison_rows(comparison)
-    columns = dict(zip((*_short(comparison.keys), *heads[settings:]), zip(*rows, strict=True), strict=True))
+    columns = dict(zip((*_shorten(comparison.keys), *heads[settings:]), zip(*rows, strict=True), strict=True))
     seeds = {row.seeds for row in comparison.rows}
-    if len(seeds) == 1:  # said once, below
+    if len(seeds) == 1:  # printed once, below
         columns["runs"] = tuple(str(row.runs) for row in comparison.rows)
     dropped = []
     for heading in ("best accuracy", "downlink", "uploads", "bans"):
         if sum(max(map(len, (head, *cells))) + 2 for head, cells in columns.items()) > console.width:
             dropped.append(heading)
             del columns[heading]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = _new_table()
     for place, heading in enumerate(columns):
         table.add_column(heading, justify="left" if place < settings else "right")
     for row in zip(*columns.values(), strict=True):
@@ -90,99 +104,92 @@ def print_comparison(comparison: Comparison) -> None:
     if len(seeds) == 1:
         console.print(f"seeds: {', '.join(map(str, comparison.rows[0].seeds))}", soft_wrap=True)
     if PAIRED in columns:
-        console.print(f"{PAIRED}: in final accuracy, seed by seed", soft_wrap=True)
+        console.print(f"{PAIRED}: in final accuracy, paired by seed", soft_wrap=True)
     if dropped:
-        console.print(f"not shown for want of room: {', '.join(dropped)}", soft_wrap=True)
+        console.print(f"not shown (the terminal is too narrow): {', '.join(dropped)}", soft_wrap=True)
     for note in comparison.notes:
         console.print(Text(note, style="yellow"), soft_wrap=True)
 
 
 def print_study(study: Study, page: Path) -> None:
-    """A study's table below the sentence that says what was run, on standard output."""
-    from cbdsl.studies.benchmark_datasets import lead, table  # noqa: PLC0415
+    """Print what was run in a study and its table."""
+    from cbdsl.studies.benchmark_datasets import describe_study, study_table  # noqa: PLC0415
 
-    headings, rows = table(study)
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    headings, rows = study_table(study)
+    table = _new_table()
     for heading in headings:
-        shown.add_column(heading, justify="right" if heading else "left", no_wrap=not heading)
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=not heading)
     for row in rows:
-        shown.add_row(*map(Text, row))
+        table.add_row(*map(Text, row))
     console = plain_console()
-    console.print(lead(study.plan), highlight=False, soft_wrap=True)
-    console.print(shown, highlight=False)
-    console.print(f"page: {page}", highlight=False, soft_wrap=True)
+    console.print(describe_study(study.plan), highlight=False, soft_wrap=True)
+    console.print(table, highlight=False)
+    _print_page(console, page)
 
 
 def print_tuning(tuning: Tuning, out: Path) -> None:
-    """What a search found, and what it is worth on other seeds, on standard output."""
-    from cbdsl.studies.compare import percent_words  # noqa: PLC0415
-    from cbdsl.studies.tune import verdict  # noqa: PLC0415
+    """Print the best settings of a search and their result on other seeds."""
+    from cbdsl.studies.compare import format_percent  # noqa: PLC0415
+    from cbdsl.studies.tune import describe_gain  # noqa: PLC0415
 
     best = tuning.outcome.best
-    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
+    table = _new_list()
     for key, value in best.values.items():
         table.add_row(key, str(value))
-    table.add_row("hold-out", f"{best.error:.2%} wrong; try {best.number} of {tuning.plan.budget} by {best.search}")
+    table.add_row("hold-out", f"{best.error:.2%} wrong; trial {best.number} of {tuning.plan.budget} by {best.search}")
     if tuning.plan.repeats > 1 or len(tuning.plan.by) > 1:
         for name in tuning.plan.by:
-            table.add_row(f"by {name}", f"{percent_words(tuning.ends(name))} wrong on the hold-out at best")
-    table.add_row("test set", verdict(tuning))
+            table.add_row(f"by {name}", f"{format_percent(tuning.lowest_errors(name))} wrong on the hold-out at best")
+    table.add_row("test set", describe_gain(tuning))
     table.add_row("spec", str(out / "best.toml"))
     plain_console().print(table, highlight=False, soft_wrap=True)
 
 
 def print_claims(claims: Sequence[JudgedClaim], page: Path) -> None:
-    """The verdicts on the paper's claims, on standard output."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("fig.", "claim", "regime", "verdict", "measured"):
-        table.add_column(heading)
+    """Print the verdicts on the paper's claims."""
+    table = _new_table("fig.", "claim", "regime", "verdict", "measured")
     colours = {"holds": "green", "holds in this regime": "green", "undecided": "yellow", "does not hold": "red"}
     for claim in claims:
         verdict = Text(claim.verdict, style=colours.get(claim.verdict, ""))
         table.add_row(str(claim.figure), claim.claim, claim.regime, verdict, claim.measured)
     console = plain_console()
     console.print(table, highlight=False)
-    console.print(f"page: {page}", highlight=False, soft_wrap=True)
+    _print_page(console, page)
 
 
-def print_arena(held: Arena, page: Path) -> None:
-    """Where every defence stands in its worst bout, on standard output."""
-    from cbdsl.studies.arena import defence_named  # noqa: PLC0415
+def print_arena(arena: Arena, page: Path) -> None:
+    """Print the worst match of every defence."""
+    from cbdsl.studies.arena import get_defence  # noqa: PLC0415
 
     console = plain_console()
-    for preset in held.contest.presets:
+    for preset in arena.plan.presets:
         table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
         table.add_column(f"defence, {preset}")
-        for heading in ("clean", "worst", "under", "loss", "lost\nbouts", "uplink", "honest\nbanned"):
+        for heading in ("clean", "worst", "under", "loss", "lost\nmatches", "uplink", "honest\nbanned"):
             table.add_column(heading, justify="left" if heading == "under" else "right")
-        for name in held.contest.defences:
-            own = [bout for bout in held.bouts if (bout.preset, bout.defence) == (preset, name)]
-            fought = [bout for bout in own if bout.attacked]
-            worst, lost = min(own, key=lambda bout: bout.accuracy), sum(not bout.stands for bout in fought)
+        for name in arena.plan.defences:
+            own = [match for match in arena.matches if (match.preset, match.defence) == (preset, name)]
+            attacked = [match for match in own if match.attacked]
+            worst, lost = min(own, key=lambda match: match.accuracy), sum(not match.withstands for match in attacked)
             table.add_row(
-                defence_named(name).label,
+                get_defence(name).label,
                 f"{own[0].accuracy:.1%}",
                 f"{worst.accuracy:.1%}",
                 f"{worst.attack or 'no attack'}, {worst.byzantine}",
-                f"{100 * max(bout.lost for bout in fought):.1f}",
-                Text(f"{lost} of {len(fought)}", style="red" if lost else "green"),
+                f"{100 * max(match.lost for match in attacked):.1f}",
+                Text(f"{lost} of {len(attacked)}", style="red" if lost else "green"),
                 format_bytes(own[0].uplink_bytes),
-                f"{sum(bout.false_bans for bout in own):g}",
+                f"{sum(match.false_bans for match in own):g}",
             )
         console.print(table, highlight=False)
     console.print("loss: the largest, in points, against the same defence with the attackers absent", highlight=False)
-    console.print(f"page: {page}", highlight=False, soft_wrap=True)
+    _print_page(console, page)
 
 
 def print_summary(result: Result) -> None:
-    """A summary that a newcomer understands, on standard output."""
-    summary, console = result.summary, plain_console()
-    table = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    for name, text in summary_rows(summary):
+    """Print the summary of a run."""
+    console, table = plain_console(), _new_list()
+    for name, text in summary_rows(result.summary):
         table.add_row(name, text)
     if result.folder is not None:
         table.add_row("folder", str(result.folder))

@@ -1,25 +1,122 @@
-"""Figures of runs: accuracy curves and partitions."""
+"""The style of figures, and figures of runs: accuracy curves and partitions.
+
+Colours can be told apart by colour-blind readers; there is one set for light pages and one for dark pages.
+"""
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
 from cbdsl.arrays import Indices
 from cbdsl.data.partition import Split
-from cbdsl.report.style import EVERYWHERE, INK, PALE, SHADES, SMALL, dress, new_figure, spread_labels
 from cbdsl.runs.records import RoundRecord, Summary
 from cbdsl.studies.sweep import FinishedRun
 from cbdsl.util.formatting import format_bytes
 from cbdsl.util.memory import require_memory
+
+INK, PALE, PAPER = "#222222", "#d0d0d0", "#ffffff"
+TEXT, SMALL = 10.5, 9.5  # points: on a page 14 and 12.7 pixels, as its tables and notes have
+_PIXELS, _SHRINKS = 96, 0.75  # of an inch on a page; how far a figure may shrink before it scrolls
+
+# Okabe and Ito's palette, lightened for dark pages. approach -> (light, dark)
+SHADES = {
+    "fedavg": ("#d55e00", "#ff8a3d"),
+    "fedavg-tr": ("#b87900", "#f0b429"),
+    "cb-dsl": ("#8a4f7d", "#e09fd0"),
+    "cb-dsl-sc": ("#00805f", "#3fd0a8"),
+    "cb-dsl-g": ("#0072b2", "#5bb8f5"),
+    "cb-dsl-equal": ("#5b6770", "#a7b4be"),
+}
+MARKERS = {"fedavg": "s", "fedavg-tr": "D", "cb-dsl": "v", "cb-dsl-sc": "^", "cb-dsl-g": "o", "cb-dsl-equal": "x"}
+
+_THEMED = {INK: "--ink", PALE: "--pale", PAPER: "--page"} | {light: f"--{key}" for key, (light, _) in SHADES.items()}
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure that needs no screen."""
+    figure = Figure(figsize=(width, height), layout="constrained", facecolor=PAPER)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def style_axes(axes: Axes, title: str) -> None:
+    """Set a title at the left, a pale grid and no box."""
+    axes.set_title(title, loc="left", fontsize=TEXT, color=INK)
+    axes.grid(color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.set_facecolor(PAPER)
+    axes.spines[["top", "right"]].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(INK)
+    axes.tick_params(colors=INK, labelsize=TEXT)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.label.set(color=INK, fontsize=TEXT)
+
+
+def save(figure: Figure, stem: Path) -> None:
+    """Write a figure as PNG, SVG and PDF; the same figure gives the same bytes."""
+    with mpl.rc_context({"svg.hashsalt": "cbdsl", "svg.fonttype": "none", "pdf.fonttype": 42}):
+        figure.savefig(stem.with_suffix(".png"), dpi=160, metadata={"Software": None})
+        figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None, "Creator": None})
+        figure.savefig(stem.with_suffix(".pdf"), metadata={"CreationDate": None, "Producer": None, "Creator": None})
+
+
+def make_themed_svg(figure: Figure, name: str, description: str) -> str:
+    """Return a figure as an SVG element with the page's colours and font, not larger than its text."""
+    buffer = io.StringIO()
+    with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    for colour, variable in _THEMED.items():
+        svg = svg.replace(colour, f"var({variable})")
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r'(href="#|url\(#)', rf"\1{name}-", svg)
+    width, height = (_PIXELS * inches for inches in figure.get_size_inches())
+    size = f'width="{width:.0f}" height="{height:.0f}" style="min-width:{_SHRINKS * width:.0f}px" '
+    svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt" ', size, svg, count=1)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
+
+
+EVERYWHERE = (-math.inf, math.inf)
+
+
+def spread_labels(heights: list[float], gap: float, within: tuple[float, float] = EVERYWHERE) -> list[float]:
+    """Move labels as little as possible until neighbours are at least `gap` apart, and keep them within a span.
+
+    Labels that do not fit into the span go beyond its lower end.
+    """
+    order = sorted(range(len(heights)), key=lambda i: heights[i])
+    placed = list(heights)
+    for _ in range(50):
+        for lower, upper in itertools.pairwise(order):
+            overlap = gap - (placed[upper] - placed[lower])
+            if overlap > 1e-9:
+                placed[lower] -= overlap / 2
+                placed[upper] += overlap / 2
+    low, high = within
+    for label in order if min(placed, default=low) < low else ():
+        placed[label] = max(placed[label], low)
+        low = placed[label] + gap
+    for label in reversed(order) if max(placed, default=high) > high else ():
+        placed[label] = min(placed[label], high)
+        high = placed[label] - gap
+    return placed
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,19 +127,19 @@ class Curve:
     colour: str
     marker: str
     x: Sequence[float]
-    rows: Sequence[Sequence[float]]  # of y, one a seed
+    rows: Sequence[Sequence[float]]  # of y, one per seed
     line: str = "-"
 
     @property
     def mean(self) -> list[float]:
-        """The mean over seeds."""
+        """Return the mean over seeds."""
         return [fmean(column) for column in zip(*self.rows, strict=True)]
 
 
 def accuracy_curves(
     label: str, colour: str, marker: str, runs: Sequence[Sequence[RoundRecord]], line: str = "-"
 ) -> tuple[Curve, Curve]:
-    """Test accuracy of some runs by round, and by the bytes that were uploaded until then, on average over the runs."""
+    """Return test accuracy by round, and by uploaded bytes, as mean over some runs."""
     accuracy = [[record.test_accuracy for record in run] for run in runs]
     sent = [list(itertools.accumulate(record.uplink_bytes for record in run)) for run in runs]
     rounds = [record.round for record in runs[0]]
@@ -56,7 +153,7 @@ ACCURACY_HEAD = ("name", "seed", "round", "test_accuracy", "uplink_bytes_so_far"
 
 
 def accuracy_rows(name: str, runs: Sequence[FinishedRun]) -> list[tuple[object, ...]]:
-    """The numbers behind some runs' accuracy curves, under `ACCURACY_HEAD`."""
+    """Return the numbers of some runs' accuracy curves, under `ACCURACY_HEAD`."""
     return [
         (name, run.spec.seed, record.round, record.test_accuracy, sent)
         for run in runs
@@ -66,12 +163,12 @@ def accuracy_rows(name: str, runs: Sequence[FinishedRun]) -> list[tuple[object, 
     ]
 
 
-def plot(
+def plot_curves(
     axes: Axes, curves: Sequence[Curve], gap: float, labels: bool, within: tuple[float, float] | None = None
 ) -> None:
-    """Draw curves; labels stay apart by a gap.
+    """Draw curves whose labels are at least a gap apart.
 
-    within: a span of heights that labels keep to; then all stand at the right, behind the longest curve.
+    within: a span of heights for the labels; then all are at the right of the longest curve.
     """
     ends = []
     for curve in curves:
@@ -106,10 +203,10 @@ def plot(
             )
 
 
-def dress_accuracy(by_round: Axes, by_byte: Axes) -> None:
-    """Axes for accuracy: rounds at the left, bytes at the right."""
-    dress(by_round, "by communication round")
-    dress(by_byte, "by bytes uploaded, all workers together (log scale)")
+def style_accuracy_axes(by_round: Axes, by_byte: Axes) -> None:
+    """Style axes for accuracy: by round at the left, by bytes at the right."""
+    style_axes(by_round, "by communication round")
+    style_axes(by_byte, "by bytes uploaded, all workers together (log scale)")
     by_round.set_xlabel("communication round")
     by_round.set_ylabel("test accuracy")
     by_byte.set_xlabel("uplink payload")
@@ -117,24 +214,24 @@ def dress_accuracy(by_round: Axes, by_byte: Axes) -> None:
     by_byte.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value).replace(".0 ", " ")))
     by_byte.xaxis.set_minor_formatter(NullFormatter())
     by_round.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    whole_rounds(by_round)
+    set_integer_ticks(by_round)
 
 
-def whole_rounds(axes: Axes) -> None:
-    """Ticks at whole numbers alone, even if there is one round only."""
+def set_integer_ticks(axes: Axes) -> None:
+    """Set ticks at whole numbers, even for a single round."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
-_PLOT_BLUE, _ORANGE = SHADES["cb-dsl-g"][0], SHADES["fedavg"][0]
+_BLUE, _ORANGE = SHADES["cb-dsl-g"][0], SHADES["fedavg"][0]
 
 
 def save_accuracy_plot(path: Path, summary: Summary, records: Sequence[RoundRecord]) -> None:
-    """Test accuracy by round; marks where an upload was refuted, or where everybody uploads, left out."""
+    """Plot test accuracy by round; mark refuted uploads, or with averaging those that were left out."""
     figure = new_figure(7, 4.2)
     axes = figure.subplots()
     rounds = [line.round for line in records]
     accuracy = [line.test_accuracy for line in records]
-    axes.plot(rounds, accuracy, color=_PLOT_BLUE, linewidth=2, marker="o", markersize=3.5)
+    axes.plot(rounds, accuracy, color=_BLUE, linewidth=2, marker="o", markersize=3.5)
     averaged = summary.conversation == "average"  # earlier versions recorded what was left out as refuted
     marked = [line for line in records if line.refuted or (averaged and line.declined)]
     if marked:
@@ -142,9 +239,11 @@ def save_accuracy_plot(path: Path, summary: Summary, records: Sequence[RoundReco
         axes.plot([line.round for line in marked], heights, "X", color=_ORANGE, markersize=10, label=words)
         axes.legend(frameon=False, loc="lower right")
     end = (rounds[-1], accuracy[-1])
-    axes.annotate(f"{end[1]:.1%}", end, xytext=(-6, 8), textcoords="offset points", ha="right", color=_PLOT_BLUE)
+    axes.annotate(f"{end[1]:.1%}", end, xytext=(-6, 8), textcoords="offset points", ha="right", color=_BLUE)
     attack = f", {len(summary.byzantine)} Byzantine" if summary.byzantine else ""
-    dress(axes, f"{summary.method}, shared: {summary.shared}, {summary.workers} workers{attack}, seed {summary.seed}")
+    style_axes(
+        axes, f"{summary.method}, shared: {summary.shared}, {summary.workers} workers{attack}, seed {summary.seed}"
+    )
     axes.set_xlabel("communication round")
     axes.set_ylabel("test accuracy")
     axes.set_ylim(0, 1.02)
@@ -153,18 +252,15 @@ def save_accuracy_plot(path: Path, summary: Summary, records: Sequence[RoundReco
     figure.savefig(path, dpi=160)
 
 
-_BLUE = SHADES["cb-dsl-g"][0]
-
-
-def class_counts(parts: Split, labels: Indices, classes: int) -> Indices:
-    """Samples of each class with each worker, (classes, workers)."""
+def count_classes(parts: Split, labels: Indices, classes: int) -> Indices:
+    """Count the samples of each class per worker, (classes, workers)."""
     require_memory(8 * classes * len(parts.workers), "Counting classes and workers takes", "Ask for fewer workers.")
     columns = [np.bincount(labels[rows], minlength=classes) for rows in parts.workers]
     return np.stack(columns, axis=1).astype(np.int32)
 
 
 def save_partition(path: Path, counts: Indices, title: str) -> None:
-    """Draw workers against classes, and above it how many samples each worker holds. counts: (classes, workers)."""
+    """Draw samples by class and worker, and above it by worker. counts: (classes, workers)."""
     classes, workers = counts.shape
     figure = new_figure(8, 2.4 + min(3.2, 0.28 * classes))
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(1, 2.4))

@@ -1,4 +1,4 @@
-"""Self-contained HTML pages: sections, tables and pictures under one style sheet. A page fetches nothing."""
+"""Self-contained HTML pages: sections, tables and pictures with one style sheet. A page loads nothing."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from cbdsl.report.style import SHADES, save, themed_svg
+from cbdsl.report.figures import SHADES, make_themed_svg, save
 from cbdsl.util.files import write_atomically
 
 SYMBOLS = {
-    "D_G": "the small data set that all workers share, made of D_tr and D_sc; the server has it, too",
-    "D_tr": "its training part: every worker trains on it beside its own data",
-    "D_sc": "its scoring part: every model is scored on it, so scores can be compared and checked",
+    "D_G": "the small data set that the server and all workers share: D_tr and D_sc",
+    "D_tr": "the training part of D_G: every worker trains on it beside its own data",
+    "D_sc": "the scoring part of D_G: every model is scored on it, so scores can be compared and verified",
     "w^g": "the global model",
     "w^p": "a worker's own best model so far",
-    "F^g": "the score of w^g, a mean loss: the lower, the better",
+    "F^g": "the score of w^g, a mean loss: lower is better",
     "U": "the number of workers",
     "genie": "a worker that trains on the data of all of them",
-    "EMD": "earth mover's distance: how unlike a worker's mix of classes is to everybody's",
-    "Phi_E": "the rate in Theorem 1, which speaks only where it is positive",
+    "EMD": "earth mover's distance between a worker's mix of classes and that of all",
+    "Phi_E": "the rate in Theorem 1, which has a meaning only if it is positive",
 }
-"""What the pages abbreviate; a page explains those that it has."""
+"""Abbreviations; a page explains those that it uses."""
 
 _TAG = re.compile(r"<[^>]*>")
 _NUMBER = re.compile(r"([-+]?[\d,]*\d(?:\.\d+)?(?:e[-+]?\d{1,2})?)(?:\s±\s[\d.,]+)?(?:\s(B|kB|MB|GB)\b)?(?![\w.])")
@@ -39,7 +39,7 @@ _UNITS = {None: 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9}
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page: a heading and HTML that is already escaped."""
+    """A section of a page: a heading and HTML that is already escaped."""
 
     anchor: str
     link: str  # what the navigation calls it
@@ -48,7 +48,7 @@ class Section:
 
 
 def document(title: str, lead: str, sections: Sequence[Section]) -> str:
-    """A page of sections with links to them; the lead is HTML, and its first sentence is what a reader remembers."""
+    """Return a page of sections with links to them; the lead is HTML."""
     links = "".join(f'<a href="#{section.anchor}">{escape(section.link)}</a>' for section in sections)
     body = "".join(
         f'<section id="{section.anchor}"><h2>{escape(section.title)}</h2>{section.body}</section>'
@@ -67,8 +67,33 @@ def document(title: str, lead: str, sections: Sequence[Section]) -> str:
     )
 
 
+def write_page(path: Path, title: str, lead: str, sections: Sequence[Section]) -> Path:
+    """Write a page and return its path; see `document`."""
+    write_atomically(path, document(title, lead, sections).encode())
+    return path
+
+
+def method_section(command: str, text: str, files: str) -> Section:
+    """Return the last section of a page: its command, how the results were made, and the files beside it, as HTML."""
+    body = f"<p>Made by <code>{escape(command)}</code>{text}</p><p>Beside this page: {files}</p>"
+    return Section("method", "Method", "How this was made", body)
+
+
+FIGURE_FILES = "<code>figures/</code> (PNG, SVG, PDF, and CSV)"
+
+
+def capitalise(text: str) -> str:
+    """Return a heading with an upper-case first letter."""
+    return text[:1].upper() + text[1:]
+
+
+def keep_together(text: str) -> str:
+    """Escape text and keep it on one line."""
+    return escape(text.replace(" ", "\u00a0"))
+
+
 def _symbols(text: str) -> str:
-    """The symbols that a page has, folded away."""
+    """Return the symbols that a page uses, in a folded list."""
     words = unescape(_TAG.sub(" ", text))
     there = [name for name in SYMBOLS if re.search(rf"(?<![\w^]){re.escape(name)}(?![\w^])", words)]
     items = "".join(f"<dt><b>{name}</b></dt><dd>{SYMBOLS[name]}</dd>" for name in there)
@@ -83,10 +108,10 @@ def table(
     anchors: Iterable[str] | None = None,
     wide: bool = False,
 ) -> str:
-    """A table that can be sorted, and becomes a list of cards on a narrow screen.
+    """Return a table that can be sorted and becomes a list of cards on a narrow screen.
 
-    head: plain words. rows: HTML, a cell for every word of the head. labels: what a card calls its cells, if not by the
-    words of the head. anchors: an id for every row. wide: too many columns for cards; it scrolls sideways instead.
+    head: plain text. rows: HTML, one cell per heading. labels: names of the cells on a card, if not the headings.
+    anchors: an id for every row. wide: too many columns for cards; the table scrolls sideways instead.
     """
     names = [escape(word) for word in (labels or head)]
     top = "".join(f'<th scope="col">{escape(word)}</th>' for word in head)
@@ -102,15 +127,15 @@ def table(
 
 
 def _sort_key(cell: str) -> str:
-    """The number that a cell begins with, in bytes where it is bytes: words are sorted as they are."""
+    """Return an attribute with the number that a cell begins with, in bytes if it has such a unit."""
     found = _NUMBER.match(unescape(_TAG.sub("", cell)).strip())
     return f' data-sort="{float(found[1].replace(",", "")) * _UNITS[found[2]]:.12g}"' if found else ""
 
 
 def picture(svg: str, caption: str = "", anchor: str = "", numbers: tuple[str, str] | None = None) -> str:
-    """A figure, which scrolls sideways where the screen is too narrow for it; the caption is HTML.
+    """Return a figure, which scrolls sideways on a narrow screen; the caption is HTML.
 
-    numbers: a file name and CSV text, which come with the page.
+    numbers: a file name and CSV text, which are part of the page.
     """
     name = f' id="{escape(anchor)}"' if anchor else ""
     words = f"<figcaption>{caption}</figcaption>" if caption else ""
@@ -122,8 +147,8 @@ def picture(svg: str, caption: str = "", anchor: str = "", numbers: tuple[str, s
     return f'<figure{name}>{words}<div class="scroll">{svg}</div>{data}</figure>'
 
 
-def bullets(items: Iterable[str]) -> str:
-    """A list; the items are HTML."""
+def bullet_list(items: Iterable[str]) -> str:
+    """Return a list; the items are HTML."""
     return f"<ul>{''.join(f'<li>{item}</li>' for item in items)}</ul>"
 
 
@@ -138,7 +163,7 @@ _DARK = (
 
 
 def _style() -> str:
-    """The page's style sheet: the variables of both themes, then the rules."""
+    """Return the style sheet: the variables of both themes, then the rules."""
     light = _LIGHT + "".join(f"--{key}:{shades[0]};" for key, shades in SHADES.items())
     dark = _DARK + "".join(f"--{key}:{shades[1]};" for key, shades in SHADES.items())
     themes = f":root{{color-scheme:light dark;{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
@@ -151,7 +176,7 @@ def _file(name: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """A figure, and what it shows as a table."""
+    """A figure, and its numbers as a table."""
 
     figure: Figure
     head: tuple[str, ...]
@@ -159,16 +184,16 @@ class Drawing:
 
     @property
     def csv(self) -> str:
-        """The numbers as text."""
+        """Return the numbers as text."""
         text = io.StringIO(newline="")
         csv.writer(text).writerows([self.head, *self.rows])
         return text.getvalue()
 
 
-def keep(drawn: Drawing, stem: Path, description: str, caption: str = "", anchor: str = "") -> str:
-    """Write a figure as PNG, SVG and PDF and its numbers as CSV; gives all of it for a page. The caption is HTML."""
+def save_drawing(drawn: Drawing, stem: Path, description: str, caption: str = "", anchor: str = "") -> str:
+    """Write a figure as PNG, SVG and PDF and its numbers as CSV; return it as HTML. The caption is HTML."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     save(drawn.figure, stem)
     write_atomically(stem.with_suffix(".csv"), drawn.csv.encode())
-    svg = themed_svg(drawn.figure, stem.name, description)
+    svg = make_themed_svg(drawn.figure, stem.name, description)
     return picture(svg, caption, anchor, (f"{stem.name}.csv", drawn.csv))

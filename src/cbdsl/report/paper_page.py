@@ -11,18 +11,36 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from cbdsl.attacks.base import make_attack
+from cbdsl.presets import preset
 from cbdsl.report.figures import (
     ACCURACY_HEAD,
+    INK,
+    MARKERS,
+    SHADES,
+    TEXT,
     Curve,
     accuracy_curves,
     accuracy_rows,
-    dress_accuracy,
-    plot,
-    whole_rounds,
+    new_figure,
+    plot_curves,
+    set_integer_ticks,
+    style_accuracy_axes,
+    style_axes,
 )
-from cbdsl.report.html import Drawing, Section, bullets, document, keep, table
-from cbdsl.report.style import INK, MARKERS, SHADES, TEXT, dress, new_figure
-from cbdsl.report.words import attackers_words, regime_words, rounds_words, seeds_words
+from cbdsl.report.html import (
+    FIGURE_FILES,
+    Drawing,
+    Section,
+    bullet_list,
+    capitalise,
+    document,
+    method_section,
+    save_drawing,
+    table,
+)
+from cbdsl.report.words import describe_attack, describe_rounds, describe_seeds, describe_training, join_words
+from cbdsl.spec import Spec
 from cbdsl.studies.paper import (
     APPROACHES,
     DIVERGED,
@@ -38,32 +56,33 @@ from cbdsl.studies.paper import (
     PaperFigure,
     Regime,
     ReproductionPlan,
-    diverged,
+    has_diverged,
+    spec_of,
 )
 from cbdsl.studies.reproduce import Reproduction
-from cbdsl.theory.measure import TheoryResult, distance_verdict, number, rate_verdict, verdict
+from cbdsl.theory.measure import TheoryResult, describe_distance, describe_rate, describe_result, format_number
 from cbdsl.util.files import write_atomically
 
 _TALL = 10.0  # divergence beyond this is drawn on a log scale
 
 
-def draw_figures(figure: PaperFigure, evidence: Evidence, published: bool) -> Drawing:
-    """One figure of the paper in one regime, with or without the published values."""
-    painter = _divergence if figure.number == DIVERGENCE_FIGURE else _accuracy
+def draw_figure(figure: PaperFigure, evidence: Evidence, published: bool) -> Drawing:
+    """Draw one figure of the paper in one regime, with or without the published values."""
+    painter = _draw_divergence if figure.number == DIVERGENCE_FIGURE else _draw_accuracy
     return painter(figure, evidence, published)
 
 
-def _accuracy(figure: PaperFigure, evidence: Evidence, published: bool) -> Drawing:
+def _draw_accuracy(figure: PaperFigure, evidence: Evidence, published: bool) -> Drawing:
     canvas = new_figure(10.5, 4.3)
     by_round, by_byte = canvas.subplots(1, 2, sharey=True)
     pairs = [
         accuracy_curves(*_look(approach), evidence.rounds(figure.number, approach)) for approach in figure.approaches
     ]
-    plot(by_round, [pair[0] for pair in pairs], gap=0.055, labels=True)
-    plot(by_byte, [pair[1] for pair in pairs], gap=0.055, labels=False)
+    plot_curves(by_round, [pair[0] for pair in pairs], gap=0.055, labels=True)
+    plot_curves(by_byte, [pair[1] for pair in pairs], gap=0.055, labels=False)
     if published:
-        _published(by_round, figure, last=len(pairs[0][0].x))
-    dress_accuracy(by_round, by_byte)
+        _mark_published(by_round, figure, last=len(pairs[0][0].x))
+    style_accuracy_axes(by_round, by_byte)
     by_round.set_ylim(0, 1.02)
     rows = [
         row
@@ -73,13 +92,13 @@ def _accuracy(figure: PaperFigure, evidence: Evidence, published: bool) -> Drawi
     return Drawing(canvas, ACCURACY_HEAD, rows)
 
 
-def _divergence(figure: PaperFigure, evidence: Evidence, published: bool) -> Drawing:
+def _draw_divergence(figure: PaperFigure, evidence: Evidence, published: bool) -> Drawing:
     canvas = new_figure(8.4, 4.3)
     axes = canvas.subplots()
     measured = {approach: evidence.divergence[approach] for approach in (*figure.approaches, EQUAL_WORK)}
     curves = [
         Curve(
-            LABELS[name] + ": diverged" * any(map(diverged, evidence.final_divergence(name))),
+            LABELS[name] + ": diverged" * any(map(has_diverged, evidence.final_divergence(name))),
             *_look(name)[1:],
             range(1, len(rows[0]) + 1),
             rows,
@@ -91,17 +110,17 @@ def _divergence(figure: PaperFigure, evidence: Evidence, published: bool) -> Dra
     if max(finite) > _TALL:
         axes.set_yscale("log")
         span = (math.log10(min(finite)), math.log10(max(finite)))
-        plot(axes, curves, gap=0.055 * (span[1] - span[0]), labels=True, within=span)
+        plot_curves(axes, curves, gap=0.055 * (span[1] - span[0]), labels=True, within=span)
         axes.set_ylim(min(finite) / 1.2, max(finite) * 1.2)
     else:
-        plot(axes, curves, gap=0.055 * max(finite), labels=True)
+        plot_curves(axes, curves, gap=0.055 * max(finite), labels=True)
         axes.set_ylim(0, 1.08 * max(finite))
     if published:
-        _published(axes, figure, last=len(curves[0].x))
-    dress(axes, "median over workers of ‖wᵢ − w genie‖ / ‖w genie‖")
+        _mark_published(axes, figure, last=len(curves[0].x))
+    style_axes(axes, "median over workers of ‖wᵢ − w genie‖ / ‖w genie‖")
     axes.set_xlabel("communication round")
     axes.set_ylabel("weight divergence")
-    whole_rounds(axes)
+    set_integer_ticks(axes)
     seeds = [run.spec.seed for run in evidence.runs[figure.number, figure.approaches[0]]]
     rows = [
         (LABELS[name], seed, number, value)
@@ -116,8 +135,8 @@ _REGIME_MARKERS = {"paper": "o", "script": "D"}
 _ENDS = FIGURES[: DIVERGENCE_FIGURE - 1]  # those that show accuracy
 
 
-def overview(evidence: Sequence[Evidence], published: bool) -> Drawing:
-    """Where every approach of every figure ended up, beside the published value, at the round where that was read."""
+def draw_overview(evidence: Sequence[Evidence], published: bool) -> Drawing:
+    """Draw the accuracy of every approach beside the published value, at the round where that was read."""
     canvas = new_figure(10.5, 5.2)
     panels = canvas.subplots(2, 2, sharex=True, height_ratios=(5, 3))
     rows = []
@@ -141,7 +160,7 @@ def overview(evidence: Sequence[Evidence], published: bool) -> Drawing:
                 rows.append((figure.number, LABELS[approach], "published", figure.published_round, (low + high) / 2))
         axes.set_yticks(range(len(figure.approaches)), [LABELS[name] for name in figure.approaches])
         axes.set_ylim(len(figure.approaches) - 0.5, -0.5)
-        dress(axes, f"Figure {figure.number}: {figure.title}")
+        style_axes(axes, f"Figure {figure.number}: {figure.title}")
     for axes in panels[1]:
         axes.set_xlabel("test accuracy", fontsize=TEXT, color=INK)
         axes.set_xlim(0, 1)
@@ -153,8 +172,8 @@ def _look(approach: str) -> tuple[str, str, str]:
     return LABELS[approach], SHADES[approach][0], MARKERS[approach]
 
 
-def _published(axes: Axes, figure: PaperFigure, last: int) -> None:
-    """Hollow stars where a value was read off the published plot; a bar where it was a range."""
+def _mark_published(axes: Axes, figure: PaperFigure, last: int) -> None:
+    """Draw hollow stars at values read off the published plot; a bar for a range."""
     at = figure.published_round or last
     if at > last:
         return
@@ -184,7 +203,7 @@ Results = Mapping[tuple[Regime, str], TheoryResult]
 
 
 def draw_theory(results: Mapping[str, TheoryResult]) -> Drawing:
-    """Theorem 2 in one regime: measured distance to the genie, and both forms of the bound, by round."""
+    """Draw Theorem 2 in one regime: measured distance to the genie, and both forms of the bound, by round."""
     canvas = new_figure(10.5, 4.3)
     panels = canvas.subplots(1, len(results), sharey=True, squeeze=False)[0]
     for axes, (approach, result) in zip(panels, results.items(), strict=True):
@@ -197,7 +216,7 @@ def draw_theory(results: Mapping[str, TheoryResult]) -> Drawing:
         for label, rows, field, shade, line in curves:
             values = [getattr(row, field) for row in rows]
             axes.plot(range(1, len(values) + 1), values, color=shade, linestyle=line, linewidth=2, label=label)
-        dress(axes, APPROACHES[approach].label)
+        style_axes(axes, APPROACHES[approach].label)
         axes.set_yscale("log")
         axes.set_xlabel("communication round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -214,36 +233,46 @@ def draw_theory(results: Mapping[str, TheoryResult]) -> Drawing:
 
 
 def build_theory_section(results: Results, figures: Mapping[Regime, str], plan: ReproductionPlan) -> str:
-    """The section's HTML; figures: regime -> its figure, as HTML."""
+    """Return the section's HTML; figures: regime -> its figure, as HTML."""
     parts = [
         "<p>Each bound is computed twice: as printed, and corrected where the proof has a slip. The corrected forms "
         "follow from the triangle inequality with constants measured at the points that the proof names, so they must "
-        "hold; how far above the measurement they lie says what they are worth. The first seed of each regime.</p>"
+        "hold; the closer they are to the measurement, the more they are worth. The first seed of each regime.</p>"
     ]
     for regime in figures:
         chosen = {approach: result for (name, approach), result in results.items() if name == regime}
-        parts.append(f"<h3>{escape(regime)} regime, {escape(regime_words(regime, plan))}</h3>")
-        parts += [figures[regime], _table(chosen)]
-        parts += [_sentences(APPROACHES[approach].label, verdict(result)) for approach, result in chosen.items()]
+        parts.append(f"<h3>{escape(regime)} regime, {escape(describe_regime(regime, plan))}</h3>")
+        parts += [figures[regime], _tabulate_bounds(chosen)]
+        parts += [
+            _list_sentences(APPROACHES[approach].label, describe_result(result)) for approach, result in chosen.items()
+        ]
     return "".join(parts)
 
 
-def _table(results: Mapping[str, TheoryResult]) -> str:
+def _tabulate_bounds(results: Mapping[str, TheoryResult]) -> str:
     rows = []
     for approach, result in results.items():
         label, first, second = APPROACHES[approach].label, result.theorem1, result.theorem2
         for name, rate in (("as printed", first.printed), ("corrected", first.corrected), ("as played", first.played)):
-            rows.append((label, f"Theorem 1, {name}", number(rate.bound), number(rate.measured), rate_verdict(rate)))
+            rows.append(
+                (
+                    label,
+                    f"Theorem 1, {name}",
+                    format_number(rate.bound),
+                    format_number(rate.measured),
+                    describe_rate(rate),
+                )
+            )
         for name, bound in (("as printed", second.printed), ("corrected", second.corrected)):
             last = bound.rounds[-1]
-            row = (number(last.bound), number(last.measured), distance_verdict(bound))
+            row = (format_number(last.bound), format_number(last.measured), describe_distance(bound))
             rows.append((label, f"Theorem 2, {name}", *row))
     heads = ("Approach", "Form", "Bound", "Measured", "Verdict")
     return table(heads, ([escape(cell) for cell in row] for row in rows))
 
 
-def _sentences(label: str, sentences: Sequence[str]) -> str:
-    return f"<p><b>{escape(label)}</b></p>{bullets(map(escape, sentences))}"
+def _list_sentences(label: str, sentences: Sequence[str]) -> str:
+    return f"<p><b>{escape(label)}</b></p>{bullet_list(map(escape, sentences))}"
 
 
 _MARKS = {"holds": "✓", "holds in this regime": "✓", "undecided": "~", "does not hold": "✗"}
@@ -258,19 +287,19 @@ def build_page(
     theory: str,
     command: str,
 ) -> str:
-    """The whole page. figures: (number, regime) -> HTML, as overview and theory are."""
+    """Return the whole page. figures: (number, regime) -> HTML, as overview and theory are."""
     sections = [
-        Section("ends", "Overview", "Where every approach ended", overview),
-        Section("claims", "Claims", "What the paper claims, and what we measure", _claims(claims, plan)),
-        *(_figure(figure.number, figure.title, figures, plan) for figure in FIGURES),
+        Section("ends", "Overview", "Final accuracy of every approach", overview),
+        Section("claims", "Claims", "The paper's claims and our measurements", _tabulate_claims(claims, plan)),
+        *(_figure_section(figure.number, figure.title, figures, plan) for figure in FIGURES),
         Section("theory", "Theory", "The theorems, measured", theory),
-        Section("method", "Method", "How this was made", _method(plan, command)),
+        _paper_method(plan, command),
     ]
     return document("CB-DSL, reproduced", _lead(claims, plan), sections)
 
 
 def _lead(claims: Sequence[JudgedClaim], plan: ReproductionPlan) -> str:
-    length = f"{rounds_words(plan)}, {seeds_words(plan.seeds)}"
+    length = f"{_describe_rounds(plan)}, {describe_seeds(plan.seeds)}"
     other = ", ".join(f"{key} = {value}" for key, value in plan.settings)
     words = [f"Not the paper's experiment ({escape(other)})."] if other else []
     quick = len(plan.seeds) == 1 or plan.rounds_share < 1
@@ -291,25 +320,29 @@ def _lead(claims: Sequence[JudgedClaim], plan: ReproductionPlan) -> str:
     return " ".join(words)
 
 
-def overview_caption(plan: ReproductionPlan) -> str:
-    """What the marks of the first figure are."""
+def describe_overview(plan: ReproductionPlan) -> str:
+    """Explain the marks of the first figure."""
     marks = {"paper": "dots", "script": "diamonds"}
     words = "; ".join(f"{marks[regime]}: {REGIMES[regime]}" for regime in plan.regimes)
     span = ", lines reach from the lowest seed to the highest" if len(plan.seeds) > 1 else ""
     stars = "; hollow stars: read off the published plots, at the same round" if plan.as_published else ""
-    return f"{escape(words[0].upper() + words[1:])}{span}{stars}."
+    return f"{escape(capitalise(words))}{span}{stars}."
 
 
-def _claims(claims: Sequence[JudgedClaim], plan: ReproductionPlan) -> str:
+def _tabulate_claims(claims: Sequence[JudgedClaim], plan: ReproductionPlan) -> str:
     ids = list(dict.fromkeys(claim.id for claim in claims))
     by_key = {(claim.id, claim.regime): claim for claim in claims}
     regimes = [f"{regime} regime" for regime in plan.regimes]
     firsts = [by_key[name, plan.regimes[0]] for name in ids]
     rows = [
-        (str(first.figure), escape(first.claim), *(_verdict(by_key[first.id, regime]) for regime in plan.regimes))
+        (
+            str(first.figure),
+            escape(first.claim),
+            *(_format_verdict(by_key[first.id, regime]) for regime in plan.regimes),
+        )
         for first in firsts
     ]
-    words = bullets(f"<b>{escape(regime)}</b>: {escape(regime_words(regime, plan))}." for regime in plan.regimes)
+    words = bullet_list(f"<b>{escape(regime)}</b>: {escape(describe_regime(regime, plan))}." for regime in plan.regimes)
     test = (
         "Differences are paired by seed; a claim <i>holds</i> if the mean difference has the claimed sign and a "
         f"one-sided paired t-test gives p &lt; {SIGNIFICANCE:g}, and is <i>undecided</i> if only the sign is right."
@@ -323,7 +356,7 @@ def _claims(claims: Sequence[JudgedClaim], plan: ReproductionPlan) -> str:
     return f"{words}<p>{test}</p>{shown}"
 
 
-def _verdict(claim: JudgedClaim) -> str:
+def _format_verdict(claim: JudgedClaim) -> str:
     measured = escape(claim.measured).replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
     if claim.verdict == "not judged":
         return measured
@@ -331,51 +364,97 @@ def _verdict(claim: JudgedClaim) -> str:
     return f'{badge}<span class="measured">{measured}</span>'
 
 
-def _figure(number: int, title: str, figures: Mapping[tuple[int, Regime], str], plan: ReproductionPlan) -> Section:
+def _figure_section(
+    number: int, title: str, figures: Mapping[tuple[int, Regime], str], plan: ReproductionPlan
+) -> Section:
     parts = "".join(figures[number, regime] for regime in plan.regimes)
     return Section(f"figure{number}", f"Figure {number}", f"Figure {number}: {title}", parts)
 
 
-def _method(plan: ReproductionPlan, command: str) -> str:
-    band = (
-        "Lines are means over seeds, bands reach from the lowest seed to the highest. " if len(plan.seeds) > 1 else ""
+def _paper_method(plan: ReproductionPlan, command: str) -> Section:
+    band = "Lines are means over seeds, bands reach from the lowest seed to the highest. " * (len(plan.seeds) > 1)
+    stars = f"Hollow stars are values read off the published plots (± {READING_ERROR:g}). " * plan.as_published
+    attackers = describe_attackers(plan)
+    text = (
+        f". {band}{stars}The uplink counts payload bytes of every score and every model, refuted ones too. Nothing was "
+        f"tuned so that a claim comes true.{f'</p><p>{escape(attackers)}' if attackers else ''}"
     )
-    attackers = "".join(f"<p>{escape(words)}</p>" for words in [attackers_words(plan)] if words)
-    stars = f"Hollow stars are values read off the published plots (± {READING_ERROR:g}). " if plan.as_published else ""
+    files = (
+        f"<code>claims.json</code>, {FIGURE_FILES} and <code>runs/</code>, a folder for every run with its spec, its "
+        "rounds and its model."
+    )
+    return method_section(command, text, files)
+
+
+def _describe_rounds(plan: ReproductionPlan) -> str:
+    """Return `9 of 30 rounds`, or `30 rounds` if they are all rounds of the presets."""
+    pairs = [
+        (spec_of(figure, figure.approaches[0], regime, plan.seeds[0], plan).rounds, whole.rounds)
+        for figure in FIGURES
+        for regime in plan.regimes
+        for whole in [preset(f"{regime}-{figure.setting}")]
+    ]
+    return describe_rounds(pairs)
+
+
+def describe_regime(regime: Regime, plan: ReproductionPlan) -> str:
+    """Describe the origin of a regime and the local training in a round."""
+    changed = ", with other settings" if plan.settings else ""
+    return f"{REGIMES[regime]}{changed}: {describe_training(_example_spec(1, regime, plan).local)}"
+
+
+def describe_attackers(plan: ReproductionPlan) -> str:
+    """Describe the attack in the figures that have attackers, or return ""."""
+    specs = {figure.number: _example_spec(figure.number, plan.regimes[0], plan) for figure in FIGURES}
+    attacked = [number for number, spec in specs.items() if spec.attack.byzantine]
+    if not attacked:
+        return ""
+    spec = specs[attacked[0]]
+    attack, count = spec.attack, spec.attack.byzantine
+    numbers, verb = join_words(attacked), "attacks" if count == 1 else "attack"
     return (
-        f"<p>Made by <code>{escape(command)}</code>. {band}{stars}The uplink counts payload bytes of "
-        "every score and every model, refuted ones too. Nothing was tuned so that a claim comes true.</p>"
-        f"{attackers}<p>Beside this page: <code>claims.json</code>, <code>figures/</code> (PNG, SVG, PDF, and CSV) and "
-        "<code>runs/</code>, a folder for every run with its spec, its rounds and its model.</p>"
+        f"In Figures {numbers}, {count} of {spec.workers} workers {verb}: {attack.name}{_format_scale(spec)}. "
+        f"{describe_attack(attack.name)}"
     )
+
+
+def _format_scale(spec: Spec) -> str:
+    """Return the scale of an attack, such as ` (scale 10)`, or ""."""
+    scale = getattr(make_attack(spec), "scale", 0.0)
+    return f" (scale {scale:g})" if scale else ""
+
+
+def _example_spec(figure: int, regime: Regime, plan: ReproductionPlan) -> Spec:
+    chosen = FIGURES[figure - 1]
+    return spec_of(chosen, chosen.approaches[0], regime, plan.seeds[0], plan)
 
 
 def write_reproduction(made: Reproduction, command: str) -> Path:
-    """Write figures/ and report.html anew; the page."""
+    """Write figures/ and report.html; return the page."""
     plan, out = made.plan, made.out
 
-    def kept(drawn: Drawing, name: str, description: str, caption: str) -> str:
-        return keep(drawn, out / "figures" / name, description, caption, name)
+    def save(drawing: Drawing, name: str, description: str, caption: str) -> str:
+        return save_drawing(drawing, out / "figures" / name, description, caption, name)
 
-    shown = kept(
-        overview(made.evidence, plan.as_published),
+    shown = save(
+        draw_overview(made.evidence, plan.as_published),
         "overview",
         "Test accuracy of every approach in Figures 1 to 4",
-        overview_caption(plan),
+        describe_overview(plan),
     )
     pictures = {
-        (figure.number, regime): kept(
-            draw_figures(figure, item, plan.as_published),
+        (figure.number, regime): save(
+            draw_figure(figure, item, plan.as_published),
             f"figure{figure.number}-{regime}",
             f"Figure {figure.number}: {figure.title}, {regime} regime",
-            f"<b>{regime} regime</b>, {escape(regime_words(regime, plan))}",
+            f"<b>{regime} regime</b>, {escape(describe_regime(regime, plan))}",
         )
         for regime, item in zip(plan.regimes, made.evidence, strict=True)
         for figure in FIGURES
     }
     results = made.theory()
     bounds = {
-        regime: kept(
+        regime: save(
             draw_theory({approach: result for (name, approach), result in results.items() if name == regime}),
             f"theorem2-{regime}",
             f"Theorem 2, {regime} regime",

@@ -1,7 +1,7 @@
-"""Every attack against every defence, on the sweep machinery.
+"""The arena: every attack against every defence.
 
-A bout is judged against the same defence with the same attackers absent: what the attack costs beyond the workers that
-it is made by. Says what to run and what came out; how it looks is `report.arena_page`'s affair.
+A match is judged against the same defence with the same attackers absent, so a loss is the effect of the attack and not
+of the workers that it lacks. `report.arena_page` draws the results.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from cbdsl.presets import preset
 from cbdsl.runs.records import Summary, lowest_of
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
-from cbdsl.studies.sweep import OnProgress, Task, finished, perform, write_rows
+from cbdsl.studies.sweep import OnProgress, Task, read_run, run_tasks, write_rows
 from cbdsl.util.files import write_json
 
-TOLERATED = 0.02  # a defence stands if it loses no more accuracy than this against the honest remainder
-TOLERATED_AIMED = 0.1  # and it keeps a class that is aimed at if that one loses no more than this
-ABSENT = "absent"  # the attack that leaves the honest remainder
+TOLERATED = 0.02  # a defence withstands an attack if it loses at most this accuracy against the honest remainder
+TOLERATED_TARGETED = 0.1  # and it protects a targeted class if that class loses at most this
+ABSENT = "absent"  # the attack in which attackers do nothing, which leaves the honest remainder
 
 
 @dataclass(frozen=True)
 class Defence:
-    """One way of learning together among attackers. All train on D_tr beside their own data."""
+    """A method with its defence. All defences train on D_tr beside the workers' own data."""
 
     label: str
     settings: Mapping[str, Any]
@@ -43,8 +43,12 @@ _CB_DSL: dict[str, Any] = {"method": "cb-dsl", "shared": "both"}
 _GUARD: dict[str, Any] = {**_CB_DSL, "defence.guard": True, "defence.commitment": True}
 
 _ROTATION: dict[str, Any] = {
-    **_GUARD, "method": "restart", "selection.name": "rotation", "codec.up": "q4", "codec.down": "q4",
-}  # fmt: skip
+    **_GUARD,
+    "method": "restart",
+    "selection.name": "rotation",
+    "codec.up": "q4",
+    "codec.down": "q4",
+}
 
 DEFENCES: dict[str, Defence] = {
     "fedavg": _fedavg("mean", "FedAvg"),
@@ -65,8 +69,8 @@ DEFENCES: dict[str, Defence] = {
 }
 
 
-def defence_named(name: str) -> Defence:
-    """A defence of the arena, or a registered aggregator, selection or method as one."""
+def get_defence(name: str) -> Defence:
+    """Return a defence by name; an aggregator, selection or method is one, too."""
     if name in DEFENCES:
         return DEFENCES[name]
     if name in register.aggregator:
@@ -83,7 +87,7 @@ def defence_named(name: str) -> Defence:
 
 @dataclass(frozen=True)
 class ArenaPlan:
-    """What meets what."""
+    """The attacks, defences and settings of an arena."""
 
     attacks: tuple[str, ...] = field(
         default_factory=lambda: tuple(name for name in register.attack.names() if name != ABSENT)
@@ -101,45 +105,51 @@ class ArenaPlan:
         for name in self.attacks:
             register.attack.get(name)
         for name in self.defences:
-            defence_named(name)
+            get_defence(name)
         for name in self.presets:
             preset(name)
         if not all((self.attacks, self.defences, self.byzantine, self.seeds, self.other_seeds, self.presets)):
             raise UserError(
-                "An arena needs at least one attack, one defence, one number of attackers, one seed and one preset."
+                "An arena needs at least one attack, one defence, one number of attackers, one seed and one preset.",
+                code="out-of-range",
             )
         if ABSENT in self.attacks:
-            raise UserError(f"'{ABSENT}' is what every attack is compared with, and is run anyway. Leave it out.")
+            raise UserError(
+                f"Every attack is compared with '{ABSENT}', which is run anyway. Leave it out.", code="no-effect"
+            )
         if min(self.byzantine) < 1:
-            raise UserError(f"Numbers of attackers start at 1; given {min(self.byzantine)}. Clean runs come anyway.")
+            raise UserError(
+                f"Numbers of attackers start at 1; given {min(self.byzantine)}. Clean runs are made anyway.",
+                code="out-of-range",
+            )
 
     def seeds_of(self, defence: str) -> tuple[int, ...]:
-        """More where it matters: of our own defences, and of FedAvg, which they are compared with."""
-        return self.seeds if defence_named(defence).ours or defence == "fedavg" else self.other_seeds
+        """Return the seeds of a defence: more for our own, and for FedAvg, which they are compared with."""
+        return self.seeds if get_defence(defence).ours or defence == "fedavg" else self.other_seeds
 
     def spec(self, cell: ArenaCell, seed: int) -> Spec:
-        """One run."""
+        """Return the spec of one run."""
         attacked = {"attack.name": cell.attack, "attack.byzantine": cell.byzantine} if cell.attack else {}
-        common = {key: value for key, value in self.settings.items() if cell.heeds(key)}
-        settings = {**common, **defence_named(cell.defence).settings, **attacked, "seed": seed}
+        common = {key: value for key, value in self.settings.items() if cell.uses(key)}
+        settings = {**common, **get_defence(cell.defence).settings, **attacked, "seed": seed}
         settings["plugins"] = list(self.plugins)
         return resolve(preset(cell.preset).with_settings(settings))
 
     def specs(self, cell: ArenaCell) -> list[Spec]:
-        """All runs of a bout, a seed each."""
+        """Return the specs of a match, one per seed."""
         return [self.spec(cell, seed) for seed in self.seeds_of(cell.defence)]
 
 
 class ArenaCell(NamedTuple):
-    """Who meets whom where; without an attack it is the clean run, with `ABSENT` the honest remainder."""
+    """A match to run; without an attack it is the clean run, with `ABSENT` the honest remainder."""
 
     preset: str
     defence: str
     attack: str = ""
     byzantine: int = 0
 
-    def heeds(self, key: str) -> bool:
-        """Whether a setting of the contest is for this bout: not if it sets something of another attack."""
+    def uses(self, key: str) -> bool:
+        """Return whether a setting of the plan is for this match and not for another attack."""
         group, _, rest = key.partition(".")
         if group == "attack":
             return self.attack not in {"", ABSENT}
@@ -159,7 +169,7 @@ QUICK = ArenaPlan(
 
 @dataclass(frozen=True)
 class Match:
-    """One defence against one attack with so many attackers, over all seeds; a clean one has no attack."""
+    """The result of one defence against one attack over all seeds; a clean match has no attack."""
 
     preset: str
     defence: str
@@ -169,95 +179,97 @@ class Match:
     accuracy: float  # mean over seeds, at the end
     lowest: float
     highest: float
-    remainder: float  # accuracy of the same defence with the attackers absent; its own, where nobody attacks
-    lost: float  # what is missing to that
+    remainder: float  # accuracy of the same defence with the attackers absent; its own in a clean match
+    lost: float  # remainder - accuracy
     uplink_bytes: float
     wasted_bytes: float  # uploads that were not used
     uploads: float
     banned: float  # attackers that were banned
     false_bans: float  # honest workers that were banned
-    precision: float | None  # of all that were banned, how many were attackers
-    recall: float | None  # of all attackers, how many were banned; none where nobody can be
+    precision: float | None  # share of the banned workers that were attackers
+    recall: float | None  # share of the attackers that were banned; None where the method cannot ban
     attack_success: float | None  # of a backdoor
-    aimed_accuracy: float | None  # of the worst of the classes that the attack aims at
+    aimed_accuracy: float | None  # of the worst of the classes that the attack targets
     aimed_remainder: float | None  # the same with the attackers absent
 
     @property
     def attacked(self) -> bool:
-        """Whether somebody attacks: not in clean runs, not among the honest remainder."""
+        """Return whether there is an attack: not in clean runs, not in the honest remainder."""
         return self.attack not in {"", ABSENT}
 
     @property
-    def stands(self) -> bool:
-        """Whether the attack costs no more than is tolerated."""
+    def withstands(self) -> bool:
+        """Return whether the attack costs no more than is tolerated."""
         return self.lost <= TOLERATED
 
     @property
-    def keeps_aimed(self) -> bool:
-        """Whether the classes that the attack aims at lose no more than is tolerated."""
+    def protects_targets(self) -> bool:
+        """Return whether the targeted classes lose no more than is tolerated."""
         if self.aimed_accuracy is None or self.aimed_remainder is None:
             return True
-        return self.aimed_remainder - self.aimed_accuracy <= TOLERATED_AIMED
+        return self.aimed_remainder - self.aimed_accuracy <= TOLERATED_TARGETED
 
 
 @dataclass(frozen=True)
 class Arena:
-    """What an arena leaves."""
+    """The results of an arena."""
 
-    contest: ArenaPlan
-    bouts: tuple[Match, ...]
+    plan: ArenaPlan
+    matches: tuple[Match, ...]
 
 
 def run_arena(
-    contest: ArenaPlan, out: Path, jobs: int | None = None, on_progress: OnProgress | None = None, on: str | None = None
+    plan: ArenaPlan, out: Path, jobs: int | None = None, on_progress: OnProgress | None = None, on: str | None = None
 ) -> Arena:
-    """Run what is missing in a folder, then judge every bout anew."""
-    perform(tasks_of(contest), out, jobs, on_progress, on)
-    bouts = judge_match(contest, lambda spec: finished(Task(spec).folder(out)).summary)
-    write_rows([asdict(bout) for bout in bouts], out)
-    write_json(out / "contest.json", asdict(contest))
-    return Arena(contest, tuple(bouts))
+    """Run what is missing in a folder and judge every match."""
+    run_tasks(list_tasks(plan), out, jobs, on_progress, on)
+    matches = judge_matches(plan, lambda spec: read_run(Task(spec).folder(out)).summary)
+    write_rows([asdict(match) for match in matches], out)
+    write_json(out / "contest.json", asdict(plan))
+    return Arena(plan, tuple(matches))
 
 
-def tasks_of(contest: ArenaPlan) -> list[Task]:
-    """Every run once: what bouts are compared with first, so that an arena that was stopped can be judged."""
-    return list(dict.fromkeys(Task(spec) for cell in cells(contest) for spec in contest.specs(cell)))
+def list_tasks(plan: ArenaPlan) -> list[Task]:
+    """Return every run once; those that the others are compared with come first."""
+    return list(dict.fromkeys(Task(spec) for cell in list_cells(plan) for spec in plan.specs(cell)))
 
 
-def cells(contest: ArenaPlan) -> list[ArenaCell]:
-    """Every bout: clean ones first, then those without the attackers, then the attacks."""
-    counts = sorted(contest.byzantine, reverse=True)
-    clean = [ArenaCell(where, defence) for where in contest.presets for defence in contest.defences]
+def list_cells(plan: ArenaPlan) -> list[ArenaCell]:
+    """Return every match to run: clean ones, then those with absent attackers, then the attacks."""
+    counts = sorted(plan.byzantine, reverse=True)
+    clean = [ArenaCell(where, defence) for where in plan.presets for defence in plan.defences]
     return clean + [
         ArenaCell(where, defence, attack, count)
-        for attacks in ((ABSENT,), contest.attacks)
-        for where in contest.presets
+        for attacks in ((ABSENT,), plan.attacks)
+        for where in plan.presets
         for count in counts
         for attack in attacks
-        for defence in contest.defences
+        for defence in plan.defences
     ]
 
 
-def judge_match(contest: ArenaPlan, result: Callable[[Spec], Summary]) -> list[Match]:
-    """Put the runs of every bout together."""
+def judge_matches(plan: ArenaPlan, result: Callable[[Spec], Summary]) -> list[Match]:
+    """Return the results of every match; result: returns the summary of a run."""
     remainders: dict[ArenaCell, list[Summary]] = {}
-    bouts = []
-    for cell in cells(contest):
-        specs = contest.specs(cell)
+    matches = []
+    for cell in list_cells(plan):
+        specs = plan.specs(cell)
         summaries = [result(spec) for spec in specs]
         if cell.attack == ABSENT:
             remainders[cell] = summaries
         aims = make_attack(specs[0]).aims if cell.attack else ()
-        bouts.append(_match(cell, summaries, remainders.get(cell._replace(attack=ABSENT), summaries), aims))
-    return bouts
+        matches.append(_judge_match(cell, summaries, remainders.get(cell._replace(attack=ABSENT), summaries), aims))
+    return matches
 
 
-def _match(cell: ArenaCell, summaries: Sequence[Summary], without: Sequence[Summary], aims: tuple[int, ...]) -> Match:
-    """Put the runs of one bout together. without: the same runs with the attackers absent."""
-    accuracies = [one.final_accuracy for one in summaries]
-    accuracy, remainder = _mean(accuracies), _mean([one.final_accuracy for one in without])
-    caught = sum(len(set(one.banned) & set(one.byzantine)) for one in summaries)
-    wronged = sum(one.honest_banned for one in summaries)
+def _judge_match(
+    cell: ArenaCell, summaries: Sequence[Summary], without: Sequence[Summary], aims: tuple[int, ...]
+) -> Match:
+    """Return the result of one match; without: the same runs with the attackers absent."""
+    accuracies = [run.final_accuracy for run in summaries]
+    accuracy, remainder = _mean(accuracies), _mean([run.final_accuracy for run in without])
+    banned = sum(len(set(run.banned) & set(run.byzantine)) for run in summaries)
+    false_bans = sum(run.honest_banned for run in summaries)
     screens = summaries[0].conversation == "swarm"
     return Match(
         **cell._asdict(),
@@ -267,16 +279,16 @@ def _match(cell: ArenaCell, summaries: Sequence[Summary], without: Sequence[Summ
         highest=max(accuracies),
         remainder=remainder,
         lost=remainder - accuracy,
-        uplink_bytes=_mean([one.uplink_bytes for one in summaries]),
-        wasted_bytes=_mean([one.wasted_uplink_bytes for one in summaries]),
-        uploads=_mean([one.uploads for one in summaries]),
-        banned=caught / len(summaries),
-        false_bans=wronged / len(summaries),
-        precision=caught / (caught + wronged) if caught + wronged else None,
-        recall=caught / (cell.byzantine * len(summaries)) if screens and cell.byzantine else None,
-        attack_success=_mean_known(one.attack_success for one in summaries),
-        aimed_accuracy=_mean_known(one.aimed_accuracy for one in summaries),
-        aimed_remainder=_mean_known(lowest_of(one.class_accuracy, aims) for one in without),
+        uplink_bytes=_mean([run.uplink_bytes for run in summaries]),
+        wasted_bytes=_mean([run.wasted_uplink_bytes for run in summaries]),
+        uploads=_mean([run.uploads for run in summaries]),
+        banned=banned / len(summaries),
+        false_bans=false_bans / len(summaries),
+        precision=banned / (banned + false_bans) if banned + false_bans else None,
+        recall=banned / (cell.byzantine * len(summaries)) if screens and cell.byzantine else None,
+        attack_success=_mean_known(run.attack_success for run in summaries),
+        aimed_accuracy=_mean_known(run.aimed_accuracy for run in summaries),
+        aimed_remainder=_mean_known(lowest_of(run.class_accuracy, aims) for run in without),
     )
 
 

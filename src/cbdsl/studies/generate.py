@@ -1,6 +1,6 @@
-"""What generated samples give away of those they were learned from: distances, and tests for membership.
+"""Trains a generator, writes a synthetic shared set, and measures what the generated samples reveal.
 
-Measures alone: no number here proves that a sample cannot be found out, see docs/generate.md.
+The measures prove no privacy, see docs/generate.md.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from cbdsl.swarms.local import LocalSwarm
 from cbdsl.util.files import is_free, read_json, read_text, write_atomically, write_json
 from cbdsl.util.formatting import format_bytes
 
-_AT_ONCE = 500  # rows
+_AT_ONCE = 500  # rows or samples
 
 
 @dataclass(frozen=True)
@@ -58,37 +58,37 @@ class Distances:
 
     @staticmethod
     def of(found: Doubles) -> Distances:
-        """The quantiles of these distances, (N,)."""
+        """Return the quantiles of these distances, (N,)."""
         return Distances(*(round(float(value), 4) for value in np.quantile(found, (0, 0.01, 0.5))))
 
 
 @dataclass(frozen=True)
 class Membership:
-    """How well members are told from samples that were never seen; as many of both. Guessing: area 0.5, advantage 0."""
+    """How well members are told from unseen samples, as many of both. Guessing: area 0.5, advantage 0."""
 
     area: float  # under the ROC curve: the chance that a member looks more like one than a sample never seen
-    area_error: float  # one standard error
+    area_error: float  # standard error
     advantage: float  # share of members found less share of others taken for them, at the best threshold
     advantage_error: float
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """What was measured on N members and N samples that were never seen."""
+    """Measures on N members and N unseen samples."""
 
     compared: int  # N
     generated: int
     generated_to_members: Distances
     generated_to_unseen: Distances
-    unseen_to_members: Distances  # what samples have that are no copies for certain
+    unseen_to_members: Distances  # the distances of samples that are not copies
     closer_to_members: float  # share of generated samples that are nearer to a member than to any unseen sample
     closer_error: float
-    by_samples: Membership  # the attacker has the generated samples: who is near to one was learned from
-    by_generator: Membership  # the attacker has the generator: whose loss is low was learned from
+    by_samples: Membership  # the attacker has the generated samples, and takes samples near one for members
+    by_generator: Membership  # the attacker has the generator, and takes samples with a low loss for members
 
 
-def measured(made: Floats, members: Floats, unseen: Floats, losses: tuple[Doubles, Doubles]) -> Privacy:
-    """Compare generated samples (M, d) with members and unseen ones, (N, d) each, of which losses are (N,)."""
+def measure_privacy(made: Floats, members: Floats, unseen: Floats, losses: tuple[Doubles, Doubles]) -> Privacy:
+    """Compare generated samples (M, d) with members and unseen ones, (N, d) each, whose losses are (N,)."""
     to_members, to_unseen = nearest(made, members), nearest(made, unseen)
     closer = float((to_members < to_unseen).mean() + (to_members == to_unseen).mean() / 2)
     return Privacy(
@@ -105,34 +105,37 @@ def measured(made: Floats, members: Floats, unseen: Floats, losses: tuple[Double
 
 
 def nearest(rows: Floats, others: Floats) -> Doubles:
-    """The distance of each row to the nearest of the others, by number of features: (N, d), (M, d) -> (N,)."""
-    centre = others.mean(0, dtype=np.float64)  # lengths of features far from 0 would leave no digits for distances
+    """Return the distance of each row to the nearest of the others, per feature: (N, d), (M, d) -> (N,)."""
+    centre = others.mean(0, dtype=np.float64)  # features far from 0 would leave no digits for distances
     return np.concatenate(
-        [np.min([_nearest_in(part - centre, few - centre) for few in _parts(others)], axis=0) for part in _parts(rows)]
+        [
+            np.min([_nearest_in(part - centre, few - centre) for few in _split_rows(others)], axis=0)
+            for part in _split_rows(rows)
+        ]
     )
 
 
-def _parts(rows: Floats) -> list[Floats]:
-    """A few rows at a time: their distances, and the rows themselves as doubles, are never all in memory."""
+def _split_rows(rows: Floats) -> list[Floats]:
+    """Split rows so that neither their distances nor the rows as doubles are all in memory."""
     return np.array_split(rows, -(-len(rows) // _AT_ONCE))
 
 
 def _nearest_in(rows: Doubles, others: Doubles) -> Doubles:
-    """See `nearest`. Who is nearest is found by |b|^2 - 2ab, how near by the difference itself: a copy is at 0."""
+    """Find the nearest by |b|^2 - 2ab, and its distance by the difference itself: a copy is at 0."""
     found = (np.square(others).sum(1) - 2 * (rows @ others.T)).argmin(1)
     distances: Doubles = np.sqrt(np.square(rows - others[found]).mean(1))
     return distances
 
 
 def membership(members: Doubles, unseen: Doubles) -> Membership:
-    """A test that takes samples with high scores for members, (N,) each.
+    """Test membership by a threshold on scores, (N,) each.
 
-    The threshold is chosen on one half of the samples and tried on the other, both ways round.
+    The threshold is chosen on one half of the samples and evaluated on the other, both ways round.
     """
     area = _area(members, unseen)
     tried = [
-        _tried(_threshold(members[one], unseen[one]), members[other], unseen[other])
-        for one, other in _halves(len(members))
+        _evaluate_threshold(_find_threshold(members[one], unseen[one]), members[other], unseen[other])
+        for one, other in _split_halves(len(members))
     ]
     return Membership(
         area=round(area, 4),
@@ -142,59 +145,58 @@ def membership(members: Doubles, unseen: Doubles) -> Membership:
     )
 
 
-def _halves(count: int) -> tuple[tuple[Bools, Bools], tuple[Bools, Bools]]:
+def _split_halves(count: int) -> tuple[tuple[Bools, Bools], tuple[Bools, Bools]]:
     even = np.arange(count) % 2 == 0
     return (even, ~even), (~even, even)
 
 
 def _area(members: Doubles, unseen: Doubles) -> float:
-    """The chance that a member scores higher than another sample; ties count half."""
+    """Return the probability that a member scores higher than another sample; ties count half."""
     ordered = np.sort(unseen)
     below = np.searchsorted(ordered, members, "left") + np.searchsorted(ordered, members, "right")
     return float(below.mean() / 2 / len(unseen))
 
 
 def _area_error(area: float, count: int) -> float:
-    """One standard error (Hanley and McNeil 1982), with as many of either kind."""
+    """Return one standard error (Hanley and McNeil 1982) for equal numbers of both kinds."""
     first, second = area / (2 - area), 2 * area**2 / (1 + area)
     spread = area * (1 - area) + (count - 1) * (first + second - 2 * area**2)
     return math.sqrt(max(spread, 0.0)) / count
 
 
-def _threshold(members: Doubles, unseen: Doubles) -> float:
-    """Where the share of members above exceeds the share of others above the most."""
+def _find_threshold(members: Doubles, unseen: Doubles) -> float:
+    """Return the threshold with the largest difference between the shares of members and of others above it."""
     scores = np.sort(np.concatenate([members, unseen]))
     above = [1 - np.searchsorted(np.sort(part), scores, "left") / len(part) for part in (members, unseen)]
     return float(scores[np.argmax(above[0] - above[1])])
 
 
-def _tried(threshold: float, members: Doubles, unseen: Doubles) -> tuple[float, float]:
-    """The advantage of a threshold, and one standard error of it."""
+def _evaluate_threshold(threshold: float, members: Doubles, unseen: Doubles) -> tuple[float, float]:
+    """Return the advantage of a threshold and its standard error."""
     shares = [float((part >= threshold).mean()) for part in (members, unseen)]
     errors = [share * (1 - share) / len(part) for share, part in zip(shares, (members, unseen), strict=True)]
     return shares[0] - shares[1], math.sqrt(sum(errors))
 
 
 HIDDEN, LATENT = 128, 10
-_AT_ONCE = 500  # samples
 _DECAYS, _EPSILON = (0.9, 0.999), 1e-8  # of Adam
 
 
 class SampleKind(NamedTuple):
-    """What a generator makes: samples of one shape, of so many classes."""
+    """The shape and classes of the samples that a generator makes."""
 
     shape: tuple[int, ...]
     classes: int
-    shades: bool  # numbers from 0 to 1, such as those of an image; otherwise any, with deviations near 1
+    shades: bool  # numbers from 0 to 1, as in images; otherwise any, with deviations near 1
 
     @property
     def numbers(self) -> int:
-        """How many there are in a sample."""
+        """Return how many numbers a sample has."""
         return math.prod(self.shape)
 
 
 class Generator(nn.Module):
-    """From a class and LATENT random numbers to a sample; and for training, from a sample to such numbers."""
+    """A conditional variational autoencoder: a class and LATENT random numbers give a sample."""
 
     def __init__(self, kind: SampleKind) -> None:
         super().__init__()
@@ -205,13 +207,13 @@ class Generator(nn.Module):
         self.decode = nn.Sequential(
             nn.Linear((LATENT + 1) * kind.classes, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, kind.numbers)
         )
-        self.log_variance = nn.Parameter(torch.zeros(1), requires_grad=True)  # of numbers that are no shades
+        self.log_variance = nn.Parameter(torch.zeros(1), requires_grad=True)  # of numbers that are not shades
 
     def losses(self, features: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
-        """The negative evidence lower bound of every sample, (N,). features: (N, numbers); noise: (N, LATENT)."""
+        """Return the negative evidence lower bounds, (N,). features: (N, numbers); noise: (N, LATENT)."""
         classes = one_hot(labels, self.kind.classes).float()
         middle, log_variance = self.encode(torch.cat([features, classes], 1)).chunk(2, 1)
-        made = self._decoded(middle + noise * (log_variance / 2).exp(), classes)
+        made = self._decode(middle + noise * (log_variance / 2).exp(), classes)
         divergence = (middle.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
         if self.kind.shades:
             error = binary_cross_entropy_with_logits(made, features, reduction="none")
@@ -220,23 +222,23 @@ class Generator(nn.Module):
         losses: Tensor = error.sum(1) + divergence
         return losses
 
-    def _decoded(self, latent: Tensor, classes: Tensor) -> Tensor:
-        """Each class reads the latent numbers by weights of its own: or few samples leave the class to them, too."""
+    def _decode(self, latent: Tensor, classes: Tensor) -> Tensor:
+        """Decode latent numbers; each class has its own weights, or few samples would encode the class there, too."""
         own = torch.cat([latent, torch.ones(len(latent), 1)], 1)[:, None] * classes[:, :, None]  # (N, C, LATENT + 1)
         made: Tensor = self.decode(own.flatten(1))
         return made
 
     def samples(self, labels: Tensor, random: torch.Generator) -> Tensor:
-        """One sample of each class given, (N, numbers)."""
+        """Return one sample of each class given, (N, numbers)."""
         latent = torch.randn(len(labels), LATENT, generator=random)
-        made = self._decoded(latent, one_hot(labels, self.kind.classes).float())
+        made = self._decode(latent, one_hot(labels, self.kind.classes).float())
         if self.kind.shades:
             return made.sigmoid()
         return made + torch.randn(made.shape, generator=random) * (self.log_variance / 2).exp()
 
 
 class GeneratorEngine(TorchEngine):
-    """Trains and scores stacks of one generator's models; samples are rows of numbers, (N, numbers)."""
+    """Trains and scores stacks of generators; samples are rows of numbers, (N, numbers)."""
 
     def __init__(self, kind: SampleKind, threads: int = 1) -> None:
         super().__init__(Generator(kind), threads)
@@ -250,7 +252,7 @@ class GeneratorEngine(TorchEngine):
         seeds: Seeds | None = None,
         corrections: Floats | None = None,
     ) -> Floats:
-        """See `Engine.train`; by Adam, which starts anew on every call, and of `sgd` uses the learning rate alone."""
+        """See `Engine.train`; uses Adam, which starts anew on every call, and of `sgd` only the learning rate."""
         assert seeds is not None
         assert corrections is None
         features, labels, batches = self._tensors(samples, batches)
@@ -268,7 +270,7 @@ class GeneratorEngine(TorchEngine):
                 steps += 1
                 noise = torch.randn(len(chosen), LATENT, generator=random)
                 model.gradient.zero_()
-                losses = _generator(model.module).losses(features[chosen], labels[chosen], noise)
+                losses = _as_generator(model.module).losses(features[chosen], labels[chosen], noise)
                 losses.mean().backward()  # type: ignore[no-untyped-call]
                 with torch.no_grad():
                     mean.lerp_(model.gradient, 1 - _DECAYS[0])
@@ -281,9 +283,9 @@ class GeneratorEngine(TorchEngine):
         return result
 
     def sample_losses(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
-        """See `Engine.sample_losses`: the bound at the middle of what a sample is encoded as."""
+        """See `Engine.sample_losses`; the bound at the mean of a sample's encoding."""
         features, labels, indices = self._tensors(samples, indices)
-        module = _generator(self._load(one_model(weights, self.size)).module)
+        module = _as_generator(self._load(one_model(weights, self.size)).module)
         chosen = torch.from_numpy(indices)
 
         def losses(chunk: int) -> Doubles:
@@ -294,9 +296,9 @@ class GeneratorEngine(TorchEngine):
 
         return np.concatenate([np.empty(0), *self._for_each(-(-len(chosen) // _AT_ONCE), losses)])
 
-    def made(self, weights: Floats, count: int, seed: int) -> Samples:
-        """Samples that a model makes, of all classes alike and in no order, (count, *shape)."""
-        generator = _generator(self._load(one_model(weights, self.size)).module)
+    def make_samples(self, weights: Floats, count: int, seed: int) -> Samples:
+        """Return samples of a model, equally many of all classes and shuffled, (count, *shape)."""
+        generator = _as_generator(self._load(one_model(weights, self.size)).module)
         random, kind = torch.Generator().manual_seed(seed), generator.kind
         labels = (torch.arange(count) % kind.classes)[torch.randperm(count, generator=random)]
 
@@ -309,7 +311,7 @@ class GeneratorEngine(TorchEngine):
         return Samples(features, labels.numpy().astype(np.int32))
 
 
-def _generator(module: nn.Module) -> Generator:
+def _as_generator(module: nn.Module) -> Generator:
     assert isinstance(module, Generator)
     return module
 
@@ -318,23 +320,23 @@ SERVER, WORKERS = "server", "workers"
 _FIRST_RATE, _LAST_RATE = 2e-3, 2e-4  # of Adam, in the first and in the last pass
 _BATCH = 32
 _MOMENTUM = 0.8  # of the server
-_LOOKED_AT = 500  # samples that show how far learning is
+_LOOKED_AT = 500  # samples whose loss is reported
 
 
 @dataclass(frozen=True, eq=False)
 class GeneratorData:
-    """What a generator learns from, and what it never sees. Samples are rows of numbers, as a generator takes them."""
+    """The samples of a generator and unseen ones, as rows of numbers."""
 
     kind: SampleKind
     scaling: Scaling | None
     samples: Samples
-    holders: tuple[Indices, ...]  # whose each of the samples is
+    holders: tuple[Indices, ...]  # the samples of each holder
     unseen: Samples  # of the same kind, for comparison
     unseen_are: str  # where those are from
 
     @property
     def digest(self) -> str:
-        """Of all that is learned from, and of who has how much of it."""
+        """Return a hash of all samples and of how many each worker holds."""
         shape, classes, shades = self.kind.shape, self.kind.classes, self.kind.shades
         kind = f"Kind(shape={shape!r}, classes={classes!r}, shades={shades!r})"  # this text is in the keys of folders
         content = hashlib.sha256(f"({kind}, {self.scaling!r}, {[*map(len, self.holders)]!r})".encode())
@@ -342,8 +344,8 @@ class GeneratorData:
             content.update(np.ascontiguousarray(array).data)
         return content.hexdigest()
 
-    def rescaled(self, made: Samples) -> Samples:
-        """Made samples (N, *shape) as a network is given them."""
+    def rescale(self, made: Samples) -> Samples:
+        """Return generated samples (N, *shape) in the scaling of a network's input."""
         if not self.kind.shades:
             return made
         assert self.scaling is not None
@@ -351,7 +353,7 @@ class GeneratorData:
 
 
 def gather_generator_data(spec: Spec, source: str) -> GeneratorData:
-    """The material of a spec. source: `server`, `workers`, or data that the server may use."""
+    """Return the data of a spec. source: `server`, `workers`, or data that the server may use."""
     own = source in {SERVER, WORKERS}
     data = load(spec.data.source, spec.options.of(spec.data.source))
     if not own:
@@ -377,12 +379,12 @@ def gather_generator_data(spec: Spec, source: str) -> GeneratorData:
     return GeneratorData(kind, data.scaling, _rows(used, data), places, _rows(unseen, data), whose)
 
 
-_MORE = {
+_ADVICE = {
     SERVER: "Learn from more samples: set data.shared_training or data.shared_scoring higher, or learn from the "
     "workers (--from workers).",
     WORKERS: "Learn from more samples: set workers or data.samples_per_worker higher, or data.partition to another.",
 }
-_OTHER = "Give samples of every class, numbered from 0 without gaps."
+_OTHER_ADVICE = "Give samples of every class, numbered from 0 without gaps."
 
 
 def _check_classes(labels: Indices, data: Dataset, source: str) -> None:
@@ -390,23 +392,24 @@ def _check_classes(labels: Indices, data: Dataset, source: str) -> None:
     if empty:
         raise UserError(
             f"Among the {len(labels):,} samples to learn from ({source}) there is none of class "
-            f"{', '.join(map(str, empty[:10]))}; a generator makes only what it has seen. {_MORE.get(source, _OTHER)}"
+            f"{', '.join(map(str, empty[:10]))}; a generator makes only classes that it has seen. "
+            f"{_ADVICE.get(source, _OTHER_ADVICE)}",
+            code="out-of-range",
         )
 
 
 def _rows(samples: Samples, data: Dataset) -> Samples:
-    """Samples as a generator takes them: rows of numbers, shades from 0 to 1."""
+    """Return samples as a generator takes them: rows of numbers, shades from 0 to 1."""
     features, scaling = samples.features, data.scaling
     if scaling is not None and scaling.shades:
         features = raw_of(features, scaling).clip(0, 1)
     return Samples(np.ascontiguousarray(features.reshape(len(samples), -1)), samples.labels)
 
 
-def mean_of_movers(sizes: Mapping[WorkerId, int]) -> Combination:
-    """FedAvg's mean, but of each weight over those alone who moved it.
+def average_movers(sizes: Mapping[WorkerId, int]) -> Combination:
+    """Return FedAvg's mean, but of each weight over only those workers that changed it.
 
-    A class has weights of its own in the generator. Where few workers hold the class, the mean of all would hardly move
-    them.
+    A class has its own weights in the generator. If few workers hold it, the mean of all would hardly move them.
     """
 
     def combine(state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats]) -> Floats:
@@ -422,7 +425,7 @@ def mean_of_movers(sizes: Mapping[WorkerId, int]) -> Combination:
 
 @dataclass(frozen=True)
 class TrainingPass:
-    """One round of learning: the loss on some unseen samples after it, and what was sent."""
+    """One round of training: the loss on unseen samples after it, and the bytes sent."""
 
     number: int
     loss: float
@@ -431,10 +434,10 @@ class TrainingPass:
 
 
 class GeneratorTraining:
-    """A generator that learns: plays the rounds that are left, and can be saved between any two."""
+    """The training of a generator; it can be saved between any two rounds."""
 
-    def __init__(self, material: GeneratorData, spec: Spec, passes: int, threads: int = 1) -> None:
-        rows = material.holders
+    def __init__(self, data: GeneratorData, spec: Spec, passes: int, threads: int = 1) -> None:
+        rows = data.holders
         decay = (_LAST_RATE / _FIRST_RATE) ** (1 / max(1, passes - 1))
         local = LocalSpec(batch_size=_BATCH, learning_rate=_FIRST_RATE, decay=decay)
         alone = len(rows) == 1
@@ -447,21 +450,21 @@ class GeneratorTraining:
             shared="none",
             participation=1.0 if alone else spec.participation,
         )
-        self.engine = GeneratorEngine(material.kind, threads)
-        self._material, self._passes = material, passes
+        self.engine = GeneratorEngine(data.kind, threads)
+        self._data, self._passes = data, passes
         codecs = codecs_of(spec)
         sizes = {worker: len(own) for worker, own in enumerate(rows)}
         self._server = Server(
-            spec, method, trusting(self.engine.size), ServerPolicy(codecs=codecs), mean_of_movers(sizes)
+            spec, method, trusting(self.engine.size), ServerPolicy(codecs=codecs), average_movers(sizes)
         )
-        lessons = tuple(TrainingSet(material.samples, own) for own in rows)
-        initial = module_weights(lambda: Generator(material.kind), seed_of(spec.seed, "initial-weights"))
+        training_sets = tuple(TrainingSet(data.samples, own) for own in rows)
+        initial = module_weights(lambda: Generator(data.kind), seed_of(spec.seed, "initial-weights"))
         workers = LocalWorkers(
-            self.engine, WorkerData(lessons, material.samples, rows[0][:1]), local, spec.swarm, spec.seed,
+            self.engine, WorkerData(training_sets, data.samples, rows[0][:1]), local, spec.swarm, spec.seed,
             range(len(rows)), codec=codecs.up,
         )  # fmt: skip
         nobody = Adversary(
-            Attack(), (), PublicData(material.samples, rows[0][:1], rows[0], material.kind.classes),
+            Attack(), (), PublicData(data.samples, rows[0][:1], rows[0], data.kind.classes),
             held={}, engine=self.engine, initial=initial, seed=spec.seed, swarm_size=len(rows), codec=codecs.up,
         )  # fmt: skip
         self._swarm = LocalSwarm(method, workers, initial[None], nobody)
@@ -470,17 +473,17 @@ class GeneratorTraining:
 
     @property
     def kept(self) -> Mapping[str, Any] | None:
-        """The workers' arrays by name; with `state` all that is needed to go on."""
+        """Return the workers' arrays by name; with `state` all that is needed to resume."""
         return self._swarm.kept if self._keeps_swarm else None
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go on from there."""
+        """Continue from a checkpoint."""
         self.state = checkpoint.state
         self._swarm.restore(checkpoint.particles, self.state.round, self.state.global_best)
 
     def rounds(self) -> Iterator[TrainingPass]:
-        """Play what is left, round by round."""
-        unseen = self._material.unseen
+        """Run the remaining rounds."""
+        unseen = self._data.unseen
         looked_at = np.arange(min(_LOOKED_AT, len(unseen)), dtype=np.int32)
         while self.state.round < self._passes:
             self.state, log = self._server.play(self.state, self._server.order(self.state), self._swarm)
@@ -491,16 +494,16 @@ class GeneratorTraining:
 
     @property
     def weights(self) -> Floats:
-        """The generator as it is now, (D,)."""
+        """Return the present generator, (D,)."""
         return self.state.global_best
 
 
 PASSES = {SERVER: 60, WORKERS: 120}
 _COMPARED = 2000  # members and unseen samples at most, in the measures of privacy
-_KEPT_EVERY = 5  # passes
+_CHECKPOINT_EVERY = 5  # passes
 
 OnPass = Callable[[int, int, float], None]
-"""Hears of a pass: its number, how many there are, and the generator's loss on unseen samples."""
+"""Called with the number of a pass, how many there are, and the generator's loss on unseen samples."""
 
 README = """This folder was made by `cbdsl generate`.
 
@@ -518,7 +521,7 @@ latter away, not the former; and a hold-out is of use only while workers do not 
 
 @dataclass(frozen=True)
 class GenerationPlan:
-    """What to make, and from what."""
+    """The source and sizes of a generated set."""
 
     spec: Spec  # resolved: data, who holds what, seed; and for workers who takes part, and the codecs
     source: str  # `server`, `workers`, or data that the server may use
@@ -533,41 +536,47 @@ class GenerationPlan:
         at_least(0, "--holdout", self.holdout, 1_000_000)
         at_least(0, "--passes", self.passes, 10_000)
         if not self.source.strip():
-            raise UserError("--from is empty. Say server, workers, or name a data set, a folder or an .npz file.")
+            raise UserError(
+                "--from is empty. Give server, workers, a data set, a folder or an .npz file.", code="unknown-name"
+            )
         if self.holdout and self.source == WORKERS:
             raise UserError(
                 f"--holdout {self.holdout:,} is given, and the generator learns from the workers: each of them has it "
-                "and the seed, and could make the same hold-out, which has to be the server's secret. Leave --holdout "
-                "out: a run then uses the server's own samples (data.holdout). Or learn from those (--from server)."
+                "and the seed and could make the same hold-out, which must be secret. Leave --holdout out, and a run "
+                "uses the server's own samples (data.holdout); or use --from server.",
+                code="conflict",
             )
         if self.spec.attack.byzantine:
             raise UserError(
-                f"{self.spec.attack.byzantine} workers are attackers; a generator learns from honest ones alone, by "
-                "plain averages. Leave --byzantine out."
+                f"{self.spec.attack.byzantine} workers are attackers; a generator is trained by "
+                "plain averages of honest workers. Leave --byzantine out.",
+                code="no-effect",
             )
         codecs = codecs_of(self.spec)
         if codecs.up.measures or codecs.down.measures:
-            raise UserError("The codec 'adaptive' measures on D_sc, which is to be made here. Use q4, or none.")
+            raise UserError(
+                "The codec 'adaptive' measures on D_sc, which is made here. Use q4, or none.", code="not-supported"
+            )
         if self.spec.data.shared_source:
-            raise UserError("data.shared_source names D_G, which is to be made here. Leave it out.")
+            raise UserError("data.shared_source names D_G, which is made here. Leave it out.", code="conflict")
 
     @property
     def rounds(self) -> int:
-        """How many passes."""
+        """Return the number of passes."""
         return self.passes or PASSES.get(self.source, PASSES[SERVER])
 
-    def key(self, material: GeneratorData) -> str:
-        """What the generator's weights depend on, the samples themselves included: not how many of them it makes."""
-        asked = f"{self.spec.key()}/{self.source}/{self.rounds}/{material.digest}"
+    def key(self, data: GeneratorData) -> str:
+        """Return a hash of what the generator's weights depend on, the samples included; not of how many it makes."""
+        asked = f"{self.spec.key()}/{self.source}/{self.rounds}/{data.digest}"
         return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False)
 class GeneratedSet:
-    """What came out."""
+    """The result of a generation."""
 
     plan: GenerationPlan
-    material: GeneratorData
+    data: GeneratorData
     shared: SharedSet  # as a network is given them
     passes: tuple[TrainingPass, ...]
     privacy: Privacy
@@ -575,54 +584,55 @@ class GeneratedSet:
 
     @property
     def whose(self) -> str:
-        """Whose samples it learned from."""
-        named = {WORKERS: f"{len(self.material.holders)} workers", SERVER: "the server"}
+        """Describe whose samples it learned from."""
+        named = {WORKERS: f"{len(self.data.holders)} workers", SERVER: "the server"}
         return named.get(self.plan.source, self.plan.source)
 
     @property
     def file(self) -> Path:
-        """What a run takes."""
+        """Return the file for `data.shared_source`."""
         return self.folder / "shared.npz"
 
 
-def gathered(plan: GenerationPlan) -> GeneratorData:
-    """What a plan's generator learns from; what is wrong with it is found here, before there is a folder."""
-    material = gather_generator_data(plan.spec, plan.source)
-    if max(plan.training, plan.scoring) < material.kind.classes:
+def load_generator_data(plan: GenerationPlan) -> GeneratorData:
+    """Return the data of a plan; raise before there is a folder if it does not fit."""
+    data = gather_generator_data(plan.spec, plan.source)
+    if max(plan.training, plan.scoring) < data.kind.classes:
         raise UserError(
-            f"--samples {plan.training} and --scoring {plan.scoring} cannot have all {material.kind.classes} classes, "
-            "and runs take no file that leaves one out. Ask for more."
+            f"--samples {plan.training} and --scoring {plan.scoring} cannot have all {data.kind.classes} classes, "
+            "and a run needs all of them. Ask for more.",
+            code="out-of-range",
         )
-    return material
+    return data
 
 
-def make_generated_set(
+def run_generation(
     plan: GenerationPlan,
     out: Path,
     threads: int | None = None,
     on_pass: OnPass | None = None,
-    material: GeneratorData | None = None,
+    data: GeneratorData | None = None,
 ) -> GeneratedSet:
-    """Learn what is left to learn in a folder, then make samples and measure them; the same plan, the same file.
+    """Train what is left to train in a folder, then make samples and measure them; the same plan gives the same file.
 
-    material: that of the plan, if it was gathered already.
+    data: that of the plan, if it was loaded before.
     """
     if threads is not None:
         at_least(1, "threads", threads)
-    material = material or gathered(plan)
-    key = plan.key(material)
-    folder = _opened(plan, key, out)
+    data = data or load_generator_data(plan)
+    key = plan.key(data)
+    folder = _open_folder(plan, key, out)
     try:
-        return _made(plan, key, material, folder, threads or default_threads(), on_pass)
+        return _train_and_write(plan, key, data, folder, threads or default_threads(), on_pass)
     finally:
         folder.close()
 
 
-def _made(
-    plan: GenerationPlan, key: str, material: GeneratorData, folder: RunFolder, threads: int, on_pass: OnPass | None
+def _train_and_write(
+    plan: GenerationPlan, key: str, data: GeneratorData, folder: RunFolder, threads: int, on_pass: OnPass | None
 ) -> GeneratedSet:
     out = folder.path
-    learning = GeneratorTraining(material, plan.spec, plan.rounds, threads)
+    learning = GeneratorTraining(data, plan.spec, plan.rounds, threads)
     passes: list[TrainingPass] = []
     checkpoint = folder.load_checkpoint(key)
     if checkpoint is not None:
@@ -630,70 +640,79 @@ def _made(
         passes = _read_passes(out / "passes.jsonl", checkpoint.state.round)
     for one in learning.rounds():
         passes.append(one)
-        if one.number % _KEPT_EVERY == 0 or one.number == plan.rounds:
+        if one.number % _CHECKPOINT_EVERY == 0 or one.number == plan.rounds:
             lines = "".join(json.dumps(asdict(each)) + "\n" for each in passes)
             write_atomically(out / "passes.jsonl", lines.encode())
             folder.save_checkpoint(learning.state, learning.kept, key)
         if on_pass is not None:
             on_pass(one.number, plan.rounds, one.loss)
     if not np.isfinite(learning.weights).all() or not np.isfinite(passes[-1].loss):
-        raise UserError("The generator diverged: its weights are not finite. Features should have deviations near 1.")
+        raise UserError(
+            "The generator diverged: its weights are not finite. Features should have deviations near 1.",
+            code="out-of-range",
+        )
     sizes = {"training": plan.training, "scoring": plan.scoring, "holdout": plan.holdout}
     made = {
-        part: learning.engine.made(learning.weights, count, seed_of(plan.spec.seed, "generator", place))
+        part: learning.engine.make_samples(learning.weights, count, seed_of(plan.spec.seed, "generator", place))
         for place, (part, count) in enumerate(sizes.items())
         if count
     }
-    shared = SharedSet(**{part: material.rescaled(samples) for part, samples in made.items()})
-    write_shared(out / "shared.npz", shared, material.scaling)
-    privacy = _privacy(plan, material, learning, Samples.joined([made["training"], made["scoring"]]))
+    shared = SharedSet(**{part: data.rescale(samples) for part, samples in made.items()})
+    write_shared(out / "shared.npz", shared, data.scaling)
+    privacy = _privacy(plan, data, learning, Samples.joined([made["training"], made["scoring"]]))
     write_json(out / "privacy.json", asdict(privacy))
-    return GeneratedSet(plan, material, shared, tuple(passes), privacy, out)
+    return GeneratedSet(plan, data, shared, tuple(passes), privacy, out)
 
 
-def _privacy(plan: GenerationPlan, material: GeneratorData, learning: GeneratorTraining, made: Samples) -> Privacy:
-    count = min(_COMPARED, len(material.samples), len(material.unseen))
+def _privacy(plan: GenerationPlan, data: GeneratorData, learning: GeneratorTraining, made: Samples) -> Privacy:
+    count = min(_COMPARED, len(data.samples), len(data.unseen))
     rng = stream(plan.spec.seed, "generator", 3)
     members, unseen = (
-        part.taken(rng.permutation(len(part))[:count].astype(np.int32)) for part in (material.samples, material.unseen)
+        part.taken(rng.permutation(len(part))[:count].astype(np.int32)) for part in (data.samples, data.unseen)
     )
     everything = np.arange(count, dtype=np.int32)
     losses = [learning.engine.sample_losses(learning.weights, part, everything) for part in (members, unseen)]
     rows = made.features.reshape(len(made), -1)
-    return measured(rows, members.features, unseen.features, (losses[0], losses[1]))
+    return measure_privacy(rows, members.features, unseen.features, (losses[0], losses[1]))
 
 
-def _opened(plan: GenerationPlan, key: str, out: Path) -> RunFolder:
-    """A new folder, or that of the same plan, for this process alone; samples may be more or fewer than last time."""
+def _open_folder(plan: GenerationPlan, key: str, out: Path) -> RunFolder:
+    """Open a new folder or that of the same plan, locked; the numbers of samples may differ from last time."""
     asked: dict[str, Any] = {**asdict(plan), "spec": plan.spec.to_tree(), "passes": plan.rounds, "key": key}
     path = out / "generate.json"
     if not path.exists() and not is_free(out):
-        raise UserError(f"{out} exists and is not an empty folder; nothing was overwritten. Give another --out.")
+        raise UserError(
+            f"{out} exists and is not an empty folder; nothing was overwritten. Give another --out.",
+            code="exists-already",
+        )
     folder = RunFolder.take(out)
     try:
         if path.exists():
-            _compare(key, path)
+            _check_key(key, path)
         write_json(path, asked)
         write_atomically(out / "README.txt", README.encode())
     except OSError as error:
         folder.close()
-        raise UserError(f"The folder {out} cannot be written: {error.strerror}. Give another --out.") from error
+        raise UserError(
+            f"The folder {out} cannot be written: {error.strerror}. Give another --out.", code="unwritable-file"
+        ) from error
     except UserError:
         folder.close()
         raise
     return folder
 
 
-def _compare(key: str, path: Path) -> None:
-    """Refuse a folder that was made by another plan, or from other samples."""
+def _check_key(key: str, path: Path) -> None:
+    """Raise if a folder was made by another plan or from other samples."""
     try:
         stored = read_json(read_text(path))["key"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}). Give another --out.") from error
+        raise UserError(f"{path} is damaged ({error}). Give another --out.", code="damaged-file") from error
     if stored != key:
         raise UserError(
             f"{path.parent} holds another generator, or one that learned from other samples: see {path}. Nothing was "
-            "changed. Give another --out."
+            "changed. Give another --out.",
+            code="exists-already",
         )
 
 
@@ -704,11 +723,13 @@ def _read_passes(path: Path, count: int) -> list[TrainingPass]:
             raise ValueError(f"{count} passes were made, {len(passes)} are there")
         return passes
     except (OSError, ValueError, TypeError) as error:
-        raise UserError(f"{path} is damaged ({error}). Remove {path.parent} and start again.") from error
+        raise UserError(
+            f"{path} is damaged ({error}). Remove {path.parent} and start again.", code="damaged-file"
+        ) from error
 
 
-def sentences(made: GeneratedSet) -> list[str]:
-    """What was measured, in words."""
+def describe_result(made: GeneratedSet) -> list[str]:
+    """Describe the measures in words."""
     found, last = made.privacy, made.passes[-1]
     sent = sum(one.uplink_bytes for one in made.passes), sum(one.downlink_bytes for one in made.passes)
     federated = made.plan.source == WORKERS
@@ -718,21 +739,21 @@ def sentences(made: GeneratedSet) -> list[str]:
     near = found.generated_to_members, found.generated_to_unseen, found.unseen_to_members
     medians, hundredths = [f"{one.median:.3f}" for one in near], [f"{one.hundredth:.3f}" for one in near]
     return [
-        f"learned from {len(made.material.samples):,} samples of {made.whose} in {last.number} passes{traffic}",
+        f"learned from {len(made.data.samples):,} samples of {made.whose} in {last.number} passes{traffic}",
         f"nearest neighbours of {found.generated:,} generated samples among {found.compared:,} learned from and as "
-        f"many unseen ({made.material.unseen_are}):",
+        f"many unseen ({made.data.unseen_are}):",
         f"  generated to learned-from {medians[0]} (nearest hundredth {hundredths[0]}), generated to unseen "
         f"{medians[1]} ({hundredths[1]}), unseen to learned-from {medians[2]} ({hundredths[2]})",
         f"  nearer to a learned-from sample than to an unseen one: {found.closer_to_members:.1%} "
         f"± {found.closer_error:.1%} of the generated (chance: 50 %)",
         "membership tests (area 0.5 and advantage 0 are guessing):",
-        f"  with the generated samples: {_words(found.by_samples)}",
-        f"  with the generator itself: {_words(found.by_generator)}",
+        f"  with the generated samples: {_describe_membership(found.by_samples)}",
+        f"  with the generator itself: {_describe_membership(found.by_generator)}",
         "These measure two simple attacks on average; they prove no privacy (docs/generate.md).",
     ]
 
 
-def _words(found: Membership) -> str:
+def _describe_membership(found: Membership) -> str:
     return (
         f"area {found.area:.3f} ± {found.area_error:.3f}, advantage {100 * found.advantage:.1f} "
         f"± {100 * found.advantage_error:.1f} points"

@@ -1,7 +1,4 @@
-"""The paper's Section VI: its figures as lists of specs, and the numbers that were published.
-
-Only says what to run and what was claimed to come out; `paper_claims` judges, `reproduce` runs, `report` draws.
-"""
+"""The paper's Section VI: its figures as specs, its published numbers, and its claims with their checks."""
 
 from __future__ import annotations
 
@@ -48,7 +45,7 @@ APPROACHES = {
 
 @dataclass(frozen=True)
 class PaperFigure:
-    """One figure: which runs it shows, and what was read off the published plot."""
+    """One figure: the runs that it shows, and the values read off the published plot."""
 
     number: int
     title: str
@@ -91,7 +88,7 @@ EQUAL_WORK = "cb-dsl-equal"
 
 
 LABELS = {key: approach.label for key, approach in APPROACHES.items()} | {EQUAL_WORK: "CB-DSL, no D_G, equal steps"}
-"""What figures, tables and sentences call an approach."""
+"""Names of the approaches on the page."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +102,7 @@ class ReproductionPlan:
 
     @property
     def as_published(self) -> bool:
-        """Whether its runs are the paper's, and as long."""
+        """Return whether the runs are the paper's, and as long."""
         return self.rounds_share >= 1 and not self.settings
 
 
@@ -114,7 +111,7 @@ QUICK_PLAN = ReproductionPlan(("script",), (0,), 0.3)  # the regime that learns 
 
 
 def spec_of(figure: PaperFigure, approach: str, regime: Regime, seed: int, plan: ReproductionPlan) -> Spec:
-    """The run behind one curve of one figure."""
+    """Return the spec of one curve of one figure."""
     start = preset(f"{regime}-{figure.setting}")
     chosen = APPROACHES[approach]
     return start.with_settings(
@@ -130,7 +127,7 @@ def spec_of(figure: PaperFigure, approach: str, regime: Regime, seed: int, plan:
 
 
 def equal_work_spec(regime: Regime, seed: int, plan: ReproductionPlan) -> Spec:
-    """Figure 5's run without D_G, with as many steps a round as the run with D_G takes."""
+    """Return Figure 5's spec without D_G, with as many steps per round as with D_G."""
     figure = FIGURES[DIVERGENCE_FIGURE - 1]
     without, with_set = (spec_of(figure, approach, regime, seed, plan) for approach in ("cb-dsl", "cb-dsl-g"))
     samples = with_set.data.shard_size * with_set.data.shards_per_worker + with_set.data.shared_training
@@ -139,7 +136,7 @@ def equal_work_spec(regime: Regime, seed: int, plan: ReproductionPlan) -> Spec:
 
 
 def specs_of(figures: Sequence[PaperFigure], plan: ReproductionPlan) -> list[Spec]:
-    """All runs behind some figures; figures may share runs."""
+    """Return all specs of some figures; figures may share runs."""
     return [
         spec_of(figure, approach, regime, seed, plan)
         for seed in plan.seeds
@@ -164,44 +161,44 @@ class Evidence:
     """The results of one regime."""
 
     regime: str
-    runs: Mapping[tuple[int, str], Sequence[FinishedRun]]  # (figure, approach) -> one run a seed, in the order of seeds
-    divergence: Mapping[str, Sequence[Sequence[float]]]  # approach -> a curve a seed: mean divergence by round
+    runs: Mapping[tuple[int, str], Sequence[FinishedRun]]  # (figure, approach) -> one run per seed
+    divergence: Mapping[str, Sequence[Sequence[float]]]  # approach -> one curve per seed: mean divergence by round
 
     @property
     def seeds(self) -> int:
-        """How many there are of every run."""
+        """Return the number of seeds of every run."""
         return min(map(len, self.runs.values()))
 
     def final(self, figure: int, approach: str) -> list[float]:
-        """Final test accuracy, one number a seed."""
+        """Return the final test accuracy of every seed."""
         return [run.summary.final_accuracy for run in self.runs[figure, approach]]
 
     def rounds(self, figure: int, approach: str) -> list[Sequence[RoundRecord]]:
-        """The rounds of every seed."""
+        """Return the rounds of every seed."""
         return [run.rounds for run in self.runs[figure, approach]]
 
     def final_divergence(self, approach: str) -> list[float]:
-        """Weight divergence after the last round, one number a seed."""
+        """Return the weight divergence after the last round of every seed."""
         return [curve[-1] for curve in self.divergence[approach]]
 
 
-def diverged(value: float) -> bool:
-    """Whether a weight divergence says no more than that there is no model left."""
+def has_diverged(value: float) -> bool:
+    """Return whether a weight divergence is so large that there is no model left."""
     return not value <= DIVERGED
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a check found in one regime."""
+    """The result of a check in one regime."""
 
-    holds: bool | None  # none: undecided; the direction is right, but the seeds do not settle it, or rounds are too few
+    holds: bool | None  # None: undecided; the sign is right but not significant, or rounds are too few
     measured: str
     numbers: dict[str, Any]
 
 
 @dataclass(frozen=True)
 class PaperClaim:
-    """One sentence of Sec. VI, in our words."""
+    """One sentence of Sec. VI, paraphrased."""
 
     id: str
     figure: int
@@ -223,7 +220,7 @@ class JudgedClaim:
 
 
 def judge(evidence: Sequence[Evidence]) -> list[JudgedClaim]:
-    """Judge every claim in every regime; one seed shows what was measured and decides nothing."""
+    """Judge every claim in every regime; one seed decides nothing."""
     rows = []
     for claim in PAPER_CLAIMS:
         found = {item.regime: claim.check(item) for item in evidence}
@@ -241,10 +238,10 @@ def judge(evidence: Sequence[Evidence]) -> list[JudgedClaim]:
     return rows
 
 
-def paired(differences: Sequence[float]) -> tuple[bool | None, float | None]:
-    """Is the mean of paired differences above zero? The verdict and the one-sided p-value of a paired t-test.
+def is_above_zero(differences: Sequence[float]) -> tuple[bool | None, float | None]:
+    """Test whether the mean of paired differences is above zero; return the verdict and the one-sided p-value.
 
-    With one seed there is nothing to test, and no verdict.
+    A paired t-test. With one seed there is nothing to test and no verdict.
     """
     mean = fmean(differences)
     if len(differences) < 2:
@@ -259,22 +256,24 @@ def paired(differences: Sequence[float]) -> tuple[bool | None, float | None]:
     return (True if p < SIGNIFICANCE else None), p
 
 
-def _percent(values: Sequence[float]) -> str:
+def _format_percent(values: Sequence[float]) -> str:
     spread = f" ± {100 * stdev(values):.1f}" if len(values) > 1 else ""
     return f"{100 * fmean(values):.1f}{spread} %"
 
 
-def _chance(p: float | None) -> str:
+def _format_p_value(p: float | None) -> str:
     return "" if p is None else f" (p = {p:.3f})" if p >= 0.001 else " (p < 0.001)"
 
 
 def _better(figure: int, one: str, other: str) -> Callable[[Evidence], Judgement]:
-    """One approach ends above another, paired by seed."""
+    """Check that one approach ends above another, paired by seed."""
 
     def check(evidence: Evidence) -> Judgement:
         first, second = evidence.final(figure, one), evidence.final(figure, other)
-        holds, p = paired([a - b for a, b in zip(first, second, strict=True)])
-        text = f"{LABELS[one]}: {_percent(first)}; {LABELS[other]}: {_percent(second)}{_chance(p)}"
+        holds, p = is_above_zero([a - b for a, b in zip(first, second, strict=True)])
+        text = (
+            f"{LABELS[one]}: {_format_percent(first)}; {LABELS[other]}: {_format_percent(second)}{_format_p_value(p)}"
+        )
         return Judgement(holds, text, {one: first, other: second, "p": p})
 
     return check
@@ -285,27 +284,27 @@ def _best_of_all(figure: int, one: str, others: Sequence[str]) -> Callable[[Evid
         first = evidence.final(figure, one)
         rivals = {other: evidence.final(figure, other) for other in others}
         strongest = max(rivals, key=lambda other: fmean(rivals[other]))
-        holds, p = paired([a - b for a, b in zip(first, rivals[strongest], strict=True)])
-        next_best = f"{LABELS[strongest]}: {_percent(rivals[strongest])}"
-        text = f"{LABELS[one]}: {_percent(first)}; the best of the others, {next_best}{_chance(p)}"
+        holds, p = is_above_zero([a - b for a, b in zip(first, rivals[strongest], strict=True)])
+        next_best = f"{LABELS[strongest]}: {_format_percent(rivals[strongest])}"
+        text = f"{LABELS[one]}: {_format_percent(first)}; the best of the others, {next_best}{_format_p_value(p)}"
         return Judgement(holds, text, {one: first, **rivals, "p": p})
 
     return check
 
 
 def _fails(figure: int, approaches: Sequence[str]) -> Callable[[Evidence], Judgement]:
-    """Every seed of every approach ends below 20 %."""
+    """Check that every seed of every approach ends below 20 %."""
 
     def check(evidence: Evidence) -> Judgement:
         finals = {approach: evidence.final(figure, approach) for approach in approaches}
-        text = "; ".join(f"{LABELS[approach]}: {_percent(values)}" for approach, values in finals.items())
+        text = "; ".join(f"{LABELS[approach]}: {_format_percent(values)}" for approach, values in finals.items())
         return Judgement(all(max(values) < FAILED for values in finals.values()), text, dict(finals))
 
     return check
 
 
 def _survives(figure: int, clean_figure: int, approach: str) -> Callable[[Evidence], Judgement]:
-    """With the attacker every seed ends within one point of the clean run; only attackers are banned."""
+    """Check that every seed ends within one point of the clean run, and that only attackers are banned."""
 
     def check(evidence: Evidence) -> Judgement:
         attacked, clean = evidence.final(figure, approach), evidence.final(clean_figure, approach)
@@ -313,9 +312,9 @@ def _survives(figure: int, clean_figure: int, approach: str) -> Callable[[Eviden
         caught = all(run.summary.banned == run.summary.byzantine for run in runs)
         near = all(a > c - NEAR for a, c in zip(attacked, clean, strict=True))
         alone = max(len(run.summary.byzantine) for run in runs) <= 1
-        whom = "the attacker, and nobody else, was banned" if alone else "all attackers, and nobody else, were banned"
+        whom = "only the attacker was banned" if alone else "all attackers and no others were banned"
         banned = whom if caught else "bans and attackers differ"
-        text = f"{_percent(attacked)} attacked, {_percent(clean)} clean; {banned}"
+        text = f"{_format_percent(attacked)} attacked, {_format_percent(clean)} clean; {banned}"
         return Judgement(near and caught, text, {"attacked": attacked, "clean": clean, "caught": caught})
 
     return check
@@ -334,28 +333,28 @@ def _uplink(evidence: Evidence) -> Judgement:
 
 
 def _fewer_rounds(figure: int, rival: str) -> Callable[[Evidence], Judgement]:
-    """CB-DSL + D_G reaches the rival's final accuracy before the rival does."""
+    """Check that CB-DSL + D_G reaches the rival's final accuracy before the rival does."""
 
     def check(evidence: Evidence) -> Judgement:
         targets = evidence.final(figure, rival)
         length = len(evidence.rounds(figure, rival)[0])
         pairs = [
-            (_first_round(ours, target), _first_round(theirs, target))
+            (_find_first_round(ours, target), _find_first_round(theirs, target))
             for ours, theirs, target in zip(
                 evidence.rounds(figure, "cb-dsl-g"), evidence.rounds(figure, rival), targets, strict=True
             )
         ]
         # A run that never gets there counts as one round more than it had.
         gains = [(theirs or length + 1) - (ours or length + 1) for ours, theirs in pairs]
-        holds, p = paired([float(gain) for gain in gains])
+        holds, p = is_above_zero([float(gain) for gain in gains])
         words = ", ".join(f"round {ours or 'never'} against {theirs}" for ours, theirs in pairs)
-        text = f"to the final accuracy of {LABELS[rival]}, {_percent(targets)}: {words}{_chance(p)}"
+        text = f"to the final accuracy of {LABELS[rival]}, {_format_percent(targets)}: {words}{_format_p_value(p)}"
         return Judgement(holds, text, {"rounds": pairs, "p": p})
 
     return check
 
 
-def _first_round(rounds: Sequence[RoundRecord], target: float) -> int | None:
+def _find_first_round(rounds: Sequence[RoundRecord], target: float) -> int | None:
     return next((line.round for line in rounds if line.test_accuracy >= target), None)
 
 
@@ -363,7 +362,7 @@ def _rises_then_flattens(evidence: Evidence) -> Judgement:
     approaches = ("cb-dsl", "cb-dsl-g")
     rounds = min(len(curve) for approach in approaches for curve in evidence.divergence[approach])
     if rounds < FEWEST_ROUNDS:
-        text = f"too few rounds to say: {rounds} instead of {FEWEST_ROUNDS} or more"
+        text = f"too few rounds: {rounds} instead of {FEWEST_ROUNDS} or more"
         return Judgement(None, text, {"rounds": rounds})
     slopes = {}
     for approach in approaches:
@@ -372,24 +371,24 @@ def _rises_then_flattens(evidence: Evidence) -> Judgement:
         early = (curve[third] - curve[0]) / third
         late = (curve[-1] - curve[-1 - third]) / third
         slopes[approach] = (early, late)
-    gone = {name for name in approaches if any(map(diverged, evidence.final_divergence(name)))}
+    gone = {name for name in approaches if any(map(has_diverged, evidence.final_divergence(name)))}
     holds = not gone and all(early > 0 and abs(late) <= FLAT * early for early, late in slopes.values())
     text = "; ".join(
         f"{LABELS[name]}: diverged"
         if name in gone
-        else f"{LABELS[name]}: slope {early:+.3f} a round in the first third, {late:+.3f} in the last"
+        else f"{LABELS[name]}: slope {early:+.3f} per round in the first third, {late:+.3f} in the last"
         for name, (early, late) in slopes.items()
     )
     return Judgement(holds, text, {"slopes": {name: list(map(finite, pair)) for name, pair in slopes.items()}})
 
 
 def _lower_divergence(without: str) -> Callable[[Evidence], Judgement]:
-    """Divergence ends lower with D_G than in another run, paired by seed."""
+    """Check that divergence ends lower with D_G than in another run, paired by seed."""
 
     def check(evidence: Evidence) -> Judgement:
         ours, theirs = (evidence.final_divergence(name) for name in ("cb-dsl-g", without))
         numbers = {"cb-dsl-g": list(map(finite, ours)), without: list(map(finite, theirs))}
-        ours_gone, theirs_gone = (any(map(diverged, values)) for values in (ours, theirs))
+        ours_gone, theirs_gone = (any(map(has_diverged, values)) for values in (ours, theirs))
         words = [
             "diverged" if gone else f"{fmean(values):.2f}"
             for values, gone in ((ours, ours_gone), (theirs, theirs_gone))
@@ -397,8 +396,8 @@ def _lower_divergence(without: str) -> Callable[[Evidence], Judgement]:
         text = f"{words[0]} with D_G, {words[1]} without"
         if ours_gone or theirs_gone:
             return Judgement(theirs_gone and not ours_gone, text, numbers)
-        holds, p = paired([a - b for a, b in zip(theirs, ours, strict=True)])
-        return Judgement(holds, text + _chance(p), {**numbers, "p": p})
+        holds, p = is_above_zero([a - b for a, b in zip(theirs, ours, strict=True)])
+        return Judgement(holds, text + _format_p_value(p), {**numbers, "p": p})
 
     return check
 

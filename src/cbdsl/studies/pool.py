@@ -1,4 +1,9 @@
-"""Runs tasks in processes on this machine."""
+"""Runs tasks in parallel: in processes of this machine, or on a Ray cluster.
+
+A cluster starts a task again if its process or machine dies. Where the machines share the folder of the results, a task
+works in it and continues what was stopped. Elsewhere it works in a temporary folder, which begins with the task's files
+so far, and its files are sent back at the end.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +11,10 @@ import multiprocessing
 import os
 import platform
 import signal
+import tempfile
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,85 +28,61 @@ from typing import TYPE_CHECKING, Any
 from cbdsl.engines.native_engine import default_threads
 from cbdsl.errors import UserError
 from cbdsl.spec import Spec
+from cbdsl.swarms.ray_swarm import cannot_import, connected, described, machines, share_of
+from cbdsl.swarms.shard import code_digest
+from cbdsl.util.files import write_atomically
 
 if TYPE_CHECKING:
     from cbdsl.studies.sweep import Task
 
+TaskFunction = Callable[[Spec, Path, int, Callable[[object], None]], None]
+"""Called with a spec, its folder, a number of threads, and a function to call after every round."""
 
-@contextmanager
-def deaf_children() -> Iterator[None]:
-    """Processes started meanwhile do not hear Ctrl-C, from their first moment on: it is for us, and we end them.
-
-    Nor do we hear it before they are started: a child whose parent stops half-way through starting it ends with a
-    traceback. Blocking the signal in this thread is not enough, for another thread may be given it.
-    """
-    resource_tracker.ensure_running()  # starting it later would let the signal through again
-    held: list[FrameType | None] = []
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    handler = signal.signal(signal.SIGINT, lambda _, frame: held.append(frame)) if in_main_thread else None
-    try:
-        yield
-    finally:
-        if in_main_thread:
-            signal.signal(signal.SIGINT, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if held and callable(handler):
-            handler(signal.SIGINT, held[-1])
-
-
-Performer = Callable[[Spec, Path, int, Callable[[object], None]], None]
-"""Takes a spec, its folder, the threads it may use, and what to call after every round."""
-
-PATIENCE = 0.2  # seconds between looks at the tasks
+_POLL_SECONDS = 0.2
+_RETRIES = 3  # how often a cluster starts a task again
 
 
 @dataclass(frozen=True)
 class PoolProgress:
-    """What happened since the last news."""
+    """What happened since the last report."""
 
-    rounds: tuple[float, ...]  # the work of every round that was played
-    failed: tuple[str, ...]  # what a user has to mend about tasks; the others go on
+    rounds: tuple[float, ...]  # the work of each round that was finished
+    failed: tuple[str, ...]  # errors of tasks; the other tasks continue
 
 
-def sharing(tasks: int, jobs: int | None) -> tuple[int, int]:
-    """How many processes do so many tasks, and how many threads each of them has."""
+def divide_cores(tasks: int, jobs: int | None) -> tuple[int, int]:
+    """Return the number of processes for some tasks, and the threads of each."""
     cores = default_threads()
     count = max(1, min(jobs or cores, tasks))
     return count, max(1, cores // count)
 
 
-def do_all(tasks: Sequence[Task], out: Path, jobs: int | None, on: str | None) -> Generator[PoolProgress]:
-    """Do tasks, with the results in a folder: here, or on a cluster. jobs: so many at a time."""
-    if on is None:
-        return _here(tasks, out, jobs)
-    from cbdsl.studies.ray_pool import on_ray  # noqa: PLC0415
-
-    return on_ray(tasks, out, jobs, on)
+def run_pool(tasks: Sequence[Task], out: Path, jobs: int | None, on: str | None) -> Generator[PoolProgress]:
+    """Run tasks, at most `jobs` at a time, with their results in `out`: here, or on the cluster `on`."""
+    return _run_in_processes(tasks, out, jobs) if on is None else _run_on_ray(tasks, out, jobs, on)
 
 
-def do_one(task: Task, folder: Path, threads: int, report: Callable[[object], None]) -> str:
-    """Do one task; what a user has to mend about it, if anything: the others go on.
+def run_task(task: Task, folder: Path, threads: int, report: Callable[[object], None]) -> str:
+    """Run one task and return the message of its UserError, or "".
 
-    folder: for its results; its name is the spec's key as it was when the task was given.
+    folder: for its results; its name is the key that the spec had when the task was given.
     """
     if folder.name != task.spec.key():
-        raise UserError(_changed(task.spec))
-    module, _, function = task.kind.performer.partition(":")
-    perform_task: Performer = getattr(import_module(module), function)
+        raise UserError(_explain_changed_key(task.spec), code="conflict")
+    module, _, name = task.kind.function.partition(":")
+    function: TaskFunction = getattr(import_module(module), name)
     try:
-        perform_task(task.spec, folder, threads, report)
+        function(task.spec, folder, threads, report)
     except UserError as error:
         return f"{folder}: {error}"
     return ""
 
 
-def _changed(spec: Spec) -> str:
-    """Why a spec has another key than when its task was given."""
+def _explain_changed_key(spec: Spec) -> str:
     files = [spec.data.shared_source, spec.init, *(name for name in spec.plugins if name.endswith(".py"))]
-    gone = [name for name in files if name and not Path(name).exists()]
-    if gone:
-        return f"{gone[0]} is not on {platform.node()}. Give its whole path, and put it there on every machine."
+    missing = [name for name in files if name and not Path(name).exists()]
+    if missing:
+        return f"{missing[0]} is not on {platform.node()}. Give its whole path, and put it there on every machine."
     return (
         "A plugin, the initial model or the shared samples were edited while the study was running. Start it again: "
         "finished runs are kept."
@@ -108,50 +91,173 @@ def _changed(spec: Spec) -> str:
 
 # In processes of this machine.
 
-_news: Any = None
+_finished_rounds: Any = None
 _threads = 1
 _parent = 0
 
 
-def _here(tasks: Sequence[Task], out: Path, jobs: int | None) -> Generator[PoolProgress]:
-    count, threads = sharing(len(tasks), jobs)
-    context = multiprocessing.get_context("spawn")  # a fork would inherit threads that are not there
-    news: multiprocessing.queues.Queue[float] = context.Queue()
-    with ProcessPoolExecutor(count, context, _start_process, (news, threads, os.getpid())) as pool:
+@contextmanager
+def deaf_children() -> Iterator[None]:
+    """Start processes that ignore Ctrl-C from their first moment on: the parent ends them.
+
+    The parent handles Ctrl-C after they have started: a child whose parent stops half-way through starting it ends with
+    a traceback. Blocking the signal in this thread is not enough, because another thread may receive it.
+    """
+    resource_tracker.ensure_running()  # starting it later would unblock the signal
+    pending: list[FrameType | None] = []
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    handler = signal.signal(signal.SIGINT, lambda _, frame: pending.append(frame)) if in_main_thread else None
+    try:
+        yield
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if pending and callable(handler):
+            handler(signal.SIGINT, pending[-1])
+
+
+def _run_in_processes(tasks: Sequence[Task], out: Path, jobs: int | None) -> Generator[PoolProgress]:
+    count, threads = divide_cores(len(tasks), jobs)
+    context = multiprocessing.get_context("spawn")  # a fork would inherit locks of threads that it does not have
+    rounds: multiprocessing.queues.Queue[float] = context.Queue()
+    with ProcessPoolExecutor(count, context, _start_process, (rounds, threads, os.getpid())) as pool:
         try:
             with deaf_children():
-                pending = {pool.submit(_do, task, task.folder(out)) for task in tasks}
+                pending = {pool.submit(_run_in_process, task, task.folder(out)) for task in tasks}
             while pending:
-                done, pending = wait(pending, PATIENCE, FIRST_EXCEPTION)
-                failed = tuple(words for future in done if (words := future.result()))
-                yield PoolProgress(tuple(_drain(news)), failed)
-        except BaseException:  # not cancelled first: the pool would trip over futures that are cancelled
+                done, pending = wait(pending, _POLL_SECONDS, FIRST_EXCEPTION)
+                failed = tuple(message for future in done if (message := future.result()))
+                yield PoolProgress(tuple(_drain(rounds)), failed)
+        except BaseException:  # not cancelled first: the pool does not expect cancelled futures
             for process in list((pool._processes or {}).values()):
                 process.terminate()
             raise
 
 
-def _start_process(news: Any, threads: int, parent: int) -> None:  # noqa: ANN401 - a queue of the spawn context
-    global _news, _threads, _parent
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
-    _news, _threads, _parent = news, threads, parent
+def _start_process(rounds: Any, threads: int, parent: int) -> None:  # noqa: ANN401 - a queue of the spawn context
+    global _finished_rounds, _threads, _parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
+    _finished_rounds, _threads, _parent = rounds, threads, parent
 
 
-def _do(task: Task, folder: Path) -> str:
-    """See `do_one`, in a process of its own."""
-
+def _run_in_process(task: Task, folder: Path) -> str:
     def report(_: object) -> None:
-        if os.getppid() != _parent:  # whoever asked is gone: stop, so that a new sweep finds the folder free
+        if os.getppid() != _parent:  # the parent has died: stop, so that a new sweep can lock the folder
             os._exit(1)
-        _news.put(task.round_work)
+        _finished_rounds.put(task.round_work)
 
-    return do_one(task, folder, _threads, report)
+    return run_task(task, folder, _threads, report)
 
 
-def _drain(news: Any) -> Iterator[float]:  # noqa: ANN401
-    """The work of every round that was played since."""
+def _drain(rounds: Any) -> Iterator[float]:  # noqa: ANN401 - a queue of the spawn context
     while True:
         try:
-            yield news.get_nowait()
+            yield rounds.get_nowait()
         except Empty:
             return
+
+
+# On a Ray cluster.
+
+
+def _run_on_ray(tasks: Sequence[Task], out: Path, jobs: int | None, on: str) -> Generator[PoolProgress]:
+    with connected(on) as ray:
+        nodes = machines(ray)
+        most = sum(int(node.cpus) for node in nodes)
+        count = max(1, min(jobs or most, len(tasks)))
+        cpus = share_of([node.cpus for node in nodes], count)
+        if not cpus:
+            raise UserError(f"The cluster has no processor to run on: it has {described(nodes)}.", code="not-supported")
+        out.mkdir(parents=True, exist_ok=True)
+        for old in out.glob(".mark-*"):  # of studies that were killed
+            old.unlink(missing_ok=True)
+        mark = out / f".mark-{uuid.uuid4().hex}"
+        mark.touch()
+        counter = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_RoundCounter).remote()
+        start = ray.remote(num_cpus=cpus, max_retries=_RETRIES, scheduling_strategy="SPREAD")(run_on_node)
+        waiting = list(tasks)
+        running: dict[Any, Task] = {}
+        try:
+            while waiting or running:
+                while waiting and len(running) < count:
+                    task = waiting.pop(0)
+                    files = _read_files(task.folder(out))
+                    call = start.remote(code_digest(), task, mark.resolve(), files, max(1, int(cpus)), counter)
+                    running[call] = task
+                done, _ = ray.wait(list(running), timeout=_POLL_SECONDS)
+                failed = [_collect(ray, call, running.pop(call), out) for call in done]
+                yield PoolProgress(tuple(ray.get(counter.take.remote())), tuple(filter(None, failed)))
+        finally:
+            for call in running:
+                ray.cancel(call, force=True)
+            ray.kill(counter)
+            mark.unlink(missing_ok=True)
+
+
+class _RoundCounter:
+    """An actor to which tasks report their finished rounds."""
+
+    def __init__(self) -> None:
+        self._rounds: list[float] = []
+
+    def add(self, work: float) -> None:
+        self._rounds.append(work)
+
+    def take(self) -> list[float]:
+        rounds, self._rounds = self._rounds, []
+        return rounds
+
+
+def run_on_node(
+    code: str,
+    task: Task,
+    mark: Path,
+    files: Mapping[str, bytes],
+    threads: int,
+    counter: Any,  # noqa: ANN401 - an actor
+) -> tuple[str, dict[str, bytes]]:
+    """Run a task on a machine of the cluster; return its error, or "", and its files if the folder is not shared.
+
+    mark: a file in the folder of all results, by which a shared folder is recognised. files: the task's files so far.
+    """
+    host = platform.node()
+    if code != code_digest():
+        return f"{host} has another cbdsl than the machine that asks; install the same one there.", {}
+
+    def report(_: object) -> None:
+        counter.add.remote(task.round_work)
+
+    try:
+        if mark.exists():
+            return run_task(task, task.folder(mark.parent), threads, report), {}
+        with tempfile.TemporaryDirectory(prefix="cbdsl-") as place:
+            folder = task.folder(Path(place))
+            for name, content in files.items():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                (folder / name).write_bytes(content)
+            failed = run_task(task, folder, threads, report)
+            return (f"on {host}: {failed}", {}) if failed else ("", _read_files(Path(place)))
+    except UserError as error:
+        return f"on {host}: {error}", {}
+
+
+def _collect(ray: Any, call: Any, task: Task, out: Path) -> str:  # noqa: ANN401 - a module and one of its objects
+    """Write the files of a finished task into `out` and return its error, or ""."""
+    try:
+        failed, files = ray.get(call)
+    except ray.exceptions.RayTaskError as error:
+        raise cannot_import(error, "study") or error from None
+    except ray.exceptions.RayError as error:
+        reason = str(error).strip().splitlines()[0]
+        return f"{task.folder(out)}: its process died {_RETRIES + 1} times, probably out of memory ({reason})."
+    for name, content in sorted(files.items(), key=lambda item: Path(item[0]).name == task.kind.done_file):
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(out / name, content)  # the file that marks the task as done comes last
+    return str(failed)
+
+
+def _read_files(folder: Path) -> dict[str, bytes]:
+    found = (file for file in folder.rglob("*") if file.is_file() and not file.name.startswith("."))
+    return {str(file.relative_to(folder)): file.read_bytes() for file in found}

@@ -1,7 +1,6 @@
-"""Many runs: a grid of specs, played side by side (`pools`), each run in a folder named by the hash of its whole spec.
+"""Grids of specs, and tasks that run them in parallel, each in a folder named by the hash of its whole spec.
 
-Finished runs are recognised by that hash and never played twice; stopped ones go on. How a run is played is
-`experiment`'s affair, what the results mean is `paper`'s or the reader's.
+A finished run is recognised by that hash and not run again; a stopped run continues. All studies are built on this.
 """
 
 from __future__ import annotations
@@ -27,17 +26,18 @@ from cbdsl.runs.loop import Watch
 from cbdsl.runs.records import RoundRecord, Summary
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec, parse_setting, setting_values, words
-from cbdsl.studies.pool import do_all, sharing
+from cbdsl.studies.pool import divide_cores, run_pool
 from cbdsl.util.files import write_atomically
 
-OnProgress = Callable[[int, int, float], None]  # rounds played here or earlier, rounds in all, share of the work done
+OnProgress = Callable[[int, int, float], None]
+"""Called with the finished rounds, all rounds, and the finished share of the work."""
 
 _MOST_POINTS = 100_000  # runs of one grid
 
 
 @dataclass(frozen=True, eq=False)
 class FinishedRun:
-    """A run that is done."""
+    """A finished run, as read from its folder."""
 
     spec: Spec
     summary: Summary
@@ -46,7 +46,7 @@ class FinishedRun:
 
 
 def parse_axis(text: str) -> tuple[str, list[Any]]:
-    """Parse `key=0..4` or `key=a,b,c` of the command line: a setting and the values it takes."""
+    """Parse `key=0..4` or `key=a,b,c` of the command line; return the setting and its values."""
     key, _ = parse_setting(text)
     values = text.partition("=")[2].strip()
     first, dots, last = values.partition("..")
@@ -54,15 +54,18 @@ def parse_axis(text: str) -> tuple[str, list[Any]]:
     if dots and _is_number(first) and _is_number(last):
         span = list(range(int(first), min(int(last) + 1, int(first) + _MOST_POINTS + 1)))
     else:
-        whole = parse_setting(f"{key}=[{values}]")[1]  # numbers, pairs and quoted words, as TOML
+        whole = parse_setting(f"{key}=[{values}]")[1]  # numbers, pairs and quoted words, in TOML
         span = whole if isinstance(whole, list) else list(words(values))
     if not span:
-        why = f"the range {values} is empty" if dots else "names no values"
-        raise UserError(f"{shown(text)}: {why}. Write --over seed=0..4 or --over swarm.inertia=0.5,0.9.")
+        reason = f"the range {values} is empty" if dots else "there are no values"
+        raise UserError(
+            f"{shown(text)}: {reason}. Write --over seed=0..4 or --over swarm.inertia=0.5,0.9.", code="out-of-range"
+        )
     if dots and isinstance(span[0], str):
         raise UserError(
-            f"{shown(text)}: a range is of whole numbers here, first..last. List others, as in --over "
-            "swarm.inertia=0.1,0.5,0.9."
+            f"{shown(text)}: a range consists of whole numbers, first..last. List other values, as in --over "
+            "swarm.inertia=0.1,0.5,0.9.",
+            code="wrong-type",
         )
     return key, span
 
@@ -71,9 +74,9 @@ def grid(start: Spec, axes: Sequence[tuple[str, Sequence[Any]]], given: Mapping[
     """Return a spec for every combination of the axes' values. given: settings of every spec; no axis resets them."""
     keys = [key for key, _ in axes]
     if len(set(keys)) != len(keys):
-        raise UserError(f"A setting can be swept once; given {', '.join(keys)}.")
+        raise UserError(f"A setting can be swept once; given {', '.join(keys)}.", code="conflict")
     if math.prod(len(values) for _, values in axes) > _MOST_POINTS:
-        raise UserError(f"A grid of more than {_MOST_POINTS:,} runs is too large. Sweep over fewer values.")
+        raise UserError(f"A grid of more than {_MOST_POINTS:,} runs is too large. Use fewer values.", code="too-large")
     points = itertools.product(*(values for _, values in axes))
     return [start.with_settings({**(given or {}), **dict(zip(keys, point, strict=True))}) for point in points]
 
@@ -84,49 +87,53 @@ def _is_number(text: str) -> bool:
 
 @dataclass(frozen=True)
 class TaskKind:
-    """Something to do with a spec: where the function is that does it, and the file that shows that it is done."""
+    """A kind of work on a spec: a run, a trial of a search, a measurement of the theory."""
 
     name: str
-    performer: str  # module:function; see `Performer`
-    shows: str
-    room: str  # the folder beside `runs` that its results go to
+    function: str  # module:function; see `pool.TaskFunction`
+    done_file: str  # exists in the folder of a finished task
+    parent: str  # the folder in `out` with the folders of these tasks
     factor: float = 1.0  # how much longer it takes than a run
-    with_run: bool = False  # whether the run itself comes with it
+    with_run: bool = False  # whether it also makes the run itself
 
 
-RUN = TaskKind("run", f"{__name__}:perform_run", "summary.json", "runs")
+RUN = TaskKind("run", f"{__name__}:run_or_resume", "summary.json", "runs")
 
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to do with one spec."""
+    """One kind of work on one spec."""
 
     spec: Spec
     kind: TaskKind = RUN
 
     def folder(self, out: Path) -> Path:
-        """Where its results are: known by the hash of the whole spec."""
-        return out / self.kind.room / self.spec.key()
+        """Return the folder of its results, named by the hash of the whole spec."""
+        return out / self.kind.parent / self.spec.key()
 
     def is_done(self, out: Path) -> bool:
-        """Whether its result is there."""
-        there = (self.folder(out) / self.kind.shows).exists()
-        return there and (not self.kind.with_run or Task(self.spec).is_done(out))
+        """Return whether its result exists."""
+        exists = (self.folder(out) / self.kind.done_file).exists()
+        return exists and (not self.kind.with_run or Task(self.spec).is_done(out))
 
     @property
     def work(self) -> float:
-        """Roughly how long it takes, in no unit: to put long tasks first and to say how much is left."""
+        """Return roughly how long it takes, without a unit, for the order of tasks and the time that is left."""
         return self.spec.rounds * self.round_work
 
     @property
     def round_work(self) -> float:
-        """The same for one of its rounds."""
-        spec, data = self.spec, self.spec.data
+        """Return the work of one round: samples that go forward through the network; training counts three times."""
+        spec, data, method = self.spec, self.spec.data, build_method(self.spec)
         own = data.shard_size * data.shards_per_worker if data.partition == "shards" else data.samples_per_worker
-        training = 3 * spec.local.epochs * (own + data.shared_training * spec.shares_training)
-        scoring = data.shared_scoring if spec.shares_scoring else own
-        claims = build_method(spec).conversation == "swarm"
-        return self.kind.factor * spec.participants * (training + (scoring if claims else 0))
+        training = 0
+        if method.gradients:
+            per_epoch = own + data.shared_training * spec.shares_training
+            training = 3 * (spec.local.steps * spec.local.batch_size or spec.local.epochs * per_epoch)
+        scoring = 0
+        if method.conversation == "swarm":
+            scoring = data.shared_scoring if spec.shares_scoring else own
+        return self.kind.factor * spec.participants * (training + scoring)
 
 
 def run_all(
@@ -136,122 +143,122 @@ def run_all(
     on_progress: OnProgress | None = None,
     on: str | None = None,
 ) -> list[FinishedRun]:
-    """Play every spec that is not finished in `out`/runs; the results in the order of the specs.
+    """Run every spec that is not finished in `out`/runs; return the results in the order of the specs.
 
-    jobs: processes at a time; as many as there are cores if not given. Together they use as many threads as cores.
-    on: a Ray cluster that does it, see `cbdsl.run`.
+    jobs: processes at a time; one per core if not given. Together they use as many threads as there are cores.
+    on: a Ray cluster to run on, see `cbdsl.run`.
     """
     tasks = [Task(resolve(spec)) for spec in specs]
-    perform(tasks, out, jobs, on_progress, on)
-    return [finished(task.folder(out)) for task in tasks]
+    run_tasks(tasks, out, jobs, on_progress, on)
+    return [read_run(task.folder(out)) for task in tasks]
 
 
-def perform(
+def run_tasks(
     tasks: Sequence[Task],
     out: Path,
     jobs: int | None = None,
     on_progress: OnProgress | None = None,
     on: str | None = None,
 ) -> None:
-    """Do every task that is not done, each once, in the order given; here, or on a cluster."""
+    """Run every task that is not done, each once, in the order given; here, or on a cluster."""
     distinct = dict.fromkeys(tasks)
     total, work = sum(task.spec.rounds for task in distinct), sum(task.work for task in distinct) or 1.0
     missing = [task for task in distinct if not task.is_done(out)]
-    before = {task: _rounds_of(task, out) if task in missing else task.spec.rounds for task in distinct}
+    before = {task: _count_rounds(task, out) if task in missing else task.spec.rounds for task in distinct}
     played, worked = sum(before.values()), sum(count * task.round_work for task, count in before.items())
-    if on_progress is not None:
-        on_progress(played, total, worked / work)
+    report = on_progress or (lambda _played, _total, _share: None)
+    report(played, total, worked / work)
     if not missing:
         return
     failed: list[str] = []
-    with closing(do_all(missing, out, jobs, on)) as everything:  # closed while there is still a cluster
-        for news in everything:
-            failed += news.failed
-            played, worked = played + len(news.rounds), worked + sum(news.rounds)
-            if on_progress is not None:
-                on_progress(min(played, total), total, min(worked / work, 1.0))
+    with closing(run_pool(missing, out, jobs, on)) as pool:  # closed while there is still a cluster
+        for progress in pool:
+            failed += progress.failed
+            played, worked = played + len(progress.rounds), worked + sum(progress.rounds)
+            report(min(played, total), total, min(worked / work, 1.0))
     if failed:
         raise UserError(
-            f"{len(failed)} of {len(missing)} could not be done: {' '.join(failed[:10])} The others are in {out}: mend "
-            "this or leave it out, and start again; what is finished is not done twice."
+            f"{len(failed)} of {len(missing)} failed: {' '.join(failed[:10])} The others are in {out}. Correct this "
+            "or leave it out, and start again; what is finished is not run again.",
+            code="task-failed",
         )
-    if on_progress is not None:
-        on_progress(total, total, 1.0)
+    report(total, total, 1.0)
 
 
-def refuse_others(out: Path, own: str, others: Sequence[str]) -> None:
-    """Refuse the folder of another study: its results would be written over.
+def refuse_other_results(out: Path, own: str, others: Sequence[str]) -> None:
+    """Refuse the folder of another study: its results would be overwritten.
 
-    own: the file by which a folder of the same kind is known. others: those of other kinds.
+    own: a file of a folder of the same kind. others: files of folders of other kinds.
     """
     found = [name for name in others if (out / name).exists()]
     if found and not (out / own).exists():
         raise UserError(
-            f"{out} has the results of another command ({found[0]}); nothing was changed. Give another --out."
+            f"{out} has the results of another command ({found[0]}); nothing was changed. Give another --out.",
+            code="exists-already",
         )
 
 
 def write_table(results: Sequence[FinishedRun], axes: Sequence[str], out: Path) -> None:
-    """One row a run: the swept settings, then the summary. As CSV and as JSONL."""
+    """Write results.csv and results.jsonl with one row per run: the swept settings, then the summary."""
     rows = [{**setting_values(result.spec, axes), **asdict(result.summary)} for result in results]
     write_rows(rows, out)
 
 
 def write_rows(rows: Sequence[dict[str, Any]], out: Path) -> None:
-    """Rows with the same keys as results.csv and results.jsonl."""
+    """Write rows with the same keys as results.csv and results.jsonl."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=list(rows[0]))
     writer.writeheader()
-    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+    writer.writerows({key: _format_cell(value) for key, value in row.items()} for row in rows)
     write_atomically(out / "results.csv", text.getvalue().encode())
     write_atomically(out / "results.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode())
 
 
-class _Reporter(Callback):
+class _RoundReporter(Callback):
     """Calls a function after every round."""
 
     def __init__(self, report: Callable[[object], None]) -> None:
         self._report = report
 
     def round(self, record: RoundRecord) -> None:
-        """See `Callback.round`."""
         self._report(record)
 
 
-def perform_run(
+def run_or_resume(
     spec: Spec, folder: Path, threads: int, report: Callable[[object], None], watch: Watch | None = None
 ) -> None:
-    """Play a run, or go on with it."""
+    """Run a spec in a folder, or resume its run there."""
+    callbacks = [_RoundReporter(report)]
     if (folder / "spec.toml").exists():
-        loop.resume(folder, threads=threads, callbacks=[_Reporter(report)])
+        loop.resume(folder, threads=threads, callbacks=callbacks)
     else:
-        loop.run_resolved(spec, out=folder, threads=threads, callbacks=[_Reporter(report)], watch=watch)
+        loop.run_resolved(spec, out=folder, threads=threads, callbacks=callbacks, watch=watch)
 
 
-def finished(path: Path) -> FinishedRun:
+def read_run(path: Path) -> FinishedRun:
     """Read the folder of a finished run."""
     spec, summary, rounds = read_result(path)
     return FinishedRun(spec, summary, tuple(rounds), path)
 
 
-def _rounds_of(task: Task, out: Path) -> int:
+def _count_rounds(task: Task, out: Path) -> int:
     path = task.folder(out) / "rounds.jsonl"
     return path.read_bytes().count(b"\n") if task.kind is RUN and path.exists() else 0
 
 
-def _cell(value: object) -> object:
-    """A value for CSV; a pair of equal numbers, such as a constant inertia, is one number."""
+def _format_cell(value: object) -> object:
+    """Return a value for CSV; a pair of equal numbers, such as a constant inertia, is one number."""
     if isinstance(value, tuple) and len(set(value)) == 1:
         return value[0]
     return json.dumps(value) if isinstance(value, (list, dict, tuple)) else value
 
 
-_ROUNDS = 2
+_TIMED_ROUNDS = 2
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """How much there is to do."""
+    """An estimate of how long some tasks take."""
 
     runs: int
     missing: int  # not finished yet
@@ -259,39 +266,39 @@ class Forecast:
     seconds: float
     methods: tuple[str, ...]  # those that were timed
 
-    def words(self) -> str:
-        """In a sentence or two."""
+    def describe(self) -> str:
+        """Return the estimate in a sentence or two."""
         done = self.runs - self.missing
         start = f"{self.runs} runs" + (f", {done} of them done" if done else "")
         if not self.missing:
             return f"{start}."
         minutes = self.seconds / 60
         long = f"{minutes / 60:.1f} hours" if minutes >= 90 else f"{minutes:.0f} min" if minutes >= 1 else "a minute"
-        crowd = f"{self.processes} processes" if self.processes > 1 else "one process"
+        processes = f"{self.processes} processes" if self.processes > 1 else "one process"
         return (
-            f"{start}: about {long} with {crowd}, by {_ROUNDS} rounds of {' and '.join(self.methods)} that were timed "
-            "just now. Costly attacks and rules take longer; so does a machine that has other things to do."
+            f"{start}: about {long} with {processes}, estimated from {_TIMED_ROUNDS} rounds of "
+            f"{' and '.join(self.methods)}. Costly attacks and aggregators take longer, as does a busy machine."
         )
 
 
 def forecast(tasks: Sequence[Task], out: Path, jobs: int | None = None) -> Forecast:
-    """Time a short run of every method, and scale it by the work that is missing."""
+    """Time a short run of every method and scale it by the work that is left."""
     distinct = dict.fromkeys(tasks)
     missing = [task for task in distinct if not task.is_done(out)]
-    processes, threads = sharing(len(missing), jobs)
-    timed: dict[str, tuple[float, float]] = {}  # seconds before the first round, and for a unit of work
+    processes, threads = divide_cores(len(missing), jobs)
+    timed: dict[str, tuple[float, float]] = {}  # seconds before the first round, and per unit of work
     for task in missing:
         if task.spec.method not in timed:
             if not timed:
-                _timed(replace(task.spec, rounds=1), threads)  # a process reads the data once, for all of its runs
-            before, a_round = _timed(replace(task.spec, rounds=min(_ROUNDS, task.spec.rounds)), threads)
-            timed[task.spec.method] = before, a_round / (task.round_work or 1.0)
+                _time_run(replace(task.spec, rounds=1), threads)  # a process reads the data once, for all of its runs
+            before, per_round = _time_run(replace(task.spec, rounds=min(_TIMED_ROUNDS, task.spec.rounds)), threads)
+            timed[task.spec.method] = before, per_round / (task.round_work or 1.0)
     seconds = sum(timed[task.spec.method][0] + timed[task.spec.method][1] * task.work for task in missing)
     return Forecast(len(distinct), len(missing), processes, seconds / processes, tuple(timed))
 
 
-def _timed(spec: Spec, threads: int) -> tuple[float, float]:
-    """Seconds that a run takes before and after its rounds, and for one of them."""
+def _time_run(spec: Spec, threads: int) -> tuple[float, float]:
+    """Return the seconds that a run takes outside of its rounds, and per round."""
     started = time.perf_counter()
     result = loop.run_resolved(spec, threads=threads, callbacks=[])
     whole, rounds = time.perf_counter() - started, sum(line.seconds for line in result.rounds)

@@ -195,7 +195,7 @@ class TheoryResult:
         return json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n"
 
 
-def table_of(result: TheoryResult) -> Table:
+def make_table(result: TheoryResult) -> Table:
     """Both theorems, one line a form."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("", "bound", "measured", "tightness", "verdict"):
@@ -207,7 +207,13 @@ def table_of(result: TheoryResult) -> Table:
         ("Theorem 1, corrected", first.corrected),
         ("Theorem 1, as played", first.played),
     ):
-        table.add_row(name, number(rate.bound), number(rate.measured), number(rate.tightness), _short_rate(rate))
+        table.add_row(
+            name,
+            format_number(rate.bound),
+            format_number(rate.measured),
+            format_number(rate.tightness),
+            _short_rate(rate),
+        )
     for name, bound in (
         ("Theorem 2, printed", second.printed),
         ("  alpha: a whole round", second.printed_whole),
@@ -217,7 +223,11 @@ def table_of(result: TheoryResult) -> Table:
     ):
         last = bound.rounds[-1]
         table.add_row(
-            name, number(last.bound), number(last.measured), number(last.tightness), _short(bound.held, bound.checked)
+            name,
+            format_number(last.bound),
+            format_number(last.measured),
+            format_number(last.tightness),
+            _short(bound.held, bound.checked),
         )
     return table
 
@@ -228,7 +238,7 @@ def constants_table(constants: MeasuredConstants) -> Table:
     for name in ("direction", "cosine q", "ratio u", "product q u"):
         table.add_column(name, justify="left" if name == "direction" else "right")
     for name, bounds in _directions(constants):
-        table.add_row(name, span(bounds.cosine), span(bounds.ratio), span(bounds.product))
+        table.add_row(name, format_range(bounds.cosine), format_range(bounds.ratio), format_range(bounds.product))
     return table
 
 
@@ -241,25 +251,25 @@ def _directions(constants: MeasuredConstants) -> list[tuple[str, DirectionBounds
     ]
 
 
-def verdict(result: TheoryResult) -> list[str]:
+def describe_result(result: TheoryResult) -> list[str]:
     """The findings in sentences."""
     first, second, curve = result.theorem1, result.theorem2, result.divergence
     last = second.corrected.rounds[-1].terms
     total = sum(vars(last).values())
     shares = ", ".join(f"{name} {value / total:.0%}" for name, value in vars(last).items()) if total else "all 0"
     return [
-        f"Model divergence: {number(curve[0].mean)} after round 1, {number(curve[-1].mean)} ± "
-        f"{number(curve[-1].deviation)} after round {curve[-1].round}; EMD {_mean(second.emd):.3f} on average."
+        f"Model divergence: {format_number(curve[0].mean)} after round 1, {format_number(curve[-1].mean)} ± "
+        f"{format_number(curve[-1].deviation)} after round {curve[-1].round}; EMD {_mean(second.emd):.3f} on average."
         + (f" Left out: {result.lost} workers whose weights did not stay finite." if result.lost else ""),
-        f"L is at least {number(result.constants.smoothness)} (secants); the descent lemma needs "
-        f"{number(result.constants.curvature)} on the moves made.",
-        f"Theorem 1 as printed {rate_verdict(first.printed)}; corrected, it {rate_verdict(first.corrected)}; over the "
-        f"moves as they were played, it {rate_verdict(first.played)}.",
+        f"L is at least {format_number(result.constants.smoothness)} (secants); the descent lemma needs "
+        f"{format_number(result.constants.curvature)} on the moves made.",
+        f"Theorem 1 as printed {describe_rate(first.printed)}; corrected, it {describe_rate(first.corrected)}; over "
+        f"the moves of the run, it {describe_rate(first.played)}.",
         f"Remark 1 (CB-DSL faster than FedAvg): {_remark(first.remark_printed)} as printed, "
         f"{_remark(first.remark_corrected)} corrected. Of the progress along -grad F, {first.swarm_share:.0%} came "
         f"from the swarm's terms; {first.uphill:,} of {first.moves:,} moves went uphill.",
-        f"Theorem 2 as printed {distance_verdict(second.printed)}; corrected, it {distance_verdict(second.corrected)}. "
-        f"Its last bound is made of: {shares}.",
+        f"Theorem 2 as printed {describe_distance(second.printed)}; corrected, it "
+        f"{describe_distance(second.corrected)}. Its last bound is made of: {shares}.",
     ]
 
 
@@ -271,33 +281,33 @@ def _short(held: int, of: int) -> str:
     return f"holds, {held:,} of {of:,}" if held == of else f"fails, holds on {held:,} of {of:,}"
 
 
-def rate_verdict(rate: RateBound) -> str:
+def describe_rate(rate: RateBound) -> str:
     """One form of Theorem 1 in words."""
     if not rate.speaks:
-        worst = "is not defined" if math.isnan(rate.phi.low) else f"= {number(rate.phi.low)}, not positive"
+        worst = "is not defined" if math.isnan(rate.phi.low) else f"= {format_number(rate.phi.low)}, not positive"
         return f"says nothing: Phi_E {worst}"
     of_whom = "" if rate.speaks == rate.workers else f", and says nothing of {rate.workers - rate.speaks}"
     word = "holds" if rate.held == rate.speaks else "fails"
     return f"{word} for {rate.held} of {rate.speaks} workers{of_whom}"
 
 
-def distance_verdict(bound: DistanceBound) -> str:
+def describe_distance(bound: DistanceBound) -> str:
     """One form of Theorem 2 in words."""
     if bound.holds:
-        return f"holds on all {bound.checked:,} worker-rounds, {span(bound.tightness)} times what is measured"
+        return f"holds on all {bound.checked:,} worker-rounds, {format_range(bound.tightness)} times what is measured"
     return f"fails on {bound.checked - bound.held:,} of {bound.checked:,} worker-rounds"
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """A number for people; a dash where there is none."""
     if not math.isfinite(value):
         return "–" if math.isnan(value) else "infinite"
     return f"{value:.3g}"
 
 
-def span(values: ValueRange) -> str:
+def format_range(values: ValueRange) -> str:
     """A range for people."""
-    return f"{number(values.low)} … {number(values.high)}"
+    return f"{format_number(values.low)} … {format_number(values.high)}"
 
 
 def _remark(values: ValueRange) -> str:

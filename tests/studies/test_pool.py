@@ -1,4 +1,4 @@
-"""Studies on a Ray cluster: the results of local processes, in one folder, whatever dies."""
+"""Studies on a Ray cluster: the results of local processes, in one folder, whatever fails."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ import pytest
 from cbdsl.errors import UserError
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
-from cbdsl.studies import pool, ray_pool
+from cbdsl.studies import pool
 from cbdsl.studies.sweep import Task, grid, run_all
 from cbdsl.swarms.shard import code_digest
 from support.ray_nodes import Nodes, plain
+from support.refusals import refused_as
 
 
 def small(**settings: object) -> Spec:
@@ -26,24 +27,24 @@ def small(**settings: object) -> Spec:
     return Spec().with_settings({**usual, **{key.replace("__", "."): value for key, value in settings.items()}})
 
 
-def told(rounds: list[float]) -> SimpleNamespace:
+def counter(rounds: list[float]) -> SimpleNamespace:
     return SimpleNamespace(add=SimpleNamespace(remote=rounds.append))
 
 
 def test_a_machine_without_the_folder_sends_its_files_back(tmp_path: Path) -> None:
     task, rounds = Task(resolve(small())), list[float]()
-    words, files = ray_pool._do(code_digest(), task, tmp_path / "elsewhere" / ".mark", {}, 1, told(rounds))
-    assert not words
+    error, files = pool.run_on_node(code_digest(), task, tmp_path / "elsewhere" / ".mark", {}, 1, counter(rounds))
+    assert not error
     assert len(rounds) == 3
     assert {Path(name).parent for name in files} == {Path("runs") / task.spec.key()}
     assert {"summary.json", "rounds.jsonl", "model.safetensors"} <= {Path(name).name for name in files}
 
 
-def test_a_machine_without_the_data_says_which_and_what(tmp_path: Path) -> None:
+def test_a_machine_without_the_data_names_itself_and_the_file(tmp_path: Path) -> None:
     task = Task(resolve(small(data__source=str(tmp_path / "gone.npz"))))
-    words, files = ray_pool._do(code_digest(), task, tmp_path / "elsewhere" / ".mark", {}, 1, told([]))
-    assert "gone.npz" in words
-    assert words.startswith("on ")
+    error, files = pool.run_on_node(code_digest(), task, tmp_path / "elsewhere" / ".mark", {}, 1, counter([]))
+    assert "gone.npz" in error
+    assert error.startswith("on ")
     assert not files
 
 
@@ -53,16 +54,16 @@ def test_a_machine_without_the_shared_samples_names_their_file(tmp_path: Path) -
     task = Task(small(data__shared_source=str(made)))
     folder = task.folder(tmp_path / "elsewhere")
     made.unlink()
-    with pytest.raises(UserError, match=r"made.npz is not on .*\. Give its whole path"):
-        pool.do_one(task, folder, 1, lambda _: None)
+    with refused_as("conflict", "made.npz is not on"):
+        pool.run_task(task, folder, 1, lambda _: None)
     made.write_bytes(b"others")
-    with pytest.raises(UserError, match="the shared samples were edited while the study was running"):
-        pool.do_one(task, folder, 1, lambda _: None)
+    with refused_as("conflict", "shared samples were edited"):
+        pool.run_task(task, folder, 1, lambda _: None)
 
 
 def test_a_machine_with_other_code_does_nothing(tmp_path: Path) -> None:
-    words, _ = ray_pool._do("0" * 12, Task(resolve(small())), tmp_path / ".mark", {}, 1, told([]))
-    assert "another cbdsl" in words
+    error, _ = pool.run_on_node("0" * 12, Task(resolve(small())), tmp_path / ".mark", {}, 1, counter([]))
+    assert "another cbdsl" in error
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,7 @@ def test_a_machine_that_cannot_import_what_a_study_needs_is_one_message(
     here_alone = ModuleType("here_alone")
     exec("def do(*_):\n    return '', {}", here_alone.__dict__)  # as if the other machines had no cbdsl
     monkeypatch.setitem(sys.modules, "here_alone", here_alone)
-    monkeypatch.setattr(ray_pool, "_do", here_alone.__dict__["do"])
+    monkeypatch.setattr(pool, "run_on_node", here_alone.__dict__["do"])
     with pytest.raises(UserError, match=r"cannot import what this study needs .*here_alone"):
         run_all([resolve(small())], tmp_path, on=nodes.address)
 
@@ -116,7 +117,7 @@ def test_a_sweep_on_a_cluster_is_the_sweep_in_processes_though_a_task_is_killed(
         assert played <= total
         assert share <= 1
         if played >= 3 and not killed:
-            for process in itertools.islice(nodes.processes("ray::_do"), 1):  # if none is there now, at the next look
+            for process in itertools.islice(nodes.processes("ray::run_on_node"), 1):
                 os.kill(process, signal.SIGKILL)
                 killed.append(process)
                 go.touch()
