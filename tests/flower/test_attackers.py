@@ -15,10 +15,10 @@ pytest.importorskip("flwr", reason="Flower is not installed here; `make flower-t
 from flwr.app import Error, Message, RecordDict
 
 from cbdsl.errors import UserError
-from cbdsl.flower import messages as flower_messages
-from cbdsl.flower import server
-from cbdsl.flower.messages import Context, FlowerMessage
+from cbdsl.flower import flower_messages, server
+from cbdsl.flower.flower_messages import Context, FlowerMessage
 from cbdsl.flower.server import play
+from cbdsl.network.timeouts import Deadlines
 from cbdsl.network.wire import ClaimMessage, Hello
 from support.flower_federation import SMALL, own_files, played, rounds_of, simulated
 from support.local_grid import HANDLERS, Handler, LocalGrid, LocalNode, context_of, federation
@@ -29,7 +29,6 @@ HONEST = HANDLERS[flower_messages.ORDER]
 
 @pytest.fixture(autouse=True)
 def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "LEAST", 1.0)
     monkeypatch.setattr(server, "LEAST", 1.0)
 
 
@@ -42,7 +41,7 @@ def with_extra_upload(message: Message, context: Context) -> Message:
     """Claims a score for which it is never invited, and sends a model all the same."""
     claim = flower_messages.read(HONEST(message, context).content).form(ClaimMessage)
     form = ClaimMessage(claim.run, claim.round, 1e6, claim.commitment)
-    return flower_messages.reply(flower_messages.make_flower_message([form], {"upload": b"x"}), message)
+    return flower_messages.make_reply(flower_messages.make_flower_message([form], {"upload": b"x"}), message)
 
 
 def test_a_model_that_nobody_asked_for_silences_nobody(tmp_path: Path) -> None:
@@ -84,7 +83,9 @@ class Doubled(LocalGrid):
 )
 def test_two_nodes_with_one_token_are_no_more_than_one_worker(tmp_path: Path, first: str, second: str) -> None:
     def saying(what: str) -> dict[str, Handler]:
-        return {flower_messages.ORDER: lambda message, _: flower_messages.reply(FlowerMessage({what: True}), message)}
+        return {
+            flower_messages.ORDER: lambda message, _: flower_messages.make_reply(FlowerMessage({what: True}), message)
+        }
 
     nodes = federation(5, tmp_path / "state").nodes
     nodes[LIAR].instead = {} if first == "an answer" else saying(first)
@@ -128,7 +129,7 @@ class Forging(LocalGrid):
         message_ids = list(message_ids)
         asked = [self._waiting[key] for key in message_ids if key in self._waiting]
         forged = [
-            flower_messages.reply(FlowerMessage({"refusal": "I am off"}), one)
+            flower_messages.make_reply(FlowerMessage({"refusal": "I am off"}), one)
             for one in asked
             if sent(one)[0] == flower_messages.ORDER and sent(one)[1] != LIAR
         ]
@@ -182,7 +183,7 @@ def test_a_node_is_one_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
             taken.append(numbers[0])
             return HANDLERS[flower_messages.JOIN](message, context)
         taken.append(numbers[len(taken) % 5])
-        return flower_messages.reply(greeting(taken[-1]), message)
+        return flower_messages.make_reply(greeting(taken[-1]), message)
 
     nodes[LIAR].instead = {flower_messages.JOIN: join}
 
@@ -201,15 +202,16 @@ def test_a_node_is_one_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert rounds_of(tmp_path / "run") == wanted
 
 
-def test_whoever_says_that_it_is_somebody_else_keeps_nobody_from_being_seen() -> None:
-    known = server.Members(3)
+def test_a_node_that_claims_another_nodes_worker_is_asked_later_and_new_nodes_at_once() -> None:
+    known = server.NodeTable(3, Deadlines())
     lost: Callable[[Hello], bool] = lambda _: False  # noqa: E731
-    assert known.newcomers(lambda: [1, 2]) == [1, 2]
-    assert known.admit(1, greeting(0), lost) == 0
+    assert known.look_around(lambda: [1, 2]) == [1, 2]
+    known.admit(1, greeting(0), lost)
     stranger = flower_messages.make_flower_message([Hello(b"somebody", 1, 0, bytes(8), 0, bytes(16), "")], worker=0)
-    assert known.admit(2, stranger, lost) is None
+    known.admit(2, stranger, lost)
+    assert known.of[0].node == 1
     time.sleep(server._LOOK_AROUND)
-    assert known.newcomers(lambda: [1, 2, 3]) == [3], "seen at the next look; the other one is asked later"
+    assert known.look_around(lambda: [1, 2, 3]) == [3], "seen at the next look; the other one is asked later"
 
 
 def test_nodes_that_come_and_go_leave_no_questions_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,7 +347,7 @@ def test_who_refuses_does_not_keep_a_run_from_going_on(tmp_path: Path) -> None:
     for node in nodes.values():
         node.down = False
     nodes[LIAR].instead = {
-        flower_messages.JOIN: lambda message, _: flower_messages.reply(
+        flower_messages.JOIN: lambda message, _: flower_messages.make_reply(
             FlowerMessage({"refusal": "I will not"}), message
         ),
     }

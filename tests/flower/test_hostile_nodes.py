@@ -16,8 +16,8 @@ pytest.importorskip("flwr", reason="Flower is not installed here; `make flower-t
 
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
-from cbdsl.flower import messages, server
-from cbdsl.flower.messages import Context
+from cbdsl.flower import flower_messages, server
+from cbdsl.flower.flower_messages import Context
 from cbdsl.network.wire import ClaimMessage, Hello
 from support.flower_federation import SMALL, played, rounds_of, simulated
 from support.local_grid import HANDLERS, Handler, LocalGrid, LocalNode, federation
@@ -28,13 +28,12 @@ LIAR = 102  # the node of worker 2
 @pytest.fixture
 def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "LEAST", 1.0)
-    monkeypatch.setattr(server, "LEAST", 1.0)
 
 
 def with_node(tmp_path: Path, **instead: Handler) -> LocalGrid:
     """Five nodes, one of which answers otherwise."""
     grid = federation(5, tmp_path / "state")
-    kinds = {"join": messages.JOIN, "order": messages.ORDER, "upload": messages.UPLOAD}
+    kinds = {"join": flower_messages.JOIN, "order": flower_messages.ORDER, "upload": flower_messages.UPLOAD}
     grid.nodes[LIAR].instead = {kinds[key]: act for key, act in instead.items()}
     return grid
 
@@ -43,20 +42,20 @@ def claiming(score: float, **fields: object) -> Handler:
     """Carries orders out, and claims another score, for another round or of another run."""
 
     def answer(message: Message, context: Context) -> Message:
-        true = messages.read(HANDLERS[messages.ORDER](message, context).content).form(ClaimMessage)
+        true = flower_messages.read(HANDLERS[flower_messages.ORDER](message, context).content).form(ClaimMessage)
         changed = {**vars(true), "score": float(np.float32(score)), **fields}
-        return messages.reply(messages.make_flower_message([ClaimMessage(**changed)]), message)
+        return flower_messages.make_reply(flower_messages.make_flower_message([ClaimMessage(**changed)]), message)
 
     return answer
 
 
 def uploading(content: bytes) -> Handler:
     def answer(message: Message, context: Context) -> Message:
-        honest = messages.read(HANDLERS[messages.UPLOAD](message, context).content)
+        honest = flower_messages.read(HANDLERS[flower_messages.UPLOAD](message, context).content)
         assert not honest.large, "the worker does not know the claim that it is asked about"
-        said = messages.read(message.content)
+        said = flower_messages.read(message.content)
         form = ClaimMessage(said.values["Invitation"][4:12], 1, 0.0, b"")
-        return messages.reply(messages.make_flower_message([form], {"upload": content}), message)
+        return flower_messages.make_reply(flower_messages.make_flower_message([form], {"upload": content}), message)
 
     return answer
 
@@ -98,7 +97,7 @@ def test_an_answer_for_another_round_or_run_is_not_heard(tmp_path: Path, changed
 
 
 def test_the_first_of_two_answers_counts(tmp_path: Path) -> None:
-    honest = HANDLERS[messages.ORDER]
+    honest = HANDLERS[flower_messages.ORDER]
     grid = with_node(
         tmp_path, order=lambda message, context: [honest(message, context), claiming(0.0)(message, context)]
     )
@@ -119,11 +118,11 @@ def test_a_liar_is_banned_whatever_it_uploads(tmp_path: Path, content: bytes) ->
 
 @pytest.mark.parametrize("what", ["lacks", "stranger"])
 def test_a_node_that_always_lacks_something_is_not_served_for_ever(tmp_path: Path, what: str) -> None:
-    lacking = messages.FlowerMessage({what: True})
-    grid = with_node(tmp_path, order=lambda message, _: messages.reply(lacking, message))
+    lacking = flower_messages.FlowerMessage({what: True})
+    grid = with_node(tmp_path, order=lambda message, _: flower_messages.make_reply(lacking, message))
     played(tmp_path, grid=grid)
     assert [line["traffic"]["score"][0] for line in rounds_of(tmp_path / "run")] == [4, 4, 4]
-    assert grid.nodes[LIAR].heard.count(messages.ORDER) <= 9
+    assert grid.nodes[LIAR].heard.count(flower_messages.ORDER) <= 9
 
 
 def test_an_answer_in_anothers_name_is_not_heard(tmp_path: Path) -> None:
@@ -131,7 +130,7 @@ def test_an_answer_in_anothers_name_is_not_heard(tmp_path: Path) -> None:
 
     class Crooked(LocalNode):
         def answer(self, message: Message, node: int) -> list[Message]:
-            return super().answer(message, node if message.metadata.message_type == messages.JOIN else 101)
+            return super().answer(message, node if message.metadata.message_type == flower_messages.JOIN else 101)
 
     grid.nodes[LIAR] = Crooked(grid.nodes[LIAR].config)
     played(tmp_path, grid=grid)
@@ -151,7 +150,7 @@ def test_nobody_takes_the_place_of_a_worker_that_is_there(tmp_path: Path) -> Non
     grid.nodes[999] = LocalNode({"partition-id": 2, "state-path": str(tmp_path / "elsewhere")})
     played(tmp_path, grid=grid)
     settings = rounds_of(tmp_path / "run")
-    assert messages.ORDER not in grid.nodes[999].heard
+    assert flower_messages.ORDER not in grid.nodes[999].heard
     assert settings[-1]["banned"] == []
 
 
@@ -161,10 +160,12 @@ def test_a_greeting_that_is_none_is_no_member(tmp_path: Path) -> None:
     form = Hello(bytes(8), 1, 0, bytes(8), 0, bytes(16), "")
 
     def greeting(worker: object) -> Handler:
-        return lambda message, _: messages.reply(messages.make_flower_message([form], worker=worker), message)
+        return lambda message, _: flower_messages.make_reply(
+            flower_messages.make_flower_message([form], worker=worker), message
+        )
 
     for number, worker in enumerate((-1, 2**40, "two", b"")):
-        grid.nodes[500 + number] = LocalNode({}, {messages.JOIN: greeting(worker)})
+        grid.nodes[500 + number] = LocalNode({}, {flower_messages.JOIN: greeting(worker)})
     played(tmp_path, grid=grid)
     assert len(rounds_of(tmp_path / "run")) == 3
 
@@ -173,12 +174,12 @@ def down_after(grid: LocalGrid, number: int, orders: int, then: Callable[[], Non
     """After so many orders something happens to a node, before it answers."""
 
     def answer(message: Message, context: Context) -> Message:
-        if grid.nodes[number].heard.count(messages.ORDER) == orders + 1:
+        if grid.nodes[number].heard.count(flower_messages.ORDER) == orders + 1:
             then()
             return []
-        return HANDLERS[messages.ORDER](message, context)
+        return HANDLERS[flower_messages.ORDER](message, context)
 
-    grid.nodes[number].instead = {messages.ORDER: answer}
+    grid.nodes[number].instead = {flower_messages.ORDER: answer}
 
 
 def test_a_worker_on_another_node_goes_on_from_its_files(tmp_path: Path) -> None:
@@ -193,7 +194,7 @@ def test_a_worker_on_another_node_goes_on_from_its_files(tmp_path: Path) -> None
     down_after(grid, LIAR, 2, move)
     played(tmp_path, grid=grid, rounds=4)
     assert rounds_of(tmp_path / "run") == wanted
-    assert grid.nodes[777].heard.count(messages.ORDER) == 2
+    assert grid.nodes[777].heard.count(flower_messages.ORDER) == 2
 
 
 @pytest.mark.usefixtures("_in_haste")
@@ -209,17 +210,17 @@ def test_a_worker_that_is_gone_is_silent_and_not_banned(tmp_path: Path) -> None:
 @pytest.mark.parametrize("settings", ["method=cb-dsl", "method=cb-dsl codec.up=q4 codec.down=q4"])
 def test_a_worker_that_lost_its_files_begins_again(tmp_path: Path, settings: str) -> None:
     grid = with_node(tmp_path)
-    honest = HANDLERS[messages.ORDER]
+    honest = HANDLERS[flower_messages.ORDER]
 
     def forgetful(message: Message, context: Context) -> Message:
-        if grid.nodes[LIAR].heard.count(messages.ORDER) == 3:
+        if grid.nodes[LIAR].heard.count(flower_messages.ORDER) == 3:
             for folder in (tmp_path / "state").glob("*/worker-2"):
                 shutil.rmtree(folder)
         return honest(message, context)
 
-    grid.nodes[LIAR].instead = {messages.ORDER: forgetful}
+    grid.nodes[LIAR].instead = {flower_messages.ORDER: forgetful}
     played(tmp_path, f"{SMALL} {settings}", grid=grid, rounds=6)
     lines = rounds_of(tmp_path / "run")
     assert all(line["traffic"]["score"][0] == 5 for line in lines)
     assert lines[-1]["banned"] == []
-    assert grid.nodes[LIAR].heard.count(messages.JOIN) == 2
+    assert grid.nodes[LIAR].heard.count(flower_messages.JOIN) == 2

@@ -14,8 +14,8 @@ pytest.importorskip("flwr", reason="Flower is not installed here; `make flower-t
 from flwr.app import Message
 
 from cbdsl.errors import UserError
-from cbdsl.flower import messages, server
-from cbdsl.flower.messages import Context
+from cbdsl.flower import flower_messages, server
+from cbdsl.flower.flower_messages import Context
 from cbdsl.runs import loop as simulator
 from support.flower_federation import SMALL, own_files, played, rounds_of, simulated
 from support.local_grid import HANDLERS, LocalGrid, federation
@@ -23,7 +23,6 @@ from support.local_grid import HANDLERS, LocalGrid, federation
 
 @pytest.fixture
 def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "LEAST", 1.0)
     monkeypatch.setattr(server, "LEAST", 1.0)
 
 
@@ -66,12 +65,12 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_numbers(tmp_path: Path, sett
     grid = federation(5, tmp_path / "state")
 
     def stopping(message: Message, context: Context) -> Message:
-        reply = HANDLERS[messages.ORDER](message, context)
-        if grid.nodes[103].heard.count(messages.ORDER) == 4:
+        reply = HANDLERS[flower_messages.ORDER](message, context)
+        if grid.nodes[103].heard.count(flower_messages.ORDER) == 4:
             raise StoppedError
         return reply
 
-    grid.nodes[103].instead = {messages.ORDER: stopping}
+    grid.nodes[103].instead = {flower_messages.ORDER: stopping}
     with pytest.raises(StoppedError):
         played(tmp_path, f"{SMALL} {settings}", 5, grid)
     assert len(rounds_of(tmp_path / "run")) == 3

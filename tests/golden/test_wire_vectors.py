@@ -289,15 +289,15 @@ def test_an_announced_spec_is_read() -> None:
 def test_flower_messages_have_the_recorded_records() -> None:
     vectors = {vector["name"]: vector for vector in GOLDEN["messages"]}
     with code.flower_modules() as modules:
-        letters = modules["messages"]
+        flower_messages = modules["flower_messages"]
         for form in GOLDEN["flower"]["forms"]:
             vector = vectors[form["message"]]
             values = [numbers.value_of(field["value"], field["type"]) for field in vector["fields"]]
             message = code.build_message(vector["kind"], values)
-            written = letters.make_flower_message([message], {"model": b"\1\2\3"}, worker=3)
-            content = letters.message(written, 5, "train", 9, 60).content
+            written = flower_messages.make_flower_message([message], {"model": b"\1\2\3"}, worker=3)
+            content = flower_messages.make_request(written, 5, "train", 9, 60).content
             assert numbers.records(content) == form["records"]
-            read = letters.read(content)
+            read = flower_messages.read(content)
             assert read.form(code.KINDS[vector["kind"]]) == message
             assert (read.number("worker", -1), dict(read.large)) == (3, {"model": b"\1\2\3"})
 

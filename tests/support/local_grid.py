@@ -12,16 +12,16 @@ from typing import Any
 from flwr.app import Message
 from flwr.supercore.task_identity import TaskIdentity
 
-from cbdsl.flower import client, messages
+from cbdsl.flower import client, flower_messages
 
 TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # what Flower's processes set for themselves
 
-Handler = Callable[[Message, messages.Context], Message | list[Message]]
-HANDLERS: dict[str, Callable[[Message, messages.Context], Message]] = {
-    messages.JOIN: client.join,
-    messages.ORDER: client.train,
-    messages.UPLOAD: client.upload,
-    messages.FINISH: client.finish,
+Handler = Callable[[Message, flower_messages.Context], Message | list[Message]]
+HANDLERS: dict[str, Callable[[Message, flower_messages.Context], Message]] = {
+    flower_messages.JOIN: client.join,
+    flower_messages.ORDER: client.train,
+    flower_messages.UPLOAD: client.upload,
+    flower_messages.FINISH: client.finish,
 }
 
 

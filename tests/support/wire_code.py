@@ -206,7 +206,7 @@ def flower_modules() -> Iterator[dict[str, Any]]:
             setattr(app, stand_in.__name__, stand_in)
         sys.modules |= {"flwr": types.ModuleType("flwr"), "flwr.app": app}
     try:
-        yield {name: importlib.import_module(f"{FLOWER}.{name}") for name in ("messages", "client", "server")}
+        yield {name: importlib.import_module(f"{FLOWER}.{name}") for name in ("flower_messages", "client", "server")}
     finally:
         if fake:
             for name in [one for one in sys.modules if one.split(".")[0] == "flwr" or one.startswith(f"{FLOWER}.")]:

@@ -1,7 +1,7 @@
-"""What server and nodes write into Flower's messages: a few plain values, and large things as bytes.
+"""Content of the Flower app's messages: plain values, and large content as bytes.
 
-The forms are those of `deploy.wire`, checked field by field. Nothing here reads an array's own format, and nothing is
-unpickled: whatever a stranger sends is either what is expected or nothing.
+The forms are those of `network.wire`, checked field by field. No array format is parsed and nothing is unpickled:
+unexpected content is ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ except ImportError as error:
     raise UserError(
         f"flwr is needed here, because this is the part of cbdsl that talks to Flower; it is not installed ({error}). "
         "It pins another Ray than cbdsl's own, so give it an environment of its own: pip install 'flwr[simulation]' "
-        "cbdsl"
+        "cbdsl",
+        code="missing-package",
     ) from error
 
 JOIN, ORDER, UPLOAD, FINISH = "query.join", "train", "query", "query.finish"
@@ -31,23 +32,23 @@ _M = TypeVar("_M", bound=wire.Message)
 
 
 class Grid(Protocol):
-    """What a server needs of Flower's Grid."""
+    """The part of Flower's Grid that a server uses."""
 
     def get_node_ids(self) -> Iterable[int]:
-        """The nodes that are there."""
+        """Return the connected nodes."""
         ...
 
     def push_messages(self, messages: Iterable[Any]) -> Iterable[str]:
-        """Send messages on their way."""
+        """Send messages."""
         ...
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Any]:
-        """The replies to these messages that have come so far."""
+        """Return the replies to these messages that have come so far."""
         ...
 
 
 class Context(Protocol):
-    """What is needed of Flower's Context."""
+    """The part of Flower's Context that is used."""
 
     node_config: Mapping[str, Any]
     run_config: Mapping[str, Any]
@@ -55,25 +56,25 @@ class Context(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class FlowerMessage:
-    """What a message says."""
+    """The content of a message."""
 
-    values: Mapping[str, Any] = field(default_factory=dict)  # plain ones
+    values: Mapping[str, Any] = field(default_factory=dict)  # plain values
     large: Mapping[str, bytes] = field(default_factory=dict)
 
     def form(self, kind: type[_M]) -> _M:
-        """The form of this kind in it; WireError if there is none."""
+        """Return the form of this kind; WireError if there is none."""
         content = self.values.get(kind.__name__)
         if type(content) is not bytes:
             raise WireError(f"no {kind.__name__}")
         return wire.decode(content, kind)
 
     def text(self, key: str) -> str:
-        """A text in it; empty if there is none, or one that is far too long."""
+        """Return a text; empty if there is none, or one that is far too long."""
         value = self.values.get(key, "")
         return value if isinstance(value, str) and len(value) <= _LONGEST_TEXT else ""
 
     def number(self, key: str, default: int) -> int:
-        """A whole number in it."""
+        """Return a whole number."""
         value = self.values.get(key, default)
         return value if type(value) is int else default
 
@@ -81,27 +82,27 @@ class FlowerMessage:
 def make_flower_message(
     forms: Sequence[wire.Message] = (), large: Mapping[str, bytes] | None = None, **values: object
 ) -> FlowerMessage:
-    """A letter with these forms, values and large things."""
+    """Build the content of a message."""
     return FlowerMessage({**{type(form).__name__: wire.encode(form) for form in forms}, **values}, large or {})
 
 
-def _content(written: FlowerMessage) -> RecordDict:
-    arrays = {key: Array("uint8", (len(content),), "bytes", content) for key, content in written.large.items()}
-    return RecordDict({_RECORD: ConfigRecord(dict(written.values)), f"{_RECORD}-large": ArrayRecord(arrays)})
+def _write(content: FlowerMessage) -> RecordDict:
+    arrays = {key: Array("uint8", (len(value),), "bytes", value) for key, value in content.large.items()}
+    return RecordDict({_RECORD: ConfigRecord(dict(content.values)), f"{_RECORD}-large": ArrayRecord(arrays)})
 
 
-def message(written: FlowerMessage, node: int, kind: str, round_number: int, seconds: float) -> Message:
-    """A message to a node; it and its reply are worth nothing after so many seconds."""
-    return Message(_content(written), node, kind, ttl=max(1.0, seconds), group_id=str(round_number))
+def make_request(content: FlowerMessage, node: int, kind: str, round_number: int, seconds: float) -> Message:
+    """Build a message to a node; it and its reply expire after `seconds`."""
+    return Message(_write(content), node, kind, ttl=max(1.0, seconds), group_id=str(round_number))
 
 
-def reply(written: FlowerMessage, to: Message) -> Message:
-    """The reply to a message."""
-    return Message(_content(written), reply_to=to)
+def make_reply(content: FlowerMessage, to: Message) -> Message:
+    """Build the reply to a message."""
+    return Message(_write(content), reply_to=to)
 
 
 def read(content: object) -> FlowerMessage:
-    """What a message's content says; what is not of the expected type is left out."""
+    """Return the content of a message; anything that is not of the expected type is left out."""
     records = content if isinstance(content, RecordDict) else {}
     values, arrays = records.get(_RECORD), records.get(f"{_RECORD}-large")
     large = dict(arrays.items()) if isinstance(arrays, ArrayRecord) else {}
