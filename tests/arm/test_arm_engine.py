@@ -13,7 +13,7 @@ from cbdsl.arrays import Doubles, Samples
 from cbdsl.engines.base import Sgd
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.models.architecture import Architecture
-from cbdsl.models.layers import NAMES, Linear, Relu, Sigmoid, Tanh
+from cbdsl.models.layers import LAYERS, Linear, Relu, Sigmoid, Tanh
 from cbdsl.runs.result import log_probabilities
 from support.emulated import MACHINES, Machine, call, emulated, engine_program
 from support.helpers import shape_for
@@ -68,7 +68,7 @@ def test_vectors_of_four_are_multiplied_and_added_at_once(machine: Machine) -> N
 
 
 def test_every_kind_of_layer_is_among_the_networks() -> None:
-    assert {type(layer) for network in NETWORKS.values() for layer in network.layers} == set(NAMES)
+    assert {type(layer) for network in NETWORKS.values() for layer in network.layers} == set(LAYERS.values())
 
 
 @pytest.mark.parametrize("name", NETWORKS)

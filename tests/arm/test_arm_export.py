@@ -11,8 +11,7 @@ from hypothesis import HealthCheck, given, settings
 
 from cbdsl import register
 from cbdsl.export.c_source import c_file
-from cbdsl.export.int8 import weights_of
-from cbdsl.export.steps import program_of
+from cbdsl.export.steps import program_of, rounded_flat
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.saved_model import SavedModel
 from cbdsl.models.zoo import usual
@@ -35,7 +34,7 @@ def check(
     """Logits there are those of the model in double precision, whatever its weights are rounded to."""
     features = samples_for(model.graph, 3).features
     program = program_of(model)
-    meant = SavedModel(model.card, weights_of(program.steps), "rounded") if int8 else model
+    meant = SavedModel(model.card, rounded_flat(program.steps), "rounded") if int8 else model
     made = c_program(c_file(program, int8).text, machine, folder, flags)
     assert difference(predicted(made, machine, features, model.graph.classes), truth(meant, features)) < NEAR
 

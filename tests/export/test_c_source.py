@@ -16,8 +16,7 @@ from hypothesis import given, settings
 
 from cbdsl.data.dataset import Scaling
 from cbdsl.export.c_source import c_file
-from cbdsl.export.int8 import rounded
-from cbdsl.export.steps import OUTPUT, Step, plan_buffers, program_of
+from cbdsl.export.steps import OUTPUT, Step, plan_buffers, program_of, round_weights
 from cbdsl.models.architecture import SAMPLES, Architecture, Draft
 from cbdsl.models.layers import Add, Concat, Flatten, Linear, Relu, Tanh
 from cbdsl.models.zoo import usual
@@ -123,7 +122,7 @@ def test_rounded_weights_are_as_near_as_eight_bits_allow() -> None:
     model = model_of(usual("cnn"))
     model.weights[:25] = 0  # the whole first kernel
     steps = program_of(model).steps
-    made = rounded(steps)
+    made = round_weights(steps)
     assert sorted(made) == [step.number for step in steps if "weight" in step.tensors]
     for number, one in made.items():
         weights = steps[number].tensors["weight"]

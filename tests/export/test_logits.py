@@ -14,8 +14,7 @@ from cbdsl import register
 from cbdsl.arrays import Floats
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.export.c_source import c_file
-from cbdsl.export.int8 import weights_of
-from cbdsl.export.steps import program_of
+from cbdsl.export.steps import program_of, rounded_flat
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.saved_model import SavedModel
 from cbdsl.runs.result import log_probabilities
@@ -90,5 +89,5 @@ def test_probabilities_by_the_native_engine_are_those_of_the_logits(name: str) -
 def test_eight_bits_in_c_are_the_model_with_rounded_weights(architecture: Architecture, tmp_path: Path) -> None:
     model = model_of(architecture)
     features = samples_for(architecture, 4).features
-    rounded = SavedModel(model.card, weights_of(program_of(model).steps), "rounded")
+    rounded = SavedModel(model.card, rounded_flat(program_of(model).steps), "rounded")
     assert difference(in_c(model, features, tmp_path, int8=True), truth(rounded, features)) < NEAR

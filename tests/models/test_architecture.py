@@ -37,6 +37,7 @@ from cbdsl.models.layers import (
     Scale,
     Sigmoid,
     Silu,
+    Softplus,
     Tanh,
 )
 
@@ -86,7 +87,7 @@ def test_an_architecture_survives_json() -> None:
     net.add(Conv1d(3, 3, (3,), (1,), bias=False, groups=3))
     branch = net.add(GroupNorm(3, 3, affine=False))
     others: list[Layer] = [
-        Relu6(), LeakyRelu(0.2), Silu(), Hardswish(), Gelu(approximate=True), Dropout(0.5),
+        Relu6(), LeakyRelu(0.2), Silu(), Hardswish(), Softplus(), Gelu(approximate=True), Dropout(0.5),
         Scale((2.0,), (0.1, 0.2, 0.3)), LayerNorm((8,), bias=False, epsilon=1e-3),
     ]  # fmt: skip
     for layer in others:
@@ -216,7 +217,7 @@ def test_a_module_that_cannot_be_described_is_refused_by_name(module: nn.Module,
         ((4,), (Scale(offsets=(float("inf"),)),), "offsets is inf"),
         ((4,), (Scale([2.0]),), "factors are"),  # type: ignore[arg-type]
         ((4,), (Add(),), "takes 2 to 64 tensors but is given 1"),
-        ((4,), ("relu",), "is no layer; known are"),
+        ((4,), ("relu",), "is not a layer; known are"),
         ((4,), (Linear(4, True),), "outputs is True"),
         ((4,), (Linear(4, 2**31),), "outputs is"),
     ],
@@ -260,7 +261,8 @@ def test_a_wrong_table_is_refused_with_a_reason(data: object, words: str) -> Non
 
 def test_a_device_needs_no_torch_to_describe_and_run_a_network() -> None:
     program = (
-        "import sys; import cbdsl.engines.native_engine; from cbdsl.models.architecture import Architecture, Linear; "
+        "import sys; import cbdsl.engines.native_engine; from cbdsl.models.architecture import Architecture; "
+        "from cbdsl.models.layers import Linear; "
         "assert Architecture((4,), (Linear(4, 2),)).size == 10; assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

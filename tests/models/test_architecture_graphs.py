@@ -24,7 +24,7 @@ FOUR = Linear(4, 4)
 @pytest.mark.parametrize(
     ("layers", "reads", "words"),
     [
-        ((FOUR, Relu()), ((-1,),), "2 layers read 1 times; give one entry a layer"),
+        ((FOUR, Relu()), ((-1,),), "2 layers read 1 times; give one entry per layer"),
         ((FOUR, Relu(), Add()), ((-1,), (2,), (0, 1)), r"layer 1 \(relu\) reads layer 2; .*one direction"),
         ((FOUR, Relu()), ((0,), (0,)), r"layer 0 \(linear\) reads layer 0"),
         ((FOUR, Relu()), ((-1,), (-2,)), "reads layer -2"),

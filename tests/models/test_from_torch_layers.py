@@ -32,6 +32,7 @@ from cbdsl.models.layers import (
     Shape,
     Sigmoid,
     Silu,
+    Softplus,
     Tanh,
 )
 
@@ -59,6 +60,7 @@ LAYERS: list[tuple[nn.Module, Shape, Layer | None]] = [
     (nn.GELU("tanh"), ROWS, Gelu(approximate=True)),
     (nn.SiLU(), ROWS, Silu()),
     (nn.Hardswish(), ROWS, Hardswish()),
+    (nn.Softplus(), SERIES, Softplus()),
     (nn.Tanh(), ROWS, Tanh()),
     (nn.Sigmoid(), ROWS, Sigmoid()),
     (nn.MaxPool1d(3, 2, 1), SERIES, MaxPool1d((3,), (2,), (1,))),
@@ -78,7 +80,7 @@ LAYERS: list[tuple[nn.Module, Shape, Layer | None]] = [
 
 def ended(part: nn.Module, shape: Shape, layer: Layer | None) -> tuple[nn.Module, Architecture]:
     """A network that begins with one layer, and what it is described as."""
-    after = shape if layer is None else layer.after(shape)
+    after = shape if layer is None else layer.output_shape(shape)
     numbers = torch.zeros(after).numel()
     module = nn.Sequential(part, nn.Flatten(), nn.Linear(numbers, 2))
     return module, Architecture(shape, (*([] if layer is None else [layer]), Flatten(), Linear(numbers, 2)))
@@ -110,6 +112,7 @@ FUNCTIONS: list[tuple[str, Callable[[Tensor], Tensor], Shape, Layer]] = [
     ("gelu tanh", lambda x: F.gelu(x, approximate="tanh"), ROWS, Gelu(approximate=True)),
     ("silu", lambda x: F.silu(x, inplace=True), ROWS, Silu()),
     ("hardswish", F.hardswish, ROWS, Hardswish()),
+    ("softplus", F.softplus, ROWS, Softplus()),
     ("tanh", F.tanh, ROWS, Tanh()),
     ("sigmoid_", lambda x: x.sigmoid_(), ROWS, Sigmoid()),
     ("max_pool1d", lambda x: F.max_pool1d(x, 3, padding=1), SERIES, MaxPool1d((3,), (3,), (1,))),
@@ -173,6 +176,8 @@ REFUSED: list[tuple[nn.Module, Shape, str]] = [
     (nn.LayerNorm(5), ROWS, r"layer 0 \(LayerNorm\): normalises \(5,\) but is given \(6,\)"),
     (nn.GroupNorm(1, 3), ROWS, r"layer 0 \(GroupNorm\): takes 3 channels but is given"),
     (nn.LeakyReLU(-0.1), ROWS, r"layer 0 \(LeakyReLU\): slope is -0.1; give a number from 0 to 1"),
+    (nn.Softplus(beta=2.0), ROWS, r"layer 0 \(Softplus\) has beta 2.0 and threshold 20"),
+    (Called(lambda x: F.softplus(x, 1, 5)), ROWS, "has beta 1 and threshold 5"),
     (nn.Dropout(1.0), ROWS, r"layer 0 \(Dropout\): chance is 1.0; give a number from 0 to 0.999"),
     (nn.Dropout2d(0.2), IMAGES, r"layer 0 \(Dropout2d\) is not native: it drops whole channels.*use nn.Dropout"),
     (nn.AlphaDropout(0.2), ROWS, "use nn.Dropout"),

@@ -63,9 +63,9 @@ def test_samples_without_numbers_are_an_error_that_names_the_shape(name: str) ->
 
 def test_describing_naming_and_starting_a_network_needs_no_torch() -> None:
     code = (
-        "import sys; sys.modules['torch'] = None; from cbdsl.models import initial, zoo;"
-        "from cbdsl.models.network import Network;"
-        "network = zoo.cnn((1, 28, 28), 10); weights = initial.initial_weights(network, 0);"
+        "import sys; sys.modules['torch'] = None; from cbdsl.models import zoo;"
+        "from cbdsl.models.network import Network, initial_weights;"
+        "network = zoo.cnn((1, 28, 28), 10); weights = initial_weights(network, 0);"
         "print(len(weights), len(Network((1, 28, 28), 10, network).tensors(weights)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

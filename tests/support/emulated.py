@@ -19,7 +19,7 @@ import pytest
 
 from cbdsl.arrays import Doubles, Floats, Indices, Samples, Seeds
 from cbdsl.engines.base import Sgd
-from cbdsl.engines.native_engine import Table
+from cbdsl.engines.native_engine import LayerTable
 from cbdsl.models.architecture import Architecture
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
@@ -107,7 +107,7 @@ class EmulatedEngine:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin, self._process.stdout
-        table = Table(network)
+        table = LayerTable(network)
         for array in (table.layers, table.reads, table.shape, table.constants):
             self._write(array)
         self._in.flush()

@@ -30,6 +30,7 @@ from cbdsl.models.layers import (
     Shape,
     Sigmoid,
     Silu,
+    Softplus,
     Tanh,
 )
 from cbdsl.models.network import initial_weights
@@ -56,6 +57,8 @@ LAYERS: list[tuple[Shape, Layer]] = [
     ((23,), Linear(23, 13, bias=False)),
     *(((23,), layer) for layer in (Relu(), Relu6(), LeakyRelu(0.2), Tanh(), Sigmoid(), Silu(), Hardswish(), Gelu())),
     (FEW, Gelu(approximate=True)),
+    ((23,), Softplus()),
+    (MANY, Softplus()),
     (FEW, Tanh()),
 ]
 

@@ -39,6 +39,7 @@ from cbdsl.models.layers import (
     Shape,
     Sigmoid,
     Silu,
+    Softplus,
     Tanh,
 )
 from cbdsl.models.to_torch import module_of
@@ -172,7 +173,7 @@ def architectures(draw: st.DrawFn) -> Architecture:
 
 ACTIVATIONS: list[Layer] = [
     Relu(), Relu6(), LeakyRelu(), LeakyRelu(0.2), Tanh(), Sigmoid(), Silu(), Hardswish(), Gelu(),
-    Gelu(approximate=True),
+    Gelu(approximate=True), Softplus(),
 ]  # fmt: skip
 
 

@@ -19,26 +19,7 @@ from cbdsl.arrays import Doubles, Floats, Samples
 from cbdsl.attacks.base import Attack, AttackContext, Truthful, as_floats
 from cbdsl.attacks.protocol import stamped
 from cbdsl.models.architecture import Architecture
-from cbdsl.models.layers import (
-    AvgPool1d,
-    AvgPool2d,
-    Conv1d,
-    Conv2d,
-    Dropout,
-    Flatten,
-    Gelu,
-    Hardswish,
-    Layer,
-    LeakyRelu,
-    Linear,
-    MaxPool1d,
-    MaxPool2d,
-    Relu,
-    Relu6,
-    Sigmoid,
-    Silu,
-    Tanh,
-)
+from cbdsl.models.layers import Conv1d, Conv2d, Layer, Linear, Relu
 
 
 @dataclass(frozen=True)
@@ -119,10 +100,6 @@ class LayerPair:
     scales: bool  # whether a factor in front of what lies between is a factor behind it, and a ReLU is among it
 
 
-_PROPORTIONAL = (Relu, LeakyRelu, MaxPool2d, MaxPool1d, AvgPool2d, AvgPool1d, Flatten, Dropout)
-_BY_UNIT = (*_PROPORTIONAL, Relu6, Tanh, Sigmoid, Silu, Hardswish, Gelu)
-
-
 def layer_pairs(network: Architecture | None) -> Iterator[LayerPair]:
     """All pairs of layers with weights of which only the second reads the first, through layers that keep units apart.
 
@@ -134,11 +111,11 @@ def layer_pairs(network: Architecture | None) -> Iterator[LayerPair]:
     for number, place in places.items():
         between: list[Layer] = []
         reader = _only_reader(network, number)
-        while reader is not None and isinstance(network.layers[reader], _BY_UNIT):
+        while reader is not None and network.layers[reader].by_channel:
             between.append(network.layers[reader])
             reader = _only_reader(network, reader)
         if reader in places:
-            scales = all(isinstance(one, _PROPORTIONAL) for one in between)
+            scales = all(one.proportional for one in between)
             yield LayerPair(place, places[reader], scales and any(isinstance(one, Relu) for one in between))
 
 

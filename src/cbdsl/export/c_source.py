@@ -1,50 +1,315 @@
-"""A network as one C99 file: no allocation, nothing but a few functions of math.h, memory planned beforehand."""
+"""Writes a network as one C99 file: no allocation, only math.h, memory planned beforehand."""
 
 from __future__ import annotations
 
 import math
 import string
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cbdsl.export.int8 import Rounded, rounded
-from cbdsl.export.steps import OUTPUT, BufferPlan, Program, Step, plan_buffers
+from cbdsl.export.steps import OUTPUT, BufferPlan, Program, RoundedWeights, Step, plan_buffers, round_weights
+from cbdsl.models import layers
 from cbdsl.models.architecture import SAMPLES
-from cbdsl.models.layers import (
-    NAMES,
-    Add,
-    AvgPool1d,
-    AvgPool2d,
-    Concat,
-    Conv1d,
-    Conv2d,
-    Flatten,
-    Gelu,
-    GroupNorm,
-    Hardswish,
-    LayerNorm,
-    LeakyRelu,
-    Linear,
-    MaxPool1d,
-    MaxPool2d,
-    Relu,
-    Relu6,
-    Scale,
-    Shape,
-    Sigmoid,
-    Silu,
-    Tanh,
-)
+from cbdsl.models.layers import Layer, Shape
+
+_HEAD = """\
+/* A classifier trained with cbdsl.
+
+   void predict(const float *in, float *out);
+
+   in   PREDICT_INPUTS floats: one sample, {shape}, the last axis side by side;
+        {units}
+   out  PREDICT_CLASSES floats: logits; the class is the place of the largest, its name in predict_names
+
+   constants {constants} bytes (weights as {kind}), working memory {memory} bytes, static; so one call at a time.
+   Compile with: cc -std=c99 -O2 -c FILE.c, and link with -lm. */
+"""
+
+_CHECK = """\
+#if INT_MAX < 2147483647
+#error "int must have 32 bits"
+#endif
+
+enum {{ PREDICT_INPUTS = {inputs}, PREDICT_CLASSES = {classes} }};
+
+const char *const predict_names[PREDICT_CLASSES] = {{
+{names}
+}};
+
+void predict(const float *in, float *out);
+
+"""
+
+_PLAIN = set(string.ascii_letters + string.digits + " _-.,+")
+
+
+@dataclass(frozen=True)
+class CFile:
+    """The text of a file and the memory that it takes on a device, in bytes."""
+
+    text: str
+    constants: int  # weights and other numbers
+    memory: int  # working memory
+
+
+def c_file(program: Program, int8: bool = False) -> CFile:
+    """Return the whole file."""
+    steps = program.steps
+    code = _Code(round_weights(steps) if int8 else {})
+    places = plan_buffers(steps)
+    for step in steps:
+        code.calls.append(f"    /* {step.number}: {step.layer.name} -> {' x '.join(map(str, step.shape))} */")
+        sources = [_where(program, places, other) for other in step.reads]
+        code.step(step, sources, _where(program, places, step.number))
+    constants, memory = sum(values.nbytes for values in code.arrays.values()), 4 * places.size
+    head = _HEAD.format(
+        shape=" x ".join(map(str, program.card.shape)), units=textwrap.fill(program.units(), 100), constants=constants,
+        kind="8-bit whole numbers" if int8 else "floats", memory=memory,
+    )  # fmt: skip
+    names = [_quoted(_name(program, label)) for label in range(program.classes)]
+    check = _CHECK.format(inputs=program.inputs, classes=program.classes, names=_lines(names))
+    includes, body = code.preamble(int8)
+    arrays = "\n".join(_array(name, values) for name, values in code.arrays.items())
+    room = f"static float memory[{places.size}];\n\n" if places.size else ""
+    calls = "\n".join(["void predict(const float *in, float *out)", "{", *code.calls, "}\n"])
+    return CFile(f"{head}{includes}\n{check}{body}\n{arrays}\n{room}{calls}", constants, memory)
+
+
+def _where(program: Program, places: BufferPlan, number_of_step: int) -> str:
+    """Return the expression for the array of a result."""
+    if number_of_step == SAMPLES:
+        return "in"
+    if number_of_step in places.offsets:
+        offset = places.offsets[number_of_step]
+        return "out" if offset == OUTPUT else f"memory + {offset}"
+    step = program.steps[number_of_step]  # the samples under another shape
+    assert isinstance(step.layer, layers.Flatten)
+    return _where(program, places, step.reads[0])
+
+
+def _name(program: Program, label: int) -> str:
+    names = program.card.class_names
+    return names[label] if label < len(names) else str(label)
+
+
+def _quoted(name: str) -> str:
+    """Return a string of C. Characters that could end it or mean something to C become octal codes."""
+    signs = (chr(byte) if chr(byte) in _PLAIN else f"\\{byte:03o}" for byte in name.encode())
+    return f'"{"".join(signs)}"'
+
+
+def _array(name: str, values: NDArray[np.float32] | NDArray[np.int8]) -> str:
+    kind = "signed char" if values.dtype == np.int8 else "float"
+    texts = map(str, values.tolist()) if values.dtype == np.int8 else map(_number, values.tolist())
+    return f"static const {kind} {name}[{len(values)}] = {{\n{_lines(texts)}\n}};\n"
+
+
+def _lines(words: Iterable[str]) -> str:
+    """Join words with commas, as many per line as fit."""
+    lines, line = [], "   "
+    for word in words:
+        if len(line) + len(word) > 116:
+            lines.append(line)
+            line = "   "
+        line += f" {word},"
+    return "\n".join([*lines, line])
+
+
+@dataclass
+class _Code:
+    """The calls of `predict`, the functions that they need and the arrays that they name."""
+
+    rounded: dict[int, RoundedWeights]  # by step; empty: all weights are floats
+    calls: list[str] = field(default_factory=list)
+    arrays: dict[str, NDArray[np.float32] | NDArray[np.int8]] = field(default_factory=dict)
+    functions: dict[str, str] = field(default_factory=dict)  # their texts by name
+
+    def call(self, function: str, *arguments: object) -> None:
+        """Add a call of one of the functions in _FUNCTIONS or `functions`."""
+        self.functions.setdefault(function, _FUNCTIONS.get(function, ""))
+        self.calls.append(f"    {function}({', '.join(map(str, arguments))});")
+
+    def constant(self, name: str, values: NDArray[np.float32] | NDArray[np.int8] | None) -> str:
+        """Add an array; return its name, or 0 for None."""
+        if values is None:
+            return "0"
+        self.arrays[name] = values.reshape(-1)
+        return name
+
+    def weights(self, step: Step) -> tuple[str, ...]:
+        """Add the weights of a convolution or a dense layer; return weights, scales of integers, and bias."""
+        bias = self.constant(f"bias{step.number}", step.tensors.get("bias"))
+        found = self.rounded.get(step.number)
+        if found is None:
+            return self.constant(f"weight{step.number}", step.tensors["weight"]), bias
+        scales = self.constant(f"scale{step.number}", found.scales)
+        return self.constant(f"weight{step.number}", found.numbers), scales, bias
+
+    def step(self, step: Step, sources: Sequence[str], target: str) -> None:
+        """Add the calls of one step. sources, target: the expressions of its input and output arrays."""
+        if type(step.layer) in _ACTIVATIONS:
+            self._activation(step, sources[0], target)
+        else:
+            _CALLS[type(step.layer)](self, step, sources, target)
+
+    def _activation(self, step: Step, source: str, target: str) -> None:
+        """Call the function of this activation with these settings, which are constants in its text."""
+        value = _ACTIVATIONS[type(step.layer)](step.layer)
+        body = _ACTIVATION.replace("VALUE", value)
+        number, name = 1, f"apply_{step.layer.name}"
+        while self.functions.get(name, body.replace("NAME", name)) != body.replace("NAME", name):
+            number += 1
+            name = f"apply_{step.layer.name}{number}"
+        self.functions[name] = body.replace("NAME", name)
+        self.call(name, source, target, step.count)
+
+    def scale(self, step: Step, source: str, target: str, sizes: tuple[int, int, int], **arrays: Any) -> None:  # noqa: ANN401
+        """Call `scale` with factors and offsets. sizes: repetitions, channels, numbers per channel."""
+        names = [self.constant(f"{name}{step.number}", values) for name, values in arrays.items()]
+        self.call("scale", source, target, *sizes, *names)
+
+    def preamble(self, int8: bool) -> tuple[str, str]:
+        """Return the includes, and the types and functions that the calls need."""
+        texts = list(self.functions.values())
+        if self.functions.keys() & {"convolve", "max_pool", "avg_pool"}:
+            texts = [_TYPES, *texts]
+        text = "\n".join(texts)
+        headers = [name for name, sign in (("float", "FLT_MAX"), ("math", "f(")) if sign in text]
+        text = (
+            text.replace("WEIGHT", "signed char" if int8 else "float")
+            .replace("SCALES_GIVEN", "const float *scales, " if int8 else "")
+            .replace("SCALED(sum)", "sum * scales[o]" if int8 else "sum")
+            .replace("(float)taps[u]", "(float)taps[u]" if int8 else "taps[u]")
+            .replace("(float)weights[", "(float)weights[" if int8 else "weights[")
+        )
+        return "".join(f"#include <{name}.h>\n" for name in ["limits", *headers]), text
+
+
+def _convolution(code: _Code, step: Step, sources: Sequence[str], target: str) -> None:
+    layer: Any = step.layer
+    sizes = _size(step.given[0]), target, _size(step.shape), _window(layer)
+    code.call("convolve", sources[0], *sizes, layer.groups, *code.weights(step))
+
+
+def _dense(code: _Code, step: Step, sources: Sequence[str], target: str) -> None:
+    layer: Any = step.layer
+    code.call("dense", sources[0], layer.inputs, target, layer.outputs, *code.weights(step))
+
+
+def _pool(function: str) -> Callable[[_Code, Step, Sequence[str], str], None]:
+    def add(code: _Code, step: Step, sources: Sequence[str], target: str) -> None:
+        code.call(function, sources[0], _size(step.given[0]), target, _size(step.shape), _window(step.layer))
+
+    return add
+
+
+def _group_norm(code: _Code, step: Step, sources: Sequence[str], target: str) -> None:
+    layer: Any = step.layer
+    code.call("normalise", sources[0], target, layer.groups, step.count // layer.groups, _number(layer.epsilon))
+    if layer.affine:
+        sizes = 1, step.shape[0], math.prod(step.shape[1:])
+        code.scale(step, target, target, sizes, factor=step.tensors["weight"], offset=step.tensors["bias"])
+
+
+def _layer_norm(code: _Code, step: Step, sources: Sequence[str], target: str) -> None:
+    layer: Any = step.layer
+    together = math.prod(layer.shape)
+    code.call("normalise", sources[0], target, step.count // together, together, _number(layer.epsilon))
+    if layer.affine:
+        sizes = step.count // together, together, 1
+        code.scale(step, target, target, sizes, factor=step.tensors["weight"], offset=step.tensors.get("bias"))
+
+
+def _scale(code: _Code, step: Step, sources: Sequence[str], target: str) -> None:
+    layer: Any = step.layer
+    length = max(len(layer.factors), len(layer.offsets))
+    factors, offsets = (np.resize(np.array(values, np.float32), length) for values in (layer.factors, layer.offsets))
+    code.scale(step, sources[0], target, (1, length, step.count // length), factor=factors, offset=offsets)
+
+
+def _add(code: _Code, step: Step, sources: Sequence[str], target: str) -> None:
+    """Add up one after the other, beginning with the one that is overwritten, if any is."""
+    first, second, *others = sorted(sources, key=lambda source: source != target)
+    code.call("add", first, second, target, step.count)
+    for other in others:
+        code.call("add", target, other, target, step.count)
+
+
+def _concat(code: _Code, step: Step, sources: Sequence[str], target: str) -> None:
+    start = 0
+    for source, shape in zip(sources, step.given, strict=True):
+        code.call("copy", source, f"{target} + {start}", math.prod(shape))
+        start += math.prod(shape)
+
+
+def _flatten(code: _Code, step: Step, sources: Sequence[str], target: str) -> None:
+    if sources[0] != target:
+        code.call("copy", sources[0], target, step.count)
+
+
+_CALLS: dict[type[Layer], Callable[[_Code, Step, Sequence[str], str], None]] = {
+    layers.Conv1d: _convolution,
+    layers.Conv2d: _convolution,
+    layers.Linear: _dense,
+    layers.MaxPool1d: _pool("max_pool"),
+    layers.MaxPool2d: _pool("max_pool"),
+    layers.AvgPool1d: _pool("avg_pool"),
+    layers.AvgPool2d: _pool("avg_pool"),
+    layers.Flatten: _flatten,
+    layers.GroupNorm: _group_norm,
+    layers.LayerNorm: _layer_norm,
+    layers.Scale: _scale,
+    layers.Add: _add,
+    layers.Concat: _concat,
+}
+"""How to write each layer kind but activations; dropout was left out before."""
+
+
+def _gelu(layer: layers.Gelu) -> str:
+    if layer.approximate:
+        return "0.5f * x * (1.0f + tanhf(0.797884561f * (x + 0.044715f * x * x * x)))"
+    return "0.5f * x * (1.0f + erff(x * 0.707106781f))"
+
+
+_ACTIVATIONS: dict[type[Layer], Callable[[Any], str]] = {
+    layers.Relu: lambda _: "x > 0.0f ? x : 0.0f",
+    layers.Relu6: lambda _: "x > 6.0f ? 6.0f : x > 0.0f ? x : 0.0f",
+    layers.LeakyRelu: lambda layer: f"x > 0.0f ? x : {_number(layer.slope)} * x",
+    layers.Tanh: lambda _: "tanhf(x)",
+    layers.Sigmoid: lambda _: "1.0f / (1.0f + expf(-x))",
+    layers.Silu: lambda _: "x / (1.0f + expf(-x))",
+    layers.Hardswish: lambda _: "x >= 3.0f ? x : x <= -3.0f ? 0.0f : x * (x + 3.0f) / 6.0f",
+    layers.Softplus: lambda _: "x > 20.0f ? x : log1pf(expf(x))",
+    layers.Gelu: _gelu,
+}
+"""The expression of each activation of x."""
+
+
+def _number(value: float) -> str:
+    """Return a float as C writes it, exact to the bit."""
+    text = f"{np.float32(value):.9g}"
+    return f"{text}f" if "." in text or "e" in text else f"{text}.0f"
+
+
+def _size(shape: Shape) -> str:
+    sizes = shape if len(shape) == 3 else (shape[0], 1, shape[1])
+    return f"(Size){{{', '.join(map(str, sizes))}}}"
+
+
+def _window(layer: Any) -> str:  # noqa: ANN401 - a convolution or a pooling
+    kernel, stride, padding = layer.kernel, layer.stride, layer.padding
+    if len(kernel) == 1:
+        kernel, stride, padding = (1, *kernel), (1, *stride), (0, *padding)
+    return f"(Window){{{', '.join(map(str, (*kernel, *stride, *padding)))}}}"
+
 
 _TYPES = """\
 typedef struct { int channels, height, width; } Size;
-"""
-
-_WINDOW = """\
 typedef struct { int height, width, down, right, top, left; } Window; /* its size, its steps, the border before it */
 """
 
@@ -132,9 +397,9 @@ static void normalise(const float *in, float *out, int parts, int count, float e
 }
 """
 
-_STRETCH = """\
-static void stretch(const float *in, float *out, int times, int channels, int places, const float *factors,
-                    const float *offsets)
+_SCALE = """\
+static void scale(const float *in, float *out, int times, int channels, int places, const float *factors,
+                  const float *offsets)
 {
     for (int t = 0; t < times; t++)
         for (int c = 0; c < channels; c++)
@@ -159,30 +424,13 @@ static void copy(const float *in, float *out, int count)
 }
 """
 
-_CURVE = """\
+_ACTIVATION = """\
 static void NAME(const float *in, float *out, int count)
 {
     for (int k = 0; k < count; k++) {
         const float x = in[k];
         out[k] = VALUE;
     }
-}
-"""
-_CURVES = {
-    "relu": "x > 0.0f ? x : 0.0f",
-    "relu6": "x > 6.0f ? 6.0f : x > 0.0f ? x : 0.0f",
-    "tanh_": "tanhf(x)",
-    "sigmoid": "1.0f / (1.0f + expf(-x))",
-    "silu": "x / (1.0f + expf(-x))",
-    "hardswish": "x >= 3.0f ? x : x <= -3.0f ? 0.0f : x * (x + 3.0f) / 6.0f",
-    "gelu": "0.5f * x * (1.0f + erff(x * 0.707106781f))",
-    "gelu_by_tanh": "0.5f * x * (1.0f + tanhf(0.797884561f * (x + 0.044715f * x * x * x)))",
-}
-_LEAKY = """\
-static void leaky_relu(const float *in, float *out, int count, float slope)
-{
-    for (int k = 0; k < count; k++)
-        out[k] = in[k] > 0.0f ? in[k] : slope * in[k];
 }
 """
 
@@ -192,251 +440,7 @@ _FUNCTIONS = {
     "max_pool": _MAX_POOL,
     "avg_pool": _AVG_POOL,
     "normalise": _NORMALISE,
-    "stretch": _STRETCH,
+    "scale": _SCALE,
     "add": _ADD,
     "copy": _COPY,
-    "leaky_relu": _LEAKY,
-} | {name: _CURVE.replace("NAME", name).replace("VALUE", value) for name, value in _CURVES.items()}
-
-
-def functions(called: set[str], int8: bool) -> str:
-    """What a file needs before its weights: headers, types, and these functions."""
-    texts = [text for name, text in _FUNCTIONS.items() if name in called]
-    if called & {"convolve", "max_pool", "avg_pool"}:
-        texts = [_TYPES + _WINDOW, *texts]
-    text = "\n".join(texts)
-    headers = [name for name, sign in (("float", "FLT_MAX"), ("math", "f(")) if sign in text]
-    text = (
-        text.replace("WEIGHT", "signed char" if int8 else "float")
-        .replace("SCALES_GIVEN", "const float *scales, " if int8 else "")
-        .replace("SCALED(sum)", "sum * scales[o]" if int8 else "sum")
-        .replace("(float)taps[u]", "(float)taps[u]" if int8 else "taps[u]")
-        .replace("(float)weights[", "(float)weights[" if int8 else "weights[")
-    )
-    return "".join(f"#include <{name}.h>\n" for name in ["limits", *headers]) + f"\n{text}"
-
-
-_CURVE_NAMES = {Relu: "relu", Relu6: "relu6", Tanh: "tanh_", Sigmoid: "sigmoid", Silu: "silu", Hardswish: "hardswish"}
-
-
-@dataclass
-class Code:
-    """Calls, and the arrays that they name."""
-
-    rounded: dict[int, Rounded]  # weights as whole numbers, by step; empty: all are floats
-    calls: list[str] = field(default_factory=list)
-    arrays: dict[str, NDArray[np.float32] | NDArray[np.int8]] = field(default_factory=dict)
-    called: set[str] = field(default_factory=set)
-
-    def call(self, function: str, *arguments: object) -> None:
-        """One call more."""
-        self.called.add(function)
-        self.calls.append(f"    {function}({', '.join(map(str, arguments))});")
-
-    def constant(self, name: str, values: NDArray[np.float32] | NDArray[np.int8] | None) -> str:
-        """The name of an array in the file; 0 where there is none."""
-        if values is None:
-            return "0"
-        self.arrays[name] = values.reshape(-1)
-        return name
-
-    def weights(self, step: Step) -> tuple[str, ...]:
-        """The weights of a convolution or a dense layer, the factors of whole numbers, the bias."""
-        bias = self.constant(f"bias{step.number}", step.tensors.get("bias"))
-        found = self.rounded.get(step.number)
-        if found is None:
-            return self.constant(f"weight{step.number}", step.tensors["weight"]), bias
-        scales = self.constant(f"scale{step.number}", found.scales)
-        return self.constant(f"weight{step.number}", found.numbers), scales, bias
-
-    def step(self, step: Step, sources: Sequence[str], target: str) -> None:
-        """The calls of one step. sources, target: where it reads and writes."""
-        match step.layer:
-            case Conv1d() | Conv2d():
-                sizes = _size(step.given[0]), target, _size(step.shape), _window(step.layer)
-                self.call("convolve", sources[0], *sizes, step.layer.groups, *self.weights(step))
-            case Linear():
-                self.call("dense", sources[0], step.layer.inputs, target, step.layer.outputs, *self.weights(step))
-            case MaxPool1d() | MaxPool2d():
-                sizes = _size(step.given[0]), target, _size(step.shape), _window(step.layer)
-                self.call("max_pool", sources[0], *sizes)
-            case AvgPool1d() | AvgPool2d():
-                sizes = _size(step.given[0]), target, _size(step.shape), _window(step.layer)
-                self.call("avg_pool", sources[0], *sizes)
-            case GroupNorm() | LayerNorm() | Scale():
-                self._norm(step, sources[0], target)
-            case Add():
-                self._add(sources, target, step.count)
-            case Concat():
-                self._join(step, sources, target)
-            case Flatten():
-                if sources[0] != target:
-                    self.call("copy", sources[0], target, step.count)
-            case LeakyRelu():
-                self.call("leaky_relu", sources[0], target, step.count, number(step.layer.slope))
-            case Gelu():
-                self.call("gelu_by_tanh" if step.layer.approximate else "gelu", sources[0], target, step.count)
-            case _:
-                self.call(_CURVE_NAMES[type(step.layer)], sources[0], target, step.count)
-
-    def _norm(self, step: Step, source: str, target: str) -> None:
-        """Norms, then a factor and an offset for each channel or place; of a `Scale` these alone."""
-        layer, places = step.layer, math.prod(step.shape[1:])
-        factors, offsets = step.tensors.get("weight"), step.tensors.get("bias")
-        times, channels = 1, step.shape[0]
-        if isinstance(layer, Scale):
-            length = max(len(layer.factors), len(layer.offsets))
-            factors, offsets = (
-                np.resize(np.array(values, np.float32), length) for values in (layer.factors, layer.offsets)
-            )
-            channels, places = length, step.count // length
-        elif isinstance(layer, GroupNorm):
-            count = step.count // layer.groups
-            self.call("normalise", source, target, layer.groups, count, number(layer.epsilon))
-            source = target
-        elif isinstance(layer, LayerNorm):
-            channels, places = math.prod(layer.shape), 1
-            times = step.count // channels
-            self.call("normalise", source, target, times, channels, number(layer.epsilon))
-            source = target
-        if factors is not None:
-            names = self.constant(f"factor{step.number}", factors), self.constant(f"offset{step.number}", offsets)
-            self.call("stretch", source, target, times, channels, places, *names)
-
-    def _add(self, sources: Sequence[str], target: str, count: int) -> None:
-        """One after the other, beginning with the one that is overwritten, if any is."""
-        first, second, *others = sorted(sources, key=lambda source: source != target)
-        self.call("add", first, second, target, count)
-        for other in others:
-            self.call("add", target, other, target, count)
-
-    def _join(self, step: Step, sources: Sequence[str], target: str) -> None:
-        start = 0
-        for source, shape in zip(sources, step.given, strict=True):
-            self.call("copy", source, f"{target} + {start}", math.prod(shape))
-            start += math.prod(shape)
-
-
-def number(value: float) -> str:
-    """A float as C writes it, to the bit."""
-    text = f"{np.float32(value):.9g}"
-    return f"{text}f" if "." in text or "e" in text else f"{text}.0f"
-
-
-def _image(shape: Shape) -> Shape:
-    """(channels, height, width) of a series or an image."""
-    return shape if len(shape) == 3 else (shape[0], 1, shape[1])
-
-
-def _size(shape: Shape) -> str:
-    return f"(Size){{{', '.join(map(str, _image(shape)))}}}"
-
-
-def _window(layer: Conv1d | Conv2d | MaxPool1d | MaxPool2d | AvgPool1d | AvgPool2d) -> str:
-    kernel, stride, padding = layer.kernel, layer.stride, layer.padding
-    if len(kernel) == 1:
-        kernel, stride, padding = (1, *kernel), (1, *stride), (0, *padding)
-    return f"(Window){{{', '.join(map(str, (*kernel, *stride, *padding)))}}}"
-
-
-_HEAD = """\
-/* A classifier trained with cbdsl.
-
-   void predict(const float *in, float *out);
-
-   in   PREDICT_INPUTS floats: one sample, {shape}, the last axis side by side;
-        {units}
-   out  PREDICT_CLASSES floats: logits; the class is the place of the largest, its name in predict_names
-
-   constants {constants} bytes (weights as {kind}), working memory {memory} bytes, static; so one call at a time.
-   Compile with: cc -std=c99 -O2 -c FILE.c, and link with -lm. */
-"""
-
-_CHECK = """\
-#if INT_MAX < 2147483647
-#error "int must have 32 bits"
-#endif
-
-enum {{ PREDICT_INPUTS = {inputs}, PREDICT_CLASSES = {classes} }};
-
-const char *const predict_names[PREDICT_CLASSES] = {{
-{names}
-}};
-
-void predict(const float *in, float *out);
-
-"""
-
-_PLAIN = set(string.ascii_letters + string.digits + " _-.,+")
-
-
-@dataclass(frozen=True)
-class CFile:
-    """The text, and what it takes on a device."""
-
-    text: str
-    constants: int  # bytes of weights and other numbers
-    memory: int  # bytes of working memory
-
-
-def c_file(program: Program, int8: bool = False) -> CFile:
-    """The whole file."""
-    steps = program.steps
-    code = Code(rounded(steps) if int8 else {})
-    places = plan_buffers(steps)
-    for step in steps:
-        code.calls.append(f"    /* {step.number}: {NAMES[type(step.layer)]} -> {' x '.join(map(str, step.shape))} */")
-        sources = [_where(program, places, other) for other in step.reads]
-        code.step(step, sources, _where(program, places, step.number))
-    constants, memory = sum(values.nbytes for values in code.arrays.values()), 4 * places.size
-    head = _HEAD.format(
-        shape=" x ".join(map(str, program.card.shape)), units=textwrap.fill(program.units(), 100), constants=constants,
-        kind="8-bit whole numbers" if int8 else "floats", memory=memory,
-    )  # fmt: skip
-    names = [_quoted(_name(program, label)) for label in range(program.classes)]
-    check = _CHECK.format(inputs=program.inputs, classes=program.classes, names=_lines(names))
-    includes, _, body = functions(code.called, int8).partition("\n\n")
-    arrays = "\n".join(_array(name, values) for name, values in code.arrays.items())
-    room = f"static float memory[{places.size}];\n\n" if places.size else ""
-    calls = "\n".join(["void predict(const float *in, float *out)", "{", *code.calls, "}\n"])
-    return CFile(f"{head}{includes}\n\n{check}{body}\n{arrays}\n{room}{calls}", constants, memory)
-
-
-def _where(program: Program, places: BufferPlan, number_of_step: int) -> str:
-    """What C calls the place of a result."""
-    if number_of_step == SAMPLES:
-        return "in"
-    if number_of_step in places.offsets:
-        offset = places.offsets[number_of_step]
-        return "out" if offset == OUTPUT else f"memory + {offset}"
-    step = program.steps[number_of_step]  # the samples under another shape
-    assert isinstance(step.layer, Flatten)
-    return _where(program, places, step.reads[0])
-
-
-def _name(program: Program, label: int) -> str:
-    names = program.card.class_names
-    return names[label] if label < len(names) else str(label)
-
-
-def _quoted(name: str) -> str:
-    """A string of C. Whatever could end it, or mean something to C, is written as a number."""
-    signs = (chr(byte) if chr(byte) in _PLAIN else f"\\{byte:03o}" for byte in name.encode())
-    return f'"{"".join(signs)}"'
-
-
-def _array(name: str, values: NDArray[np.float32] | NDArray[np.int8]) -> str:
-    kind = "signed char" if values.dtype == np.int8 else "float"
-    texts = map(str, values.tolist()) if values.dtype == np.int8 else map(number, values.tolist())
-    return f"static const {kind} {name}[{len(values)}] = {{\n{_lines(texts)}\n}};\n"
-
-
-def _lines(words: Iterable[str]) -> str:
-    """Words with commas between them, as many to a line as fit."""
-    lines, line = [], "   "
-    for word in words:
-        if len(line) + len(word) > 116:
-            lines.append(line)
-            line = "   "
-        line += f" {word},"
-    return "\n".join([*lines, line])
+}

@@ -1,14 +1,14 @@
-"""A network as an ONNX model: one node a layer where ONNX has such a layer, otherwise a few.
+"""Writes a network as an ONNX model: one node per layer where ONNX has that layer, otherwise a few.
 
-Opset 17 is old enough for most programs that run such files. It has no GroupNormalization that they agree on and no
-Gelu, so these are written with simpler nodes.
+Opset 17 is old enough for most programs. It has no reliable GroupNormalization and no Gelu, so these become simpler
+nodes.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,37 +17,14 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from cbdsl.export.steps import Program, Step
+from cbdsl.models import layers
 from cbdsl.models.architecture import SAMPLES
-from cbdsl.models.layers import (
-    Add,
-    AvgPool1d,
-    AvgPool2d,
-    Concat,
-    Conv1d,
-    Conv2d,
-    Flatten,
-    Gelu,
-    GroupNorm,
-    Hardswish,
-    LayerNorm,
-    LeakyRelu,
-    Linear,
-    MaxPool1d,
-    MaxPool2d,
-    Relu,
-    Relu6,
-    Scale,
-    Sigmoid,
-    Silu,
-    Tanh,
-)
 
 _OPSET, _IR_VERSION = 17, 8
-_CURVES = {Relu: "Relu", Tanh: "Tanh", Sigmoid: "Sigmoid", Hardswish: "HardSwish"}
 
 
 def onnx_model(program: Program) -> bytes:
-    """The model, checked, as the bytes of its file: `features` (N, *shape) become `logits` (N, classes)."""
+    """Return the bytes of the checked model; `features` (N, *shape) become `logits` (N, classes)."""
     nodes = _Nodes()
     names = {SAMPLES: "features"}
     if program.card.shape != program.graph.shape:
@@ -70,98 +47,134 @@ def onnx_model(program: Program) -> bytes:
 
 
 class _Nodes:
-    """A graph in the making."""
+    """The nodes and constants of a graph that is being built."""
 
     def __init__(self) -> None:
         self.made: list[Any] = []
         self.constants: list[Any] = []
 
     def add(self, kind: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:  # noqa: ANN401
-        """One node more; the name of its result."""
+        """Add a node; return the name of its result."""
         name = output or f"{kind.lower()}_{len(self.made)}"
         self.made.append(helper.make_node(kind, list(inputs), [name], **attributes))
         return name
 
     def constant(self, values: NDArray[Any]) -> str:
-        """The name of a constant tensor."""
+        """Add a constant tensor; return its name."""
         name = f"constant_{len(self.constants)}"
         self.constants.append(numpy_helper.from_array(np.ascontiguousarray(values), name))
         return name
 
     def number(self, value: float) -> str:
-        """The name of one constant number."""
+        """Add one constant number; return its name."""
         return self.constant(np.array(value, np.float32))
 
-    def step(self, step: Step, sources: Sequence[str]) -> str:  # noqa: PLR0911 - one for every kind
-        """The nodes of one step; the name of its result."""
-        source = sources[0]
-        match step.layer:
-            case Conv1d() | Conv2d() | MaxPool1d() | MaxPool2d() | AvgPool1d() | AvgPool2d():
-                return self._windows(step, source)
-            case Linear():
-                return self.add("Gemm", [source, *map(self.constant, step.tensors.values())], transB=1)
-            case GroupNorm() | LayerNorm():
-                return self._norm(step, source)
-            case Scale() as layer:
-                return self._stretched(source, step, np.array(layer.factors), np.array(layer.offsets))
-            case Add():
-                return self.add("Sum", sources)
-            case Concat():
-                return self.add("Concat", sources, axis=1)
-            case Flatten():
-                return self.add("Flatten", [source], axis=1)
-            case LeakyRelu() as layer:
-                return self.add("LeakyRelu", [source], alpha=float(layer.slope))
-            case Relu6():
-                return self.add("Clip", [source, self.number(0.0), self.number(6.0)])
-            case Silu():
-                return self.add("Mul", [source, self.add("Sigmoid", [source])])
-            case Gelu() as layer:
-                return self._gelu(source, layer.approximate)
-        return self.add(_CURVES[type(step.layer)], [source])
-
-    def _windows(self, step: Step, source: str) -> str:
-        """A convolution or a pool."""
-        layer: Any = step.layer
-        around = {"kernel_shape": layer.kernel, "strides": layer.stride, "pads": (*layer.padding, *layer.padding)}
-        if isinstance(layer, Conv1d | Conv2d):
-            inputs = [source, *map(self.constant, step.tensors.values())]
-            return self.add("Conv", inputs, group=layer.groups, **around)
-        if isinstance(layer, MaxPool1d | MaxPool2d):
-            return self.add("MaxPool", [source], **around)
-        return self.add("AveragePool", [source], count_include_pad=1, **around)
-
-    def _norm(self, step: Step, source: str) -> str:
-        """Mean 0 and deviation 1 of every group or of the last axes; then factors and offsets, if there are any."""
-        layer = step.layer
-        factors, offsets = step.tensors.get("weight"), step.tensors.get("bias")
-        if isinstance(layer, LayerNorm):
-            given = np.ones(layer.shape, np.float32) if factors is None else factors
-            inputs = [source, self.constant(given), *([] if offsets is None else [self.constant(offsets)])]
-            return self.add("LayerNormalization", inputs, axis=-len(layer.shape), epsilon=float(layer.epsilon))
-        assert isinstance(layer, GroupNorm)
-        count = step.count // layer.groups
-        rows = self._reshaped(source, (layer.groups, count))  # a group is what an instance norm calls a channel
-        ones, zeros = (self.constant(np.full(layer.groups, value, np.float32)) for value in (1, 0))
-        rows = self.add("InstanceNormalization", [rows, ones, zeros], epsilon=float(layer.epsilon))
-        whole = self._reshaped(rows, step.shape)
-        return whole if factors is None or offsets is None else self._stretched(whole, step, factors, offsets)
-
-    def _stretched(self, source: str, step: Step, factors: NDArray[Any], offsets: NDArray[Any]) -> str:
-        """x * factors + offsets, channel by channel."""
-        behind = (1,) * (len(step.shape) - 1)
+    def scale(self, source: str, shape: Sequence[int], factors: NDArray[Any], offsets: NDArray[Any]) -> str:
+        """Add nodes for x * factors + offsets, channel by channel."""
+        behind = (1,) * (len(shape) - 1)
         times, plus = (values.astype(np.float32).reshape(-1, *behind) for values in (factors, offsets))
         return self.add("Add", [self.add("Mul", [source, self.constant(times)]), self.constant(plus)])
 
-    def _reshaped(self, source: str, shape: Sequence[int]) -> str:
-        return self.add("Reshape", [source, self.constant(np.array([0, *shape], np.int64))])  # 0: as many samples
+    def reshape(self, source: str, shape: Sequence[int]) -> str:
+        """Add a node that gives every sample another shape."""
+        return self.add("Reshape", [source, self.constant(np.array([0, *shape], np.int64))])  # 0: keep the batch
 
-    def _gelu(self, source: str, approximate: bool) -> str:
-        if approximate:
-            cube = self.add("Mul", [self.add("Mul", [source, source]), source])
-            inner = self.add("Add", [source, self.add("Mul", [cube, self.number(0.044715)])])
-            share = self.add("Tanh", [self.add("Mul", [inner, self.number(math.sqrt(2 / math.pi))])])
-        else:
-            share = self.add("Erf", [self.add("Mul", [source, self.number(math.sqrt(0.5))])])
-        half = self.add("Mul", [source, self.number(0.5)])
-        return self.add("Mul", [half, self.add("Add", [share, self.number(1.0)])])
+    def step(self, step: Step, sources: Sequence[str]) -> str:
+        """Add the nodes of one step; return the name of its result."""
+        return _NODES[type(step.layer)](self, step, sources)
+
+
+Sources = Sequence[str]
+
+
+def _convolution(nodes: _Nodes, step: Step, sources: Sources) -> str:
+    inputs = [*sources, *map(nodes.constant, step.tensors.values())]
+    return nodes.add("Conv", inputs, group=step.layer.groups, **_window(step.layer))  # type: ignore[attr-defined]
+
+
+def _max_pool(nodes: _Nodes, step: Step, sources: Sources) -> str:
+    return nodes.add("MaxPool", sources, **_window(step.layer))
+
+
+def _average_pool(nodes: _Nodes, step: Step, sources: Sources) -> str:
+    return nodes.add("AveragePool", sources, count_include_pad=1, **_window(step.layer))
+
+
+def _window(layer: Any) -> dict[str, Any]:  # noqa: ANN401 - a convolution or a pooling
+    return {"kernel_shape": layer.kernel, "strides": layer.stride, "pads": (*layer.padding, *layer.padding)}
+
+
+def _dense(nodes: _Nodes, step: Step, sources: Sources) -> str:
+    return nodes.add("Gemm", [*sources, *map(nodes.constant, step.tensors.values())], transB=1)
+
+
+def _layer_norm(nodes: _Nodes, step: Step, sources: Sources) -> str:
+    layer: Any = step.layer
+    factors = step.tensors.get("weight", np.ones(layer.shape, np.float32))
+    offsets = [nodes.constant(step.tensors["bias"])] if "bias" in step.tensors else []
+    inputs = [*sources, nodes.constant(factors), *offsets]
+    return nodes.add("LayerNormalization", inputs, axis=-len(layer.shape), epsilon=float(layer.epsilon))
+
+
+def _group_norm(nodes: _Nodes, step: Step, sources: Sources) -> str:
+    layer: Any = step.layer
+    rows = nodes.reshape(sources[0], (layer.groups, step.count // layer.groups))  # a group as one channel
+    ones, zeros = (nodes.constant(np.full(layer.groups, value, np.float32)) for value in (1, 0))
+    rows = nodes.add("InstanceNormalization", [rows, ones, zeros], epsilon=float(layer.epsilon))
+    whole = nodes.reshape(rows, step.shape)
+    if not layer.affine:
+        return whole
+    return nodes.scale(whole, step.shape, step.tensors["weight"], step.tensors["bias"])
+
+
+def _scale(nodes: _Nodes, step: Step, sources: Sources) -> str:
+    layer: Any = step.layer
+    return nodes.scale(sources[0], step.shape, np.array(layer.factors), np.array(layer.offsets))
+
+
+def _leaky_relu(nodes: _Nodes, step: Step, sources: Sources) -> str:
+    return nodes.add("LeakyRelu", sources, alpha=float(step.layer.slope))  # type: ignore[attr-defined]
+
+
+def _gelu(nodes: _Nodes, step: Step, sources: Sources) -> str:
+    source = sources[0]
+    if step.layer.approximate:  # type: ignore[attr-defined]
+        cube = nodes.add("Mul", [nodes.add("Mul", [source, source]), source])
+        inner = nodes.add("Add", [source, nodes.add("Mul", [cube, nodes.number(0.044715)])])
+        share = nodes.add("Tanh", [nodes.add("Mul", [inner, nodes.number(math.sqrt(2 / math.pi))])])
+    else:
+        share = nodes.add("Erf", [nodes.add("Mul", [source, nodes.number(math.sqrt(0.5))])])
+    half = nodes.add("Mul", [source, nodes.number(0.5)])
+    return nodes.add("Mul", [half, nodes.add("Add", [share, nodes.number(1.0)])])
+
+
+def _node(kind: str, **attributes: Any) -> Callable[[_Nodes, Step, Sources], str]:  # noqa: ANN401
+    """Return the row of a layer that is one node of ONNX."""
+    return lambda nodes, _, sources: nodes.add(kind, sources, **attributes)
+
+
+_NODES: dict[type[layers.Layer], Callable[[_Nodes, Step, Sources], str]] = {
+    layers.Conv1d: _convolution,
+    layers.Conv2d: _convolution,
+    layers.Linear: _dense,
+    layers.Relu: _node("Relu"),
+    layers.Relu6: lambda nodes, _, sources: nodes.add("Clip", [*sources, nodes.number(0.0), nodes.number(6.0)]),
+    layers.LeakyRelu: _leaky_relu,
+    layers.Tanh: _node("Tanh"),
+    layers.Sigmoid: _node("Sigmoid"),
+    layers.Silu: lambda nodes, _, sources: nodes.add("Mul", [*sources, nodes.add("Sigmoid", sources)]),
+    layers.Hardswish: _node("HardSwish"),
+    layers.Softplus: _node("Softplus"),
+    layers.Gelu: _gelu,
+    layers.MaxPool1d: _max_pool,
+    layers.MaxPool2d: _max_pool,
+    layers.AvgPool1d: _average_pool,
+    layers.AvgPool2d: _average_pool,
+    layers.Flatten: _node("Flatten", axis=1),
+    layers.GroupNorm: _group_norm,
+    layers.LayerNorm: _layer_norm,
+    layers.Scale: _scale,
+    layers.Add: _node("Sum"),
+    layers.Concat: _node("Concat", axis=1),
+}
+"""How to write each layer kind; dropout was left out before."""

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbdsl.arrays import Floats
 from cbdsl.data.dataset import Scaling
 from cbdsl.errors import UserError
 from cbdsl.models import layers
-from cbdsl.models.architecture import SAMPLES, Architecture, Draft
-from cbdsl.models.layers import Add, ArchitectureError, Dropout, Flatten, GroupNorm, Layer, LayerNorm, Scale, Shape
+from cbdsl.models.architecture import SAMPLES, Architecture
+from cbdsl.models.layers import ArchitectureError, Layer, Shape
 from cbdsl.models.saved_model import ModelMetadata, SavedModel
 
 
@@ -71,28 +72,21 @@ def program_of(model: SavedModel, raw: bool = False) -> Program:
         raise UserError(f"The model {model.source} has weights that are not finite: its training failed. Give another.")
     scaling = None if raw else model.card.scaling
     try:
-        graph = _plain(model.graph, scaling)
+        graph = model.graph.without_dropout()
+        graph = graph if scaling is None else _scaled(graph, scaling)
     except ArchitectureError as error:
         raise UserError(f"The scaling of features in {model.source} cannot be written: {error}. Use --raw.") from error
     return Program(model.card, graph, tuple(_steps(graph, model.weights)), scaling)
 
 
-def _plain(graph: Architecture, scaling: Scaling | None) -> Architecture:
-    """The same network without dropout, which does nothing to a trained model, and with the scaling before it."""
-    net, place = Draft(graph.shape), {SAMPLES: SAMPLES}
-    if scaling is not None:
-        each = graph.shape[0] // len(scaling.mean)  # more than 1 where a sample's axes count as one row
-        factors = tuple(1 / spread for spread in scaling.deviation for _ in range(each))
-        offsets = tuple(
-            -middle / spread
-            for middle, spread in zip(scaling.mean, scaling.deviation, strict=True)
-            for _ in range(each)
-        )
-        place[SAMPLES] = net.add(Scale(factors, offsets))
-    for number, (layer, reads) in enumerate(zip(graph.layers, graph.reads, strict=True)):
-        sources = [place[other] for other in reads]
-        place[number] = sources[0] if isinstance(layer, Dropout) else net.add(layer, *sources)
-    return net.architecture()
+def _scaled(graph: Architecture, scaling: Scaling) -> Architecture:
+    """Return the same network with the scaling of features as its first layer."""
+    each = graph.shape[0] // len(scaling.mean)  # more than 1 where the axes of a sample count as one row
+    pairs = [pair for pair in zip(scaling.mean, scaling.deviation, strict=True) for _ in range(each)]
+    factors = tuple(1 / deviation for _, deviation in pairs)
+    offsets = tuple(-mean / deviation for mean, deviation in pairs)
+    reads = tuple(tuple(other + 1 for other in read) for read in graph.reads)
+    return Architecture(graph.shape, (layers.Scale(factors, offsets), *graph.layers), ((SAMPLES,), *reads))
 
 
 def _steps(graph: Architecture, weights: Floats) -> list[Step]:
@@ -106,13 +100,6 @@ def _steps(graph: Architecture, weights: Floats) -> list[Step]:
             start = end
         steps.append(Step(number, layer, reads, tuple(shapes[other] for other in reads), shapes[number], tensors))
     return steps
-
-
-_OVERWRITES = (
-    Scale, GroupNorm, LayerNorm, Add, layers.Relu, layers.Relu6, layers.LeakyRelu, layers.Tanh, layers.Sigmoid,
-    layers.Silu, layers.Hardswish, layers.Gelu,
-)  # fmt: skip
-"""Layers whose result may lie where what they read does."""
 
 
 @dataclass
@@ -145,7 +132,7 @@ def plan_buffers(steps: Sequence[Step]) -> BufferPlan:
     for step in steps[:-1]:
         until = last_read[step.number]
         found = _shared(step, place_of)
-        if found is None and not (isinstance(step.layer, Flatten) and place_of[step.reads[0]] is None):
+        if found is None and not (isinstance(step.layer, layers.Flatten) and place_of[step.reads[0]] is None):
             found = _BufferSpan(step.count, step.number, until)
             places.append(found)
         if found is not None:
@@ -163,9 +150,9 @@ def _shared(step: Step, place_of: dict[int, _BufferSpan | None]) -> _BufferSpan 
     Only what is read once may be overwritten: a sum that reads a tensor twice still needs it after its first term.
     """
     places = [place_of[other] for other in step.reads]
-    if isinstance(step.layer, Flatten):
+    if isinstance(step.layer, layers.Flatten):
         return places[0]
-    if isinstance(step.layer, _OVERWRITES):
+    if step.layer.in_place:
         for place in places:
             if place is not None and place.last <= step.number and sum(place is other for other in places) == 1:
                 return place
@@ -181,3 +168,48 @@ def _arrange(places: Sequence[_BufferSpan]) -> None:
                 break
             place.offset = max(place.offset, other.offset + other.size)
         placed.append(place)
+
+
+_MOST = 127
+
+
+@dataclass(frozen=True, eq=False)
+class RoundedWeights:
+    """The weights of one layer as integers from -127 to 127, with a factor for every output."""
+
+    numbers: NDArray[np.int8]  # (outputs, ...)
+    scales: Floats  # (outputs,)
+
+    def floats(self) -> Floats:
+        """Return the weights as floats again."""
+        behind = (1,) * (self.numbers.ndim - 1)
+        return np.asarray(self.numbers * self.scales.reshape(-1, *behind), np.float32)
+
+
+def round_weights(steps: Sequence[Step]) -> dict[int, RoundedWeights]:
+    """Return the rounded weights of all convolutions and dense layers, by step; biases and norms stay floats."""
+    return {
+        step.number: _round(step.tensors["weight"])
+        for step in steps
+        if isinstance(step.layer, layers.Conv1d | layers.Conv2d | layers.Linear)
+    }
+
+
+def rounded_flat(steps: Sequence[Step]) -> Floats:
+    """Return the flat weights (D,) of the rounded model, to measure its accuracy on any engine."""
+    made = round_weights(steps)
+    parts = [
+        made[step.number].floats() if name == "weight" and step.number in made else values
+        for step in steps
+        for name, values in step.tensors.items()
+    ]
+    return np.concatenate([part.reshape(-1) for part in parts])
+
+
+def _round(weights: Floats) -> RoundedWeights:
+    rows = np.abs(weights.reshape(len(weights), -1)).max(axis=1)
+    scales = np.asarray(np.where(rows > 0, rows / _MOST, 1.0), np.float32)
+    scales[scales == 0] = 1.0  # smaller than a float32 can say: all of the row is 0
+    behind = (1,) * (weights.ndim - 1)
+    numbers = np.clip(np.rint(weights / scales.reshape(-1, *behind)), -_MOST, _MOST)
+    return RoundedWeights(numbers.astype(np.int8), scales)

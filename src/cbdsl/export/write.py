@@ -10,9 +10,8 @@ from cbdsl.data.dataset import load
 from cbdsl.data.partition import iid, split
 from cbdsl.data.shared import with_shared
 from cbdsl.errors import UserError, missing, unknown
-from cbdsl.export.int8 import weights_of
 from cbdsl.export.predict import Unseen, predict
-from cbdsl.export.steps import program_of
+from cbdsl.export.steps import program_of, rounded_flat
 from cbdsl.models.saved_model import SavedModel
 from cbdsl.spec import init_file
 from cbdsl.util.files import write_atomically
@@ -75,7 +74,7 @@ def _content(model: SavedModel, to: str, raw: bool, int8: bool) -> tuple[bytes, 
 
 def accuracies(model: SavedModel, unseen: Unseen, threads: int | None = None) -> tuple[float, float]:
     """Share of labelled samples that the model, and the same with weights of eight bits, classify correctly."""
-    rounded = replace(model, weights=weights_of(program_of(model, raw=True).steps))
+    rounded = replace(model, weights=rounded_flat(program_of(model, raw=True).steps))
     before, after = (predict(one, unseen, threads).accuracy for one in (model, rounded))
     if before is None or after is None:
         raise UserError("The data have no labels, so accuracy cannot be measured. Give an .npz file with labels.")

@@ -1,8 +1,7 @@
-"""A network as plain data: a graph of layers, and the shape of one sample. It holds no weights and no code.
+"""A network as plain data: a graph of layers and the shape of one sample, without weights.
 
-A device describes its network with these few dataclasses, as code or as JSON, and never needs torch; only
-`from_module` imports it. Whatever an `Architecture` accepts, the native engine can run: every size is checked when it
-is made. The layers themselves are in `layers`.
+Only `from_module` imports torch. The native engine can run whatever an `Architecture` accepts: all sizes are checked
+when it is made. The layers are in `layers`.
 """
 
 from __future__ import annotations
@@ -12,59 +11,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from cbdsl.models.layers import (
-    LARGEST,
-    LAYERS,
-    NAMES,
-    Add,
-    ArchitectureError,
-    AvgPool1d,
-    AvgPool2d,
-    Concat,
-    Conv1d,
-    Conv2d,
-    Dropout,
-    Flatten,
-    Gelu,
-    GroupNorm,
-    Hardswish,
-    Layer,
-    LayerNorm,
-    LeakyRelu,
-    Linear,
-    MaxPool1d,
-    MaxPool2d,
-    Relu,
-    Relu6,
-    Scale,
-    Shape,
-    Sigmoid,
-    Silu,
-    Tanh,
-    bordered,
-    is_size,
-)
+from cbdsl.models import layers as kinds
+from cbdsl.models.layers import LARGEST, LAYERS, ArchitectureError, Layer, Shape, bordered, is_size
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = [
-    "LARGEST", "LAYERS", "NAMES", "SAMPLES", "Add", "Architecture", "ArchitectureError", "AvgPool1d", "AvgPool2d",
-    "Concat", "Conv1d", "Conv2d", "Draft", "Dropout", "Flatten", "Gelu", "GroupNorm", "Hardswish", "Layer", "LayerNorm",
-    "LeakyRelu", "Linear", "MaxPool1d", "MaxPool2d", "Relu", "Relu6", "Scale", "Shape", "Sigmoid", "Silu",
-    "Tanh", "from_module",
-]  # fmt: skip
-
 SAMPLES = -1
-"""What stands for the samples where a layer says which layers it reads."""
+"""The number that stands for the samples in `Architecture.reads`."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """The layers of a classifier, from one sample of `shape` to its logits, which are what the last layer makes.
+    """The layers of a classifier, from one sample of `shape` to its logits, the result of the last layer.
 
-    reads: for every layer the numbers of the layers whose results it takes, SAMPLES for the network's own input; all
-    come before it. Left out, every layer reads the one before it.
+    reads: for every layer the numbers of the layers whose results it takes, all before it; SAMPLES (-1) is the
+    network's input. If left out, every layer reads the one before it.
+
+    >>> from cbdsl.models.layers import Flatten, Linear, Relu
+    >>> network = Architecture((1, 28, 28), (Flatten(), Linear(784, 64), Relu(), Linear(64, 10)))
+    >>> network.size, network.classes
+    (50890, 10)
     """
 
     shape: Shape
@@ -74,7 +41,7 @@ class Architecture:
     FORMAT: ClassVar[int] = 2
 
     def __post_init__(self) -> None:
-        """Check every size once, so that no kernel ever meets a layer that does not fit."""
+        """Check every size, so that no kernel is given a layer that does not fit."""
         if not 1 <= len(self.shape) <= 3 or not all(is_size(size) for size in self.shape):
             raise ArchitectureError(
                 f"shape of a sample is {self.shape!r}; give (features,), (channels, length) or (channels, height, "
@@ -95,7 +62,7 @@ class Architecture:
 
     def _check_reads(self) -> None:
         if len(self.reads) != len(self.layers):
-            raise ArchitectureError(f"{len(self.layers)} layers read {len(self.reads)} times; give one entry a layer")
+            raise ArchitectureError(f"{len(self.layers)} layers read {len(self.reads)} times; give one entry per layer")
         for number, read in enumerate(self.reads):
             for other in read:
                 if not is_size(other, SAMPLES) or other >= number:
@@ -106,13 +73,13 @@ class Architecture:
         unread = set(range(SAMPLES, len(self.layers) - 1)) - {other for read in self.reads for other in read}
         if unread:
             first = min(unread)
-            what = "what the samples hold" if first == SAMPLES else f"what {self.label(first)} makes"
+            what = "the samples" if first == SAMPLES else f"what {self.label(first)} makes"
             raise ArchitectureError(f"{what} is never used; leave it out")
 
     def label(self, number: int) -> str:
-        """A layer as errors call it."""
-        kind = type(self.layers[number])
-        return f"layer {number} ({NAMES.get(kind, kind.__name__)})"
+        """Return the name of a layer for errors."""
+        layer = self.layers[number]
+        return f"layer {number} ({layer.name if _is_known(layer) else type(layer).__name__})"
 
     @property
     def is_chain(self) -> bool:
@@ -120,14 +87,14 @@ class Architecture:
         return self.reads == _in_a_row(len(self.layers))
 
     def shapes(self) -> list[Shape]:
-        """Shape of a sample after every layer."""
+        """Return the shape of a sample after every layer."""
         shapes: list[Shape] = []
         for number, (layer, read) in enumerate(zip(self.layers, self.reads, strict=True)):
             given = [self.shape if other == SAMPLES else shapes[other] for other in read]
             try:
-                if type(layer) not in NAMES:
-                    raise ArchitectureError(f"is no layer; known are {', '.join(LAYERS)}")
-                shape = layer.after(*given)
+                if not _is_known(layer):
+                    raise ArchitectureError(f"is not a layer; known are {', '.join(LAYERS)}")
+                shape = layer.output_shape(*given)
             except ArchitectureError as error:
                 raise ArchitectureError(f"{self.label(number)}: {error}") from None
             if math.prod(shape) > LARGEST:
@@ -148,7 +115,7 @@ class Architecture:
         return sum(layer.size for layer in self.layers)
 
     def tensors(self) -> dict[str, Shape]:
-        """Names and shapes of all parameters in the order of flat weights: '0.weight' are the weights of layer 0."""
+        """Return names and shapes of all parameters in the order of flat weights; '0.weight' belongs to layer 0."""
         return {
             f"{number}.{name}": shape
             for number, layer in enumerate(self.layers)
@@ -156,11 +123,11 @@ class Architecture:
         }
 
     def multiply_adds(self) -> list[int]:
-        """Multiply-adds of one sample through every layer; layers without a matrix of weights count as none."""
+        """Return the multiply-adds of one sample per layer; layers without a matrix of weights count as 0."""
         return [layer.multiply_adds(shape) for layer, shape in zip(self.layers, self.shapes(), strict=True)]
 
     def training_multiply_adds(self) -> int:
-        """Multiply-adds of one sample forwards and backwards; before the first weights no gradient is needed."""
+        """Return the multiply-adds of one sample in training; there is no gradient before the first weights."""
         learned = {SAMPLES: False}  # whether there are weights up to here
         total = 0
         for number, count in enumerate(self.multiply_adds()):
@@ -170,38 +137,41 @@ class Architecture:
         return total
 
     def entrance(self) -> int:
-        """Numbers of one sample as the first layers read it: with a border, where they are padded."""
-        return (
-            bordered(self.shape, self._border() or (0,) * (len(self.shape) - 1))
-            if len(self.shape) > 1
-            else self.shape[0]
-        )
-
-    def numbers(self) -> int:
-        """Numbers that one sample and all results of its layers are."""
-        return sum(math.prod(shape) for shape in [self.shape, *self.shapes()])
-
-    def _border(self) -> Shape:
-        """The widest padding among the convolutions that read the samples."""
+        """Return how many numbers one sample takes as the first layers read it: with the border of their padding."""
+        if len(self.shape) == 1:
+            return self.shape[0]
         paddings = [
             layer.padding
             for layer, read in zip(self.layers, self.reads, strict=True)
-            if isinstance(layer, Conv1d | Conv2d) and SAMPLES in read
+            if isinstance(layer, kinds.Conv1d | kinds.Conv2d) and SAMPLES in read
         ]
-        return tuple(max(sides) for sides in zip(*paddings, strict=True))
+        widest = tuple(max(sides) for sides in zip(*paddings, strict=True))
+        return bordered(self.shape, widest or (0,) * (len(self.shape) - 1))
+
+    def numbers(self) -> int:
+        """Return how many numbers one sample and the results of all layers take."""
+        return sum(math.prod(shape) for shape in [self.shape, *self.shapes()])
+
+    def without_dropout(self) -> Architecture:
+        """Return the network as it scores: dropout does nothing then."""
+        network, numbers = Draft(self.shape), {SAMPLES: SAMPLES}
+        for number, (layer, read) in enumerate(zip(self.layers, self.reads, strict=True)):
+            sources = [numbers[other] for other in read]
+            numbers[number] = sources[0] if isinstance(layer, kinds.Dropout) else network.add(layer, *sources)
+        return network.architecture()
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain lists, numbers and strings: what `json.dumps` takes and `from_dict` reads back."""
+        """Return the network as lists, numbers and strings, for JSON and `from_dict`."""
         layers = []
         for number, layer in enumerate(self.layers):
             sizes = {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(layer).items()}
             wired = {} if self.reads[number] == (number - 1,) else {"reads": list(self.reads[number])}
-            layers.append({"kind": NAMES[type(layer)]} | sizes | wired)
+            layers.append({"kind": layer.name} | sizes | wired)
         return {"format": self.FORMAT, "shape": list(self.shape), "layers": layers}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Architecture:
-        """Read what `to_dict` wrote; say what is wrong with anything else."""
+        """Read what `to_dict` returned; raise an ArchitectureError with the reason for anything else."""
         if not isinstance(data, Mapping) or set(data) != {"format", "shape", "layers"}:
             raise ArchitectureError("an architecture is a table with exactly the keys format, shape and layers")
         if data["format"] != cls.FORMAT:
@@ -213,7 +183,7 @@ class Architecture:
 
 
 class Draft:
-    """An architecture in the making: layer after layer, each on the results of those it names."""
+    """Builds an architecture layer by layer."""
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape
@@ -222,25 +192,29 @@ class Draft:
         self._shapes: dict[int, Shape] = {SAMPLES: shape}
 
     def add(self, layer: Layer, *reads: int) -> int:
-        """One layer more, on what was made last unless told otherwise; the number of its result."""
+        """Add a layer on the results `reads`, by default the last one; return the number of its result."""
         number = len(self._layers)
         self._reads.append(reads or (number - 1,))
         self._layers.append(layer)
-        self._shapes[number] = layer.after(*(self._shapes[other] for other in self._reads[-1]))
+        self._shapes[number] = layer.output_shape(*(self._shapes[other] for other in self._reads[-1]))
         return number
 
     def shape_of(self, number: int) -> Shape:
-        """Shape of one result, or of the samples."""
+        """Return the shape of one result, or of the samples."""
         return self._shapes[number]
 
     @property
     def last(self) -> int:
-        """Number of what was made last."""
+        """The number of the last result."""
         return len(self._layers) - 1
 
     def architecture(self) -> Architecture:
-        """All of it, checked."""
+        """Return the architecture, checked."""
         return Architecture(self.shape, tuple(self._layers), tuple(self._reads))
+
+
+def _is_known(layer: object) -> bool:
+    return type(layer) in LAYERS.values()
 
 
 def _in_a_row(count: int) -> tuple[tuple[int, ...], ...]:
@@ -252,7 +226,6 @@ def _is_list(value: object) -> bool:
 
 
 def _layer_from_dict(number: int, entry: object) -> tuple[Layer, tuple[int, ...]]:
-    """One layer, and what it reads."""
     if not isinstance(entry, Mapping) or not isinstance(entry.get("kind"), str) or entry["kind"] not in LAYERS:
         raise ArchitectureError(f"layer {number} is {entry!r:.200}; its kind must be one of {', '.join(LAYERS)}")
     kind = LAYERS[entry["kind"]]
@@ -272,10 +245,11 @@ def _layer_from_dict(number: int, entry: object) -> tuple[Layer, tuple[int, ...]
 
 
 def from_module(module: nn.Module, shape: Shape) -> Architecture:
-    """Describe a torch module, however it is written, for samples of `shape`.
+    """Describe a torch module for samples of `shape`.
 
-    Flat weights of the description are those of the module. An ArchitectureError names the layer or line that has none.
+    The description's flat weights are those of the module. An ArchitectureError names the layer or line that cannot be
+    described.
     """
-    from cbdsl.models.from_torch import read_module  # noqa: PLC0415  # a device without torch never comes here
+    from cbdsl.models.from_torch import read_module  # noqa: PLC0415 - devices have no torch
 
     return read_module(module, tuple(shape))

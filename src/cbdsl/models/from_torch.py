@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -22,56 +21,30 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
-from torch.nn import functional
 
 from cbdsl.errors import UserError
+from cbdsl.models import layers
 from cbdsl.models.architecture import SAMPLES, Architecture, Draft
-from cbdsl.models.layers import (
-    Add,
-    ArchitectureError,
-    AvgPool1d,
-    AvgPool2d,
-    Concat,
-    Conv1d,
-    Conv2d,
-    Dropout,
-    Flatten,
-    Gelu,
-    GroupNorm,
-    Hardswish,
-    Layer,
-    LayerNorm,
-    LeakyRelu,
-    Linear,
-    MaxPool1d,
-    MaxPool2d,
-    Relu,
-    Relu6,
-    Scale,
-    Shape,
-    Sigmoid,
-    Silu,
-    Tanh,
-)
-from cbdsl.models.to_torch import ConcatModule, ScaleModule, SumModule, module_of, parameter_count
+from cbdsl.models.layers import ArchitectureError, Layer, Shape
+from cbdsl.models.to_torch import TORCH_LAYERS, ConcatModule, SumModule, TorchLayer, module_of, parameter_count
 
 Numbers = tuple[float, ...]
 
 
-def scale(operation: str, constant: Any, shape: Shape, constant_first: bool) -> Scale | None:  # noqa: ANN401
+def scale(operation: str, constant: Any, shape: Shape, constant_first: bool) -> layers.Scale | None:  # noqa: ANN401
     """What a sample of `shape` becomes with a constant added, subtracted, multiplied or divided; None if not that."""
     values = _numbers(constant, shape)
     match operation, constant_first:
         case "add", _:
-            return Scale(offsets=values)
+            return layers.Scale(offsets=values)
         case "sub", False:
-            return Scale(offsets=_each(values, lambda value: -value))
+            return layers.Scale(offsets=_each(values, lambda value: -value))
         case "sub", True:
-            return Scale((-1.0,), values)
+            return layers.Scale((-1.0,), values)
         case "mul", _:
-            return Scale(values)
+            return layers.Scale(values)
         case "div", False:
-            return Scale(_each(values, lambda value: 1 / value))
+            return layers.Scale(_each(values, lambda value: 1 / value))
     return None
 
 
@@ -102,11 +75,7 @@ def describe(label: str, part: nn.Module, shape: Shape) -> Layer | None:
 
     label: what an error calls it. shape: of the sample that it is given.
     """
-    # The exact class: a subclass may compute anything.
-    found = DESCRIBE.get(type(part))
-    if found is None:
-        raise ArchitectureError(f"{label} {_advice(part)}")
-    return found(label, part, shape)
+    return _BY_MODULE[type(part)].describe(label, part, shape)  # the exact class: a subclass may compute anything
 
 
 def _advice(part: nn.Module) -> str:
@@ -143,134 +112,11 @@ def group_norm_instead(part: nn.modules.batchnorm._NormBase) -> str:
     return f"nn.{type(part).__name__}({channels}) by nn.GroupNorm({math.gcd(channels, 8)}, {channels}{affine})"
 
 
-def _sizes(value: Any, axes: int) -> Shape:  # noqa: ANN401
-    """One number for every axis, or as many as there are."""
-    return (value,) * axes if isinstance(value, int) else tuple(value)
-
-
-def _describe_convolution(label: str, part: nn.Conv1d | nn.Conv2d, _shape: Shape) -> Layer:
-    kind, axes = (Conv2d, 2) if isinstance(part, nn.Conv2d) else (Conv1d, 1)
-    kernel, stride = _sizes(part.kernel_size, axes), _sizes(part.stride, axes)
-    if set(_sizes(part.dilation, axes)) != {1}:
-        raise ArchitectureError(f"{label} has dilation {part.dilation}; only dilation 1 is native")
-    if part.padding_mode != "zeros":
-        raise ArchitectureError(f"{label} pads with {part.padding_mode}, not with zeros; use padding_mode='zeros'")
-    if part.padding == "same":
-        if any(size % 2 == 0 for size in kernel):
-            raise ArchitectureError(
-                f"{label} pads an even kernel on one side more than on the other; use an odd kernel or a number as "
-                "padding"
-            )
-        padding = tuple(size // 2 for size in kernel)
-    else:
-        padding = (0,) * axes if isinstance(part.padding, str) else _sizes(part.padding, axes)
-    bias = part.bias is not None
-    return kind(part.in_channels, part.out_channels, kernel, padding, bias, stride, part.groups)
-
-
-def _describe_linear(_label: str, part: nn.Linear, _shape: Shape) -> Layer:
-    return Linear(part.in_features, part.out_features, part.bias is not None)
-
-
-def _describe_max_pool(label: str, part: nn.MaxPool1d | nn.MaxPool2d, _shape: Shape) -> Layer:
-    kind, axes = (MaxPool2d, 2) if isinstance(part, nn.MaxPool2d) else (MaxPool1d, 1)
-    if set(_sizes(part.dilation, axes)) != {1} or part.ceil_mode or part.return_indices:
-        raise ArchitectureError(f"{label} has dilation, ceil_mode or return_indices; leave them out")
-    return kind(*(_sizes(value, axes) for value in (part.kernel_size, part.stride, part.padding)))
-
-
-def _describe_average_pool(label: str, part: nn.AvgPool1d | nn.AvgPool2d, _shape: Shape) -> Layer:
-    kind, axes = (AvgPool2d, 2) if isinstance(part, nn.AvgPool2d) else (AvgPool1d, 1)
-    padding = _sizes(part.padding, axes)
-    if part.ceil_mode or getattr(part, "divisor_override", None):
-        raise ArchitectureError(f"{label} has ceil_mode or divisor_override; leave them out")
-    if any(padding) and not part.count_include_pad:
-        raise ArchitectureError(f"{label} leaves its border out of the mean; use count_include_pad=True or padding=0")
-    return kind(_sizes(part.kernel_size, axes), _sizes(part.stride, axes), padding)
-
-
-def _adaptive(kind: type[Layer], axes: int) -> Callable[[str, Any, Shape], Layer]:
-    """A pooling to a given size is a plain one where that size divides the side."""
-
-    def described(label: str, part: Any, shape: Shape) -> Layer:  # noqa: ANN401
-        if getattr(part, "return_indices", False):
-            raise ArchitectureError(f"{label} has return_indices; leave it out")
-        if len(shape) != 1 + axes:
-            raise ArchitectureError(f"{label} pools {axes} axes beside the channels but is given {shape}")
-        given = part.output_size
-        asked = tuple(given) if isinstance(given, list | tuple) else (given,) * axes
-        sizes = [side if size is None else size for size, side in zip(asked, shape[1:], strict=True)]
-        if any(size < 1 or side % size for size, side in zip(sizes, shape[1:], strict=True)):
-            raise ArchitectureError(
-                f"{label} makes {tuple(sizes)} of {shape[1:]}; only sizes that divide these are native, such as 1"
-            )
-        window = tuple(side // size for size, side in zip(sizes, shape[1:], strict=True))
-        return kind(window, window)  # type: ignore[call-arg]
-
-    return described
-
-
-def _describe_group_norm(label: str, part: nn.GroupNorm, _shape: Shape) -> Layer:
-    if part.affine and part.bias is None:
-        raise ArchitectureError(f"{label} has factors but no offsets; use bias=True or affine=False")
-    return GroupNorm(part.num_groups, part.num_channels, part.affine, part.eps)
-
-
-def _describe_instance_norm(label: str, part: nn.InstanceNorm1d | nn.InstanceNorm2d, shape: Shape) -> Layer:
-    if part.track_running_stats:
-        raise ArchitectureError(f"{label} keeps running statistics; use track_running_stats=False")
-    axes = 2 if isinstance(part, nn.InstanceNorm2d) else 1
-    if len(shape) != 1 + axes:
-        raise ArchitectureError(f"{label} takes {axes} axes beside the channels but is given {shape}")
-    return GroupNorm(part.num_features, part.num_features, part.affine, part.eps)
-
-
-def _describe_layer_norm(_label: str, part: nn.LayerNorm, _shape: Shape) -> Layer:
-    affine = part.elementwise_affine
-    return LayerNorm(tuple(part.normalized_shape), affine, part.bias is not None if affine else True, part.eps)
-
-
-def _describe_dropout(_label: str, part: nn.Dropout, _shape: Shape) -> Layer | None:
-    return Dropout(part.p) if part.training and part.p > 0 else None
-
-
-def _describe_constants(_label: str, part: ScaleModule, _shape: Shape) -> Layer:
-    return Scale(tuple(part.factors.tolist()), tuple(part.offsets.tolist()))
-
-
-DESCRIBE: dict[type[nn.Module], Callable[..., Layer | None]] = {
-    nn.Conv1d: _describe_convolution,
-    nn.Conv2d: _describe_convolution,
-    nn.Linear: _describe_linear,
-    nn.GroupNorm: _describe_group_norm,
-    nn.LayerNorm: _describe_layer_norm,
-    nn.InstanceNorm1d: _describe_instance_norm,
-    nn.InstanceNorm2d: _describe_instance_norm,
-    nn.ReLU: lambda *_: Relu(),
-    nn.ReLU6: lambda *_: Relu6(),
-    nn.LeakyReLU: lambda _label, part, _shape: LeakyRelu(part.negative_slope),
-    nn.GELU: lambda _label, part, _shape: Gelu(part.approximate == "tanh"),
-    nn.SiLU: lambda *_: Silu(),
-    nn.Hardswish: lambda *_: Hardswish(),
-    nn.Tanh: lambda *_: Tanh(),
-    nn.Sigmoid: lambda *_: Sigmoid(),
-    nn.MaxPool1d: _describe_max_pool,
-    nn.MaxPool2d: _describe_max_pool,
-    nn.AvgPool1d: _describe_average_pool,
-    nn.AvgPool2d: _describe_average_pool,
-    nn.AdaptiveAvgPool1d: _adaptive(AvgPool1d, 1),
-    nn.AdaptiveAvgPool2d: _adaptive(AvgPool2d, 2),
-    nn.AdaptiveMaxPool1d: _adaptive(MaxPool1d, 1),
-    nn.AdaptiveMaxPool2d: _adaptive(MaxPool2d, 2),
-    nn.Flatten: lambda *_: Flatten(),
-    nn.Identity: lambda *_: None,
-    nn.Dropout: _describe_dropout,
-    ScaleModule: _describe_constants,
-}
-
-_NAMES = ", ".join(kind.__name__ for kind in DESCRIBE if kind is not ScaleModule)
+_BY_MODULE: dict[type[nn.Module], TorchLayer] = {row.module: row for row in TORCH_LAYERS}
+_BY_FUNCTION = {function: row for row in TORCH_LAYERS for function in (*row.functions, *row.functions_in_place)}
+_NAMES = ", ".join(kind.__name__ for kind in _BY_MODULE if kind.__module__.startswith("torch."))
 KNOWN = re.sub(r"(?P<kind>\w+)1d, (?P=kind)2d", r"\g<kind>1d/2d", _NAMES)
-"""All of them, as errors list them."""
+"""All torch layers that can be described, for errors."""
 
 
 class _Size(Enum):
@@ -413,12 +259,12 @@ class Tensors:
         self.values[node] = value
 
     def seen(self, node: fx.Node, value: Value, shape: Shape, odd: str, line: str, row: bool = False) -> None:
-        """The same numbers in another shape; odd: what to say if no layer makes that. row: add a Flatten anyway."""
+        """The same numbers in another shape; odd: the error if no layer makes that. row: add a Flatten anyway."""
         if value.changed:
             self.read(value, line)
         number, odd = value.number, odd if shape != self.draft.shape_of(value.number) else ""
         if len(shape) == 1 and (odd or row):
-            number, odd = self.add(Flatten(), line, line, number), ""
+            number, odd = self.add(layers.Flatten(), line, line, number), ""
         self.values[node] = Value(number, shape, value.memory, odd)
 
     def tensor(self, given: Any, line: str) -> Value:  # noqa: ANN401
@@ -558,73 +404,13 @@ def _before(architecture: Architecture, number: int) -> set[int]:
     return found
 
 
-def _max_pool(
-    kind: type[nn.MaxPool1d | nn.MaxPool2d],
-    kernel_size: Any,  # noqa: ANN401
-    stride: Any = None,  # noqa: ANN401
-    padding: Any = 0,  # noqa: ANN401
-    dilation: Any = 1,  # noqa: ANN401
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> nn.Module:
-    return kind(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
-
-
-def _dropout(p: float = 0.5, training: bool = True, inplace: bool = False) -> nn.Module:
-    return nn.Dropout(p, inplace).train(training)
-
-
-def _in_place(kind: Callable[..., nn.Module], *args: Any, **kwargs: Any) -> nn.Module:  # noqa: ANN401
-    """A layer that changes the tensor it is given; not all kinds have a word for that."""
-    part = kind(*args, **kwargs)
-    part.inplace = True  # type: ignore[assignment]
+def _module_of_call(row: TorchLayer, function: object, shape: Shape, *args: Any, **kwargs: Any) -> nn.Module:  # noqa: ANN401
+    """Return the module that computes what a function does with these arguments on samples of `shape`."""
+    part = row.module(*args, **kwargs) if row.from_call is None else row.from_call(shape, *args, **kwargs)
+    if function in row.functions_in_place:
+        part.inplace = True  # type: ignore[assignment]  # not all classes have such an argument
     return part
 
-
-FUNCTIONS: dict[object, Callable[..., nn.Module]] = {
-    **dict.fromkeys(("relu", torch.relu, functional.relu), nn.ReLU),
-    **dict.fromkeys(("relu_", torch.relu_, functional.relu_), partial(_in_place, nn.ReLU)),
-    functional.relu6: nn.ReLU6,
-    functional.leaky_relu: nn.LeakyReLU,
-    functional.leaky_relu_: partial(_in_place, nn.LeakyReLU),
-    functional.gelu: nn.GELU,
-    functional.silu: nn.SiLU,
-    functional.hardswish: nn.Hardswish,
-    **dict.fromkeys(("tanh", torch.tanh), nn.Tanh),
-    **dict.fromkeys(("tanh_", torch.tanh_), partial(_in_place, nn.Tanh)),
-    **dict.fromkeys(("sigmoid", torch.sigmoid), nn.Sigmoid),
-    **dict.fromkeys(("sigmoid_", torch.sigmoid_), partial(_in_place, nn.Sigmoid)),
-    **dict.fromkeys((functional.max_pool1d, torch.max_pool1d), partial(_max_pool, nn.MaxPool1d)),
-    **dict.fromkeys((functional.max_pool2d, torch.max_pool2d), partial(_max_pool, nn.MaxPool2d)),
-    functional.avg_pool1d: nn.AvgPool1d,
-    functional.avg_pool2d: nn.AvgPool2d,
-    functional.adaptive_avg_pool1d: nn.AdaptiveAvgPool1d,
-    functional.adaptive_avg_pool2d: nn.AdaptiveAvgPool2d,
-    functional.adaptive_max_pool1d: nn.AdaptiveMaxPool1d,
-    functional.adaptive_max_pool2d: nn.AdaptiveMaxPool2d,
-    **dict.fromkeys((functional.dropout, torch.dropout), _dropout),
-    torch.dropout_: partial(_dropout, inplace=True),
-    **dict.fromkeys(("contiguous", "float"), nn.Identity),  # samples are float32
-}
-
-
-def _layer_norm(
-    _shape: Shape, normalized_shape: Shape, weight: None = None, bias: None = None, eps: float = 1e-5
-) -> nn.Module:
-    del weight, bias  # tensors were refused before
-    return nn.LayerNorm(normalized_shape, eps, elementwise_affine=False)
-
-
-def _group_norm(shape: Shape, num_groups: int, weight: None = None, bias: None = None, eps: float = 1e-5) -> nn.Module:
-    del weight, bias
-    return nn.GroupNorm(num_groups, shape[0], eps, affine=False)
-
-
-NORMS: dict[object, Callable[..., nn.Module]] = {
-    functional.layer_norm: _layer_norm,
-    functional.group_norm: _group_norm,
-}
-"""Those that need the shape of a sample to be a layer."""
 
 ARITHMETIC: dict[object, str] = {
     **dict.fromkeys(("add", torch.add, operator.add), "add"),
@@ -664,16 +450,13 @@ HINTS = {
 """What to do about a function that is none of these."""
 
 
-_SEVERAL: dict[type[nn.Module], type[Layer]] = {SumModule: Add, ConcatModule: Concat}
-
-
 class Graph(Tensors):
     """What was read of a module so far."""
 
     @staticmethod
     def is_layer(module: nn.Module) -> bool:
         """Whether it is not looked into."""
-        return isinstance(module, (*DESCRIBE, *_SEVERAL))
+        return isinstance(module, tuple(_BY_MODULE))
 
     def architecture(self) -> tuple[Architecture, bool]:
         """All of it, layers in the order of flat weights; and whether that is the order of their use."""
@@ -701,12 +484,13 @@ class Graph(Tensors):
         part = self.module.get_submodule(name)
         label = f"{f'layer {name}' if name else 'the module'} ({type(part).__name__})"
         given = [*node.args, *node.kwargs.values()]
-        if type(part) in _SEVERAL:
+        if isinstance(part, SumModule | ConcatModule):
             reads = [self.read(self.tensor(each, line), line) for each in given]
-            self.made(node, self.add(_SEVERAL[type(part)](), label, line, *reads))
+            layer = layers.Add() if isinstance(part, SumModule) else layers.Concat()
+            self.made(node, self.add(layer, label, line, *reads))
             return
-        if type(part) not in DESCRIBE:
-            describe(label, part, ())  # it says why not
+        if type(part) not in _BY_MODULE:
+            raise ArchitectureError(f"{label} {_advice(part)}")
         if len(given) != 1:
             raise ArchitectureError(f"{label} is given more than one tensor ({line})")
         value = self.tensor(given[0], line)
@@ -727,7 +511,7 @@ class Graph(Tensors):
         if layer is None:
             self.values[node] = value
             return
-        if isinstance(layer, Dropout) and not self.module.training:
+        if isinstance(layer, layers.Dropout) and not self.module.training:
             raise ArchitectureError(f"{label} drops numbers while it is scored, too; give it training=self.training")
         number = self.add(layer, label, line, self.read(value, line))
         if getattr(part, "inplace", False):
@@ -743,7 +527,7 @@ class Graph(Tensors):
         if target in JOINS:
             self._join(node, line)
             return
-        if target not in FUNCTIONS and target not in NORMS and target not in VIEWS and target not in MEANS:
+        if target not in _BY_FUNCTION and target not in VIEWS and target not in MEANS:
             raise ArchitectureError(f"{line}: {_unknown(node)}")
         first, *rest = (*([node.kwargs["input"]] if "input" in node.kwargs else ()), *node.args) or (None,)
         value = self.tensor(first, line)
@@ -755,9 +539,8 @@ class Graph(Tensors):
             elif target in MEANS:
                 self._mean(node, value, line, *given, **named)
             else:
-                shape = [value.shape] if target in NORMS else []
-                make = NORMS[target] if target in NORMS else FUNCTIONS[target]
-                self._apply(node, make(*shape, *given, **named), value, line, line)
+                part = _module_of_call(_BY_FUNCTION[target], target, value.shape, *given, **named)
+                self._apply(node, part, value, line, line)
         except ArchitectureError:
             raise
         except (TypeError, ValueError) as error:
@@ -783,7 +566,9 @@ class Graph(Tensors):
             self.refuse_parameter(each, line)
         tensors = [self.values[each] for each in given if isinstance(each, fx.Node) and each in self.values]
         if operation == "neg":
-            number: int | None = self.add(Scale((-1.0,)), line, line, *(self.read(each, line) for each in tensors))
+            number: int | None = self.add(
+                layers.Scale((-1.0,)), line, line, *(self.read(each, line) for each in tensors)
+            )
         elif len(tensors) == 2:
             number = self._combine(operation, tensors, line)
         else:
@@ -803,8 +588,8 @@ class Graph(Tensors):
     def _combine(self, operation: str, tensors: list[Value], line: str) -> int | None:
         first, second = (self.read(each, line) for each in tensors)
         if operation == "sub":
-            second = self.add(Scale((-1.0,)), line, line, second)
-        return self.add(Add(), line, line, first, second) if operation in {"add", "sub"} else None
+            second = self.add(layers.Scale((-1.0,)), line, line, second)
+        return self.add(layers.Add(), line, line, first, second) if operation in {"add", "sub"} else None
 
     def _scale(self, operation: str, given: list[Any], line: str) -> int | None:
         place = next(
@@ -819,7 +604,7 @@ class Graph(Tensors):
         except ArchitectureError as error:
             raise ArchitectureError(f"{line}: {error}") from None
         number = self.read(value, line)
-        if layer is None or layer == Scale():
+        if layer is None or layer == layers.Scale():
             return None if layer is None else number
         return self.add(layer, line, line, number)
 
@@ -830,7 +615,7 @@ class Graph(Tensors):
         reads = [self.read(each, line) for each in values]
         if not values or dim not in {1, -len(values[0].shape)}:
             raise ArchitectureError(f"{line}: it joins along axis {dim!r}; only channels are joined: dim=1")
-        self.made(node, reads[0] if len(reads) == 1 else self.add(Concat(), line, line, *reads))
+        self.made(node, reads[0] if len(reads) == 1 else self.add(layers.Concat(), line, line, *reads))
 
     def _view(self, node: fx.Node, kind: str, value: Value, label: str, *given: Any, **named: Any) -> None:  # noqa: ANN401
         """The numbers of a tensor in another shape: native as a row, and as they are."""
@@ -869,7 +654,7 @@ class Graph(Tensors):
             window = inner[1:]  # in whatever shape a module sees them, it is all numbers of a channel
         else:
             raise ArchitectureError(value.odd)
-        pool = AvgPool2d(window, window) if len(inner) == 3 else AvgPool1d(window, window)
+        pool = layers.AvgPool2d(window, window) if len(inner) == 3 else layers.AvgPool1d(window, window)
         pooled = self.add(pool, line, line, read)
         shape = tuple(1 if place in places else side for place, side in enumerate(value.shape, 1))
         if not keepdim:
@@ -914,23 +699,10 @@ def read_module(module: nn.Module, shape: Shape) -> Architecture:
     """Describe a torch module for samples of `shape`; an ArchitectureError names the layer or line that cannot be."""
     training, in_order = _read(_copied(module).train(), shape)
     scoring, _ = _read(_copied(module).eval(), shape)
-    if _without_dropout(training) != scoring:
+    if training.without_dropout() != scoring:
         raise ArchitectureError("it computes something else while it trains than while it is scored")
     _compare(_copied(module), training, in_order)
     return training
-
-
-def _without_dropout(architecture: Architecture) -> Architecture:
-    """The network as it is scored."""
-    made, layers, reads = {SAMPLES: SAMPLES}, list[Layer](), list[tuple[int, ...]]()
-    for number, (layer, read) in enumerate(zip(architecture.layers, architecture.reads, strict=True)):
-        if isinstance(layer, Dropout):
-            made[number] = made[read[0]]
-        else:
-            made[number] = len(layers)
-            layers.append(layer)
-            reads.append(tuple(made[other] for other in read))
-    return Architecture(architecture.shape, tuple(layers), tuple(reads))
 
 
 def _copied(module: nn.Module) -> nn.Module:
@@ -1074,7 +846,7 @@ def _compare(module: nn.Module, architecture: Architecture, in_order: bool) -> N
 
     in_order: layers are in the order of their use, so that those which drop numbers draw the same ones.
     """
-    drops = any(isinstance(layer, Dropout) for layer in architecture.layers)
+    drops = any(isinstance(layer, layers.Dropout) for layer in architecture.layers)
     with torch.random.fork_rng(devices=[]), _one_thread():
         torch.manual_seed(0)
         again = module_of(architecture)

@@ -18,21 +18,6 @@ Map padded(int channels, int height, int width, int above, int left, size_t row)
     return map;
 }
 
-Activation activation_of(int32_t code) {
-    switch (code) {
-        case CODE_RELU: return Activation::relu;
-        case CODE_RELU6: return Activation::relu6;
-        case CODE_LEAKY_RELU: return Activation::leaky_relu;
-        case CODE_TANH: return Activation::tanh;
-        case CODE_SIGMOID: return Activation::sigmoid;
-        case CODE_SILU: return Activation::silu;
-        case CODE_HARDSWISH: return Activation::hardswish;
-        case CODE_GELU: return Activation::gelu;
-        case CODE_GELU_BY_TANH: return Activation::gelu_by_tanh;
-        default: return Activation::none;
-    }
-}
-
 bool is_pool(int32_t code) { return code == CODE_MAX_POOL || code == CODE_AVERAGE_POOL; }
 
 // A layer as it was given, and what is known of its result.
@@ -88,9 +73,9 @@ class Reader {
   private:
     static int constants_of(const Layer &layer) {
         switch (layer.sizes[0]) {
-            case CODE_LEAKY_RELU: case CODE_GROUP_NORM: case CODE_LAYER_NORM: case CODE_DROPOUT: return 1;
+            case CODE_GROUP_NORM: case CODE_LAYER_NORM: case CODE_DROPOUT: return 1;
             case CODE_SCALE: return layer[1] + layer[2];
-            default: return 0;
+            default: return activation_of(layer.sizes[0]) == Activation::leaky_relu;
         }
     }
 
@@ -108,11 +93,7 @@ class Reader {
             if (layer.code() == CODE_GROUP_NORM || layer.code() == CODE_LAYER_NORM) return norm(i);
             if (layer.code() == CODE_ADD || layer.code() == CODE_CONCAT) return join(i);
             if (layer.code() == CODE_SCALE || layer.code() == CODE_DROPOUT) return constant(i);
-            if (activation_of(layer.code()) == Activation::none) return false;
-            Stage stage;
-            stage.kind = StageKind::activation;
-            stage.curve = curve_of(layer);
-            finish(stage, i, i);
+            return activation(i);
         }
         return true;
     }
@@ -130,6 +111,15 @@ class Reader {
         return curve;
     }
 
+    bool activation(int i) {
+        Stage stage;
+        stage.kind = StageKind::activation;
+        stage.curve = curve_of(layers_[i]);
+        if (stage.curve.kind == Activation::none) return false;
+        finish(stage, i, i);
+        return true;
+    }
+
     // The layer behind this one, if it is the only one that reads it and reads nothing else; 0 if there is none.
     int follower(int i) const {
         const Layer &layer = layers_[i];
@@ -141,7 +131,7 @@ class Reader {
         const int next = follower(i);
         if (!next) return i;
         const Curve curve = curve_of(layers_[next]);
-        if (curve.kind == Activation::none || curve.kind > Activation::sigmoid) return i;
+        if (curve.kind == Activation::none || !is_fusable(curve.kind)) return i;
         stage.curve = curve;
         return inherit(i, next);
     }

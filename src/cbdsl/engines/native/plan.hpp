@@ -6,17 +6,9 @@
 #include <cstdint>
 #include <vector>
 
-#include "lanes.hpp"
+#include "curves.hpp"
 
 namespace cbdsl {
-
-// The slope of the curves up to sigmoid can be seen from their result, and they never fall: they can be fused.
-enum class Activation { none, relu, relu6, leaky_relu, tanh, sigmoid, silu, hardswish, gelu, gelu_by_tanh };
-
-struct Curve {
-    Activation kind = Activation::none;
-    float slope = 0.0f;  // of leaky_relu, below zero
-};
 
 enum class StageKind { convolution, dense, pool, activation, norm, add, concat, scale, dropout, flatten };
 // Pooling that a convolution does itself while its results are still in registers (2x2, stride 2).
@@ -135,10 +127,9 @@ struct Plan {
 };
 
 enum LayerCode : int32_t {
-    CODE_CONVOLUTION = 1, CODE_RELU, CODE_TANH, CODE_SIGMOID, CODE_MAX_POOL, CODE_AVERAGE_POOL, CODE_FLATTEN, CODE_LINEAR,
-    CODE_RELU6, CODE_LEAKY_RELU, CODE_SILU, CODE_HARDSWISH, CODE_GELU, CODE_GELU_BY_TANH, CODE_GROUP_NORM, CODE_LAYER_NORM,
-    CODE_DROPOUT, CODE_SCALE, CODE_ADD, CODE_CONCAT
-};
+    CODE_CONVOLUTION = 1, CODE_MAX_POOL = 5, CODE_AVERAGE_POOL = 6, CODE_FLATTEN = 7, CODE_LINEAR = 8, CODE_GROUP_NORM = 15,
+    CODE_LAYER_NORM = 16, CODE_DROPOUT = 17, CODE_SCALE = 18, CODE_ADD = 19, CODE_CONCAT = 20
+};  // those of activations are in curves.hpp
 constexpr int LAYER_FIELDS = 12;  // code, how many tensors it reads, then up to ten numbers
 
 // layers: (count, LAYER_FIELDS). reads: for each layer, in a row, the numbers of those it reads, -1 for the samples.
