@@ -60,7 +60,7 @@ class Flooder(LightWorker):
             asyncio.get_running_loop().call_later(0.1, self.flood, number + 30)
 
 
-class Liar(LightWorker):
+class FalseClaimer(LightWorker):
     """Claims to be the best and uploads something else: banned the first time."""
 
     def answer(self, order: OrderMessage, score: float = BEST) -> None:
@@ -100,7 +100,7 @@ NOT_YET = pytest.mark.xfail(
     reason="Who stalls in every tenth round has sat out its back-off of 2, 4 and 8 rounds by its turn, and each "
     "stall costs the whole upload deadline: 27 rounds of 100, and a median of eight times the clean one.",
 )
-HOSTILE = (Late, Staller, Flooder, Liar, Restless)
+HOSTILE = (Late, Staller, Flooder, FalseClaimer, Restless)
 
 
 @dataclass

@@ -196,7 +196,9 @@ class Unhurried(Best):
 """
 
 
-def test_a_liar_a_staller_a_thousand_malformed_messages_and_the_right_model_wins(data: Path, tmp_path: Path) -> None:
+def test_an_attacker_a_staller_a_thousand_malformed_messages_and_the_right_model_wins(
+    data: Path, tmp_path: Path
+) -> None:
     (tmp_path / "unhurried.py").write_text(UNHURRIED)  # or a fast machine is done before the messages are
     spec = tiny_spec(
         data, workers=5, rounds=12, attack__byzantine=1, attack__name="staller", selection__name="unhurried",
@@ -204,9 +206,9 @@ def test_a_liar_a_staller_a_thousand_malformed_messages_and_the_right_model_wins
     )  # fmt: skip
     with deployment(tmp_path, spec, BEST) as made:
         honest = [number for number in range(5) if number not in made.stage.byzantine]
-        liar, flooded = honest[0], made.names[honest[1]]
+        attacker, flooded = honest[0], made.names[honest[1]]
         for number, name in enumerate(made.names):
-            made.start_worker(name, *(["--attack", "liar"] if number == liar else []))
+            made.start_worker(name, *(["--attack", "liar"] if number == attacker else []))
         made.start_server("--upload-seconds", "0.5", "--round-seconds", "3")
         wait_until(lambda: made.rounds_played() >= 1)
         assert made.server is not None
@@ -230,7 +232,7 @@ def test_a_liar_a_staller_a_thousand_malformed_messages_and_the_right_model_wins
         assert sum(events[-1]["refused"].values()) >= 900
         assert len([event for event in events if event["event"] == "refused"]) < 40
         summary = json.loads((made.out / "summary.json").read_text())
-        assert summary["banned"] == [liar]  # a staller is passed over, not banned
+        assert summary["banned"] == [attacker]  # a staller is passed over, not banned
         assert summary["final_accuracy"] > 0.8
 
 

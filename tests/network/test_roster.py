@@ -205,13 +205,13 @@ def test_an_order_says_how_many_members_there_are() -> None:
 # --- a run whose members change
 
 
-class Guests(Crew):
+class ChangingCrew(Crew):
     """Workers of a stage, and further ones, who have the samples of the first."""
 
     def own(self, number: int) -> Any:  # noqa: ANN401
         return super().own(number % 6)
 
-    def invite(self, name: str) -> int:
+    def add(self, name: str) -> int:
         self.names = (*self.names, name)
         self.start(len(self.names) - 1)
         return len(self.names) - 1
@@ -229,8 +229,8 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def guests(tmp_path: Path) -> Iterable[Guests]:
-    made = Guests(Bus(), prepared(small_spec(rounds=12)), tmp_path)
+def crew(tmp_path: Path) -> Iterable[ChangingCrew]:
+    made = ChangingCrew(Bus(), prepared(small_spec(rounds=12)), tmp_path)
     write(tmp_path / "roster.txt", OLD)
     for number in range(6):
         made.start(number)
@@ -258,14 +258,14 @@ def until(condition: Callable[[], bool]) -> Callable[[cbdsl.RoundRecord], None]:
     return on_round
 
 
-def test_a_device_joins_a_running_swarm_and_another_one_leaves_it(tmp_path: Path, guests: Guests) -> None:
-    bus, said = guests.bus, []
+def test_a_device_joins_a_running_swarm_and_another_one_leaves_it(tmp_path: Path, crew: ChangingCrew) -> None:
+    bus, said = crew.bus, []
 
     def on_round(line: cbdsl.RoundRecord) -> None:
         if line.round == 2:
             write(tmp_path / "roster.txt", ("porch", *OLD))
         if line.round == 3:  # it is in; its hello is answered
-            guests.invite("porch")
+            crew.add("porch")
             until(lambda: "porch" in said)(line)
         if line.round == 6:
             write(tmp_path / "roster.txt", ("porch", *OLD[:4], "w5"))
@@ -277,7 +277,7 @@ def test_a_device_joins_a_running_swarm_and_another_one_leaves_it(tmp_path: Path
         if event == "connected":
             said.append(details["worker"])
 
-    outcome = served(bus, guests.stage, tmp_path, on_round=on_round, on_event=on_event)
+    outcome = served(bus, crew.stage, tmp_path, on_round=on_round, on_event=on_event)
     records = outcome.result.rounds
     assert [line.participants for line in records] == [6, 6, 7, 7, 7, 7, 6, 6, 6, 6, 6, 6]
     claims = [json.loads(line)["claims"] for line in (tmp_path / "run" / "claims.jsonl").read_text().splitlines()]
@@ -291,16 +291,16 @@ def test_a_device_joins_a_running_swarm_and_another_one_leaves_it(tmp_path: Path
     assert (stored["names"], stored["left"]) == ([*OLD, "porch"], ["w4"])
     assert outcome.result.summary.banned == []
     for name in ("porch", "w0"):
-        guests.threads[guests.names.index(name)].join(20)
+        crew.threads[crew.names.index(name)].join(20)
         found = cbdsl.load(tmp_path / name / "model.safetensors")
         assert np.array_equal(found.weights, outcome.result.weights)
 
 
-def test_a_run_without_changes_has_the_numbers_of_the_simulator(tmp_path: Path, guests: Guests) -> None:
+def test_a_run_without_changes_has_the_numbers_of_the_simulator(tmp_path: Path, crew: ChangingCrew) -> None:
     def touch(line: cbdsl.RoundRecord) -> None:
         write(tmp_path / "roster.txt", OLD if line.round % 2 else reversed(OLD))
 
-    outcome = served(guests.bus, guests.stage, tmp_path, on_round=touch)
+    outcome = served(crew.bus, crew.stage, tmp_path, on_round=touch)
     simulated = cbdsl.run(small_spec(rounds=12), model=perceptron, data=blobs())
     assert without_time(outcome.result) == without_time(simulated)
     assert np.array_equal(outcome.result.weights, simulated.weights)
@@ -320,7 +320,7 @@ def test_a_run_without_changes_has_the_numbers_of_the_simulator(tmp_path: Path, 
 def test_members_change_whatever_the_method(settings: dict[str, Any], tmp_path: Path) -> None:
     bus, stage = Bus(), prepared(small_spec(rounds=8, **settings))
     write(tmp_path / "roster.txt", OLD)
-    made = Guests(bus, stage, tmp_path)
+    made = ChangingCrew(bus, stage, tmp_path)
     for number in range(6):
         made.start(number)
     said: list[str] = []
@@ -329,7 +329,7 @@ def test_members_change_whatever_the_method(settings: dict[str, Any], tmp_path: 
         if line.round == 2:
             write(tmp_path / "roster.txt", (*OLD[1:], "porch", "shed"))
         if line.round == 3:
-            made.invite("porch")
+            made.add("porch")
             until(lambda: "porch" in said)(line)
 
     serving = Experiment.prepare(stage.spec, UserParts(model=perceptron, data=blobs()), 1, deal=False)
@@ -346,15 +346,15 @@ def test_members_change_whatever_the_method(settings: dict[str, Any], tmp_path: 
     assert whole == ([3, 3, 4, 4, 4, 4, 4, 4] if settings.get("participation") else [6, 6, 7, 7, 7, 7, 7, 7])
 
 
-def test_a_server_that_is_started_again_with_another_roster_goes_on(tmp_path: Path, guests: Guests) -> None:
+def test_a_server_that_is_started_again_with_another_roster_goes_on(tmp_path: Path, crew: ChangingCrew) -> None:
     def stop() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        served(guests.bus, guests.stage, tmp_path, on_round=at(4, stop))
+        served(crew.bus, crew.stage, tmp_path, on_round=at(4, stop))
     write(tmp_path / "roster.txt", ("shed", *OLD[:2], *OLD[3:]))
-    guests.invite("shed")
-    outcome = served(guests.bus, guests.stage, tmp_path)
+    crew.add("shed")
+    outcome = served(crew.bus, crew.stage, tmp_path)
     assert [line.participants for line in outcome.result.rounds] == [6] * 12
     assert [one["worker"] for one in events(tmp_path, "enrolled")] == ["shed"]
     assert [one["worker"] for one in events(tmp_path, "left")] == ["w2"]
@@ -362,7 +362,7 @@ def test_a_server_that_is_started_again_with_another_roster_goes_on(tmp_path: Pa
 
 
 def test_a_server_killed_between_a_change_and_the_round_after_it_goes_on_as_if_it_had_not_been(
-    tmp_path: Path, guests: Guests, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, crew: ChangingCrew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     honest = NetworkSwarm.report
 
@@ -375,17 +375,17 @@ def test_a_server_killed_between_a_change_and_the_round_after_it_goes_on_as_if_i
     monkeypatch.setattr(NetworkSwarm, "report", dies)
     change = at(3, lambda: write(tmp_path / "roster.txt", ("shed", *OLD[1:])))
     with pytest.raises(KeyboardInterrupt):
-        served(guests.bus, guests.stage, tmp_path, on_round=change)
+        served(crew.bus, crew.stage, tmp_path, on_round=change)
     stored = json.loads((tmp_path / "run" / "roster.json").read_text())
     assert (stored["names"], stored["left"]) == ([*OLD, "shed"], ["w0"])
     write(tmp_path / "roster.txt", ("attic", "shed", *OLD[1:]))  # and another one meanwhile
-    outcome = served(guests.bus, guests.stage, tmp_path)
+    outcome = served(crew.bus, crew.stage, tmp_path)
     assert [line.participants for line in outcome.result.rounds] == [6, 6, 6, *[7] * 9]
     assert json.loads((tmp_path / "run" / "roster.json").read_text())["names"] == [*OLD, "shed", "attic"]
 
 
 def test_who_is_removed_while_it_is_invited_ends_its_round_and_is_not_in_the_next(
-    tmp_path: Path, guests: Guests
+    tmp_path: Path, crew: ChangingCrew
 ) -> None:
     removed: list[str] = []
 
@@ -393,11 +393,11 @@ def test_who_is_removed_while_it_is_invited_ends_its_round_and_is_not_in_the_nex
         if topic.endswith("/invitation") and not removed:
             removed.append(topic.split("/")[3])
             write(tmp_path / "roster.txt", [name for name in OLD if name != removed[0]])
-            guests.stop(OLD.index(removed[0]))  # revoked: the broker ends its connection
+            crew.stop(OLD.index(removed[0]))  # revoked: the broker ends its connection
         return False
 
-    guests.bus.lose = lose
-    outcome = served(guests.bus, guests.stage, tmp_path)
+    crew.bus.lose = lose
+    outcome = served(crew.bus, crew.stage, tmp_path)
     assert removed
     number = OLD.index(removed[0])
     first = next(line for line in outcome.result.rounds if any(v["worker"] == number for v in line.verdicts))
@@ -407,14 +407,14 @@ def test_who_is_removed_while_it_is_invited_ends_its_round_and_is_not_in_the_nex
     assert outcome.result.summary.banned == []
 
 
-def test_who_is_put_back_has_its_number_again(tmp_path: Path, guests: Guests) -> None:
+def test_who_is_put_back_has_its_number_again(tmp_path: Path, crew: ChangingCrew) -> None:
     def on_round(line: cbdsl.RoundRecord) -> None:
         if line.round == 2:
             write(tmp_path / "roster.txt", OLD[1:])
         if line.round == 4:
             write(tmp_path / "roster.txt", OLD)
 
-    outcome = served(guests.bus, guests.stage, tmp_path, on_round=on_round)
+    outcome = served(crew.bus, crew.stage, tmp_path, on_round=on_round)
     assert [line.participants for line in outcome.result.rounds] == [6, 6, 5, 5, *[6] * 8]
     claims = [json.loads(line)["claims"] for line in (tmp_path / "run" / "claims.jsonl").read_text().splitlines()]
     assert "w0" in claims[-1]
@@ -423,29 +423,29 @@ def test_who_is_put_back_has_its_number_again(tmp_path: Path, guests: Guests) ->
 
 
 def test_who_is_taken_from_the_roster_says_so_once(
-    tmp_path: Path, guests: Guests, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, crew: ChangingCrew, caplog: pytest.LogCaptureFixture
 ) -> None:
-    served(guests.bus, guests.stage, tmp_path, on_round=at(2, lambda: write(tmp_path / "roster.txt", OLD[1:])))
+    served(crew.bus, crew.stage, tmp_path, on_round=at(2, lambda: write(tmp_path / "roster.txt", OLD[1:])))
     told = [line for line in caplog.messages if "takes no part in the run any more" in line]
     assert len(told) == 1
     assert told[0].startswith("worker w0 ")
 
 
-def test_everybody_may_be_replaced(tmp_path: Path, guests: Guests) -> None:
+def test_everybody_may_be_replaced(tmp_path: Path, crew: ChangingCrew) -> None:
     """A file of nobody is an error; a file of nobody that was there before is not."""
 
     def on_round(line: cbdsl.RoundRecord) -> None:
         if line.round == 2:
             write(tmp_path / "roster.txt", ["new"])
-            guests.invite("new")
+            crew.add("new")
 
-    outcome = served(guests.bus, guests.stage, tmp_path, on_round=on_round)
+    outcome = served(crew.bus, crew.stage, tmp_path, on_round=on_round)
     assert {line.participants for line in outcome.result.rounds[2:]} == {1}
     assert outcome.result.summary.rounds == 12
 
 
 def test_everybody_may_be_replaced_while_a_round_waits_for_them(
-    tmp_path: Path, guests: Guests, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, crew: ChangingCrew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cbdsl.network.server.NUDGE_SECONDS", 0.1)
 
@@ -453,15 +453,15 @@ def test_everybody_may_be_replaced_while_a_round_waits_for_them(
         rounds = tmp_path / "run" / "rounds.jsonl"
         if not topic.endswith("/down/order") or not rounds.exists() or rounds.read_text().count("\n") < 2:
             return False
-        guests.bus.lose = lambda _: False
+        crew.bus.lose = lambda _: False
         for number in range(6):
-            guests.stop(number)
+            crew.stop(number)
         write(tmp_path / "roster.txt", ["new"])
-        guests.invite("new")
+        crew.add("new")
         return True
 
-    guests.bus.lose = lose
-    outcome = served(guests.bus, guests.stage, tmp_path)
+    crew.bus.lose = lose
+    outcome = served(crew.bus, crew.stage, tmp_path)
     assert [line.participants for line in outcome.result.rounds[:3]] == [6, 6, 6]
     assert {line.participants for line in outcome.result.rounds[3:]} == {1}
     assert outcome.result.summary.rounds == 12

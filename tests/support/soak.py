@@ -2,7 +2,7 @@
 
 Not collected by pytest. Kills a random worker every `--every` seconds, and the server and the broker a few times on the
 way; starts each again at once. Ends with figures, and fails if the run is stuck, an accepted model is lost, an honest
-worker is banned or the liar is not.
+worker is banned or the attacker is not.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
 def soak(made: Deployment, every: float, seconds: float) -> dict[str, object]:
     """Play the run under fire."""
     rng = random.Random(0)
-    rounds, liar = made.spec.rounds, made.names[made.stage.byzantine[0]]
+    rounds, attacker = made.spec.rounds, made.names[made.stage.byzantine[0]]
     deadlines = ("--grace-seconds", "2", "--upload-seconds", "10", "--round-seconds", "60")
     started = time.monotonic()
     made.start_workers()
@@ -76,7 +76,7 @@ def soak(made: Deployment, every: float, seconds: float) -> dict[str, object]:
                 made.kill_broker()
         if time.monotonic() - last > every and played < rounds - 2:
             last = time.monotonic()
-            name = rng.choice([name for name in made.names if name != liar])
+            name = rng.choice([name for name in made.names if name != attacker])
             made.kill_worker(name)
             made.start_worker(name)
             kills["worker"] += 1
