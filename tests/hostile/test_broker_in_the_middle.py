@@ -39,7 +39,7 @@ def keys(made: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def hear(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "cbdsl.deploy")
+    caplog.set_level(logging.WARNING, "cbdsl.network")
 
 
 def authority(keys: Path) -> Authority:

@@ -16,11 +16,12 @@ from cbdsl.network import topics
 from cbdsl.network.broker import Broker, find_mosquitto, running_broker
 from cbdsl.network.mqtt import Address, Meter, MqttLink
 from cbdsl.network.provision import read_settings
-from support.broker_members import NAMES, SWARM, member
+from support.broker_members import NAMES, SWARM, keys, member
 from support.deployment import memory_of
 from support.light_workers import context_of, publish
 from support.mqtt_client import Client, wait_for
 
+__all__ = ["keys"]  # a fixture
 pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed")
 PIECE = os.urandom(100 * 1024)
 

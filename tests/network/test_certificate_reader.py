@@ -105,6 +105,6 @@ def test_the_dates_are_a_warning_for_the_clock_may_be_wrong(
     monkeypatch.setattr(certificates, "_BACKDATED", timedelta(days=backdated))
     put(tmp_path, "worker", authority(keys).issue_client(organization_of("lab"), "anna", days))
     address = member(keys, 1, certificate=tmp_path / "worker.crt", key=tmp_path / "worker.key")
-    with caplog.at_level(logging.WARNING, "cbdsl.deploy"):
+    with caplog.at_level(logging.WARNING, "cbdsl.network"):
         check_member(address, "lab", "anna")
     assert (words in caplog.text) if words else not caplog.text

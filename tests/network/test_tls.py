@@ -46,7 +46,7 @@ def broker(keys: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bro
 
 @pytest.fixture(autouse=True)
 def hear(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "cbdsl.deploy")
+    caplog.set_level(logging.INFO, "cbdsl.network")
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ def said_within(
     seconds: int, waits: list[tuple[int, WaitReason | None]], caplog: pytest.LogCaptureFixture
 ) -> list[str]:
     """What is said in so many seconds; waits: from when on for what."""
-    caplog.set_level(logging.INFO, "cbdsl.deploy")
+    caplog.set_level(logging.INFO, "cbdsl.network")
     now, said = 0.0, []
     waiting = WaitLog("anna", lambda: now)
     for second in range(seconds):

@@ -24,7 +24,7 @@ from cbdsl.network.wire import DIGEST_BYTES, digest_of, weights_from_bytes, weig
 from cbdsl.util.files import private_file, read_json, read_text, write_json
 from cbdsl.util.formatting import format_bytes
 
-_log = logging.getLogger("cbdsl.deploy")
+_log = logging.getLogger("cbdsl.network")
 
 _HEADER = DIGEST_BYTES + 4  # bytes before each entry of a journal: its hash and its length
 

@@ -33,7 +33,7 @@ from cbdsl.network.broker import PASSWORD_VARIABLE
 from cbdsl.network.tls import RIGHTS, explain, make_context
 from cbdsl.util.files import write_atomically
 
-_log = logging.getLogger("cbdsl.deploy")
+_log = logging.getLogger("cbdsl.network")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from cbdsl.network.topics import check_name
 from cbdsl.network.wire import MAX_WORKERS
 from cbdsl.util.files import read_json, read_text, write_json
 
-_log = logging.getLogger("cbdsl.deploy")
+_log = logging.getLogger("cbdsl.network")
 
 _MOST_SAMPLES = 2**31 - 1  # that a greeting can state
 _SETTLED_SECONDS = 0.5  # a file that has not changed for this long is not being written any more

@@ -38,7 +38,7 @@ from cbdsl.network.wire import (
     WireError,
 )
 
-_log = logging.getLogger("cbdsl.deploy")
+_log = logging.getLogger("cbdsl.network")
 
 NUDGE_SECONDS = 10.0  # a missing answer is requested again after this time: a broker may have dropped a message
 _TICK = 0.25  # seconds between looks at the clock while waiting

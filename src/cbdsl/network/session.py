@@ -119,7 +119,7 @@ def serve(
 
             def annotate(completed: CompletedRound) -> RoundRecord:
                 _note_claims(claims, completed, roster)
-                return _named(completed, roster, network)
+                return _add_names(completed, roster, network)
 
             for completed in play_rounds(
                 stage, state, network, members=network.members, opened=opened, annotate=annotate
@@ -137,7 +137,7 @@ def serve(
         (out / "journal.bin").unlink(missing_ok=True)
         events.note("finished", round=state.round, refused=dict(events.refusals), offences=events.offences()[:1000])
         result = finish_run(stage, opened)
-        _name_workers(out, result, roster)
+        _add_names_to_summary(out, result, roster)
         return ServedRun(result, meter.counts(), dict(events.refusals))
     finally:
         opened.close()
@@ -148,13 +148,13 @@ def _message(stage: Experiment, state: ServerState) -> Floats:
     return stage.server.method.broadcast(state.global_best, state.memory)
 
 
-def _name_workers(out: Path, result: Result, roster: Roster) -> None:
+def _add_names_to_summary(out: Path, result: Result, roster: Roster) -> None:
     """Add the workers' names to the summary."""
     names = {str(number): name for number, name in enumerate(roster.names)}
     write_json(out / "summary.json", {**asdict(result.summary), "names": names}, private=True)
 
 
-def _named(played: CompletedRound, roster: Roster, network: NetworkSwarm) -> RoundRecord:
+def _add_names(played: CompletedRound, roster: Roster, network: NetworkSwarm) -> RoundRecord:
     """Add to a round's record the names of the workers that it mentions, and the seconds per phase."""
     line = played.record
     told = {verdict["worker"] for verdict in line.verdicts} | {int(worker) for worker in line.set_aside}

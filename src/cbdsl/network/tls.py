@@ -26,7 +26,7 @@ SERVER_NAME, MONITOR_NAME = "parameter.server", "swarm.monitor"
 SOON = timedelta(days=30)
 """A certificate that expires within this time gives a warning."""
 
-_log = logging.getLogger("cbdsl.deploy")
+_log = logging.getLogger("cbdsl.network")
 
 _ORGANIZATION = "cbdsl "  # prefix of the swarm's name: the organization in every certificate of `provision`
 _LONGEST_NAME = 64  # letters of a name in a certificate; a longer one was cut

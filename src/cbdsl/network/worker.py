@@ -43,7 +43,7 @@ from cbdsl.network.worker_state import Assignment, DeviceWorker, WorkerState, Wo
 from cbdsl.util.files import write_atomically
 from cbdsl.util.formatting import format_duration, single_line
 
-_log = logging.getLogger("cbdsl.deploy")
+_log = logging.getLogger("cbdsl.network")
 
 _WAIT_SECONDS = 1.0  # how often an idle worker checks whether it was stopped
 _HELLO_SECONDS = (5.0, 60.0)  # first and longest pause between the hellos of a worker that is not welcomed

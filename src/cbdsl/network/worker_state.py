@@ -284,7 +284,7 @@ def _make_adversary(
     )
 
 
-_log = logging.getLogger("cbdsl.deploy")
+_log = logging.getLogger("cbdsl.network")
 
 README = """\
 The state of a worker (`cbdsl work --state`); with it the worker goes on after a stop. Nothing here is ever sent whole.
