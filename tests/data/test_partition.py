@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cbdsl import register
 from cbdsl.arrays import Samples
 from cbdsl.data.dataset import Dataset
-from cbdsl.data.partition import FeatureSkew, Split, as_seen, split
+from cbdsl.data.partition import FeatureSkew, Split, alter_features, split
 from cbdsl.errors import UserError
 from cbdsl.presets import preset
 from cbdsl.spec import DataSpec
@@ -152,7 +152,7 @@ def test_each_worker_sees_its_own_samples_with_an_offset_and_noise_of_its_own() 
     parts = split(LABELS, SMALL, 4, 1, partition=skew)
     plain = split(LABELS, replace(SMALL, partition="iid"), 4, 1)
     np.testing.assert_array_equal(np.concatenate(parts.workers), np.concatenate(plain.workers))
-    seen = as_seen(SEEN, parts, skew, 1).features
+    seen = alter_features(SEEN, parts, skew, 1).features
     np.testing.assert_array_equal(SEEN.features, 0)  # what others hold is left alone
     shared = np.setdiff1d(np.arange(3000), np.concatenate(parts.workers))
     np.testing.assert_array_equal(seen[shared], 0)
@@ -165,12 +165,12 @@ def test_each_worker_sees_its_own_samples_with_an_offset_and_noise_of_its_own() 
 def test_what_a_worker_sees_is_named_by_the_seed_and_the_worker() -> None:
     skew = FeatureSkew()
     parts = split(LABELS, SMALL, 4, 1, partition=skew)
-    first, again, other = (as_seen(SEEN, parts, skew, seed).features for seed in (1, 1, 2))
+    first, again, other = (alter_features(SEEN, parts, skew, seed).features for seed in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert not np.array_equal(first, other)
     none = FeatureSkew(noise=0.0, shift=0.0)
-    np.testing.assert_array_equal(as_seen(SEEN, parts, none, 1).features, SEEN.features)
-    assert as_seen(SEEN, parts, register.partition.make("iid", {}), 1) is SEEN
+    np.testing.assert_array_equal(alter_features(SEEN, parts, none, 1).features, SEEN.features)
+    assert alter_features(SEEN, parts, register.partition.make("iid", {}), 1) is SEEN
 
 
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
@@ -189,8 +189,8 @@ def test_a_skew_that_breaks_samples_or_deals_them_twice_is_an_error() -> None:
             return features[:-1]
 
     for skew, words in (
-        (Twice(), "deals some of them to several workers"),
+        (Twice(), "gives some of them to several workers"),
         (Broken(), "makes .* of worker 0's features"),
     ):
         with pytest.raises(UserError, match=words):
-            as_seen(SEEN, split(LABELS, SMALL, 4, 1, partition=skew), skew, 1)
+            alter_features(SEEN, split(LABELS, SMALL, 4, 1, partition=skew), skew, 1)

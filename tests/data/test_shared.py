@@ -13,7 +13,7 @@ import cbdsl
 from cbdsl.arrays import Samples
 from cbdsl.data.dataset import SCALES, Scaling, load
 from cbdsl.data.partition import split
-from cbdsl.data.shared import SharedSet, check_source, read_shared, with_shared, write_shared
+from cbdsl.data.shared import SharedSet, add_shared, check_source, read_shared, write_shared
 from cbdsl.errors import UserError
 from cbdsl.runs.build import Experiment, UserParts
 from cbdsl.runs.resolve import refuse_idle, resolve
@@ -64,7 +64,7 @@ def test_a_hold_out_in_the_file_is_the_server_s(tmp_path: Path) -> None:
 def test_without_a_file_nothing_changes() -> None:
     data, spec = blobs(), small_spec()
     parts = split(data.train.labels, spec.data, 6, 0)
-    same_data, same_parts = with_shared(data, parts, spec.data)
+    same_data, same_parts = add_shared(data, parts, spec.data)
     assert same_data is data
     assert same_parts is parts
 

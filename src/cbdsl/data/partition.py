@@ -1,8 +1,8 @@
-"""Who holds which samples: pure functions from labels to disjoint lists of indices.
+"""Partitions: functions from labels to each worker's list of sample indices.
 
-D_G = D_tr + D_sc and the server's private hold-out are drawn first and do not depend on the method, so that at one
-seed every method sees the same data. Nothing here looks at features or at the test set; a partition that also
-changes what its workers see (`Altering`) changes their own training samples alone.
+D_G = D_tr + D_sc and the server's private hold-out are drawn first and do not depend on the method: with the same seed
+every method has the same data. Partitions see neither features nor the test set; one that changes the features of its
+workers (`Altering`) changes their own training samples only.
 """
 
 from __future__ import annotations
@@ -30,36 +30,47 @@ class Split:
 
     shared_training: Indices  # D_tr
     shared_scoring: Indices  # D_sc
-    holdout: Indices  # the server's own, never sent to anybody
+    holdout: Indices  # the server's own, never sent
     workers: tuple[Indices, ...]  # D_1 ... D_U
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """The samples that are dealt to workers: those left beside D_G and the hold-out."""
+    """The samples for the workers: all but D_G and the hold-out.
+
+    >>> pool = Pool(np.arange(4, dtype=np.int32), np.array([0, 1, 0, 1], np.int32), None)
+    >>> len(pool), pool.labels[pool.indices].tolist()
+    (4, [0, 1, 0, 1])
+    """
 
     indices: Indices  # (n,), sorted
     labels: Labels  # (N,), of the whole training set
-    clients: Indices | None  # (N,): the number of the client that a sample comes from, -1: nobody's; none: unknown
+    clients: Indices | None  # (N,): each sample's client, -1: of none; None: not known
 
     def __len__(self) -> int:
         return len(self.indices)
 
 
 class Partition(Protocol):
-    """Deals a pool to workers. Settings are keyword-only arguments."""
+    """Assigns the samples of a pool to workers. Its settings are keyword-only arguments.
+
+    >>> def equal_parts(pool, spec, workers, rng):
+    ...     return np.array_split(pool.indices, workers)
+    >>> [part.tolist() for part in equal_parts(Pool(np.arange(4), np.arange(4), None), None, 2, None)]
+    [[0, 1], [2, 3]]
+    """
 
     def __call__(self, pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> Sequence[Indices]:
-        """One list of indices a worker, all of them from the pool, none empty; the same for the same generator."""
+        """Return one non-empty list of indices from the pool per worker, depending on nothing but the arguments."""
         ...
 
 
 @runtime_checkable
 class Altering(Partition, Protocol):
-    """A partition that also says how the samples of a worker look; no two workers hold the same one."""
+    """A partition that also changes the features of each worker's samples; each sample has one worker."""
 
     def altered(self, features: Floats, worker: int, workers: int, rng: np.random.Generator) -> Floats:
-        """A worker's features (n, ...) as it sees them, in the same shape; the same for the same generator."""
+        """Return a worker's changed features, in the shape (n, ...) of the given ones."""
         ...
 
 
@@ -72,23 +83,24 @@ def split(
     partition: Partition | None = None,
     secret: int = 0,
 ) -> Split:
-    """Draw the shared set and the hold-out, then deal the rest to the workers.
+    """Draw the shared set and the hold-out, then assign the rest to the workers.
 
-    Where some samples are nobody's (client -1), the shared set and the hold-out are drawn from those alone. Where D_G
-    comes from a file, as many samples are set aside all the same, if there are so many: workers and hold-out stay.
-    partition: another one than the spec names. secret: draws the hold-out instead of the seed, which workers know.
+    If some samples belong to no client (-1), the shared set and the hold-out are drawn from those. If D_G comes from a
+    file, the same samples are still set aside where possible, so that workers and hold-out do not change.
+    partition: instead of the spec's. secret: seed of the hold-out that workers do not know; 0: the spec's seed.
     """
     sizes = (spec.shared_training, spec.shared_scoring, spec.holdout)
     free = np.arange(len(labels)) if clients is None or (clients >= 0).all() else np.flatnonzero(clients < 0)
-    if spec.shared_source and sum(sizes) > len(free):  # D_G is in a file: set nothing aside that is not there
+    if spec.shared_source and sum(sizes) > len(free):  # D_G is in a file, and there are too few to set aside
         sizes = (0, 0, spec.holdout)
     if sum(sizes) > len(free):
-        whose = "the training set has" if len(free) == len(labels) else "of the samples that are no client's there are"
+        whose = "the training set has" if len(free) == len(labels) else "the samples of no client are"
         raise UserError(
             f"The shared training set ({sizes[0]:,}), the shared scoring set ({sizes[1]:,}) and the hold-out "
-            f"({sizes[2]:,}) need {sum(sizes):,} samples, but {whose} {len(free):,}. They are set aside whatever the "
-            "method, so that methods are compared on the same samples. Set data.shared_training, data.shared_scoring "
-            "or data.holdout lower; the hold-out may be 0 where neither the guard nor tune uses it."
+            f"({sizes[2]:,}) need {sum(sizes):,} samples, but {whose} {len(free):,}. Every method sets them aside, so "
+            "that methods are compared on the same samples. Set data.shared_training, data.shared_scoring or "
+            "data.holdout lower; the hold-out may be 0 unless the guard or tune uses it.",
+            code="out-of-range",
         )
     order = free[stream(seed, "shared-set").permutation(len(free))].astype(np.int32)
     if secret:
@@ -99,34 +111,39 @@ def split(
     pool = Pool(np.sort(owned).astype(np.int32), labels, clients)
     deal = partition or register.partition.make(spec.partition, {})
     rows = deal(pool, spec, workers, stream(seed, "partition")) if workers else []
-    _check_dealt(rows, pool, workers, deal)
+    _check_parts(rows, pool, workers, deal)
     return Split(training, scoring, holdout, tuple(np.asarray(row).astype(np.int32) for row in rows))
 
 
-def _check_dealt(rows: Sequence[Indices], pool: Pool, workers: int, deal: Partition) -> None:
+def _check_parts(rows: Sequence[Indices], pool: Pool, workers: int, deal: Partition) -> None:
     name = _name_of(deal)
     if len(rows) != workers:
-        raise UserError(f"The partition {name} deals to {len(rows)} workers; there are {workers}.")
+        raise UserError(
+            f"The partition {name} returns parts for {len(rows)} workers; there are {workers}.", code="invalid-part"
+        )
     flat = all(np.ndim(row) == 1 for row in rows)
-    known = flat and bool(np.isin(np.concatenate([*rows, pool.indices[:0]]), pool.indices).all())  # all at once: quick
+    known = flat and bool(np.isin(np.concatenate([*rows, pool.indices[:0]]), pool.indices).all())
     for worker, row in enumerate(rows):
         if not known and (np.ndim(row) != 1 or not np.isin(row, pool.indices).all()):
             raise UserError(
                 f"The partition {name} gives worker {worker} indices that are not in the pool; give whole numbers from "
-                "pool.indices, (n,) each. Try it with cbdsl.testing.check_partition."
+                "pool.indices, (n,) each. Try it with cbdsl.testing.check_partition.",
+                code="invalid-part",
             )
         if not len(row):
-            raise UserError(f"The partition {name} leaves worker {worker} without samples. Ask for fewer workers.")
+            raise UserError(
+                f"The partition {name} leaves worker {worker} without samples. Use fewer workers.", code="invalid-part"
+            )
 
 
-def as_seen(samples: Samples, parts: Split, partition: Partition, seed: int) -> Samples:
-    """The training set as its holders see it: the same, unless the partition alters what a worker holds."""
+def alter_features(samples: Samples, parts: Split, partition: Partition, seed: int) -> Samples:
+    """Return the training set as the workers see it: the same, unless the partition is `Altering`."""
     if not isinstance(partition, Altering) or not parts.workers:
         return samples
     name, held = _name_of(partition), np.concatenate(parts.workers)
     if len(np.unique(held)) < len(held):
         raise UserError(
-            f"The partition {name} alters samples, and deals some of them to several workers. Deal each once."
+            f"The partition {name} alters samples, and gives some of them to several workers.", code="invalid-part"
         )
     require_memory(samples.features.nbytes, "The training set, altered for each worker, takes", "Use a smaller one.")
     features = samples.features.copy()
@@ -136,7 +153,8 @@ def as_seen(samples: Samples, parts: Split, partition: Partition, seed: int) -> 
         if own.shape != before.shape or not np.isfinite(own).all():
             raise UserError(
                 f"The partition {name} makes {own.shape} of worker {worker}'s features {before.shape}, or numbers that "
-                "are not finite. Try it with cbdsl.testing.check_partition."
+                "are not finite. Try it with cbdsl.testing.check_partition.",
+                code="invalid-part",
             )
         features[rows] = own
     return Samples(features, samples.labels)
@@ -149,9 +167,9 @@ def _name_of(deal: Partition) -> str:
 
 @register.partition("iid")
 def iid(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
-    """K_i distinct samples each, drawn at random."""
+    """K_i distinct samples per worker, drawn at random."""
     count = spec.samples_per_worker
-    _demand(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
+    _require(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
     return list(rng.permutation(pool.indices)[: workers * count].reshape(workers, count))
 
 
@@ -163,7 +181,8 @@ def shards(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -
         raise UserError(
             f"{workers:,} workers with {each} shards of {spec.shard_size} samples each need {workers * each:,} shards, "
             f"but the {len(pool):,} samples beside the shared set and the hold-out make {available:,}. "
-            "Ask for fewer workers, or set data.shards_per_worker or data.shard_size lower."
+            "Use fewer workers, or set data.shards_per_worker or data.shard_size lower.",
+            code="out-of-range",
         )
     by_label = pool.indices[np.argsort(pool.labels[pool.indices], kind="stable")]
     cut = by_label[: available * spec.shard_size].reshape(available, spec.shard_size)
@@ -173,12 +192,12 @@ def shards(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -
 
 @register.partition("dirichlet")
 def dirichlet(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
-    """K_i samples each, classes mixed in proportions drawn from Dirichlet(alpha * prior) (Hsu et al. 2019).
+    """K_i samples per worker, classes mixed in proportions drawn from Dirichlet(alpha * prior) (Hsu et al. 2019).
 
-    When a class runs out, its proportion is shared by the classes that are left.
+    When a class runs out, its proportion goes to the other classes.
     """
     count = spec.samples_per_worker
-    _demand(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
+    _require(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
     shuffled, labels = rng.permutation(pool.indices), pool.labels
     classes = np.unique(labels[shuffled])
     left = [shuffled[labels[shuffled] == label] for label in classes]
@@ -203,7 +222,7 @@ def dirichlet(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator
 def similarity(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
     """A share gamma of each worker's samples at random, the rest dealt in order of label (Karimireddy et al. 2020)."""
     count = spec.samples_per_worker
-    _demand(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
+    _require(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
     used = rng.permutation(pool.indices)[: workers * count]
     alike = round(spec.similarity * count)
     mixed = used[: workers * alike].reshape(workers, alike)
@@ -216,16 +235,19 @@ def similarity(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generato
 def quantity(
     pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator, *, beta: float = 0.5, least: int = 10
 ) -> list[Indices]:
-    """Alike in kind, unlike in number: K_i samples on average, shares drawn from Dirichlet(beta) (Li et al. 2022).
+    """i.i.d. samples in unequal numbers: K_i samples on average, shares drawn from Dirichlet(beta) (Li et al. 2022).
 
-    The smaller beta, the more a few workers hold. least: samples that everybody has; the rest is shared out.
+    With a smaller beta fewer workers have most of the samples. least: samples that every worker has at least.
     """
     positive("options.quantity.beta", beta)
     at_least(1, "options.quantity.least", least)
     count = spec.samples_per_worker
-    _demand(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each on average")
+    _require(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each on average")
     if least > count:
-        raise UserError(f"options.quantity.least is {least}, above data.samples_per_worker, {count}. Set it lower.")
+        raise UserError(
+            f"options.quantity.least is {least}, above data.samples_per_worker, {count}. Set it lower.",
+            code="out-of-range",
+        )
     shares = np.cumsum(rng.dirichlet(np.full(workers, beta)))
     extra = np.rint(shares / shares[-1] * (workers * (count - least))).astype(int)
     ends = extra + least * np.arange(1, workers + 1)
@@ -235,12 +257,11 @@ def quantity(
 @register.partition("feature")
 @dataclass(frozen=True)
 class FeatureSkew:
-    """Alike in labels, unlike in looks: i.i.d. samples, to which each worker adds an offset and noise of its own.
+    """i.i.d. samples whose features differ: each worker adds its own offset and noise, as sensors in the field do.
 
-    As with sensors that are mounted differently and age differently. The offset is one number for each channel (a
-    sample's first axis), drawn with deviation `shift`; the noise of worker i of U is Gaussian with deviation
-    noise * (i + 1) / U (Li et al. 2022 let it grow in the same way). Features have deviation 1 in the data sets here.
-    D_G, the hold-out and the test set stay as they are.
+    The offset is one number per channel (a sample's first axis), drawn with deviation `shift`; the noise of worker i of
+    U is Gaussian with deviation noise * (i + 1) / U, as in Li et al. 2022. Features have deviation 1 in the data sets
+    here. D_G, the hold-out and the test set stay unchanged.
     """
 
     noise: float = 0.5
@@ -251,11 +272,11 @@ class FeatureSkew:
             within(0.0, 1000.0, f"options.feature.{name}", getattr(self, name))
 
     def __call__(self, pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
-        """K_i distinct samples each, drawn at random."""
+        """K_i distinct samples per worker, drawn at random."""
         return iid(pool, spec, workers, rng)
 
     def altered(self, features: Floats, worker: int, workers: int, rng: np.random.Generator) -> Floats:
-        """The samples with the worker's offset and noise."""
+        """Add the worker's offset and noise."""
         channels = (features.shape[1], *(1 for _ in features.shape[2:]))
         offset = self.shift * rng.standard_normal(channels, np.float32)
         noise = self.noise * (worker + 1) / workers * rng.standard_normal(features.shape, np.float32)
@@ -264,23 +285,27 @@ class FeatureSkew:
 
 @register.partition("by-client")
 def by_client(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:  # noqa: ARG001
-    """Natural clients: each worker holds what one client has; of more clients than workers, some at random."""
+    """Natural clients: each worker has the samples of one client; if there are more clients, random ones."""
     if pool.clients is None:
         raise UserError(
-            "The partition 'by-client' needs to know whose each sample is: an array train_clients of client numbers in "
-            "the .npz, Dataset.from_arrays(..., clients=...), or cbdsl.run(..., clients=[...])."
+            "The partition 'by-client' needs each sample's client: an array train_clients of client numbers in the "
+            ".npz, Dataset.from_arrays(..., clients=...), or cbdsl.run(..., clients=[...]).",
+            code="missing-value",
         )
     owners = pool.clients[pool.indices]
     known = np.unique(owners[owners >= 0])
     if workers > len(known):
-        raise UserError(f"There are {workers} workers, but samples of {len(known)} clients. Ask for fewer workers.")
+        raise UserError(
+            f"There are {workers} workers, but samples of {len(known)} clients. Use fewer workers.", code="out-of-range"
+        )
     chosen = known if workers == len(known) else np.sort(rng.permutation(known)[:workers])
     return [pool.indices[owners == client] for client in chosen]
 
 
-def _demand(needed: int, available: int, what: str) -> None:
+def _require(needed: int, available: int, what: str) -> None:
     if needed > available:
         raise UserError(
             f"{what} need {needed:,} samples, but only {available:,} are left beside the shared set and the hold-out. "
-            "Ask for fewer workers, or set data.samples_per_worker lower."
+            "Use fewer workers, or set data.samples_per_worker lower.",
+            code="out-of-range",
         )

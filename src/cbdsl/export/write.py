@@ -8,7 +8,7 @@ from pathlib import Path
 from cbdsl import spec as specs
 from cbdsl.data.dataset import load
 from cbdsl.data.partition import iid, split
-from cbdsl.data.shared import with_shared
+from cbdsl.data.shared import add_shared
 from cbdsl.errors import UserError, missing, unknown
 from cbdsl.export.predict import Unseen, predict
 from cbdsl.export.steps import program_of, rounded_flat
@@ -86,7 +86,7 @@ def scoring_set(folder: Path, model: SavedModel) -> Unseen:
     spec = specs.read(folder / "spec.toml")
     data = load(spec.data.source, spec.options.of(spec.data.source))
     parts = split(data.train.labels, spec.data, 0, spec.seed, data.clients, iid)
-    data, parts = with_shared(data, parts, spec.data)
+    data, parts = add_shared(data, parts, spec.data)
     rows = parts.shared_scoring
     if not len(rows) or data.shape != model.card.shape:
         raise UserError("The run has no D_sc, or its data are not what they were.")

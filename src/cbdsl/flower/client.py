@@ -23,7 +23,7 @@ from cbdsl.codecs.base import CodecError
 from cbdsl.codecs.envelope import updated
 from cbdsl.data import download
 from cbdsl.data.dataset import load
-from cbdsl.data.partition import Split, as_seen, split
+from cbdsl.data.partition import Split, alter_features, split
 from cbdsl.errors import UserError
 from cbdsl.flower import flower_messages
 from cbdsl.flower.flower_messages import Context, FlowerMessage, make_flower_message
@@ -240,7 +240,7 @@ def _split_data_set(text: str) -> tuple[Samples, Split]:
     partition = register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
     dataset = load(spec.data.source, spec.options.of(spec.data.source))
     parts = split(dataset.train.labels, spec.data, spec.workers, spec.seed, dataset.clients, partition)
-    return as_seen(dataset.train, parts, partition, spec.seed), parts
+    return alter_features(dataset.train, parts, partition, spec.seed), parts
 
 
 def _attack_of(node: NodeConfig, dealt: str) -> str:

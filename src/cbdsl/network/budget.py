@@ -1,7 +1,7 @@
-"""What a worker gives to a run: what an announcement asks for is reckoned, and refused where it is too much.
+"""Resource limits of a worker: memory and time that a run needs are estimated, and too expensive runs are refused.
 
-The server is another machine's affair, perhaps a hostile one. Everything a worker allocates by a number that a server
-sent is counted here, before anything is made; and beyond that the system is asked to give no more.
+The server may be hostile. Everything that a worker allocates by a number from a server is estimated here before it is
+allocated; in addition the operating system enforces the limit.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from cbdsl.network.wire import Announcement, WireError
 from cbdsl.network.worker_state import Assignment, understand
 from cbdsl.util.formatting import format_bytes, format_duration, single_line
 
-LONGEST_ROUND = 3600.0  # seconds that one order may take, unless told otherwise
+LONGEST_ROUND = 3600.0  # default limit in seconds for one order
 
-_SLACK = 24 * 2**20  # bytes: what an interpreter, its threads and its connection take while they work
-_TORCH = 500 * 2**20  # bytes that torch takes for itself
-_BLOCK = 1024  # samples that the native engine brings into its vectors at once
-_MODELS = 26  # arrays of D numbers at once: a particle, its move, its files, what travels; see tests/hostile
-_SHARED = 3  # times the shared samples: unpacked, as numbers, checked, beside a worker's own
-_RESULTS = 8  # numbers that torch takes for each that a described network makes
-_MODULE = 30  # numbers that a network without a description takes for each of a sample's; a guess
-_EFFICIENCY = 0.1  # of the machine's peak, which small networks do not reach
-_EPOCH_SECONDS, _SAMPLE_SECONDS = 2e-5, 1e-6  # what an epoch and a sample take however small the network is
-_MOST_REASONS = 20  # that are said in full: a server must not fill a log
-_RUNS_AT_ONCE, _RUN_SECONDS = 20, 1.0  # runs taken up in a row; then one every so many seconds
+_SLACK = 24 * 2**20  # bytes of interpreter, threads and connection at work
+_TORCH = 500 * 2**20  # bytes of torch itself
+_BLOCK = 1024  # samples that the native engine converts at once
+_MODELS = 26  # arrays of D numbers at the same time: particle, update, files, messages; see tests/hostile
+_SHARED = 3  # copies of the shared samples: unpacked, as numbers, joined with the worker's own
+_RESULTS = 8  # numbers of torch per output of a layer
+_MODULE = 30  # numbers per number of a sample, for a network without a description; a guess
+_EFFICIENCY = 0.1  # share of the machine's peak that small networks reach
+_EPOCH_SECONDS, _SAMPLE_SECONDS = 2e-5, 1e-6  # fixed cost of an epoch and of a sample
+_MOST_REASONS = 20  # reasons that are logged in full: a server must not fill a log
+_RUNS_AT_ONCE, _RUN_SECONDS = 20, 1.0  # runs begun without a pause; then one per _RUN_SECONDS
 
 
 def resident(key: str = "VmRSS") -> int:
-    """Bytes of this process in memory now; 0 where nobody says."""
+    """Return the bytes of this process in memory; 0 if not known."""
     try:
         text = Path("/proc/self/status").read_text(encoding="ascii")
         return 1024 * int(next(line for line in text.splitlines() if line.startswith(key)).split()[1])
@@ -49,7 +49,7 @@ def resident(key: str = "VmRSS") -> int:
 
 
 def half_of_the_machine() -> int:
-    """Half of this machine's memory in bytes; 0 where nobody says."""
+    """Return half of this machine's memory in bytes; 0 if not known."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     except (AttributeError, ValueError, OSError):
@@ -58,23 +58,23 @@ def half_of_the_machine() -> int:
 
 @dataclass(frozen=True)
 class ResourceNeeds:
-    """What an announcement asks of a worker."""
+    """The resources that a run needs."""
 
-    parts: dict[str, int]  # bytes by what they are for
-    seconds: float  # that a round takes, roughly
+    parts: dict[str, int]  # bytes by purpose
+    seconds: float  # per round, roughly
 
     @property
     def memory(self) -> int:
-        """Bytes in all."""
+        """The sum in bytes."""
         return sum(self.parts.values())
 
 
 def needs_of(assignment: Assignment, own: Samples, threads: int, speed: float) -> ResourceNeeds:
-    """What a run takes here; speed: multiply-adds a second."""
+    """Estimate what a run needs. speed: multiply-adds per second."""
     local, layout, network = assignment.spec.local, assignment.layout, assignment.architecture
     width = math.prod(layout.shape)
     held = len(own) + layout.training
-    passes = steps_of(held, local) * min(local.batch_size, held)  # samples trained on in a round
+    passes = steps_of(held, local) * min(local.batch_size, held)  # samples per round
     update = longest_update(assignment.codecs, assignment.size) if assignment.codecs.down.relative else 0
     parts = {
         "the model": 4 * _MODELS * assignment.size * assignment.vectors + 3 * (KEPT_VERSIONS + 1) * update,
@@ -97,16 +97,16 @@ def needs_of(assignment: Assignment, own: Samples, threads: int, speed: float) -
 
 @dataclass
 class ResourceLimits:
-    """What one worker's process may take, and a voice that a server cannot wear out."""
+    """Resource limits of one worker; also limits how many refusals are logged."""
 
     own: Samples
     threads: int = 1
-    memory: int = 0  # bytes of the whole process; 0: as many as there are
-    longest_round: float = 0.0  # seconds; 0: any
-    _before: int = field(default_factory=resident)  # bytes it has without any run
+    memory: int = 0  # bytes of the whole process; 0: no limit
+    longest_round: float = 0.0  # seconds; 0: no limit
+    _before: int = field(default_factory=resident)  # bytes without a run
     _speed: float = 1e9
     _said: set[str] = field(default_factory=set)
-    _runs: list[float] = field(default_factory=list)  # when the last ones were taken up
+    _runs: list[float] = field(default_factory=list)  # when the last ones began
 
     def __post_init__(self) -> None:
         if self.longest_round and native_engine.available() is None:
@@ -114,24 +114,25 @@ class ResourceLimits:
         if self.memory and self.memory < self._before + _SLACK:
             raise UserError(
                 f"--memory {format_bytes(self.memory)} is too little: this process has {format_bytes(self._before)} "
-                f"before any run. Give at least {format_bytes(self._before + 2 * _SLACK)}."
+                f"before any run. Give at least {format_bytes(self._before + 2 * _SLACK)}.",
+                code="out-of-range",
             )
 
     def understand(self, announcement: Announcement) -> Assignment:
-        """An announcement that makes sense and asks for no more than there is; WireError for any other."""
+        """Return the assignment of an announcement; WireError if it is invalid or exceeds the limits."""
         try:
             assignment = understand(announcement)
             self._check(needs_of(assignment, self.own, self.threads, self._speed))
         except WireError as error:
             reason = single_line(str(error))
             if len(self._said) == _MOST_REASONS and reason not in self._said:
-                raise WireError("one more announcement that cannot be played here") from error
+                raise WireError("one more announcement that cannot be used here") from error
             self._said.add(reason)
             raise WireError(reason) from error
         return assignment
 
     def may_begin(self) -> bool:
-        """Whether one more run may be taken up now: a server that announces run after run is not followed at once."""
+        """Return whether another run may begin now; limits a server that announces run after run."""
         now = time.monotonic()
         self._runs = [one for one in self._runs if now - one < _RUNS_AT_ONCE * _RUN_SECONDS]
         if len(self._runs) < _RUNS_AT_ONCE:
@@ -140,13 +141,13 @@ class ResourceLimits:
         return False
 
     def enforce(self) -> None:
-        """Ask the system to give no more memory, where it can be asked: the second line, should the reckoning fail."""
+        """Let the operating system limit the memory, in case the estimate is too low."""
         data = resident("VmData")
         if self.memory and sys.platform == "linux" and data:
             import resource  # noqa: PLC0415 - not on every platform
 
             limit = data + self.memory - self._before
-            with contextlib.suppress(ValueError, OSError):  # somebody set a lower limit before
+            with contextlib.suppress(ValueError, OSError):  # there is a lower limit already
                 resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
     def _check(self, needs: ResourceNeeds) -> None:

@@ -1,4 +1,4 @@
-"""X.509 as a swarm needs it: one authority, certificates for brokers and for clients, a list of those revoked."""
+"""X.509 for a swarm: an authority, certificates for brokers and clients, and a revocation list."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 AUTHORITY_DAYS = 7300
-_BACKDATED = timedelta(days=1)  # small devices start with a clock that is behind
-_LONGEST_NAME = 64  # of a common name; a host's whole name stands among the alternatives
+_BACKDATED = timedelta(days=1)  # the clocks of small devices may be behind
+_LONGEST_NAME = 64  # of a common name; a host's whole name is among the alternative names
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,14 @@ class IssuedCertificate:
 
 @dataclass(frozen=True)
 class Authority:
-    """Whoever holds its key can make members of the swarm."""
+    """The authority of a swarm: its key can create members."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
 
     @staticmethod
     def new(organization: str) -> Authority:
-        """A fresh authority, P-256, that may sign members and lists but no further authority."""
+        """Create an authority (P-256) that may sign members and lists, but no further authority."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = _name(organization, "authority")
         end = datetime.now(UTC) + timedelta(days=AUTHORITY_DAYS)
@@ -45,22 +45,22 @@ class Authority:
 
     @staticmethod
     def load(certificate: bytes, key: bytes) -> Authority:
-        """Read what `pem` wrote; ValueError if it is anything else."""
+        """Read the output of `pem`; ValueError if it is something else."""
         loaded = serialization.load_pem_private_key(key, password=None)
         if not isinstance(loaded, ec.EllipticCurvePrivateKey):
             raise ValueError("the key is of another kind")
         return Authority(x509.load_pem_x509_certificate(certificate), loaded)
 
     def pem(self) -> IssuedCertificate:
-        """The authority's own certificate and key."""
+        """Return the authority's own certificate and key."""
         return IssuedCertificate(self.certificate.public_bytes(serialization.Encoding.PEM), _key_pem(self.key))
 
     def issue_client(self, organization: str, name: str, days: int) -> IssuedCertificate:
-        """A certificate with which a worker or the parameter server proves its name, and nothing else."""
+        """Issue a certificate for a worker, the server or the monitor."""
         return self._issue(organization, name, days, x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]))
 
     def issue_broker(self, organization: str, hosts: Sequence[str], days: int) -> IssuedCertificate:
-        """A certificate with which a broker proves that it is one of these hosts, and nothing else."""
+        """Issue a certificate for a broker with these host names and addresses."""
         names = [x509.DNSName(host) if is_name(host) else x509.IPAddress(ipaddress.ip_address(host)) for host in hosts]
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
         return self._issue(organization, hosts[0], days, usage, x509.SubjectAlternativeName(names))
@@ -77,7 +77,7 @@ class Authority:
         return IssuedCertificate(certificate.public_bytes(serialization.Encoding.PEM), _key_pem(key))
 
     def revocation_list(self, serials: Iterable[int]) -> bytes:
-        """A signed list, good as long as the authority: a broker whose list has run out lets nobody in."""
+        """Sign a revocation list that is valid as long as the authority: an expired one would lock everybody out."""
         now = datetime.now(UTC)
         builder = x509.CertificateRevocationListBuilder(
             self.certificate.subject, now - _BACKDATED, self.certificate.not_valid_after_utc
@@ -91,12 +91,12 @@ class Authority:
 
 
 def serials(certificates: bytes) -> list[int]:
-    """The serial numbers of one or more certificates, PEM after PEM."""
+    """Return the serial numbers of concatenated PEM certificates."""
     return [certificate.serial_number for certificate in x509.load_pem_x509_certificates(certificates)]
 
 
 def is_name(host: str) -> bool:
-    """Whether a host is given by name, not by address."""
+    """Return whether a host is given by name, not by address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:

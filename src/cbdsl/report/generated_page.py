@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from cbdsl.arrays import Doubles, Floats, Samples
-from cbdsl.data.shared import unscaled
+from cbdsl.data.shared import unscale
 from cbdsl.report.figures import INK, new_figure
 from cbdsl.report.html import Section, method_section, picture, table, write_page
 from cbdsl.studies.generate import Distances, GeneratedSet, Membership, describe_result
@@ -86,7 +86,7 @@ def _describe_privacy(result: GeneratedSet) -> str:
 def _choose_examples(result: GeneratedSet) -> Floats:
     """Return some samples of each class, from 0 to 1: (classes, samples, *shape)."""
     samples: Samples = result.shared.scoring
-    features = unscaled(samples.features, result.data.scaling).astype(np.float32)
+    features = unscale(samples.features, result.data.scaling).astype(np.float32)
     low, high = features.min(), features.max()
     rows = [np.flatnonzero(samples.labels == one) for one in range(min(result.data.kind.classes, _MOST_CLASSES))]
     each = max(1, min(_PER_CLASS, *map(len, rows)))

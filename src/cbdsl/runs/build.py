@@ -24,8 +24,8 @@ from cbdsl.attacks.adversary import Adversary, PublicData
 from cbdsl.attacks.base import Attack, make_attack
 from cbdsl.codecs.envelope import codecs_of
 from cbdsl.data.dataset import Dataset, load
-from cbdsl.data.partition import Partition, Split, as_seen, split
-from cbdsl.data.shared import with_shared
+from cbdsl.data.partition import Partition, Split, alter_features, split
+from cbdsl.data.shared import add_shared
 from cbdsl.engines.base import Engine, Sgd
 from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.native_engine import default_threads
@@ -100,8 +100,8 @@ class Experiment:
         parts = split(
             dataset.train.labels, spec.data, spec.workers if deal else 0, spec.seed, dataset.clients, partition, secret
         )
-        dataset = replace(dataset, train=as_seen(dataset.train, parts, partition, spec.seed))
-        dataset, parts = with_shared(dataset, parts, spec.data)
+        dataset = replace(dataset, train=alter_features(dataset.train, parts, partition, spec.seed))
+        dataset, parts = add_shared(dataset, parts, spec.data)
         network = network_of(spec, dataset.shape, dataset.classes, given.model)
         choice = choose_engine(spec.engine, network, dataset.shape, threads or default_threads(), spec.device)
         engine = choice.engine

@@ -31,8 +31,8 @@ from cbdsl.attacks.adversary import Adversary, PublicData
 from cbdsl.attacks.base import Attack
 from cbdsl.codecs.envelope import codecs_of
 from cbdsl.data.dataset import Dataset, Scaling, load
-from cbdsl.data.partition import as_seen, split
-from cbdsl.data.shared import SharedSet, check_source, raw_of, write_shared
+from cbdsl.data.partition import alter_features, split
+from cbdsl.data.shared import SharedSet, check_source, unscale_to_floats, write_shared
 from cbdsl.engines.base import Sgd, one_model
 from cbdsl.engines.native_engine import default_threads
 from cbdsl.engines.torch_engine import TorchEngine
@@ -364,7 +364,7 @@ def gather_generator_data(spec: Spec, source: str) -> GeneratorData:
     if own:
         deal = register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
         parts = split(data.train.labels, spec.data, spec.workers, spec.seed, data.clients, deal)
-        data = replace(data, train=as_seen(data.train, parts, deal, spec.seed))
+        data = replace(data, train=alter_features(data.train, parts, deal, spec.seed))
         shared = np.concatenate([parts.shared_training, parts.shared_scoring])
         holders = parts.workers if source == WORKERS else (shared,)
         if len(parts.holdout):
@@ -402,7 +402,7 @@ def _rows(samples: Samples, data: Dataset) -> Samples:
     """Return samples as a generator takes them: rows of numbers, shades from 0 to 1."""
     features, scaling = samples.features, data.scaling
     if scaling is not None and scaling.shades:
-        features = raw_of(features, scaling).clip(0, 1)
+        features = unscale_to_floats(features, scaling).clip(0, 1)
     return Samples(np.ascontiguousarray(features.reshape(len(samples), -1)), samples.labels)
 
 
