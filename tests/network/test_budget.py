@@ -228,9 +228,9 @@ def test_the_system_gives_no_more_than_was_allowed() -> None:
     code = (
         "import numpy as np\n"
         "from cbdsl.arrays import Samples\n"
-        "from cbdsl.network.budget import Budget, resident\n"
+        "from cbdsl.network.budget import ResourceLimits, resident\n"
         "own = Samples(np.zeros((2, 8), np.float32), np.zeros(2, np.int32))\n"
-        "Budget(own, 1, resident() + 100_000_000).enforce()\n"
+        "ResourceLimits(own, 1, resident() + 100_000_000).enforce()\n"
         "np.ones(5_000_000)\n"
         "try:\n"
         "    np.ones(50_000_000)\n"
