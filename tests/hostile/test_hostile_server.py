@@ -175,7 +175,8 @@ def test_a_reckoning_that_fails_is_caught_by_the_system_and_leaves_the_state_alo
     address: Address, server: HostileServer, tmp_path: Path
 ) -> None:
     blind = (  # a worker that reckons with nothing
-        "import sys, cbdsl.network.budget as budget; budget.needs_of = lambda *_: budget.ResourceNeeds({'all': 0}, 0.0);"
+        "import sys, cbdsl.network.budget as budget;"
+        "budget.needs_of = lambda *_: budget.ResourceNeeds({'all': 0}, 0.0);"
         "sys.argv[0] = 'cbdsl'; from cbdsl.cli.main import main; main()"
     )
     with victim(tmp_path, address, "--memory", "300M", program=("-c", blind)) as worker:
