@@ -70,10 +70,10 @@ def test_a_picture_of_any_partition(tmp_path: Path) -> None:
             "data", "show", *small, "--set", f"data.partition={partition}", "--out", f"{number}.png", cwd=tmp_path
         )
         assert done.returncode == 0, done.stderr
-        assert ("a worker holds 50 samples, of" in done.stdout) == (partition != "quantity")
+        assert ("a worker has 50 samples, of" in done.stdout) == (partition != "quantity")
         assert (tmp_path / f"{number}.png").read_bytes()[:4] == b"\x89PNG"
     shards = cbdsl("data", "show", "paper-noniid", "--out", "some/where/p.svg", cwd=tmp_path)
-    assert "a worker holds 600 samples, of 1 to" in shards.stdout
+    assert "a worker has 600 samples, of 1 to" in shards.stdout
     assert (tmp_path / "some" / "where" / "p.svg").exists()
     wrong = cbdsl("data", "show", "--out", "p.txt", cwd=tmp_path)
     assert (wrong.returncode, "takes a .png, .svg or .pdf file" in wrong.stderr) == (2, True)

@@ -194,7 +194,7 @@ def test_a_reckoning_that_fails_is_caught_by_the_system_and_leaves_the_state_alo
             server.send(absurd.run, "model", zeros_of(absurd), 1)
             server.order(absurd.run, 1, zeros_of(absurd))
             time.sleep(1.0)
-        wait_until(lambda: "there is no memory for it. Waiting for another one" in worker.log)
+        wait_until(lambda: "not enough memory. Waiting for another one" in worker.log)
         assert worker.peak() < 1.3 * MEMORY
         assert (tmp_path / "state" / "state.npz").read_bytes() == state
         assert_it_still_works(server, worker)
@@ -316,7 +316,7 @@ def test_invitation_after_invitation_fills_no_memory(address: Address, server: H
         wait_until(lambda: len(server.said("upload")) > 41)  # more than one whole model came
         assert worker.peak() < MEMORY
         assert worker.alive()
-        assert "cannot play" not in worker.log
+        assert "cannot take part" not in worker.log
 
 
 def test_nothing_is_read_written_or_run_outside_the_state_folder(

@@ -353,8 +353,8 @@ def test_numbers_that_are_taken_are_passed_over() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "Say for whom"),
-        (["--workers", "2", "--names", "a,b"], "Say for whom"),
+        ([], "Give either --workers"),
+        (["--workers", "2", "--names", "a,b"], "Give either --workers"),
         (["--workers", "0"], "given 0"),
         (["--names", "a,,b"], "'' cannot be the name of a worker"),
         (["--names", "../../etc"], "cannot be the name of a worker"),
@@ -372,8 +372,8 @@ def test_numbers_that_are_taken_are_passed_over() -> None:
         (["--add", "--workers", "1"], "was not made by this command"),
         (["--revoke", "a"], "was not made by this command"),
         (["--add", "--renew", "--workers", "1"], "--add and --renew are given together"),
-        (["--add", "--workers", "1", "--swarm", "x"], "--swarm is settled"),
-        (["--renew", "--workers", "1"], "makes nobody"),
+        (["--add", "--workers", "1", "--swarm", "x"], "--swarm is fixed"),
+        (["--renew", "--workers", "1"], "have no effect with --renew"),
     ],
 )
 def test_bad_wishes_get_one_line_and_leave_nothing(

