@@ -11,7 +11,7 @@ from cbdsl.theory.constants import (
     ValueRange,
     align,
     curvatures,
-    joined,
+    join_blocks,
     norms,
     secants,
 )
@@ -68,8 +68,8 @@ def test_blocks_of_workers_are_joined_in_order() -> None:
     rows = np.arange(12.0).reshape(6, 2) + 1
     parts = [align(rows[part], rows[part] - 3) for part in (slice(0, 2), slice(2, 3), slice(3, 6))]
     whole = align(rows, rows - 3)
-    assert isinstance(joined(parts), Alignment)
-    np.testing.assert_array_equal(joined(parts).product, whole.product)
+    assert isinstance(join_blocks(parts), Alignment)
+    np.testing.assert_array_equal(join_blocks(parts).product, whole.product)
 
 
 vectors = st.lists(st.floats(-100, 100, allow_subnormal=False), min_size=3, max_size=3)

@@ -11,11 +11,11 @@ from cbdsl.theory.genie import (
     Genie,
     divergence_curve,
     divergences,
-    population_of,
+    find_population,
     steps_of,
     summarise,
 )
-from cbdsl.theory.trajectory import stage_of
+from cbdsl.theory.trajectory import prepare_measurement
 from support.helpers import blobs, perceptron, small_spec
 
 
@@ -27,26 +27,26 @@ def test_divergence_by_hand() -> None:
 
 def test_with_one_step_on_all_data_the_genie_follows_its_equation() -> None:
     spec = small_spec(local__batch_size=1000, local__steps=1, rounds=3)
-    stage = stage_of(spec, 1, perceptron, blobs())
-    genie = Genie.at_start(stage)
-    position, velocity = stage.initial[0].astype(np.float64), np.zeros(stage.engine.size)
+    experiment = prepare_measurement(spec, 1, perceptron, blobs())
+    genie = Genie.at_start(experiment)
+    position, velocity = experiment.initial[0].astype(np.float64), np.zeros(experiment.engine.size)
     for number, inertia in enumerate((1.0, 0.5, 0.25), start=1):
         where = position.astype(np.float32)[None]
-        gradient = stage.engine.gradients(where, stage.dataset.train, population_of(stage))[0]
+        gradient = experiment.engine.gradients(where, experiment.dataset.train, find_population(experiment))[0]
         velocity = inertia * velocity - 0.05 * gradient
         position = position + velocity
-        genie = genie.moved(number, inertia, 0.05)
+        genie = genie.move(number, inertia, 0.05)
         np.testing.assert_allclose(genie.position, position, atol=1e-5)
         np.testing.assert_allclose(genie.velocity, velocity, atol=1e-5)
 
 
 def test_the_genie_holds_the_union_of_all_local_data_and_works_as_much_as_a_worker() -> None:
-    stage = stage_of(small_spec(local__epochs=2), 1, perceptron, blobs())
-    genie = Genie.at_start(stage)
-    assert sorted(genie.population) == sorted(np.concatenate(stage.split.workers))
+    experiment = prepare_measurement(small_spec(local__epochs=2), 1, perceptron, blobs())
+    genie = Genie.at_start(experiment)
+    assert sorted(genie.population) == sorted(np.concatenate(experiment.split.workers))
     assert genie.steps == 2 * 6  # 40 samples of its own and 20 shared, in batches of 10, twice
-    assert (steps_of(stage) == 12).all()
-    np.testing.assert_array_equal(genie.position, stage.initial[0])
+    assert (steps_of(experiment) == 12).all()
+    np.testing.assert_array_equal(genie.position, experiment.initial[0])
 
 
 def test_a_worker_that_holds_the_population_and_listens_to_nobody_is_the_genie() -> None:
@@ -58,9 +58,9 @@ def test_a_worker_that_holds_the_population_and_listens_to_nobody_is_the_genie()
 
 
 def test_without_local_work_the_genie_rests() -> None:
-    stage = stage_of(small_spec(local__epochs=0), 1, perceptron, blobs())
-    genie = Genie.at_start(stage)
-    np.testing.assert_array_equal(genie.moved(1, 1.0, 0.05).position, genie.position)
+    experiment = prepare_measurement(small_spec(local__epochs=0), 1, perceptron, blobs())
+    genie = Genie.at_start(experiment)
+    np.testing.assert_array_equal(genie.move(1, 1.0, 0.05).position, genie.position)
 
 
 def test_the_curve_is_plain_numbers_and_the_same_on_any_number_of_threads() -> None:

@@ -12,9 +12,9 @@ from cbdsl.theory.measure import Observations, observe
 from cbdsl.theory.theorem1 import (
     CoefficientBounds,
     Theorem1,
-    constants_of,
     judge,
     least,
+    measure_constants,
     phi_corrected,
     phi_printed,
     remark_corrected,
@@ -90,7 +90,7 @@ def test_on_a_quadratic_the_constants_are_the_analytic_ones() -> None:
     problem = random_quadratic(rng)
     rate, pulls = 0.1, (0.4, 0.6)
     seen = observe(problem, play(problem, rng, 12, 0.3, pulls, rate), pulls, np.ones(4))
-    found = constants_of(seen.descents)
+    found = measure_constants(seen.descents)
     assert found.smoothness == pytest.approx((problem.shares @ problem.steepness).max())
     assert found.curvature == pytest.approx((problem.shares @ problem.steepness).max())
     # One exact gradient step is the whole local work: along -grad F, alpha times as long.

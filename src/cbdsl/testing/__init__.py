@@ -1,8 +1,9 @@
-"""Laws for parts of your own: each check puts a part through small cases and fails with a sentence that says why.
+"""Checks for your own components: each check tests a component on small cases.
 
     cbdsl.testing.check_attack(MyAttack())
 
-A part is given as an object or by its registered name. An AssertionError names the part, the law and what was seen.
+A component is given as an object or by its registered name. An AssertionError names the component, the law that it
+breaks and what was observed.
 """
 
 from cbdsl.testing.check_attack import check_attack

@@ -17,48 +17,50 @@ from cbdsl.attacks.base import Attack, AttackContext, AttackPreparation
 from cbdsl.engines.base import Sgd
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import Linear, Relu
-from cbdsl.testing.laws import Laws, is_floats, made, same
+from cbdsl.testing.laws import Laws, is_floats, is_identical, make_part
 
 SIZE, CLASSES = 24, 4
-HOOKS = ("poison", "craft", "triggered", "claim", "upload")  # what an attack may change of an honest worker
+HOOKS = ("poison", "craft", "triggered", "claim", "upload")  # the behaviour of a worker that an attack may change
 NETWORK = Architecture((1,), (Linear(1, CLASSES), Relu(), Linear(CLASSES, CLASSES, bias=False)))  # of SIZE numbers
 
 
 def check_attack(attack: Attack | type[Attack] | str) -> None:
-    """Fail unless an attack changes something, is deterministic, writes into nothing, and works wherever it may be.
+    """Fail unless an attack changes something, is deterministic, and leaves its arguments unchanged, in all cases.
 
-    Among them: a network that it knows and one that it does not, a swarm of one worker, a swarm of attackers alone, and
-    an omniscient attacker with nobody to look at.
+    Among them: a network that it knows and one that it does not, a swarm of one worker, a swarm of only attackers, and
+    an omniscient attacker without honest workers.
+
+    >>> check_attack("sign-flip")
     """
-    part, laws = made(register.attack, attack)
-    laws.demand(isinstance(part, Attack), "it extends cbdsl.Attack", f"It is a {type(part).__name__}.")
+    part, laws = make_part(register.attack, attack)
+    laws.require(isinstance(part, Attack), "it extends cbdsl.Attack", f"It is a {type(part).__name__}.")
     _check_hooks(part, laws)
     crafted = _check_craft(part, laws)
     _check_poison(part, laws)
     _check_trigger(part, laws)
-    for case, seen in _situations(part.omniscient, crafted).items():
+    for case, seen in _make_cases(part.omniscient, crafted).items():
         _check_messages(part, laws, case, seen)
 
 
 def _check_hooks(attack: Attack, laws: Laws) -> None:
-    """A hook with a slip in its name is never called: the attack would be an honest worker."""
+    """Check names: a hook with a misspelt name is never called, and the attack would be an honest worker."""
     own = {hook for hook in HOOKS if getattr(getattr(attack, hook), "__func__", None) is not getattr(Attack, hook)}
     for name in dir(type(attack)):
         if name.startswith("_") or hasattr(Attack, name) or not callable(getattr(type(attack), name)):
             continue
         close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.75)
-        laws.demand(
+        laws.require(
             not close or close[0] in own,
             "its hooks have the names that are called",
             f"It has {name}: did you mean {''.join(close)}? If not, begin its name with an underscore.",
         )
-    laws.demand(own, f"it changes an honest worker: at least one of {', '.join(HOOKS)} is its own", "None of them is.")
+    laws.require(own, f"it changes an honest worker: at least one of {', '.join(HOOKS)} is its own", "None of them is.")
 
 
-def _situations(omniscient: bool, crafted: Floats | None) -> dict[str, Callable[[], AttackContext]]:
-    """The cases, each made anew whenever it is asked for, as a server would."""
+def _make_cases(omniscient: bool, crafted: Floats | None) -> dict[str, Callable[[], AttackContext]]:
+    """Return the cases, each created anew whenever it is called, as a server would."""
 
-    def situation(workers: int, attackers: int, known: bool = True) -> AttackContext:
+    def make_context(workers: int, attackers: int, known: bool = True) -> AttackContext:
         rng = np.random.default_rng(1)
         model, received = rng.normal(size=(2, SIZE)).astype(np.float32)
         honest = rng.normal(size=(workers - attackers, SIZE)).astype(np.float32)
@@ -80,13 +82,13 @@ def _situations(omniscient: bool, crafted: Floats | None) -> dict[str, Callable[
         return np.abs(weights[:9], dtype=np.float64), np.abs(weights, dtype=np.float64)
 
     return {
-        "among honest workers": lambda: situation(6, 2),
-        "where it knows its network": lambda: replace(situation(6, 2), network=NETWORK, losses_of=losses_of),
-        "with one honest worker": lambda: situation(2, 1),
-        "in a swarm of one worker": lambda: situation(1, 1),
-        "where all workers are attackers": lambda: situation(3, 3),
-        "where it is told nothing of the honest workers": lambda: situation(6, 2, known=False),
-        "where its own score is not finite": lambda: replace(situation(6, 2), score=math.inf),
+        "among honest workers": lambda: make_context(6, 2),
+        "where it knows its network": lambda: replace(make_context(6, 2), network=NETWORK, losses_of=losses_of),
+        "with one honest worker": lambda: make_context(2, 1),
+        "in a swarm of one worker": lambda: make_context(1, 1),
+        "where all workers are attackers": lambda: make_context(3, 3),
+        "where it knows nothing of the honest workers": lambda: make_context(6, 2, known=False),
+        "where its own score is not finite": lambda: replace(make_context(6, 2), score=math.inf),
     }
 
 
@@ -96,26 +98,26 @@ def _check_messages(attack: Attack, laws: Laws, case: str, make: Callable[[], At
         for ask in (attack.claim, attack.upload):
             seen = make()
             before = copy.deepcopy(_arrays(seen))
-            with laws.working(case):
+            with laws.expect_no_error(case):
                 answers.append(ask(seen))
-            laws.untouched(before, _arrays(seen))
+            laws.require_unchanged(before, _arrays(seen))
         return answers[0], copy.deepcopy(answers[1])
 
     (claim, upload), (claim_again, upload_again) = once(), once()
-    laws.demand(
+    laws.require(
         isinstance(claim, (float, np.floating)), "a claim is a float", f"It is {claim!r}, a {type(claim).__name__}."
     )
     law = "an upload is a model (D,) of floats, or None to stay silent"
     array = f" of {upload.dtype}" if isinstance(upload, np.ndarray) else ""
-    laws.demand(upload is None or is_floats(upload), law, f"It is a {type(upload).__name__}{array}.")
+    laws.require(upload is None or is_floats(upload), law, f"It is a {type(upload).__name__}{array}.")
     sent = np.asarray(upload)
-    laws.demand(upload is None or sent.shape == (SIZE,), law, f"It has shape {sent.shape}, where D is {SIZE}.")
-    same_claim = same(float(claim), float(claim_again))
-    laws.demand(
-        same_claim and same(upload, upload_again),
+    laws.require(upload is None or sent.shape == (SIZE,), law, f"It has shape {sent.shape}, where D is {SIZE}.")
+    same_claim = is_identical(float(claim), float(claim_again))
+    laws.require(
+        same_claim and is_identical(upload, upload_again),
         "the same situation leads to the same claim and upload",
         f"Asked twice {case}, it claims {claim:g} and {claim_again:g}"
-        + ("." if same(upload, upload_again) else " and uploads other numbers.")
+        + ("." if is_identical(upload, upload_again) else " and uploads other numbers.")
         + " Draw from seen.rng, and keep nothing between rounds.",
     )
 
@@ -126,7 +128,7 @@ def _arrays(seen: AttackContext) -> dict[str, Any]:
         "the model it received": seen.global_best,
         "the honest workers' models": seen.honest,
         "the honest workers' scores": seen.honest_scores,
-        "the model it made at home": seen.crafted,
+        "the model that it prepared": seen.crafted,
     }
 
 
@@ -142,39 +144,39 @@ def _check_poison(attack: Attack, laws: Laws) -> None:
         for _ in range(2):
             own, scoring = _samples(count), _samples(9)
             before = copy.deepcopy((own, scoring))
-            with laws.working(case):
+            with laws.expect_no_error(case):
                 poison = attack.poison(own, scoring, CLASSES, np.random.default_rng(4))
             for what, then, now in zip(("its own samples", "D_sc"), before, (own, scoring), strict=True):
-                laws.untouched({what: then.features}, {what: now.features})
-                laws.untouched({what: then.labels}, {what: now.labels})
+                laws.require_unchanged({what: then.features}, {what: now.features})
+                laws.require_unchanged({what: then.labels}, {what: now.labels})
             found.append(poison)
         first, second = found
         alike = (first is None) == (second is None)
-        laws.demand(alike, "poison is the same for the same generator", "Once it is None, once it is not.")
+        laws.require(alike, "poison is the same for the same generator", "One of two calls gave None.")
         if first is None or second is None:
             continue
         law = "poison gives Samples: finite float32 features of the data's shape, and int32 labels of its classes"
-        laws.demand(isinstance(first, Samples), law, f"It gives a {type(first).__name__}.")
+        laws.require(isinstance(first, Samples), law, f"It gives a {type(first).__name__}.")
         features, labels = first.features, first.labels
-        laws.demand(is_floats(features) and np.isfinite(features).all(), law, "The features are not.")
-        laws.demand(
+        laws.require(is_floats(features) and np.isfinite(features).all(), law, "The features are not.")
+        laws.require(
             features.dtype == np.float32 and features.shape == (len(labels), 1, 6, 6),
             law,
             f"The features are {features.dtype} of shape {features.shape}, for {len(labels)} labels.",
         )
         whole = labels.dtype == np.int32 and labels.ndim == 1 and len(labels) > 0
-        laws.demand(
+        laws.require(
             whole and labels.min() >= 0 and labels.max() < CLASSES, law, f"The labels are {labels.dtype}: {labels[:9]}."
         )
-        laws.demand(
-            same(features, second.features) and same(labels, second.labels),
+        laws.require(
+            is_identical(features, second.features) and is_identical(labels, second.labels),
             "poison is the same for the same generator",
-            f"Twice the same {count} samples became different ones.",
+            f"Two calls with the same {count} samples differ.",
         )
 
 
 def _check_craft(attack: Attack, laws: Laws) -> Floats | None:
-    """A model made at home, with a training that only moves weights a little."""
+    """Return the model that the attack prepares, with a training that only moves weights a little."""
     if not attack.crafts:
         return None
 
@@ -189,18 +191,18 @@ def _check_craft(attack: Attack, laws: Laws) -> Floats | None:
             _samples(9), _samples(max(1, min(attack.images, 20))), CLASSES, initial, fit,
             lambda weights: float(np.mean(np.square(weights, dtype=np.float64))), np.random.default_rng(8),
         )  # fmt: skip
-        with laws.working("when it makes a model at home"):
+        with laws.expect_no_error("when it prepares a model"):
             crafted = attack.craft(home)
-        laws.untouched({"the initial model": before}, {"the initial model": home.initial})
+        laws.require_unchanged({"the initial model": before}, {"the initial model": home.initial})
         return copy.deepcopy(crafted)
 
     first, second = craft(), craft()
-    laws.demand(
+    laws.require(
         first is None or (is_floats(first) and first.shape == (SIZE,)),
         "craft gives None or a model (D,) of floats",
         f"It gives {getattr(first, 'shape', type(first).__name__)}.",
     )
-    laws.demand(same(first, second), "craft is the same for the same generator", "Twice the same home, two models.")
+    laws.require(is_identical(first, second), "craft is the same for the same generator", "Two calls gave two models.")
     return None if first is None else np.asarray(first, np.float32)
 
 
@@ -209,10 +211,10 @@ def _check_trigger(attack: Attack, laws: Laws) -> None:
         return
     features = _samples(5).features
     before = features.copy()
-    with laws.working("when it puts its trigger on samples"):
+    with laws.expect_no_error("when it puts its trigger on samples"):
         marked = attack.triggered(features)
-    laws.untouched({"the samples": before}, {"the samples": features})
-    laws.demand(
+    laws.require_unchanged({"the samples": before}, {"the samples": features})
+    laws.require(
         is_floats(marked) and marked.shape == features.shape,
         "triggered gives samples of the same shape",
         f"It gives {getattr(marked, 'shape', type(marked).__name__)} for {features.shape}.",

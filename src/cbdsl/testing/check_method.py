@@ -20,45 +20,47 @@ from cbdsl.runs.folder import RunFolder
 from cbdsl.runs.loop import OpenRun, play_rounds, resume
 from cbdsl.runs.resolve import resolve
 from cbdsl.swarms.local import LocalSwarm
-from cbdsl.testing.laws import Laws, made, same, small_data, small_spec
+from cbdsl.testing.laws import Laws, is_identical, make_part, small_data, small_spec
 
 
 def check_method(method: Method | type[Method] | str) -> None:
     """Fail unless a method gives the same numbers however its workers are grouped, ordered, stopped and resumed.
 
-    It is run on small data, with four of five workers a round.
+    It is run on small data, with four of five workers per round.
+
+    >>> check_method("fedavg")
     """
-    part, laws = made(register.method, method)
-    laws.demand(isinstance(part, Method), "it extends cbdsl.Method", f"It is a {type(part).__name__}.")
-    laws.demand(
+    part, laws = make_part(register.method, method)
+    laws.require(isinstance(part, Method), "it extends cbdsl.Method", f"It is a {type(part).__name__}.")
+    laws.require(
         part.conversation in {"swarm", "average"}, "conversation is swarm or average", f"It is {part.conversation!r}."
     )
-    with laws.working("with a small spec"):
+    with laws.expect_no_error("with a small spec"):
         chosen, given = gather(small_spec(participation=4), data=small_data(), method=part)
         whole = resolve(chosen, given.method)
-    _check_shapes(part, laws, _stage(whole, part))
+    _check_shapes(part, laws, _prepare(whole, part))
 
-    with laws.working("in a small run"):
-        expected = _numbers(_stage(whole, part))
-        again = _numbers(_stage(whole, part))
-    laws.demand(_equal(expected, again), "equal runs give equal numbers", "Twice the same run, two outcomes.")
+    with laws.expect_no_error("in a small run"):
+        expected = _run_rounds(_prepare(whole, part))
+        again = _run_rounds(_prepare(whole, part))
+    laws.require(_equal(expected, again), "equal runs give equal numbers", "Two equal runs differ.")
     for block in (1, 2):
-        stage = _stage(whole, part)
-        stage.memory_swarm.block = block
-        with laws.working(f"when {block} workers are moved at a time"):
-            found = _numbers(stage)
-        laws.demand(
+        experiment = _prepare(whole, part)
+        experiment.memory_swarm.block = block
+        with laws.expect_no_error(f"when {block} workers are moved at a time"):
+            found = _run_rounds(experiment)
+        laws.require(
             _equal(expected, found),
             "a worker's numbers do not depend on the others that are moved with it",
-            f"Moved {block} at a time, the numbers are others. Row i may depend on row i alone.",
+            f"Moved {block} at a time, the numbers differ. Row i may depend on row i alone.",
         )
-    stage = _stage(whole, part)
-    with laws.working("when workers are in another order"):
-        found = _numbers(stage, _Reversed)
-    laws.demand(
-        _equal(expected, found), "the order of workers does not matter", "In another order, the numbers are others."
+    experiment = _prepare(whole, part)
+    with laws.expect_no_error("when workers are in another order"):
+        found = _run_rounds(experiment, _Reversed)
+    laws.require(
+        _equal(expected, found), "the order of workers does not matter", "In another order, the numbers differ."
     )
-    _check_strangers(part, laws, _stage(whole, part))
+    _check_nan_stays(part, laws, _prepare(whole, part))
     _check_resume(part, laws, whole, expected)
 
 
@@ -75,71 +77,74 @@ class _Reversed:
         return self._inner.upload(workers)
 
 
-def _stage(spec: Any, method: Method) -> Experiment:  # noqa: ANN401 - a Spec
+def _prepare(spec: Any, method: Method) -> Experiment:  # noqa: ANN401 - a Spec
     return Experiment.prepare(spec, UserParts(data=small_data(), method=method), threads=1)
 
 
 Numbers = list[tuple[Floats, Floats, float]]
 
 
-def _numbers(stage: Experiment, wrapped: Callable[[LocalSwarm], Any] = lambda swarm: swarm) -> Numbers:
-    """The server's model, memory and score after every round."""
-    swarm = wrapped(stage.memory_swarm)
-    return [_of(played.state) for played in play_rounds(stage, stage.first_state(), swarm, measured=False)]
+def _run_rounds(experiment: Experiment, wrapped: Callable[[LocalSwarm], Any] = lambda swarm: swarm) -> Numbers:
+    """Return the server's model, memory and score after every round."""
+    swarm = wrapped(experiment.memory_swarm)
+    return [
+        _get_numbers(played.state)
+        for played in play_rounds(experiment, experiment.first_state(), swarm, measured=False)
+    ]
 
 
-def _of(state: ServerState) -> tuple[Floats, Floats, float]:
+def _get_numbers(state: ServerState) -> tuple[Floats, Floats, float]:
     return state.global_best, state.memory, state.global_score
 
 
 def _equal(one: Numbers, other: Numbers) -> bool:
     pairs = zip(one, other, strict=True)
-    return all(same(left, right) for ours, theirs in pairs for left, right in zip(ours, theirs, strict=True))
+    return all(is_identical(left, right) for ours, theirs in pairs for left, right in zip(ours, theirs, strict=True))
 
 
-def _check_shapes(method: Method, laws: Laws, stage: Experiment) -> None:
-    """What goes over the wire, one round long."""
-    size, vectors, current = stage.engine.size, method.vectors, stage.initial[0]
-    with laws.working("before the first round"):
+def _check_shapes(method: Method, laws: Laws, experiment: Experiment) -> None:
+    """Check the shapes of one round's messages."""
+    size, vectors, current = experiment.engine.size, method.vectors, experiment.initial[0]
+    with laws.expect_no_error("before the first round"):
         memory = method.memory(size)
         sent = method.broadcast(current, memory)
-    laws.demand(isinstance(memory, np.ndarray), "memory is an array", f"It is a {type(memory).__name__}.")
-    laws.demand(
+    laws.require(isinstance(memory, np.ndarray), "memory is an array", f"It is a {type(memory).__name__}.")
+    laws.require(
         np.shape(sent) == (vectors * size,),
         "the server sends (V D,), V being `vectors`",
         f"With V = {vectors} and D = {size} it sends {np.shape(sent)}.",
     )
-    swarm, kept = stage.memory_swarm, sent.copy()
+    swarm, kept = experiment.memory_swarm, sent.copy()
     work = swarm.workers.at(np.arange(3, dtype=np.int32), 1, 0.5, 0.05)
-    with laws.working("with three workers"):
+    with laws.expect_no_error("with three workers"):
         rows = method.move(work, _rows(swarm.particles, [0, 1, 2]), sent)
-    laws.untouched({"what the server sent": kept}, {"what the server sent": sent})
-    laws.demand(
+    laws.require_unchanged({"what the server sent": kept}, {"what the server sent": sent})
+    laws.require(
         isinstance(rows, Particles) and rows.positions.shape == (3, size),
         "move gives Particles with a row for each worker",
         f"It gives a {type(rows).__name__}.",
     )
     before = {name: array.copy() for name, array in vars(rows).items()}
-    with laws.working("with three workers"):
+    with laws.expect_no_error("with three workers"):
         uploads = method.upload(rows)
-    laws.untouched(before, vars(rows))
-    laws.demand(
+    laws.require_unchanged(before, vars(rows))
+    laws.require(
         np.shape(uploads) == (3, vectors * size),
         "k workers upload (k, V D)",
         f"With k = 3, V = {vectors} and D = {size} they upload {np.shape(uploads)}.",
     )
     given = current.copy(), memory.copy(), np.array(uploads[0])
-    with laws.working("when its server makes a step"):
+    with laws.expect_no_error("when its server makes a step"):
         after, remembered = method.step(current, memory, given[2].copy(), 0.6)
-    laws.untouched({"w_t": given[0], "its memory": given[1]}, {"w_t": current, "its memory": memory})
+    laws.require_unchanged({"w_t": given[0], "its memory": given[1]}, {"w_t": current, "its memory": memory})
     if method.conversation == "average":
-        laws.demand(
+        laws.require(
             np.shape(after) == (size,) and after.dtype == np.float32,
             "step gives a model (D,) of float32",
             f"With D = {size} it gives {getattr(after, 'dtype', type(after).__name__)} {np.shape(after)}.",
         )
     kind = (np.shape(remembered), getattr(remembered, "dtype", None))
-    laws.demand(
+    laws.require(
         kind == (memory.shape, memory.dtype),
         "memory keeps its shape and type",
         f"It was {memory.dtype} {memory.shape} and became {kind[1]} {kind[0]}.",
@@ -150,43 +155,42 @@ def _rows(particles: Particles, chosen: list[int]) -> Particles:
     return Particles(*(array[chosen].copy() for array in vars(particles).values()))
 
 
-def _check_strangers(method: Method, laws: Laws, stage: Experiment) -> None:
-    """A worker whose numbers are NaN is nobody else's affair."""
-    swarm, state = stage.memory_swarm, stage.first_state()
-    played = next(iter(play_rounds(stage, state, swarm, measured=False)))
+def _check_nan_stays(method: Method, laws: Laws, experiment: Experiment) -> None:
+    """Check that NaN in one worker leaves the others unchanged."""
+    swarm, state = experiment.memory_swarm, experiment.first_state()
+    played = next(iter(play_rounds(experiment, state, swarm, measured=False)))
     sent = method.broadcast(played.state.global_best, played.state.memory)
     work = swarm.workers.at(np.arange(5, dtype=np.int32), 2, 0.5, 0.05)
-    healthy, sick = _rows(swarm.particles, list(range(5))), _rows(swarm.particles, list(range(5)))
-    for array in (sick.positions, sick.velocities, sick.personal_best, sick.personal_score):
+    healthy, broken = _rows(swarm.particles, list(range(5))), _rows(swarm.particles, list(range(5)))
+    for array in (broken.positions, broken.velocities, broken.personal_best, broken.personal_score):
         array[2] = np.nan
-    with laws.working("where a worker's numbers are NaN"), np.errstate(invalid="ignore", over="ignore"):
-        expected, found = method.move(work, healthy, sent), method.move(work, sick, sent)
+    with laws.expect_no_error("where a worker's numbers are NaN"), np.errstate(invalid="ignore", over="ignore"):
+        expected, found = method.move(work, healthy, sent), method.move(work, broken, sent)
         uploads, uploads_found = method.upload(expected), method.upload(found)
     others = [0, 1, 3, 4]
     pairs = [*zip(vars(expected).values(), vars(found).values(), strict=True), (uploads, uploads_found)]
-    laws.demand(
-        all(same(one[others], other[others]) for one, other in pairs if len(one)),
+    laws.require(
+        all(is_identical(one[others], other[others]) for one, other in pairs if len(one)),
         "NaN in one worker does not spread to others",
         "Other workers' rows change. Row i may depend on row i alone.",
     )
 
 
 def _check_resume(method: Method, laws: Laws, spec: Any, expected: Numbers) -> None:  # noqa: ANN401 - a Spec
-    """Stopped after two rounds, and resumed from what is on disk."""
+    """Check a run that is stopped after two rounds and resumed from disk."""
     with tempfile.TemporaryDirectory() as place:
-        stage = _stage(spec, method)
-        folder = RunFolder.create(Path(place) / "run", stage.spec)
+        experiment = _prepare(spec, method)
+        folder = RunFolder.create(Path(place) / "run", experiment.spec)
         try:
-            for played in play_rounds(stage, stage.first_state(), opened=OpenRun(folder, every_round=True)):
+            for played in play_rounds(experiment, experiment.first_state(), opened=OpenRun(folder, every_round=True)):
                 if played.record.round == 2:
                     break
         finally:
             folder.close()
-        with laws.working("when it is resumed"):
+        with laws.expect_no_error("when it is resumed"):
             result = resume(folder.path, data=small_data(), method=method, threads=1, callbacks=[])
-    laws.demand(
-        same(result.weights, expected[-1][0]),
+    laws.require(
+        is_identical(result.weights, expected[-1][0]),
         "a resumed run gives the numbers of one that was never stopped",
-        "They differ. What workers need is kept in Particles (set `remembers`), what the server needs in memory, "
-        "and nothing else is.",
+        "They differ. Only Particles (of workers; set `remembers`) and memory (of the server) are saved.",
     )

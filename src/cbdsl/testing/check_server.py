@@ -14,44 +14,48 @@ from cbdsl.algorithm.round import ServerPolicy, play_round
 from cbdsl.algorithm.selection import Candidate, RoundContext, Selection, SelectionResult, VerifiedUpload
 from cbdsl.algorithm.verification import UNTRAINABLE, Verifier, measuring
 from cbdsl.arrays import Doubles, Floats
-from cbdsl.testing.laws import Laws, is_floats, made, same
+from cbdsl.testing.laws import Laws, is_floats, is_identical, make_part
 
 SIZE = 12
 CAP = 3
 
 
 def check_aggregator(rule: AggregationRule | str) -> None:
-    """Fail unless a rule gives one finite model (D,) for any number of rows, in any order, and leaves them as they are.
+    """Fail unless a rule gives one finite model (D,) for any number of rows, in any order, and leaves them unchanged.
 
-    The order is tried where rows do not tie, as Krum's do among few; there the server sorts rows before it asks a rule.
+    The order is tested where rows do not tie, as Krum's do among few; the server sorts rows before it calls a rule.
+
+    >>> check_aggregator("median")
     """
-    apply, laws = made(register.aggregator, rule)
+    apply, laws = make_part(register.aggregator, rule)
     for count in (1, 2, 3, 5, 8):
         for attackers in range((count + 1) // 2):
             rows = np.random.default_rng(count).normal(size=(count, SIZE))
-            found = _applied(apply, laws, rows, attackers)
-            again = _applied(apply, laws, rows, attackers)
-            laws.demand(same(found, again), "the same rows give the same model", f"Not so for {count} rows.")
+            found = _apply_rule(apply, laws, rows, attackers)
+            again = _apply_rule(apply, laws, rows, attackers)
+            laws.require(is_identical(found, again), "the same rows give the same model", f"Not so for {count} rows.")
             if attackers <= count - 4:
-                turned = _applied(apply, laws, rows[np.random.default_rng(0).permutation(count)], attackers)
-                laws.demand(
+                turned = _apply_rule(apply, laws, rows[np.random.default_rng(0).permutation(count)], attackers)
+                laws.require(
                     np.allclose(found, turned, rtol=1e-9, atol=1e-9),
                     "the order of the rows does not matter",
                     f"With {count} rows in another order, numbers change by {np.abs(found - turned).max():.3g}.",
                 )
             far = rows.copy()
             far[0] = 1e30
-            _applied(apply, laws, far, attackers)
+            _apply_rule(apply, laws, far, attackers)
             equal = np.repeat(rows[:1], count, axis=0)
-            kept = _applied(apply, laws, equal, attackers, own=rows[0])
-            laws.demand(
+            kept = _apply_rule(apply, laws, equal, attackers, own=rows[0])
+            laws.require(
                 np.allclose(kept, rows[0], rtol=1e-6, atol=1e-6),
                 "equal rows give that row, if w_t and the server's own model are that row, too",
                 f"{count} equal rows became something else, by {np.abs(kept - rows[0]).max():.3g}.",
             )
 
 
-def _applied(apply: AggregationRule, laws: Laws, rows: Doubles, attackers: int, own: Doubles | None = None) -> Doubles:
+def _apply_rule(
+    apply: AggregationRule, laws: Laws, rows: Doubles, attackers: int, own: Doubles | None = None
+) -> Doubles:
     given, before = rows.copy(), np.zeros(SIZE, np.float32) if own is None else own.astype(np.float32)
     reference = before.copy()
     root = (np.full(SIZE, 0.5) if own is None else own).astype(np.float32)
@@ -60,61 +64,67 @@ def _applied(apply: AggregationRule, laws: Laws, rows: Doubles, attackers: int, 
         return np.asarray(np.square(models - np.float32(0.1), dtype=np.float64).mean(1))
 
     case = f"with {len(rows)} rows and {attackers} attackers"
-    with laws.working(case), np.errstate(all="ignore"):
+    with laws.expect_no_error(case), np.errstate(all="ignore"):
         found = np.asarray(apply(given, attackers, TrustedReference(reference, lambda: root, losses)))
-    laws.untouched({"the rows": rows, "w_t": before}, {"the rows": given, "w_t": reference})
-    laws.demand(
+    laws.require_unchanged({"the rows": rows, "w_t": before}, {"the rows": given, "w_t": reference})
+    laws.require(
         is_floats(found) and found.shape == (SIZE,),
         "a rule gives one model (D,) of floats",
         f"For rows {rows.shape} it gives {found.dtype} {found.shape}.",
     )
-    laws.demand(np.isfinite(found).all(), "finite rows give finite numbers", f"Not so {case}.")
+    laws.require(np.isfinite(found).all(), "finite rows give finite numbers", f"Not so {case}.")
     return found.astype(np.float64)
 
 
 def check_selection(selection: Selection | type[Selection] | str) -> None:
-    """Fail unless a selection invites only who waits, stops, and makes a finite model, in rounds of the real server.
+    """Fail unless a selection invites only waiting workers, stops, and makes a finite model, in real rounds.
 
-    Among them: liars that claim the best scores, workers that stay silent, a guard, nobody at all.
+    Among the cases: attackers that claim the best scores, silent workers, a guard, no workers at all.
+
+    >>> check_selection("best")
     """
-    part, laws = made(register.selection, selection)
-    laws.demand(isinstance(part, Selection), "it extends cbdsl.Selection", f"It is a {type(part).__name__}.")
-    laws.demand(
+    part, laws = make_part(register.selection, selection)
+    laws.require(isinstance(part, Selection), "it extends cbdsl.Selection", f"It is a {type(part).__name__}.")
+    laws.require(
         isinstance(part.most, int) and part.most >= 1, "most is a whole number from 1 on", f"It is {part.most}."
     )
     scores = {worker: 0.9 - 0.07 * worker for worker in range(8)}
     cases: dict[str, tuple[dict[int, float], set[int], set[int], float]] = {
         "where all are honest": (scores, set(), set(), 1.0),
-        "where the best claims are lies": (scores, {5, 7}, set(), 1.0),
+        "where the best claims are false": (scores, {5, 7}, set(), 1.0),
         "where the best stay silent": (scores, set(), {6, 7}, 1.0),
-        "where nobody beats the global best": (scores, set(), set(), 0.01),
-        "where nothing was believed before": (scores, set(), set(), np.inf),
-        "where everybody lies": (scores, set(scores), set(), 1.0),
+        "where no claim beats the global best": (scores, set(), set(), 0.01),
+        "where nothing was verified before": (scores, set(), set(), np.inf),
+        "where all claims are false": (scores, set(scores), set(), 1.0),
         "with one worker": ({4: 0.5}, set(), set(), 1.0),
-        "where nobody claims anything": ({}, set(), set(), 1.0),
+        "where there are no claims": ({}, set(), set(), 1.0),
         "where claims are equal": (dict.fromkeys(scores, 0.5), set(), set(), 1.0),
     }
-    for case, (claims, liars, silent, before) in cases.items():
+    for case, (claims, attackers, silent, before) in cases.items():
         for guarded in (False, True):
             outcomes = [
-                _round(part, laws, case, _Claimants(claims, liars, silent, turn), before, guarded) for turn in range(3)
+                _play_round(part, laws, case, _ScriptedWorkers(claims, attackers, silent, turn), before, guarded)
+                for turn in range(3)
             ]
             for state, log in outcomes[1:]:
-                kept = same(state.global_best, outcomes[0][0].global_best) and log.verdicts == outcomes[0][1].verdicts
-                laws.demand(
+                kept = (
+                    is_identical(state.global_best, outcomes[0][0].global_best)
+                    and log.verdicts == outcomes[0][1].verdicts
+                )
+                laws.require(
                     kept and state.global_score == outcomes[0][0].global_score,
                     "the order in which claims arrive does not matter",
                     f"{case.capitalize()}, another order led to another outcome.",
                 )
 
 
-class _Claimants:
-    """Workers whose model is a constant: its score is the square of that."""
+class _ScriptedWorkers:
+    """Workers whose model is a constant; its score is the square of that."""
 
-    def __init__(self, claims: Mapping[int, float], liars: set[int], silent: set[int], turn: int) -> None:
+    def __init__(self, claims: Mapping[int, float], attackers: set[int], silent: set[int], turn: int) -> None:
         order = np.random.default_rng(turn).permutation(sorted(claims)) if turn else sorted(claims)
         self.claims = {int(worker): claims[int(worker)] for worker in order}
-        self.liars, self.silent = liars, silent
+        self.attackers, self.silent = attackers, silent
 
     def report(self, order: Order) -> Mapping[WorkerId, Claim]:
         del order
@@ -125,11 +135,11 @@ class _Claimants:
 
     def model(self, worker: WorkerId) -> Floats:
         right = np.full(SIZE, np.sqrt(self.claims[worker]), np.float32)
-        return right + np.float32(1 + worker) if worker in self.liars else right
+        return right + np.float32(1 + worker) if worker in self.attackers else right
 
 
-class _Watched(Selection):
-    """A selection whose every answer is held against the laws."""
+class _CheckedSelection(Selection):
+    """A selection whose every result is checked."""
 
     def __init__(self, inner: Selection, laws: Laws, case: str) -> None:
         self._inner, self._laws, self._case = inner, laws, case
@@ -139,60 +149,64 @@ class _Watched(Selection):
         self, waiting: Sequence[Candidate], believed: Sequence[VerifiedUpload], view: RoundContext
     ) -> WorkerId | None:
         given = list(waiting)
-        with self._laws.working(self._case):
+        with self._laws.expect_no_error(self._case):
             worker = self._inner.invite(waiting, believed, view)
-        self._laws.demand(list(waiting) == given, "it does not write into what it is given", "It changed who waits.")
+        self._laws.require(
+            list(waiting) == given, "it does not write into what it is given", "It changed the list of waiting workers."
+        )
         if worker is None:
             return None
-        self._laws.demand(
+        self._laws.require(
             worker not in view.state.banned, "it never invites a banned worker", f"It invites worker {worker}."
         )
-        self._laws.demand(
+        self._laws.require(
             worker in [one.worker for one in waiting],
-            "it invites only a worker that is waiting, and stops when nobody is",
+            "it invites only a worker that is waiting, and stops when none is",
             f"{self._case.capitalize()}, it invites {worker!r} of {[one.worker for one in waiting]}.",
         )
         return worker
 
     def objection(self, upload: VerifiedUpload, believed: Sequence[VerifiedUpload], view: RoundContext) -> str:
-        with self._laws.working(self._case):
+        with self._laws.expect_no_error(self._case):
             words = self._inner.objection(upload, believed, view)
-        self._laws.demand(isinstance(words, str), "an objection is text, or empty", f"It is {words!r}.")
+        self._laws.require(isinstance(words, str), "an objection is text, or empty", f"It is {words!r}.")
         return words
 
     def combine(self, believed: Sequence[VerifiedUpload], view: RoundContext) -> SelectionResult:
-        self._laws.demand(
+        self._laws.require(
             len(believed) <= self.most,
             "it asks for no more models than `most`",
             f"{self._case.capitalize()}, it had {len(believed)}; most is {self.most}.",
         )
         before = copy.deepcopy([one.model for one in believed])
-        with self._laws.working(self._case):
+        with self._laws.expect_no_error(self._case):
             combined = self._inner.combine(believed, view)
-        self._laws.untouched({"a model": np.stack(before)}, {"a model": np.stack([one.model for one in believed])})
+        self._laws.require_unchanged(
+            {"a model": np.stack(before)}, {"a model": np.stack([one.model for one in believed])}
+        )
         model = combined.model
         if model is not None:
             law = "it makes a finite model (D,) with a finite score"
-            self._laws.demand(is_floats(model), law, f"It makes a {type(model).__name__}.")
-            self._laws.demand(model.shape == (SIZE,), law, f"The shape is {model.shape}.")
-            self._laws.demand(np.isfinite(model).all(), law, "The model has NaN or infinity in it.")
-            self._laws.demand(np.isfinite(combined.score), law, f"The score is {combined.score}.")
+            self._laws.require(is_floats(model), law, f"It makes a {type(model).__name__}.")
+            self._laws.require(model.shape == (SIZE,), law, f"The shape is {model.shape}.")
+            self._laws.require(np.isfinite(model).all(), law, "The model has NaN or infinity in it.")
+            self._laws.require(np.isfinite(combined.score), law, f"The score is {combined.score}.")
         strangers = set(combined.declined) - {one.worker for one in believed}
-        self._laws.demand(not strangers, "it declines only what was believed", f"It declines {strangers}.")
+        self._laws.require(not strangers, "it declines only verified uploads", f"It declines {strangers}.")
         return combined
 
 
-def _round(
-    selection: Selection, laws: Laws, case: str, swarm: _Claimants, before: float, guarded: bool
+def _play_round(
+    selection: Selection, laws: Laws, case: str, swarm: _ScriptedWorkers, before: float, guarded: bool
 ) -> tuple[ServerState, RoundLog]:
     banned = frozenset({8, 9})
     state = ServerState(3, np.full(SIZE, 1.5, np.float32), before, banned=banned)
     order = Order(4, "swarm", tuple(swarm.claims), 0.5, 0.1, None)
-    policy = ServerPolicy(_Watched(selection, laws, case), max(CAP, selection.most))
-    with laws.working(case):
+    policy = ServerPolicy(_CheckedSelection(selection, laws, case), max(CAP, selection.most))
+    with laws.expect_no_error(case):
         after, log = play_round(state, order, swarm, _verifier(guarded), policy)
-    laws.untouched({"w^g": np.full(SIZE, 1.5, np.float32)}, {"w^g": state.global_best})
-    laws.demand(
+    laws.require_unchanged({"w^g": np.full(SIZE, 1.5, np.float32)}, {"w^g": state.global_best})
+    laws.require(
         len(log.verdicts) <= policy.invitations,
         "a round has no more invitations than the cap",
         f"{case.capitalize()}, there were {len(log.verdicts)}; the cap is {policy.invitations}.",

@@ -1,4 +1,4 @@
-"""What all checks need: a part's name, a law that can fail, small data."""
+"""Helpers of all checks: a component's name, laws that can fail, small data."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from cbdsl.spec import Spec
 
 @dataclass(frozen=True)
 class Laws:
-    """The laws for one part."""
+    """The laws for one component."""
 
     kind: str
     part: str
 
-    def demand(self, kept: object, law: str, seen: str) -> None:
-        """Fail unless the law was kept."""
+    def require(self, kept: object, law: str, seen: str) -> None:
+        """Fail unless the law holds."""
         if not kept:
             raise AssertionError(f"The {self.kind} {self.part} breaks a law: {law}. {seen}")
 
     @contextmanager
-    def working(self, case: str) -> Iterator[None]:
-        """Whatever the part raises in a case is a breach, too."""
+    def expect_no_error(self, case: str) -> Iterator[None]:
+        """Fail if the component raises an exception in a case."""
         try:
             yield
         except AssertionError:
@@ -39,16 +39,18 @@ class Laws:
                 f"The {self.kind} {self.part} breaks a law: it works {case}. It raises {what}"
             ) from error
 
-    def untouched(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        """What a part was given has to be as it was."""
+    def require_unchanged(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """Fail if the component changed its arguments."""
         for name, value in before.items():
-            self.demand(
-                same(value, after[name]), "it does not write into what it is given", f"It changed {name} in place."
+            self.require(
+                is_identical(value, after[name]),
+                "it does not write into what it is given",
+                f"It changed {name} in place.",
             )
 
 
-def same(one: object, other: object) -> bool:
-    """Whether two values are equal to the bit; NaN equals NaN."""
+def is_identical(one: object, other: object) -> bool:
+    """Return whether two values are equal to the bit; NaN equals NaN."""
     if one is None or other is None:
         return one is other
     left, right = np.asarray(one), np.asarray(other)
@@ -56,12 +58,12 @@ def same(one: object, other: object) -> bool:
 
 
 def is_floats(value: object) -> bool:
-    """Whether a value is an array of floating-point numbers."""
+    """Return whether a value is an array of floating-point numbers."""
     return isinstance(value, np.ndarray) and value.dtype.kind == "f"
 
 
-def made(kind: Register, part: object) -> tuple[Any, Laws]:
-    """A part, made if it is given by name or as a class with defaults, and the laws for it."""
+def make_part(kind: Register, part: object) -> tuple[Any, Laws]:
+    """Return a component, created if it is given by name or as a class with defaults, and the laws for it."""
     if isinstance(part, str):
         return kind.make(part, {}), Laws(kind.kind, f"'{part}'")
     named = getattr(part, "func", part)
@@ -70,7 +72,7 @@ def made(kind: Register, part: object) -> tuple[Any, Laws]:
 
 
 def small_data() -> Dataset:
-    """Three clouds of points in six dimensions."""
+    """Return three clouds of points in six dimensions."""
     rng = np.random.default_rng(5)
     centres = 2 * rng.normal(size=(3, 6))
     labels = np.arange(400) % 3
@@ -79,7 +81,7 @@ def small_data() -> Dataset:
 
 
 def small_spec(**settings: object) -> Spec:
-    """A run on the small data that takes milliseconds; keywords use __ for a dot."""
+    """Return a spec for the small data that takes milliseconds; keywords use __ for a dot."""
     base: dict[str, object] = {
         "model": "softmax",
         "workers": 5,

@@ -1,7 +1,7 @@
 """The constants that Sec. IV assumes, measured: cosines, norm ratios, their products, and the smoothness L.
 
-Pure functions on rows of workers, (k, D) -> (k,). A value that is not defined, such as the cosine of a zero vector, is
-NaN and enters no bound.
+Pure functions on rows of workers, (k, D) -> (k,). An undefined value, such as the cosine of a zero vector, is NaN and
+is not part of any bound.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ class Problem(Protocol):
 
     @property
     def shares(self) -> Doubles:
-        """p_i(c): how a worker's training data is spread over the classes, (U, C)."""
+        """Return p_i(c), the distribution of each worker's training data over the classes, (U, C)."""
         ...
 
     @property
     def population(self) -> Doubles:
-        """p(c): how the population is spread over the classes, (C,)."""
+        """Return p(c), the distribution of the population over the classes, (C,)."""
         ...
 
     def losses(self, weights: Rows) -> Doubles:
-        """F_i(w_i) for one model a worker, (U, D) -> (U,)."""
+        """Return F_i(w_i) for one model per worker, (U, D) -> (U,)."""
         ...
 
     def class_gradients(self, workers: Indices, weights: Rows) -> Rows:
-        """The gradients of E_{x|c}[f_c] over each worker's own samples, (k, D) -> (k, C, D); zero where it has none."""
+        """Return the gradients of E_{x|c}[f_c] over each worker's samples, (k, D) -> (k, C, D); zero for none."""
         ...
 
     def population_gradients(self, weights: Rows) -> Rows:
-        """The gradients of E_{x|c}[f_c] over the population, (D,) -> (C, D); zero for a class that nobody has."""
+        """Return the gradients of E_{x|c}[f_c] over the population, (D,) -> (C, D); zero for an empty class."""
         ...
 
 
@@ -52,11 +52,11 @@ class EngineProblem:
     def __init__(
         self, engine: Engine, samples: Samples, training: Sequence[Indices], population: Indices, classes: int
     ) -> None:
-        """training: what each worker trains on. population: the samples of the genie worker."""
+        """Build the problem. training: each worker's training set. population: the samples of the genie worker."""
         self._engine, self._samples = engine, samples
         self._training = padded(training)
-        self._by_class = [by_class(rows, samples.labels, classes) for rows in training]
-        self._population = by_class(population, samples.labels, classes)
+        self._by_class = [group_by_class(rows, samples.labels, classes) for rows in training]
+        self._population = group_by_class(population, samples.labels, classes)
         self.shares = np.array([proportions(rows, samples.labels, classes) for rows in training])  # (U, C)
         self.population = proportions(population, samples.labels, classes)  # (C,)
 
@@ -74,7 +74,7 @@ class EngineProblem:
         return np.asarray(only)
 
     def _gradients(self, held: Sequence[Sequence[Indices]], weights: Rows) -> Floats:
-        """One row for every class that a worker has, all in one call: classes are spread over threads like workers."""
+        """Return one row per worker and class, in one call, so that threads share the classes like workers."""
         present = [(row, label) for row, parts in enumerate(held) for label, part in enumerate(parts) if len(part)]
         rows, labels = (list(column) for column in zip(*present, strict=True))
         indices = padded([held[row][label] for row, label in present])
@@ -83,13 +83,13 @@ class EngineProblem:
         return result
 
 
-def by_class(rows: Indices, labels: Labels, classes: int) -> list[Indices]:
-    """Rows sorted into one list a class."""
+def group_by_class(rows: Indices, labels: Labels, classes: int) -> list[Indices]:
+    """Return rows sorted into one list per class."""
     return [rows[labels[rows] == label] for label in range(classes)]
 
 
 def proportions(rows: Indices, labels: Labels, classes: int) -> Doubles:
-    """The share of every class among these rows, (C,)."""
+    """Return the share of every class among these rows, (C,)."""
     return np.bincount(labels[rows], minlength=classes) / len(rows)
 
 
@@ -97,26 +97,26 @@ Rows = NDArray[Any]  # (k, D), float32 or float64
 
 
 def inner(left: Rows, right: Rows) -> Doubles:
-    """Inner products row by row, added up in double precision."""
+    """Return inner products row by row, summed in double precision."""
     result: Doubles = np.einsum("...d,...d->...", left, right, dtype=np.float64)
     return result
 
 
 def norms(rows: Rows) -> Doubles:
-    """Euclidean norms of the rows."""
+    """Return the Euclidean norms of the rows."""
     result: Doubles = np.sqrt(inner(rows, rows))
     return result
 
 
 def quotient(over: Doubles, under: Doubles) -> Doubles:
-    """over / under, NaN where under is 0."""
+    """Return over / under, NaN where under is 0."""
     result: Doubles = np.full(np.broadcast(over, under).shape, np.nan)
     return np.divide(over, under, out=result, where=under > 0)
 
 
 @dataclass(frozen=True, eq=False)
 class Alignment:
-    """How a direction lies to a worker's gradient, (k,) each."""
+    """The angle between a direction and a worker's gradient, (k,) each."""
 
     cosine: Doubles  # cos theta, against -grad F
     ratio: Doubles  # ||v|| / ||grad F||; a zero vector has no direction, and neither cosine nor ratio
@@ -124,7 +124,7 @@ class Alignment:
 
 
 def align(direction: Rows, gradient: Rows) -> Alignment:
-    """The definitions before Theorem 1."""
+    """Return the quantities defined before Theorem 1."""
     length, slope = norms(direction), norms(gradient)
     descent = -inner(direction, gradient)
     cosine = np.clip(quotient(descent, length * slope), -1.0, 1.0)
@@ -133,51 +133,51 @@ def align(direction: Rows, gradient: Rows) -> Alignment:
 
 
 def secants(gradient_change: Rows, change: Rows) -> Doubles:
-    """||grad F(w') - grad F(w)|| / ||w' - w||, Assumption 1 at one pair of points a row."""
+    """Return ||grad F(w') - grad F(w)|| / ||w' - w||, Assumption 1 at one pair of points per row."""
     return quotient(norms(gradient_change), norms(change))
 
 
 def curvatures(loss_change: Doubles, gradient: Rows, change: Rows) -> Doubles:
-    """The smallest L for which F(w') <= F(w) + <w' - w, grad F(w)> + L/2 ||w' - w||^2 holds, a pair a row."""
+    """Return the smallest L with F(w') <= F(w) + <w' - w, grad F(w)> + L/2 ||w' - w||^2, one pair per row."""
     return quotient(2.0 * (loss_change - inner(change, gradient)), inner(change, change))
 
 
 _Reduced = TypeVar("_Reduced")
 
 
-def joined(parts: Sequence[_Reduced]) -> _Reduced:
-    """Blocks of workers as one: arrays behind one another, everything else as in the first block."""
+def join_blocks(parts: Sequence[_Reduced]) -> _Reduced:
+    """Join blocks of workers: arrays are concatenated, everything else is as in the first block."""
 
     def join(values: list[Any]) -> Any:  # noqa: ANN401 - any field of a dataclass
         if isinstance(values[0], np.ndarray):
             return np.concatenate(values)
-        return joined(values) if isinstance(values[0], Alignment) else values[0]
+        return join_blocks(values) if isinstance(values[0], Alignment) else values[0]
 
     first = parts[0]
     return type(first)(**{name: join([vars(part)[name] for part in parts]) for name in vars(first)})
 
 
-def chosen(part: _Reduced, rows: NDArray[np.bool_]) -> _Reduced:
-    """The same of some of its workers: their places in every array, everything else as it is."""
+def select_workers(part: _Reduced, rows: NDArray[np.bool_]) -> _Reduced:
+    """Return the same for some of the workers: their rows of every array, everything else as it is."""
 
     def choose(value: Any) -> Any:  # noqa: ANN401 - any field of a dataclass
         if isinstance(value, np.ndarray):
             return value[rows]
-        return chosen(value, rows) if isinstance(value, Alignment) else value
+        return select_workers(value, rows) if isinstance(value, Alignment) else value
 
     return type(part)(**{name: choose(value) for name, value in vars(part).items()})
 
 
 @dataclass(frozen=True)
 class ValueRange:
-    """The least and the greatest value seen; NaN if none was."""
+    """The least and the greatest value; NaN if there was none."""
 
     low: float
     high: float
 
     @staticmethod
     def of(values: Iterable[Doubles]) -> ValueRange:
-        """The range of everything in some arrays that is defined."""
+        """Return the range of the defined values of some arrays."""
         defined = np.concatenate([np.empty(0), *(part[~np.isnan(part)] for part in values)])
         return (
             ValueRange(float(defined.min()), float(defined.max())) if len(defined) else ValueRange(math.nan, math.nan)
@@ -186,7 +186,7 @@ class ValueRange:
 
 @dataclass(frozen=True)
 class DirectionBounds:
-    """The assumed bounds of one direction: over all workers and rounds."""
+    """The assumed bounds of one direction, over all workers and rounds."""
 
     cosine: ValueRange  # q
     ratio: ValueRange  # u
@@ -194,7 +194,7 @@ class DirectionBounds:
 
     @staticmethod
     def of(seen: Iterable[Alignment]) -> DirectionBounds:
-        """The bounds of what was seen."""
+        """Return the bounds of some alignments."""
         all_seen = list(seen)
         return DirectionBounds(
             ValueRange.of(one.cosine for one in all_seen),
@@ -205,7 +205,7 @@ class DirectionBounds:
 
 @dataclass(frozen=True)
 class MeasuredConstants:
-    """Everything that Sec. IV assumes, as measured on a trajectory."""
+    """All constants of Sec. IV, as measured on a trajectory."""
 
     velocity: DirectionBounds  # v_{i,t}: q, u
     personal: DirectionBounds  # v^p_{i,t}: q^p, u^p

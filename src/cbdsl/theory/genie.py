@@ -1,4 +1,4 @@
-"""The genie worker of Sec. V, who holds the population, and how far the swarm's models are from its model (Fig. 5)."""
+"""The genie worker of Sec. V, which holds the population, and the distance of the swarm's models from it (Fig. 5)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cbdsl.runs.loop import play_rounds
 from cbdsl.runs.records import finite
 from cbdsl.spec import Spec
 from cbdsl.theory.constants import norms
-from cbdsl.theory.trajectory import stage_of
+from cbdsl.theory.trajectory import prepare_measurement
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Divergence:
     lost: int  # workers whose weights are not finite any more
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON."""
+        """Return plain values for JSON."""
         return {name: finite(value) for name, value in vars(self).items()}
 
 
@@ -47,24 +47,24 @@ OnDivergence = Callable[[Divergence], None]
 
 @dataclass(frozen=True, eq=False)
 class Genie:
-    """One worker that knows all data: v^g_{t+1} = c0 v^g_t - alpha grad F(w^g_t), w^g_{t+1} = w^g_t + v^g_{t+1}."""
+    """One worker that holds all data: v^g_{t+1} = c0 v^g_t - alpha grad F(w^g_t), w^g_{t+1} = w^g_t + v^g_{t+1}."""
 
-    stage: Experiment
+    experiment: Experiment
     population: Indices
     steps: int  # as many batches a round as a worker's
     position: Floats  # w^g_t, (D,)
     velocity: Floats  # v^g_t, (D,)
 
     @staticmethod
-    def at_start(stage: Experiment) -> Genie:
-        """The genie before round 1, at the swarm's common initial model."""
-        steps = int(steps_of(stage).max())
-        start = stage.initial[0]
-        return Genie(stage, population_of(stage), steps, start, np.zeros_like(start))
+    def at_start(experiment: Experiment) -> Genie:
+        """Return the genie before round 1, at the swarm's common initial model."""
+        steps = int(steps_of(experiment).max())
+        start = experiment.initial[0]
+        return Genie(experiment, find_population(experiment), steps, start, np.zeros_like(start))
 
-    def moved(self, round_number: int, inertia: float, learning_rate: float) -> Genie:
-        """The genie after a round: inertia and as much SGD as a worker does, in the order in which workers do it."""
-        settings = self.stage.spec.swarm
+    def move(self, round_number: int, inertia: float, learning_rate: float) -> Genie:
+        """Return the genie after a round: inertia and as much SGD as a worker does, in the workers' order."""
+        settings = self.experiment.spec.swarm
         nothing = np.zeros((1, 1), np.float32)
         own = Particles(self.position[None], self.velocity[None], self.position[None], np.zeros(1))
         positions, velocities = move_particles(
@@ -80,33 +80,33 @@ class Genie:
     def _train(self, start: Floats, round_number: int, learning_rate: float) -> Floats:
         if self.steps == 0:
             return start.copy()
-        spec, stage = self.stage.spec, self.stage
+        spec, experiment = self.experiment.spec, self.experiment
         local = replace(spec.local, steps=self.steps)
         batches = batches_of(self.population, local, stream(spec.seed, "genie", round_number))
         seeds = np.array([seed_of(spec.seed, "genie", round_number, worker=1)], dtype=np.uint64)
         sgd = Sgd(learning_rate, local.momentum, local.weight_decay)
-        return stage.engine.train(np.ascontiguousarray(start), stage.dataset.train, batches[None], sgd, seeds)
+        return experiment.engine.train(np.ascontiguousarray(start), experiment.dataset.train, batches[None], sgd, seeds)
 
 
-def population_of(stage: Experiment) -> Indices:
-    """D, the union of all D_i (Sec. III). D_G is no part of it: runs with and without it have one population."""
-    return np.concatenate(stage.split.workers)
+def find_population(experiment: Experiment) -> Indices:
+    """Return D, the union of all D_i (Sec. III), without D_G: runs with and without it have one population."""
+    return np.concatenate(experiment.split.workers)
 
 
-def steps_of(stage: Experiment) -> Indices:
-    """How many SGD steps each worker takes in a round, (U,)."""
-    held = holdings(stage.split, stage.dataset.train, stage.spec).training
-    return np.array([steps_in_round(len(own.indices), stage.spec.local) for own in held], np.int32)
+def steps_of(experiment: Experiment) -> Indices:
+    """Return the number of SGD steps of each worker per round, (U,)."""
+    held = holdings(experiment.split, experiment.dataset.train, experiment.spec).training
+    return np.array([steps_in_round(len(own.indices), experiment.spec.local) for own in held], np.int32)
 
 
 def divergences(positions: Floats, genie: Floats) -> Doubles:
-    """||w_i - w^genie|| / ||w^genie|| for rows of workers, (U, D) and (D,) -> (U,); not finite for one that is lost."""
+    """Return ||w_i - w^genie|| / ||w^genie||, (U, D) and (D,) -> (U,); not finite for a worker that overflowed."""
     with np.errstate(invalid="ignore"):
         return norms(np.subtract(positions, genie, dtype=np.float64)) / norms(genie[None])
 
 
 def summarise(round_number: int, values: Doubles) -> Divergence:
-    """The divergences of one round in six numbers."""
+    """Summarise the divergences of one round in six numbers."""
     kept = values[np.isfinite(values)]
     lost = len(values) - len(kept)
     if not len(kept):
@@ -123,17 +123,17 @@ def summarise(round_number: int, values: Doubles) -> Divergence:
 
 
 class Companion:
-    """A genie beside a run that is being played: watches every round and writes down how far the workers are."""
+    """A genie beside a run: it observes every round and records the divergence of the workers."""
 
     def __init__(self) -> None:
         self.curve: list[Divergence] = []
         self._genie: Genie | None = None
 
-    def __call__(self, stage: Experiment, order: Order) -> None:
+    def __call__(self, experiment: Experiment, order: Order) -> None:
         """Move the genie as the swarm was ordered to move, then measure."""
-        before = self._genie or Genie.at_start(stage)
-        self._genie = before.moved(order.round, order.inertia, order.learning_rate)
-        positions = stage.memory_swarm.particles.positions[honest_workers(stage)]
+        before = self._genie or Genie.at_start(experiment)
+        self._genie = before.move(order.round, order.inertia, order.learning_rate)
+        positions = experiment.memory_swarm.particles.positions[honest_workers(experiment)]
         self.curve.append(summarise(order.round, divergences(positions, self._genie.position)))
 
 
@@ -145,10 +145,10 @@ def divergence_curve(
     model: ModelBuilder | None = None,
     data: Dataset | None = None,
 ) -> list[dict[str, Any]]:
-    """Figure 5 for one spec: one `Divergence` a round, as plain numbers for JSON."""
-    stage, companion = stage_of(spec, threads, model, data), Companion()
-    for played in play_rounds(stage, stage.first_state(), measured=False):
-        companion(stage, played.order)
+    """Return Figure 5 for one spec: one `Divergence` per round, as plain numbers for JSON."""
+    experiment, companion = prepare_measurement(spec, threads, model, data), Companion()
+    for played in play_rounds(experiment, experiment.first_state(), measured=False):
+        companion(experiment, played.order)
         if on_round is not None:
             on_round(companion.curve[-1])
     return [found.to_json() for found in companion.curve]

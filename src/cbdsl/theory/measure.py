@@ -1,4 +1,4 @@
-"""Measure one run against both theorems: replay it beside its genie and judge what was seen."""
+"""Measures one run against both theorems: repeats it beside its genie and compares bounds and measurements."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from cbdsl.theory.constants import (
     Problem,
     Rows,
     ValueRange,
-    chosen,
     inner,
-    joined,
+    join_blocks,
     norms,
+    select_workers,
 )
 from cbdsl.theory.genie import (
     Divergence,
     Genie,
     OnDivergence,
     divergences,
-    population_of,
+    find_population,
     steps_of,
     summarise,
 )
-from cbdsl.theory.theorem1 import CoefficientBounds, Descent, RateBound, Theorem1, descent_of
-from cbdsl.theory.theorem2 import DistanceBound, GenieGap, GenieMove, GradientSet, Theorem2, class_secants, gap_of
-from cbdsl.theory.trajectory import SwarmMove, replay, stage_of
+from cbdsl.theory.theorem1 import CoefficientBounds, Descent, RateBound, Theorem1, measure_descent
+from cbdsl.theory.theorem2 import DistanceBound, GenieGap, GenieMove, GradientSet, Theorem2, class_secants, measure_gap
+from cbdsl.theory.trajectory import SwarmMove, prepare_measurement, replay
 from cbdsl.util.serialize import from_plain, to_plain
 
 _BLOCK_BYTES = 64 * 2**20  # class gradients held at once
@@ -58,7 +58,7 @@ class GenieStep:
 
 @dataclass(frozen=True, eq=False)
 class Observations:
-    """A whole trajectory in scalars."""
+    """A whole trajectory, reduced to scalars."""
 
     descents: tuple[Descent, ...]  # one a round
     gaps: tuple[GenieGap, ...]  # with alpha the learning rate
@@ -77,7 +77,7 @@ def observe(
 ) -> Observations:
     """Follow a trajectory and measure it; a worker whose numbers do not stay finite is left out.
 
-    pulls: delta_1 and delta_2. work: how many steps of size alpha the local work of a round amounts to, (U,).
+    pulls: delta_1 and delta_2. work: the local work of a round in steps of size alpha, (U,).
     """
     descents: list[Descent] = []
     gaps: list[GenieGap] = []
@@ -86,10 +86,10 @@ def observe(
     view: GradientSet | None = None
     for move, genie in steps:
         if view is None:
-            view = _look(problem, move.before, genie.before)
+            view = _measure_gradients(problem, move.before, genie.before)
             loss = first_loss = problem.losses(move.before)
             start = norms(np.subtract(move.before, genie.before, dtype=np.float64))
-        after = _look(problem, move.after, genie.after)
+        after = _measure_gradients(problem, move.after, genie.after)
         next_loss = problem.losses(move.after)
         weights = CoefficientBounds(move.inertia, *pulls)
         genie_move = GenieMove(genie.before, genie.after, genie.velocity, problem.population_gradients(genie.before))
@@ -99,13 +99,13 @@ def observe(
             block, seen = move.rows(rows), view.rows(rows)
             shared = (problem.shares[rows], problem.population, seen)
             parts.append((
-                descent_of(block, weights, seen.gradient, after.gradient[rows], (next_loss - loss)[rows]),
-                gap_of(block, genie_move, *shared, rates[rows]),
-                gap_of(block, genie_move, *shared, (rates * work)[rows]),
+                measure_descent(block, weights, seen.gradient, after.gradient[rows], (next_loss - loss)[rows]),
+                measure_gap(block, genie_move, *shared, rates[rows]),
+                measure_gap(block, genie_move, *shared, (rates * work)[rows]),
             ))  # fmt: skip
-        descents.append(joined([part[0] for part in parts]))
-        gaps.append(joined([part[1] for part in parts]))
-        whole_gaps.append(joined([part[2] for part in parts]))
+        descents.append(join_blocks([part[0] for part in parts]))
+        gaps.append(join_blocks([part[1] for part in parts]))
+        whole_gaps.append(join_blocks([part[2] for part in parts]))
         lipschitz.append(view.secants)
         view, loss = after, next_loss
     if view is None:
@@ -118,9 +118,9 @@ def observe(
     needed += [vars(one)[name] for one in descents for name in ("squared_gradient", "loss_change")]
     kept: NDArray[np.bool_] = np.asarray(np.isfinite(np.stack(needed)).all(0))  # (U,)
     return Observations(
-        tuple(chosen(one, kept) for one in descents),
-        tuple(chosen(one, kept) for one in gaps),
-        tuple(chosen(one, kept) for one in whole_gaps),
+        tuple(select_workers(one, kept) for one in descents),
+        tuple(select_workers(one, kept) for one in gaps),
+        tuple(select_workers(one, kept) for one in whole_gaps),
         np.nan_to_num(_greatest(np.concatenate([seen[kept] for seen in lipschitz]))),
         start[kept],
         first_loss[kept],
@@ -129,8 +129,8 @@ def observe(
     )
 
 
-def _look(problem: Problem, positions: Rows, genie: Rows) -> GradientSet:
-    """Gradients at the workers' positions and at the genie's; class by class within, then put together."""
+def _measure_gradients(problem: Problem, positions: Rows, genie: Rows) -> GradientSet:
+    """Return gradients at the workers' positions and at the genie's, by class and combined."""
     parts = []
     for rows in _blocks(len(positions), positions.shape[1] * len(problem.population) * 4):
         workers: Indices = np.arange(len(positions), dtype=np.int32)[rows]
@@ -141,16 +141,16 @@ def _look(problem: Problem, positions: Rows, genie: Rows) -> GradientSet:
         parts.append(
             GradientSet(_mix(shares, at_worker), _mix(shares, at_genie), class_secants(at_worker, at_genie, apart))
         )
-    return joined(parts)
+    return join_blocks(parts)
 
 
 def _mix(shares: Doubles, by_class: Rows) -> Doubles:
-    """sum_c p_i(c) G_{i,c}, (k, C) and (k, C, D) -> (k, D)."""
+    """Return sum_c p_i(c) G_{i,c}, (k, C) and (k, C, D) -> (k, D)."""
     return np.stack([row @ gradients.astype(np.float64) for row, gradients in zip(shares, by_class, strict=True)])
 
 
 def _greatest(values: Doubles) -> Doubles:
-    """The greatest value of every column that is not NaN; NaN for a column without any."""
+    """Return the greatest value of every column; NaN for a column of NaN."""
     return np.asarray(np.fmax.reduce(values, axis=0, initial=np.nan))
 
 
@@ -182,21 +182,21 @@ class TheoryResult:
     theorem2: Theorem2
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON; a number that is not finite is null."""
+        """Return plain values for JSON; a number that is not finite is null."""
         return to_plain(self)  # type: ignore[no-any-return]
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> TheoryResult:
-        """The inverse of `to_json`, except that null becomes NaN; fails with KeyError if a field is missing."""
+        """Invert `to_json`, except that null becomes NaN; raise KeyError if a field is missing."""
         return from_plain(TheoryResult, values)
 
     def to_text(self) -> str:
-        """The JSON text."""
+        """Return the JSON text."""
         return json.dumps(self.to_json(), indent=2, allow_nan=False) + "\n"
 
 
 def make_table(result: TheoryResult) -> Table:
-    """Both theorems, one line a form."""
+    """Return both theorems as a table, one row per form."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("", "bound", "measured", "tightness", "verdict"):
         table.add_column(name, justify="left" if name in ("", "verdict") else "right")
@@ -233,7 +233,7 @@ def make_table(result: TheoryResult) -> Table:
 
 
 def constants_table(constants: MeasuredConstants) -> Table:
-    """The bounds that Sec. IV assumes, as measured."""
+    """Return the bounds that Sec. IV assumes, as measured."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("direction", "cosine q", "ratio u", "product q u"):
         table.add_column(name, justify="left" if name == "direction" else "right")
@@ -252,7 +252,7 @@ def _directions(constants: MeasuredConstants) -> list[tuple[str, DirectionBounds
 
 
 def describe_result(result: TheoryResult) -> list[str]:
-    """The findings in sentences."""
+    """Describe the findings in sentences."""
     first, second, curve = result.theorem1, result.theorem2, result.divergence
     last = second.corrected.rounds[-1].terms
     total = sum(vars(last).values())
@@ -282,7 +282,7 @@ def _short(held: int, of: int) -> str:
 
 
 def describe_rate(rate: RateBound) -> str:
-    """One form of Theorem 1 in words."""
+    """Describe one form of Theorem 1 in words."""
     if not rate.speaks:
         worst = "is not defined" if math.isnan(rate.phi.low) else f"= {format_number(rate.phi.low)}, not positive"
         return f"says nothing: Phi_E {worst}"
@@ -292,21 +292,21 @@ def describe_rate(rate: RateBound) -> str:
 
 
 def describe_distance(bound: DistanceBound) -> str:
-    """One form of Theorem 2 in words."""
+    """Describe one form of Theorem 2 in words."""
     if bound.holds:
         return f"holds on all {bound.checked:,} worker-rounds, {format_range(bound.tightness)} times what is measured"
     return f"fails on {bound.checked - bound.held:,} of {bound.checked:,} worker-rounds"
 
 
 def format_number(value: float) -> str:
-    """A number for people; a dash where there is none."""
+    """Format a number; a dash for NaN."""
     if not math.isfinite(value):
         return "–" if math.isnan(value) else "infinite"
     return f"{value:.3g}"
 
 
 def format_range(values: ValueRange) -> str:
-    """A range for people."""
+    """Format a range."""
     return f"{format_number(values.low)} … {format_number(values.high)}"
 
 
@@ -330,26 +330,26 @@ def measure(
     model: ModelBuilder | None = None,
     data: Dataset | None = None,
 ) -> TheoryResult:
-    """Play a spec again and put both theorems beside it; `on_round` is called with the divergence after every round."""
-    return measure_stage(stage_of(spec, threads, model, data), on_round)
+    """Repeat a spec and measure both theorems on it; `on_round` is called with the divergence after every round."""
+    return measure_experiment(prepare_measurement(spec, threads, model, data), on_round)
 
 
-def measure_stage(stage: Experiment, on_round: OnDivergence | None = None) -> TheoryResult:
-    """The same for a stage that was prepared and not yet played."""
-    spec, workers = stage.spec, honest_workers(stage)
-    held = holdings(stage.split, stage.dataset.train, spec).training
+def measure_experiment(experiment: Experiment, on_round: OnDivergence | None = None) -> TheoryResult:
+    """Measure both theorems on an experiment that was prepared and not yet run."""
+    spec, workers = experiment.spec, honest_workers(experiment)
+    held = holdings(experiment.split, experiment.dataset.train, spec).training
     problem = EngineProblem(
-        stage.engine,
-        stage.dataset.train,
+        experiment.engine,
+        experiment.dataset.train,
         [held[worker].indices for worker in workers],
-        population_of(stage),
-        stage.dataset.classes,
+        find_population(experiment),
+        experiment.dataset.classes,
     )
-    work = np.maximum(steps_of(stage)[workers] / (1 - spec.local.momentum), 1.0)  # momentum lengthens every step
+    work = np.maximum(steps_of(experiment)[workers] / (1 - spec.local.momentum), 1.0)  # momentum lengthens every step
     curve: list[Divergence] = []
 
     def steps() -> Iterator[tuple[SwarmMove, GenieStep]]:
-        for move, step in beside_genie(stage):
+        for move, step in replay_beside_genie(experiment):
             yield move, step
             curve.append(summarise(move.round, divergences(move.after, step.after)))
             if on_round is not None:
@@ -359,7 +359,8 @@ def measure_stage(stage: Experiment, on_round: OnDivergence | None = None) -> Th
         seen = observe(problem, steps(), (spec.swarm.cognitive, spec.swarm.social), work)
     if not seen.kept.any():
         raise UserError(
-            "No worker's weights stay finite in this run; there is nothing to measure. Set local.learning_rate lower."
+            "No worker's weights stay finite in this run; there is nothing to measure. Set local.learning_rate lower.",
+            code="out-of-range",
         )
     whole_rates = [one.learning_rate * float(work.mean()) for one in seen.descents]
     return TheoryResult(
@@ -369,14 +370,14 @@ def measure_stage(stage: Experiment, on_round: OnDivergence | None = None) -> Th
         shared=spec.shared,
         partition=spec.data.partition,
         seed=spec.seed,
-        engine=stage.engine.name,
-        parameters=stage.engine.size,
+        engine=experiment.engine.name,
+        parameters=experiment.engine.size,
         workers=int(seen.kept.sum()),
         lost=int((~seen.kept).sum()),
         rounds=spec.rounds,
         steps=float(work.mean()),
         divergence=tuple(curve),
-        constants=theorem1.constants_of(seen.descents),
+        constants=theorem1.measure_constants(seen.descents),
         theorem1=theorem1.judge(seen.descents, seen.last_squared_gradient, seen.first_loss, whole_rates),
         theorem2=theorem2.judge(
             seen.gaps, seen.whole_gaps, (problem.shares[seen.kept], problem.population), seen.lipschitz, seen.start
@@ -384,10 +385,10 @@ def measure_stage(stage: Experiment, on_round: OnDivergence | None = None) -> Th
     )
 
 
-def beside_genie(stage: Experiment) -> Iterator[tuple[SwarmMove, GenieStep]]:
-    """Every move of the swarm with the genie's move of the same round."""
-    genie = Genie.at_start(stage)
-    for move in replay(stage):
-        moved = genie.moved(move.round, move.inertia, move.learning_rate)
+def replay_beside_genie(experiment: Experiment) -> Iterator[tuple[SwarmMove, GenieStep]]:
+    """Yield every move of the swarm with the genie's move of the same round."""
+    genie = Genie.at_start(experiment)
+    for move in replay(experiment):
+        moved = genie.move(move.round, move.inertia, move.learning_rate)
         yield move, GenieStep(genie.position, genie.velocity, moved.position)
         genie = moved

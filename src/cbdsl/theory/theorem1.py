@@ -1,6 +1,6 @@
-"""Theorem 1: the mean squared gradient norm is at most (F(w_0) - F*) / (T Phi_E). As printed, corrected, and as played.
+"""Theorem 1: the mean squared gradient norm is at most (F(w_0) - F*) / (T Phi_E), as printed, corrected and on the run.
 
-Where Phi_E is not positive the theorem says nothing, and nothing is what is reported. docs/theory.md derives each form.
+Where Phi_E is not positive the theorem makes no statement, and none is reported. docs/theory.md derives each form.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class CoefficientBounds:
 
     @property
     def mean(self) -> float:
-        """E[c0 - c1 - c2]."""
+        """Return E[c0 - c1 - c2]."""
         return self.inertia - (self.cognitive + self.social) / 2
 
     @property
     def mean_square(self) -> float:
-        """E[(c0 - c1 - c2)^2]."""
+        """Return E[(c0 - c1 - c2)^2]."""
         c0, d1, d2 = self.inertia, self.cognitive, self.social
         return c0**2 - (d1 + d2) * c0 + d1**2 / 3 + d2**2 / 3 + d1 * d2 / 2
 
@@ -68,7 +68,7 @@ class Descent:
     curvature: Doubles
 
 
-def descent_of(
+def measure_descent(
     move: SwarmMove, weights: CoefficientBounds, gradient: Rows, next_gradient: Rows, loss_change: Doubles
 ) -> Descent:
     """Measure one move; gradients of F_i at w_t and at w_{t+1}, (k, D)."""
@@ -90,8 +90,8 @@ def descent_of(
     )
 
 
-def constants_of(descents: Sequence[Descent]) -> MeasuredConstants:
-    """The bounds over all workers and rounds; in round 1, where nothing has moved yet, the products are 0."""
+def measure_constants(descents: Sequence[Descent]) -> MeasuredConstants:
+    """Return the bounds over all workers and rounds; in round 1, where nothing has moved, the products are 0."""
     return MeasuredConstants(
         velocity=DirectionBounds.of(one.velocity for one in descents),
         personal=DirectionBounds.of(one.personal for one in descents),
@@ -103,7 +103,7 @@ def constants_of(descents: Sequence[Descent]) -> MeasuredConstants:
 
 
 def phi_printed(c: MeasuredConstants, weights: CoefficientBounds, learning_rate: float) -> float:
-    """Phi_E of Theorem 1, letter by letter."""
+    """Return Phi_E of Theorem 1, exactly as printed."""
     slope = (
         learning_rate
         - weights.mean * c.velocity.cosine.low * c.velocity.ratio.low
@@ -114,7 +114,7 @@ def phi_printed(c: MeasuredConstants, weights: CoefficientBounds, learning_rate:
 
 
 def phi_corrected(c: MeasuredConstants, weights: CoefficientBounds) -> float:
-    """Phi_E with the sign of the cosines mended, extremes of products, and the local work as it is."""
+    """Return Phi_E with the sign of the cosines corrected, extremes of products, and the measured local work."""
     slope = (
         least(weights.mean, c.velocity.product)
         + weights.cognitive / 2 * c.personal.product.low
@@ -125,27 +125,27 @@ def phi_corrected(c: MeasuredConstants, weights: CoefficientBounds) -> float:
 
 
 def remark_printed(c: MeasuredConstants, weights: CoefficientBounds, learning_rate: float) -> float:
-    """The left side of Remark 1: Phi_E - (alpha - 2 L alpha^2). CB-DSL is said to be faster where it is positive."""
+    """Return the left side of Remark 1, Phi_E - (alpha - 2 L alpha^2): CB-DSL is faster where it is positive."""
     return phi_printed(c, weights, learning_rate) - (learning_rate - 2 * c.smoothness * learning_rate**2)
 
 
 def remark_corrected(c: MeasuredConstants, weights: CoefficientBounds) -> float:
-    """The same with the corrected Phi_E: what the swarm's terms add to that of local work alone."""
+    """Return the same with the corrected Phi_E: what the swarm's terms add to local work alone."""
     return phi_corrected(c, weights) - (c.local.product.low - 2 * smoothness(c) * c.local.ratio.high**2)
 
 
 def least(factor: float, values: ValueRange) -> float:
-    """The least of factor * x over a range: the sign of the factor decides which end it takes."""
+    """Return the least of factor * x over a range: the sign of the factor decides which end."""
     return min(factor * values.low, factor * values.high)
 
 
 def smoothness(c: MeasuredConstants) -> float:
-    """The L that the corrected form needs: Assumption 1 and the descent lemma, at every pair of points met."""
+    """Return the L that the corrected form needs: Assumption 1 and the descent lemma, at every pair of points."""
     return max(c.smoothness, c.curvature)
 
 
 def _swarm_square(c: MeasuredConstants, weights: CoefficientBounds) -> float:
-    """E[(c0-c1-c2)^2] u^2 + E[c1^2] u^p^2 + E[c2^2] u^g^2."""
+    """Return E[(c0-c1-c2)^2] u^2 + E[c1^2] u^p^2 + E[c2^2] u^g^2."""
     return (
         weights.mean_square * c.velocity.ratio.high**2
         + weights.cognitive**2 / 3 * c.personal.ratio.high**2
@@ -189,11 +189,11 @@ def judge(
     whole_rates: Sequence[float],
     lowest_loss: float = 0.0,
 ) -> Theorem1:
-    """All forms of Theorem 1 on a run; one `Descent` a round, F_i(w_0) for each worker, (k,).
+    """Compare all forms of Theorem 1 with a run; one `Descent` per round, F_i(w_0) of each worker, (k,).
 
     whole_rates: for each round, the learning rate times the steps of the round. lowest_loss: F*; 0 for cross-entropy.
     """
-    c = constants_of(descents)
+    c = measure_constants(descents)
     rounds = len(descents)
     squares = np.stack([one.squared_gradient for one in descents])  # (T, k), t = 0 ... T-1
     from_one = np.vstack([squares[1:], last_squared_gradient[None]])  # (T, k), t = 1 ... T, as printed
@@ -230,7 +230,7 @@ def judge(
 
 
 def _rate(phi: ValueRange, phis: Doubles, budget: Doubles, measured: Doubles, rounds: int) -> RateBound:
-    """budget / (T Phi) against the measured means, worker by worker."""
+    """Compare budget / (T Phi) with the measured means, worker by worker."""
     speaks = phis > 0
     bounds = budget[speaks] / (rounds * phis[speaks])
     held = measured[speaks] <= bounds * (1 + ROUNDING)

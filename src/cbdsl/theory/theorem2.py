@@ -1,7 +1,7 @@
-"""Theorem 2: how far a worker's model is from the genie's. The bound as printed, and corrected so that it follows.
+"""Theorem 2: the distance of a worker's model from the genie's. The bound as printed, and corrected so that it holds.
 
-Everything is an inequality between norms measured at the points that the proof names, so the corrected bound holds on
-every round of every run, whatever the network. docs/theory.md derives it and says what is left of the printed one.
+The corrected bound consists of inequalities between norms measured at the points of the proof, so it holds in every
+round of every run, for any network. docs/theory.md derives it and compares it with the printed one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cbdsl.theory.trajectory import SwarmMove
 
 @dataclass(frozen=True, eq=False)
 class GenieMove:
-    """One round of the genie worker, and the population's gradients where it started."""
+    """One round of the genie worker, and the population's gradients at its start."""
 
     before: Rows  # w^g_t, (D,)
     after: Rows  # w^g_{t+1}
@@ -37,13 +37,13 @@ class GradientSet:
     secants: Doubles  # L_c as seen between the two, (k, C); NaN where they are the same point
 
     def rows(self, chosen: slice) -> GradientSet:
-        """The same of some of its workers."""
+        """Return the gradients of some of the workers."""
         return GradientSet(self.gradient[chosen], self.at_genie[chosen], self.secants[chosen])
 
 
 @dataclass(frozen=True, eq=False)
 class GenieGap:
-    """One round of every worker beside the genie, reduced to what Theorem 2 needs; (k,) unless said otherwise."""
+    """One round of every worker beside the genie, reduced to what Theorem 2 needs; (k,) unless noted otherwise."""
 
     rates: Doubles  # alpha in this reading
     distance: Doubles  # ||w_{i,t+1} - w^g_{t+1}||
@@ -56,18 +56,18 @@ class GenieGap:
 
 
 def emd(shares: Doubles, population: Doubles) -> Doubles:
-    """sum_c |p_i(c) - p(c)|, (U, C) and (C,) -> (U,)."""
+    """Return sum_c |p_i(c) - p(c)|, (U, C) and (C,) -> (U,)."""
     return np.asarray(np.abs(shares - population).sum(-1))
 
 
 def class_secants(at_worker: Rows, at_genie: Rows, apart: Rows) -> Doubles:
-    """||G_c(w_i) - G_c(w^g)|| / ||w_i - w^g||, (k, C, D) twice and (k, D) -> (k, C): L_c at the pairs of the proof."""
+    """Return L_c at the pairs of the proof, ||G_c(w_i) - G_c(w^g)|| / ||w_i - w^g||, (k, C)."""
     lengths = norms(apart)[:, None]
     change = np.stack([norms(np.subtract(*pair, dtype=np.float64)) for pair in zip(at_worker, at_genie, strict=True)])
     return quotient(change, np.broadcast_to(lengths, change.shape))
 
 
-def gap_of(
+def measure_gap(
     move: SwarmMove, genie: GenieMove, shares: Doubles, population: Doubles, view: GradientSet, rates: Doubles,
 ) -> GenieGap:  # fmt: skip
     """Measure one move beside the genie's.
@@ -105,24 +105,24 @@ class BoundTerms:
 
     @property
     def bound(self) -> Doubles:
-        """The right-hand side, (T, U)."""
+        """Return the right-hand side, (T, U)."""
         return self.initial + self.swarm + self.heterogeneity + self.local + self.sampling
 
 
 def betas(gaps: Sequence[GenieGap], slopes: Sequence[Doubles]) -> Doubles:
-    """beta = 1 + alpha sum_c p_i(c) L_c for every round, (T, U); slopes are the sums, (U,) each."""
+    """Return beta = 1 + alpha sum_c p_i(c) L_c for every round, (T, U); slopes are the sums, (U,) each."""
     return np.stack([1 + gap.rates * slope for gap, slope in zip(gaps, slopes, strict=True)])
 
 
 def printed(gaps: Sequence[GenieGap], growth: Doubles, distances: Doubles, start: Doubles) -> BoundTerms:
-    """The right-hand side of Theorem 2, letter by letter: its third term is not multiplied by beta^{t-j}."""
+    """Return the right-hand side of Theorem 2, exactly as printed: its third term is not multiplied by beta^{t-j}."""
     zeros = np.zeros(growth.shape)
     third = np.cumsum([gap.rates * distances * gap.steepest for gap in gaps], axis=0)
     return BoundTerms(_carry(growth, zeros, start), _carry(growth, [gap.velocity for gap in gaps]), third, zeros, zeros)
 
 
 def corrected(gaps: Sequence[GenieGap], growth: Doubles, distances: Doubles, start: Doubles) -> BoundTerms:
-    """The right-hand side that follows: every term grows by beta, no velocity is replaced, local work is measured."""
+    """Return the right-hand side that follows: every term grows by beta, velocities and local work are measured."""
     return BoundTerms(
         initial=_carry(growth, np.zeros(growth.shape), start),
         swarm=_carry(growth, [gap.swarm for gap in gaps]),
@@ -136,7 +136,7 @@ BoundForm = Callable[[Sequence[GenieGap], Doubles, Doubles, Doubles], BoundTerms
 
 
 def _carry(growth: Doubles, added: Sequence[Doubles] | Doubles, start: Doubles | float = 0.0) -> Doubles:
-    """x_{t+1} = beta x_t + added_t, after every round, (T, U)."""
+    """Return x_{t+1} = beta x_t + added_t after every round, (T, U)."""
     value: Doubles | float = start
     rows = []
     for factor, more in zip(growth, added, strict=True):
@@ -229,7 +229,7 @@ def judge(
 
 
 def compare(terms: BoundTerms, measured: Doubles, growth: Doubles) -> DistanceBound:
-    """A bound against distances measured, (T, U)."""
+    """Compare a bound with measured distances, (T, U)."""
     bound = terms.bound
     within = measured <= bound * (1 + ROUNDING)
     rows = tuple(

@@ -1,7 +1,7 @@
-"""The trajectory of a run, one move at a time: the spec is played again, and nothing is kept but the move at hand.
+"""The trajectory of a run, one move at a time: the spec is run again, and only the present move is kept.
 
-Equal specs give equal numbers, so a replay is the run. Attackers are left out: the theorems speak of workers that
-follow Eq. (5), and nobody knows what an attacker does.
+Equal specs give equal numbers, so a replay is the run. Attackers are left out: the theorems are about workers that
+follow Eq. (5).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cbdsl.theory.constants import Rows
 
 @dataclass(frozen=True, eq=False)
 class SwarmMove:
-    """One round of Eq. (5) for some workers: everything that went in, and where it led."""
+    """One round of Eq. (5) for some workers: all inputs and the result."""
 
     round: int  # t + 1
     inertia: float  # c0
@@ -39,32 +39,32 @@ class SwarmMove:
     after: Rows  # w_{i,t+1}
 
     def rows(self, chosen: slice) -> SwarmMove:
-        """The same move of some of its workers."""
+        """Return the same move of some of the workers."""
         names = ("cognitive", "social", "previous", "before", "personal_best", "after")
         return replace(self, **{name: vars(self)[name][chosen] for name in names})
 
     def velocity(self) -> Doubles:
-        """v_{i,t} = w_{i,t} - w_{i,t-1}."""
+        """Return v_{i,t} = w_{i,t} - w_{i,t-1}."""
         return np.subtract(self.before, self.previous, dtype=np.float64)
 
     def personal_velocity(self) -> Doubles:
-        """v^p_{i,t} = w^p_{i,t} - w_{i,t-1}."""
+        """Return v^p_{i,t} = w^p_{i,t} - w_{i,t-1}."""
         return np.subtract(self.personal_best, self.previous, dtype=np.float64)
 
     def social_velocity(self) -> Doubles:
-        """v^g_t = w^g_t - w_{i,t-1}, for each worker its own."""
+        """Return v^g_t = w^g_t - w_{i,t-1} for each worker."""
         return np.subtract(self.global_best, self.previous, dtype=np.float64)
 
     def displacement(self) -> Doubles:
-        """v_{i,t+1} = w_{i,t+1} - w_{i,t}."""
+        """Return v_{i,t+1} = w_{i,t+1} - w_{i,t}."""
         return np.subtract(self.after, self.before, dtype=np.float64)
 
     def own_weight(self) -> Doubles:
-        """c0 - c1 - c2, what is left of v_{i,t}; (k, 1) or (k, D)."""
+        """Return c0 - c1 - c2, the remaining weight of v_{i,t}; (k, 1) or (k, D)."""
         return self.inertia - self.cognitive.astype(np.float64) - self.social
 
     def swarm_part(self) -> Doubles:
-        """(c0 - c1 - c2) v + c1 v^p + c2 v^g: the move without its local work."""
+        """Return (c0 - c1 - c2) v + c1 v^p + c2 v^g: the move without its local work."""
         part = self.own_weight() * self.velocity()
         part += self.cognitive * self.personal_velocity()
         part += self.social * self.social_velocity()
@@ -72,11 +72,11 @@ class SwarmMove:
 
 
 def _moves(method: type[Method]) -> bool:
-    """Whether a method's workers move by Eq. (5), with gradients."""
+    """Return whether a method's workers move by Eq. (5), with gradients."""
     return method.gradients and getattr(method, "move", None) is SwarmMethod.move
 
 
-def stage_of(
+def prepare_measurement(
     spec: Spec, threads: int | None, model: ModelBuilder | None = None, data: Dataset | None = None
 ) -> Experiment:
     """Build a run to be measured; only swarms that learn by gradients have a theory here."""
@@ -84,21 +84,25 @@ def stage_of(
     if not _moves(type(method)):
         able = [name for name in methods.names() if _moves(methods.get(name))]
         raise UserError(
-            f"The theorems speak of swarms that move by Eq. (5) with gradients; this run's method is '{spec.method}'. "
-            f"Measure a run of one of: {', '.join(able)}."
+            f"The theorems are about swarms that move by Eq. (5) with gradients; the method of this run is "
+            f"'{spec.method}'. Measure a run of one of: {', '.join(able)}.",
+            code="not-supported",
         )
     if spec.attack.byzantine == spec.workers:
-        raise UserError(f"All {spec.workers} workers are attackers; nobody is left to measure. Ask for fewer.")
+        raise UserError(
+            f"All {spec.workers} workers are attackers; none is left to measure. Use fewer attackers.",
+            code="out-of-range",
+        )
     return Experiment.prepare(resolve(spec), UserParts(model=model, data=data), threads)
 
 
-def replay(stage: Experiment) -> Iterator[SwarmMove]:
-    """Play the rounds of a freshly prepared stage; every move is gone when the next one is made."""
-    workers, swarm = honest_workers(stage), stage.memory_swarm
-    state = stage.first_state()
+def replay(experiment: Experiment) -> Iterator[SwarmMove]:
+    """Yield the moves of a prepared experiment; each is overwritten by the next."""
+    workers, swarm = honest_workers(experiment), experiment.memory_swarm
+    state = experiment.first_state()
     previous = before = swarm.particles.positions[workers]
     personal_best, global_best = swarm.particles.personal_best[workers], state.global_best
-    for played in play_rounds(stage, state, measured=False):
+    for played in play_rounds(experiment, state, measured=False):
         drawn = swarm.coefficients(workers, played.order)
         after = swarm.particles.positions[workers]
         yield SwarmMove(
