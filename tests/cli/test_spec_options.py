@@ -198,7 +198,7 @@ def test_a_wrong_name_in_the_last_point_of_a_sweep_is_found_before_anything_runs
 
 def test_a_server_of_real_workers_takes_no_option_of_simulated_ones(tmp_path: Path) -> None:
     for option, why in (
-        (["--byzantine", "2"], "the workers are real"),
+        (["--byzantine", "2"], "real workers do not attack"),
         (["--set", "data.samples_per_worker=20"], "each worker has its own samples"),
     ):
         done = cbdsl("serve", "--broker", "mqtt://127.0.0.1:1", "--out", "here", *option, cwd=tmp_path)
