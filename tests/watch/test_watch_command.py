@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cbdsl.cli import network_commands
-from cbdsl.cli.display import Attendance
+from cbdsl.cli.display import ConnectionNews
 from cbdsl.network.broker import find_mosquitto
 from cbdsl.network.journal import Events
 from cbdsl.network.server import Phases
@@ -109,7 +109,7 @@ def words_of(pid: int) -> list[str]:
 
 
 def test_attendance_says_who_came_and_who_left() -> None:
-    attendance = Attendance(20)
+    attendance = ConnectionNews(20)
     for number in range(18):
         assert attendance.take("connected", {"worker": f"w{number:02}"})
     assert attendance.line() == "18 of 20 here; came: w00, w01, w02, w03, w04 and 13 more"
@@ -121,7 +121,7 @@ def test_attendance_says_who_came_and_who_left() -> None:
     assert attendance.line() == "16 of 20 here; new in the swarm: porch; no longer in the swarm: w00"
     attendance.take("over", {})
     assert not attendance.take("disconnected", {"worker": "w04"})  # everybody leaves in the end
-    again = Attendance(20)  # a server that goes on: some had joined since the run began
+    again = ConnectionNews(20)  # a server that goes on: some had joined since the run began
     assert not again.take("started", {"round": 3, "members": 23})
     assert again.count() == "0 of 23 here"
 

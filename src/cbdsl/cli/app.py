@@ -1,4 +1,4 @@
-"""The commands, tied together. Each is a module of its own, and loads what it needs when it is called."""
+"""The command line application: all commands by group. A command imports what it needs when it is called."""
 
 from __future__ import annotations
 

@@ -28,19 +28,19 @@ _LOG_SECONDS = 10.0  # without a terminal, a line at most this often
 
 
 class _TimeLeft(ProgressColumn):
-    """Rounds left times the mean duration of the rounds played here."""
+    """The estimated time left."""
 
     def render(self, task: Task) -> Text:
-        """The column's text."""
+        """Return the column's text."""
         seconds = task.fields["left"]
         return Text("" if seconds is None else f"{format_duration(seconds)} left", style="cyan")
 
 
-class _Bar:
-    """A bar in a terminal; elsewhere a line from time to time."""
+class _ProgressLine:
+    """A progress bar in a terminal; elsewhere a line from time to time."""
 
     def __init__(self, unit: str, width: int, every: float = _LOG_SECONDS) -> None:
-        """Unit: of what is counted. every: seconds between lines."""
+        """unit: what is counted. every: seconds between lines."""
         self._console = plain_console(stderr=True)
         self._bar = Progress(
             TextColumn(unit),
@@ -63,22 +63,22 @@ class _Bar:
     ) -> None:
         self._bar.stop()
 
-    def _tell(self, line: str | Text, style: str = "") -> None:
+    def _print(self, line: str | Text, style: str = "") -> None:
         self._console.print(line, style=style, highlight=False, soft_wrap=True)
 
     def _advance(self, done: int, total: int, state: str, left: float | None) -> None:
-        """Show how far it is. left: seconds, if they can be told."""
+        """Show the progress. left: estimated seconds, if known."""
         self._bar.update(self._task, completed=done, total=total, state=state, left=left)
         now = time.monotonic()
         if not self._console.is_terminal and (done == total or now - self._logged > self._every):
             self._logged = now
-            self._tell(
+            self._print(
                 f"{self._unit} {done}/{total}  {state}{'' if left is None else f'  {format_duration(left)} left'}"
             )
 
 
-class Display(_Bar, Callback):
-    """Shows the rounds of one run as they are played."""
+class Display(_ProgressLine, Callback):
+    """The progress of one run, round by round."""
 
     def __init__(self) -> None:
         super().__init__("round", 16)
@@ -88,13 +88,13 @@ class Display(_Bar, Callback):
         return self
 
     def begin(self, spec: Spec, folder: Path | None, note: str = "", bar: bool = True) -> None:
-        """Say what is about to be run."""
+        """Print what is about to be run."""
         self._rounds = spec.rounds
-        self._tell(headline(spec))
+        self._print(headline(spec))
         if folder is not None:
-            self._tell(f"folder: {folder}")
+            self._print(f"folder: {folder}")
         if note:
-            self._tell(note, "yellow")
+            self._print(note, "yellow")
         self._bar.update(self._task, total=spec.rounds, state="first round")
         if bar:
             self._bar.start()
@@ -105,11 +105,11 @@ class Display(_Bar, Callback):
         self.begin(run.spec, run.folder, run.note)
 
     def count(self, earlier: Iterable[RoundRecord]) -> None:
-        """Count in what was sent in rounds that were played before this process was started."""
+        """Count the rounds that were played before this process started."""
         self._totals = RunTotals.of(earlier)
 
     def state(self) -> str:
-        """What else there is to say of a round."""
+        """Return text to add to the line of a round."""
         return ""
 
     def round(self, record: RoundRecord) -> None:
@@ -117,7 +117,7 @@ class Display(_Bar, Callback):
         self.show(record)
 
     def show(self, line: RoundRecord) -> None:
-        """Show a round that was just played."""
+        """Show a round that was just completed."""
         self._totals.add(line)
         self._here.add(line)
         score = "" if line.global_score is None else f"  F^g {line.global_score:.4f}"
@@ -129,16 +129,16 @@ class Display(_Bar, Callback):
         self._advance(line.round, self._rounds, state, left)
 
 
-class SweepDisplay(_Bar):
-    """Shows how far a grid of runs is."""
+class SweepDisplay(_ProgressLine):
+    """The progress of a grid of runs."""
 
     def __init__(self, runs: int, out: Path) -> None:
         super().__init__("rounds", 24, 3 * _LOG_SECONDS)
-        self._tell(f"{runs} runs, folder: {out}")
-        self._before: float | None = None  # the share of the work that earlier processes had done
+        self._print(f"{runs} runs, folder: {out}")
+        self._before: float | None = None  # the share of the work that earlier processes did
 
     def show(self, played: int, total: int, share: float) -> None:
-        """Show how many rounds are done of how many, and by the share of the work how long it will take."""
+        """Show how many rounds are completed; share: of the work, for the time left."""
         if self._before is None:
             self._before = share
         here = share - self._before
@@ -146,23 +146,23 @@ class SweepDisplay(_Bar):
         self._advance(played, total, f"{100 * played // max(1, total)} %", left)
 
 
-class PassDisplay(_Bar):
-    """Shows how far a generator has learned."""
+class PassDisplay(_ProgressLine):
+    """The progress of a generator's training."""
 
     def __init__(self, out: Path) -> None:
         super().__init__("pass", 24)
-        self._tell(f"folder: {out}")
+        self._print(f"folder: {out}")
         self._played = 0
 
     def show(self, number: int, total: int, loss: float) -> None:
-        """Show a pass that was just made."""
+        """Show a pass that was just completed."""
         self._played += 1
         left = (total - number) * (time.monotonic() - self._started) / self._played
         self._advance(number, total, f"loss {loss:.2f}", left)
 
 
 def headline(spec: Spec) -> Text:
-    """One line that says what is run."""
+    """Return one line that describes a run."""
     shared = {"none": "no shared data", "score": "D_sc shared", "train": "D_tr shared", "both": "D_sc and D_tr shared"}
     attack = f", {spec.attack.byzantine} Byzantine ({spec.attack.name})" if spec.attack.byzantine else ""
     defence = f" with {describe(spec)}" if describe(spec) else ""
@@ -173,12 +173,12 @@ def headline(spec: Spec) -> Text:
     )
 
 
-_GATHER_SECONDS = 0.5  # many come and go at once: one line tells of all of them
+_GATHER_SECONDS = 0.5  # many workers come and go at once: one line names them all
 _MOST_NAMES = 5
 
 
-class Attendance:
-    """Who is connected, by the events of a run; what is to be said of it. Pure."""
+class ConnectionNews:
+    """The connected workers, from the events of a run, and those not reported yet that came or left."""
 
     def __init__(self, places: int) -> None:
         self._places, self._here, self._over = places, set(), False  # type: tuple[int, set[str], bool]
@@ -188,10 +188,10 @@ class Attendance:
         self._gone: list[str] = []
 
     def take(self, event: str, details: Mapping[str, Any]) -> bool:
-        """Take an event in; whether there is something to say."""
+        """Take an event and return whether there is something to report."""
         name = str(details.get("worker", ""))
         if event == "over":
-            self._over = True  # who leaves now has done its part
+            self._over = True  # workers that leave now are done
         elif event == "connected" and name not in self._here:
             self._here.add(name)
             self._came.append(name)
@@ -207,11 +207,11 @@ class Attendance:
         return not self._over and bool(self._came or self._left or self._joined or self._gone)
 
     def count(self) -> str:
-        """How many are there."""
+        """Return how many workers are connected."""
         return f"{len(self._here):,} of {self._places:,} here"
 
     def line(self) -> str:
-        """Who came and who left since the last line."""
+        """Return a line with the workers that came or left since the last one."""
         news = {
             "came:": self._came, "left:": self._left, "new in the swarm:": self._joined,
             "no longer in the swarm:": self._gone,
@@ -221,30 +221,30 @@ class Attendance:
 
 
 class ServeDisplay(Display):
-    """The rounds of a served run, and its workers."""
+    """The progress of a served run, and its connected workers."""
 
     def __init__(self, places: int) -> None:
         super().__init__()
-        self._attendance, self._lock = Attendance(places), threading.Lock()
+        self._connections, self._lock = ConnectionNews(places), threading.Lock()
         self._timer: threading.Timer | None = None
 
     def heard(self, event: str, details: Mapping[str, Any]) -> None:
-        """Something happened around the rounds; any thread may say so."""
+        """Take an event of the server, from any thread."""
         with self._lock:
-            if self._attendance.take(event, details) and self._timer is None:
-                self._timer = threading.Timer(_GATHER_SECONDS, self._say)
+            if self._connections.take(event, details) and self._timer is None:
+                self._timer = threading.Timer(_GATHER_SECONDS, self._report)
                 self._timer.daemon = True
                 self._timer.start()
 
     def state(self) -> str:
-        """See `Display.state`: how many are there."""
+        """See `Display.state`: the number of connected workers."""
         with self._lock:
-            return f"  {self._attendance.count()}"
+            return f"  {self._connections.count()}"
 
-    def _say(self) -> None:
+    def _report(self) -> None:
         with self._lock:
-            self._timer, line = None, self._attendance.line()
-        self._tell(line)
+            self._timer, line = None, self._connections.line()
+        self._print(line)
 
 
 def _names(names: list[str]) -> str:
@@ -264,7 +264,7 @@ _COLOURS = {
 
 
 class SwarmDisplay:
-    """A table of workers that lives while the run is played; without a terminal a line a round."""
+    """A live table of the workers of a local swarm; without a terminal one line per round."""
 
     def __init__(self, spec: Spec, folder: Path) -> None:
         self._spec, self._folder = spec, folder
@@ -291,7 +291,7 @@ class SwarmDisplay:
         self._lines.__exit__(kind, value, trace)
 
     def ready(self, crew: WorkerProcesses) -> None:
-        """The processes run."""
+        """Take the processes once they run."""
         self._crew = crew
         self._console.print(
             f"broker: {crew.broker.kind} at {crew.broker.host}:{crew.broker.port}, {len(crew.names)} worker processes",
@@ -299,7 +299,7 @@ class SwarmDisplay:
         )
 
     def show(self, line: RoundRecord) -> None:
-        """A round was played."""
+        """Show a round that was just completed."""
         self._last = line
         self._lines.show(line)
 
@@ -336,14 +336,14 @@ class SwarmDisplay:
 
 
 def print_outcome(outcome: LocalSwarmOutcome) -> None:
-    """The summary of a run, and what it took on the wire."""
+    """Print the summary of a run and its bytes on the wire."""
     print_summary(outcome.served.result)
     print_wire(outcome.workers_wire, "workers")
     print_refused(outcome.served.refused)
 
 
 def print_refused(refused: Mapping[str, int]) -> None:
-    """What was refused and how often, each on a line of its own; the most frequent first."""
+    """Print why messages were refused, and how often, the most frequent reason first."""
     if refused:
         console = plain_console()
         console.print(f"refused: {sum(refused.values()):,} messages", highlight=False)
@@ -352,7 +352,7 @@ def print_refused(refused: Mapping[str, int]) -> None:
 
 
 def print_wire(counts: Counts, whose: str) -> None:
-    """Bytes on the wire by kind, whole MQTT packets, on standard output."""
+    """Print the bytes on the wire, whole MQTT packets, by kind."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(f"on the wire of the {whose}")
     directions: tuple[Direction, Direction] = ("sent", "received")

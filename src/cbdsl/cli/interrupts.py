@@ -1,4 +1,4 @@
-"""Ctrl-C: one sentence that says how to go on, exit code 130, and never a traceback."""
+"""Ctrl-C: one sentence that says how to continue, exit code 130, and no traceback. A second one ends at once."""
 
 from __future__ import annotations
 
@@ -15,21 +15,19 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import FrameType
 
-
 EXIT_CODE = 130
-
 _SHOW_CURSOR = "\x1b[?25h"
 
 
 def command_line() -> str:
-    """The command as it was given."""
+    """Return the command as it was given."""
     import shlex  # noqa: PLC0415
 
     return shlex.join(["cbdsl", *sys.argv[1:]])
 
 
 class Interrupts:
-    """What Ctrl-C does in this process: the first one stops the command in good order, a second one at once."""
+    """Handles Ctrl-C in this process."""
 
     def __init__(self) -> None:
         self.happened = self._holding = self._waiting = False
@@ -37,48 +35,39 @@ class Interrupts:
         self._advice: Callable[[], str] = lambda: f"Start again with: {command_line()}"
 
     def __enter__(self) -> None:
-        """From now on, remember that Ctrl-C was pressed."""
         self._before = signal.getsignal(signal.SIGINT), sys.unraisablehook
         self._main_thread = _thread.get_ident()
-        atexit.register(self._leave)  # before anything else is registered, so it is called last
-        if self._before[0] is signal.default_int_handler:  # else somebody ignores it for us, as nohup does
-            signal.signal(signal.SIGINT, self._hear)
-            sys.unraisablehook = self._swallowed
+        atexit.register(self._exit)  # before anything else is registered, so it is called last
+        if self._before[0] is signal.default_int_handler:  # else the signal is ignored, as under nohup
+            signal.signal(signal.SIGINT, self._handle)
+            sys.unraisablehook = self._handle_unraisable
 
     def __exit__(self, *_: object) -> None:
-        """Leave things as they were, for a program that called the command line; not after Ctrl-C: we are leaving."""
-        if not self.happened:
+        if not self.happened:  # else the process ends, and Ctrl-C must not become an exception again
             signal.signal(signal.SIGINT, self._before[0])
             sys.unraisablehook = self._before[1]
 
     def advise(self, advice: str | Callable[[], str]) -> None:
-        """Set what to say if the command is interrupted from now on."""
+        """Set what to print if the command is interrupted from now on."""
         self._advice = advice if callable(advice) else lambda: advice
 
     def conclude(self) -> None:
-        """Say how to go on, and end."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # what is left to do takes no time
+        """Print how to continue and exit."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the rest takes no time
         print(f"\ncbdsl: interrupted. {self._advice()}", file=sys.stderr)
         sys.exit(EXIT_CODE)
 
-    def _leave(self) -> None:
-        """End with our exit code: Python would end by the signal itself where Ctrl-C had met it within an exec()."""
-        if self.happened:
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(EXIT_CODE)
-
     def hold(self) -> None:
-        """Let an interrupt wait: one that meets a library of C++ while it is loaded ends the process without a word."""
+        """Delay an interrupt: one that meets a C++ library while it is loaded ends the process without a message."""
         self._holding = True
 
     def release(self) -> None:
-        """Let it come, if there was one."""
+        """Deliver a delayed interrupt, if there was one."""
         self._holding = False
         if self._waiting:
-            self._hear(signal.SIGINT, None)
+            self._handle(signal.SIGINT, None)
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         del number, frame
         if self._holding and not self._waiting:
             self._waiting = True
@@ -91,29 +80,36 @@ class Interrupts:
         self.happened = True
         raise KeyboardInterrupt
 
-    def _swallowed(self, unraisable: sys.UnraisableHookArgs) -> None:
-        """An interrupt that came where Python has to drop exceptions, such as in a destructor, comes again."""
+    def _handle_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
+        """Repeat an interrupt that came where Python drops exceptions, such as in a destructor."""
         if issubclass(unraisable.exc_type, KeyboardInterrupt):
-            _thread.start_new_thread(self._press_again, ())
+            _thread.start_new_thread(self._repeat, ())
         elif not self.happened:
             sys.__unraisablehook__(unraisable)
 
-    def _press_again(self) -> None:
-        time.sleep(0.02)  # by then Python is out of the place where it dropped the first one
+    def _repeat(self) -> None:
+        time.sleep(0.02)  # by then Python has left the place where it dropped the first one
         self.happened = False
         signal.pthread_kill(self._main_thread, signal.SIGINT)
+
+    def _exit(self) -> None:
+        """Exit with our code: after an interrupt within an exec() Python would end by the signal itself."""
+        if self.happened:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(EXIT_CODE)
 
 
 INTERRUPTS = Interrupts()
 
 
 def go_on_with(command: str) -> None:
-    """If interrupted, say that this command goes on."""
+    """If interrupted, print that this command continues."""
     INTERRUPTS.advise(f"Go on with: {command}")
 
 
 def go_on_in(folder: Path, on: str | None = None) -> None:
-    """If interrupted, say how a run in a folder goes on, or that it has not begun. on: the place of its workers."""
+    """If interrupted, print how a run in a folder continues, or that it has not begun. on: where its workers are."""
     import shlex  # noqa: PLC0415
 
     def advice() -> str:
@@ -125,5 +121,5 @@ def go_on_in(folder: Path, on: str | None = None) -> None:
 
 
 def start_again() -> None:
-    """If interrupted, say that nothing was kept."""
+    """If interrupted, print that nothing was kept."""
     INTERRUPTS.advise(f"Nothing was kept of it. Start again with: {command_line()}")

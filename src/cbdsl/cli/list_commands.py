@@ -1,4 +1,4 @@
-"""`cbdsl list` and `cbdsl presets`: what there is to choose from."""
+"""`cbdsl list` and `cbdsl presets`."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def list_parts(
 
 
 def rows_of(kind: str) -> list[dict[str, Any]]:
-    """Everything of one kind, as plain values."""
+    """Return everything of one kind, as plain values."""
     if kind == "settings":
         return [
             {"key": line.key, "default": line.default, "meaning": line.meaning}
@@ -92,7 +92,7 @@ def rows_of(kind: str) -> list[dict[str, Any]]:
 
 
 def _sizes(name: str) -> dict[str, Any]:
-    """How large a network of the zoo is on the samples that it was made for; a plugin's is not built to be listed."""
+    """Return the size of a built-in network on the samples that it was made for; a plugin's is not built here."""
     from cbdsl.models import zoo  # noqa: PLC0415
 
     if register.model.get(name).__module__ != zoo.__name__:
@@ -110,7 +110,7 @@ def _print_models(rows: Sequence[dict[str, Any]]) -> None:
     _print_table(["name", "samples", "parameters", "multiply-adds", "what it is"], shown)
     typer.echo(
         f"\nUse one with {_OPTIONS['models']}. Sizes are for the samples that it was made for, multiply-adds for one "
-        "of them, forward; on other samples they are others."
+        "of them, forward; on other samples they differ."
     )
 
 
@@ -156,7 +156,7 @@ def _settings_text(settings: dict[str, Any]) -> str:
 
 
 def _print_table(headings: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> None:
-    """A table on standard output; the last column is wrapped to the terminal's width, and whole in a pipe."""
+    """Print a table; the last column is wrapped to the terminal's width, and not wrapped in a pipe."""
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -172,48 +172,4 @@ def _print_table(headings: Sequence[str] | None, rows: Sequence[Sequence[str]]) 
     if console.is_terminal:
         console.print(table)
     else:
-        Console(width=500).print(table)  # a line a row, for grep
-
-
-_HEAD = """\
-# Settings
-
-Every setting of a spec, its default and its meaning. A spec is a TOML file, an object in Python, or a preset with
-options on the command line; the keys are the same everywhere:
-
-```sh
-cbdsl run paper-iid --set local.epochs=3 --set data.partition=dirichlet
-```
-
-```toml
-preset = "paper-iid"    # what is not in this file is as there; without this line, as in the tables below
-
-[local]
-epochs = 3
-
-[data]
-partition = "dirichlet"
-```
-
-A key that is not here is an error, and so is an option that changes nothing in the run it is given for. Parts such as
-attacks and methods have settings of their own, `options.PART.SETTING`; `cbdsl list attacks`, `cbdsl list methods` and
-so on show them. `cbdsl list settings` prints this page in a terminal; both are made from the comments in
-`src/cbdsl/spec.py`.
-"""
-
-
-def page() -> str:
-    """The page as Markdown."""
-    parts = [_HEAD]
-    for group in reference():
-        rows = [f"| `{line.key}` | `{as_text(line.default)}` | {_escaped(line.meaning)} |" for line in group.lines]
-        parts.append("\n".join([f"## {group.title}\n", "| setting | default | meaning |", "|---|---|---|", *rows, ""]))
-    return "\n".join(parts)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-if __name__ == "__main__":
-    print(page(), end="")
+        Console(width=500).print(table)  # one line per row, for grep

@@ -1,6 +1,6 @@
-"""The entry point: runs the command line; what a user can mend is one message and exit code 2.
+"""The entry point of the command line: an error that a user can correct is one message and exit code 2.
 
-Loads nothing but itself before it listens for Ctrl-C; the commands are tied together in `cbdsl.cli.app`.
+Nothing else is loaded before Ctrl-C is handled; the commands are in `cbdsl.cli.app`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _FILES = {
     errno.EIO,
     errno.ENAMETOOLONG,
 }
-"""Errors about files that a user gave or may mend."""
+"""Errors about files that a user can correct."""
 
 
 def main() -> None:
-    """Run the command that the command line names."""
+    """Run the command in `sys.argv`."""
     try:
         with INTERRUPTS:
             _run()
     except BaseException as error:
-        if INTERRUPTS.happened or isinstance(error, KeyboardInterrupt):  # whatever it was turned into on its way
+        if INTERRUPTS.happened or isinstance(error, KeyboardInterrupt):  # whatever it was turned into
             INTERRUPTS.conclude()
         raise
 

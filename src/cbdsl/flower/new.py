@@ -1,4 +1,4 @@
-"""`cbdsl flower new`: the directory of a Flower app whose parts come from this package. Needs no flwr."""
+"""`cbdsl flower new`: writes the folder of a Flower app. Does not need flwr."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cbdsl.util.files import is_free
 
 OLDEST_FLWR = "1.41.0"
 
-_SERVER = '''"""The server: plays CB-DSL's rounds with the nodes of a federation."""
+_SERVER = '''"""The server: runs CB-DSL with the nodes of a federation."""
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -23,11 +23,11 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Play the run that the configuration asks for."""
+    """Run what the configuration describes."""
     play(grid, context)
 '''
 
-_CLIENT = '''"""A worker: carries orders out, answers one number, uploads when it is asked."""
+_CLIENT = '''"""A worker: trains, claims a score, and uploads its model if it is invited."""
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -39,7 +39,7 @@ app = ClientApp()
 
 @app.query("join")
 def join(message: Message, context: Context) -> Message:
-    """Hear what is run, and say which worker this is."""
+    """Prepare for a run and answer which worker this is."""
     return client.join(message, context)
 
 
@@ -64,7 +64,7 @@ def finish(message: Message, context: Context) -> Message:
 _README = """# CB-DSL as a Flower app
 
 Every worker is a node. A round asks each of them for one number and the best of them for its model; claims are
-verified, liars banned. The numbers are those of `cbdsl run` with the same spec.
+verified, attackers banned. The numbers are those of `cbdsl run` with the same spec.
 
     pip install 'flwr[simulation]' cbdsl        # an environment of its own: flwr pins another Ray
     flwr run . --stream --federation-config "num-supernodes=8 client-resources-num-cpus=1"
@@ -72,16 +72,16 @@ verified, liars banned. The numbers are those of `cbdsl run` with the same spec.
         -c 'settings="workers=8 attack.name=sign-flip attack.byzantine=2"'
 
 The run's folder is under `runs`; `cbdsl watch DIR`, `cbdsl predict` and `cbdsl export` read it like any other.
-`[tool.flwr.app.config]` in pyproject.toml has what a run may be asked for; `-c 'key=value'` sets it for one run:
+`[tool.flwr.app.config]` in pyproject.toml is the configuration of a run; `-c 'key=value'` sets it for one run:
 
-| key | is |
+| key | meaning |
 |---|---|
 | spec | a preset (`cbdsl presets`), or a spec's file on the server's machine |
 | rounds | how many; 0: as the spec says |
 | settings | any settings of a spec (`cbdsl list settings`), with spaces between them |
-| runs, out | where runs go, and this run's folder in it; with the same `out` a run that was stopped goes on |
+| runs, out | where runs go, and this run's folder in it; with the same `out` an interrupted run continues |
 | own-data | true: nodes work on samples of their own, not on the spec's data set dealt to them |
-| join-seconds, round-seconds, upload-seconds | how long nodes are waited for |
+| join-seconds, round-seconds, upload-seconds | how long the server waits for nodes |
 
 On real machines, one SuperLink and a SuperNode for every worker:
 
@@ -89,16 +89,19 @@ On real machines, one SuperLink and a SuperNode for every worker:
     flower-supernode --insecure --superlink HOST:8000 --node-config 'partition-id=0 num-partitions=8'
     flwr run . my-federation --stream           # [superlink.my-federation] in ~/.flwr/config.toml has the address
 
-`--node-config` knows `partition-id` (which worker it is, from 0 on), `num-partitions`, `data-path` (its own samples: an
+Keys of `--node-config`: `partition-id` (which worker it is, from 0 on), `num-partitions`, `data-path` (own samples: an
 .npz file with features (N, ...) and labels (N,), for own-data), `state-path` (where it keeps its particle).
 Parts of your own (methods, codecs, models) may be registered in server_app.py and client_app.py.
 """
 
 
 def write_app(folder: Path, spec: str, workers: int) -> None:
-    """Write the app; the folder must not exist or be empty."""
+    """Write the app into a folder that does not exist or is empty."""
     if not is_free(folder):
-        raise UserError(f"{folder} exists and is not an empty folder; nothing was overwritten. Give another one.")
+        raise UserError(
+            f"{folder} exists and is not an empty folder; nothing was overwritten. Give another one.",
+            code="exists-already",
+        )
     files = {
         "pyproject.toml": tomli_w.dumps(_project(folder, spec, workers)),
         "cbdsl_app/__init__.py": '"""CB-DSL as a Flower app."""\n',
@@ -112,7 +115,9 @@ def write_app(folder: Path, spec: str, workers: int) -> None:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"The folder {folder} cannot be written: {error.strerror}. Give another one.") from error
+        raise UserError(
+            f"The folder {folder} cannot be written: {error.strerror}. Give another one.", code="unreadable-file"
+        ) from error
 
 
 def _project(folder: Path, spec: str, workers: int) -> dict[str, object]:

@@ -23,15 +23,15 @@ _PRIVATE = 0o600
 
 
 def write_atomically(path: Path, content: bytes | memoryview, private: bool = False) -> None:
-    """Write a small file whole, or leave the old one. private: for its owner alone, whatever the umask."""
+    """Write a small file, or leave the old one. private: readable by its owner alone, whatever the umask."""
     replace_atomically(path, lambda file: file.write(content), private)
 
 
 def replace_atomically(path: Path, write: Callable[[IO[bytes]], object], private: bool = False) -> None:
-    """Write a file beside its place and move it there, so that a crash leaves the old file or the new one."""
+    """Write a file under another name and rename it, so that a crash leaves the old file or the new one."""
     partial = path.with_name(f".{path.name}.partial")
     if private:
-        partial.unlink(missing_ok=True)  # one that was there already would keep its permissions
+        partial.unlink(missing_ok=True)  # an old one would keep its permissions
     with private_file(partial, "wb") if private else partial.open("wb") as file:
         write(file)
         file.flush()
@@ -40,28 +40,28 @@ def replace_atomically(path: Path, write: Callable[[IO[bytes]], object], private
 
 
 def write_json(path: Path, content: object, private: bool = False) -> None:
-    """Write plain values as indented JSON; NaN and infinity have no place in it."""
+    """Write plain values as indented JSON; ValueError for NaN and infinity."""
     write_atomically(path, (json.dumps(content, indent=2, allow_nan=False) + "\n").encode(), private)
 
 
 def is_free(path: Path) -> bool:
-    """Whether a folder can be started there: it does not exist, or has nothing but hidden files, such as a lock."""
+    """Return whether a path can become a folder: it does not exist, or contains only hidden files, such as a lock."""
     return not path.exists() or (path.is_dir() and all(file.name.startswith(".") for file in path.iterdir()))
 
 
 def private_folder(path: Path) -> None:
-    """A folder that its owner alone can enter; one that is there already stays as it is."""
+    """Create a folder that its owner alone can enter; an existing one stays as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
 
 
 def private_file(path: Path, mode: str) -> IO[bytes]:
-    """Open a file to write; if it is new, it is its owner's alone."""
+    """Open a file for writing; if it is new, its owner alone can read it."""
     return open(path, mode, opener=lambda name, flags: os.open(name, flags, _PRIVATE))
 
 
 def read_text(path: Path) -> str:
-    """A file that people write, such as a spec; ValueError if it is far too long for one, or no UTF-8."""
+    """Read a file that people write, such as a spec; ValueError if it is far too long, or not UTF-8."""
     with path.open("rb") as file:
         content = file.read(_MOST_TEXT + 1)
     if len(content) > _MOST_TEXT:
@@ -70,7 +70,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(text: str) -> Any:  # noqa: ANN401 - what JSON holds
-    """The value of JSON text; ValueError if there is none, however deep or long its parts are."""
+    """Parse JSON text; ValueError if it is invalid or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -84,7 +84,7 @@ def load_arrays(
     without: Sequence[str] = (),
     most: int | None = None,
 ) -> dict[str, NDArray[Any]]:
-    """Arrays of an .npz file, all of them if no names are given; ValueError with the reason if they cannot be had.
+    """Read arrays of an .npz file, all if no names are given; ValueError with the reason if they cannot be read.
 
     optional: arrays that may be missing. without: arrays that are not to be read, though their bytes are checked.
     most: bytes that the arrays may take together; the free memory if not given.
@@ -100,13 +100,13 @@ def load_arrays(
             return _members(archive, [name for name in wanted if name not in without], most)
     except OSError as error:
         raise ValueError(error.strerror or str(error)) from error
-    except Exception as error:  # whatever damaged bytes lead zipfile, its unpackers and numpy to
+    except Exception as error:  # whatever zipfile and numpy raise for damaged bytes
         raise ValueError(str(error) or type(error).__name__) from error
 
 
 @dataclass(frozen=True, eq=False)
 class InBlocks:
-    """An array that is made while it is written: rows one block after the other."""
+    """An array that is computed while it is written, block by block."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -119,7 +119,7 @@ class InBlocks:
 
 
 def save_arrays(file: IO[bytes], arrays: Mapping[str, NDArray[Any] | InBlocks]) -> None:
-    """Write an .npz file as numpy does, uncompressed."""
+    """Write an uncompressed .npz file, as numpy does."""
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name, array in arrays.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
@@ -133,9 +133,9 @@ def save_arrays(file: IO[bytes], arrays: Mapping[str, NDArray[Any] | InBlocks]) 
 
 
 def map_arrays(path: Path, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Those of some arrays that an .npz file has, not to be written to; of the file only what is used is read.
+    """Map those of some arrays that an .npz file contains, read-only; only what is used is read from the file.
 
-    They stay what they are if the file is replaced by another.
+    They stay valid if the file is replaced by another.
     """
     arrays: dict[str, NDArray[Any]] = {}
     with path.open("rb") as file, zipfile.ZipFile(file) as archive:
@@ -174,7 +174,7 @@ def _members(archive: zipfile.ZipFile, names: Sequence[str], most: int | None) -
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type of the array in an .npy file, which is read up to its first number."""
+    """Read shape and type of the array in an .npy file, up to its first number."""
     read = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
     shape, _, dtype = read(file)
     return shape, dtype

@@ -10,7 +10,7 @@ _UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "T": 1000**4}
 
 
 def format_bytes(count: float) -> str:
-    """Bytes for people: 177.7 kB."""
+    """Format a number of bytes: 177.7 kB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000 or unit == "GB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -19,20 +19,20 @@ def format_bytes(count: float) -> str:
 
 
 def parse_bytes(text: str, name: str) -> int:
-    """Bytes as people write them: 256M, 2G; as many as `format_bytes` would say."""
+    """Parse a size such as 256M or 2G, with the units of `format_bytes`."""
     found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,3})?) ?([KMGT]?)i?B?", text.strip(), re.IGNORECASE)
     if found is None or float(found[1]) == 0:
-        raise UserError(f"{name} takes a size such as 256M or 2G; given '{text}'.")
+        raise UserError(f"{name} takes a size such as 256M or 2G; given '{text}'.", code="wrong-type")
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
 def format_duration(seconds: float) -> str:
-    """Seconds for people: 3:07."""
+    """Format seconds: 3:07."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}"
 
 
 def single_line(text: str, longest: int = 300) -> str:
-    """Text on one line without control characters, which could rewrite a terminal or forge a line of a log."""
+    """Return text on one line without control characters, which could rewrite a terminal or forge a log line."""
     shown = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text[: longest + 1])
     return shown if len(text) <= longest else f"{shown[:longest]}..."

@@ -1,6 +1,6 @@
-"""Dataclasses as plain values, such as JSON holds, and back: the types of the fields say how to read.
+"""Converts dataclasses to plain values, as in JSON, and back by the types of their fields.
 
-JSON has no NaN and no infinity: where a float is not finite, the plain value is none, which is read as NaN.
+JSON has no NaN and no infinity: a float that is not finite becomes None, which is read as NaN.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _PLAIN: dict[Any, str] = {float: "a number", int: "a whole number", str: "text",
 _LARGEST = 2**1000  # whole numbers that a float holds
 
 
-def to_plain(value: object) -> Any:  # noqa: ANN401 - what JSON holds
-    """Dictionaries, lists, text and finite numbers; a dataclass is a dictionary of its fields."""
+def to_plain(value: object) -> Any:  # noqa: ANN401 - any JSON value
+    """Return dictionaries, lists, text and finite numbers; a dataclass becomes a dictionary of its fields."""
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_plain(getattr(value, field.name)) for field in fields(value) if field.init}
     if isinstance(value, Mapping):
@@ -31,7 +31,7 @@ def to_plain(value: object) -> Any:  # noqa: ANN401 - what JSON holds
 
 
 def from_plain(kind: type[_Type], value: object) -> _Type:
-    """The value of a type that `to_plain` wrote; keys that a dataclass does not know are passed over.
+    """Return the value of a type that `to_plain` wrote; unknown keys are ignored.
 
     A missing field is a KeyError that names it, such as `theorem1.printed.bound`; a value of another type is a
     TypeError.
@@ -75,7 +75,7 @@ def _read_fields(kind: type, value: Any, place: str) -> Any:  # noqa: ANN401
 
 
 def _read_either(kinds: tuple[Any, ...], value: Any, place: str) -> Any:  # noqa: ANN401
-    """A value that may be none; among several other types the value is taken as it is."""
+    """Read a value that may be None; among several other types it is returned as it is."""
     others = [kind for kind in kinds if kind is not NoneType]
     if value is None and len(others) < len(kinds):
         return None

@@ -1,8 +1,8 @@
-"""Student's t: how likely a value is to be exceeded, and which value is exceeded with a given probability.
+"""Student's t distribution: tail probability and quantile.
 
 The tail is half of the regularised incomplete beta function I_x(freedom / 2, 1 / 2) at x = freedom / (freedom + t^2),
 by its continued fraction (Abramowitz and Stegun 26.7.1; DiDonato and Morris 1992, Eq. 9). Both functions take any real
-freedom of 1 or more and keep their relative accuracy far out.
+freedom of 1 or more and keep their relative accuracy in the far tail.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from __future__ import annotations
 import math
 import sys
 
-_ENDLESS = 1e18  # from here on the distribution is the normal one to more digits than a float has
+_NORMAL = 1e18  # from here on the distribution equals the normal one in floating point
 _DIRECT = 100.0  # up to here the gamma function itself is used, beyond it the series of a ratio
 _SERIES = (1.0, -1 / 8, 1 / 128, 5 / 1024, -21 / 32768, -399 / 262144, 869 / 4194304)
 
 
 def tail(t: float, freedom: float) -> float:
-    """P(T > t) of Student's distribution, to about 12 digits; NaN if t or the freedom is NaN."""
+    """Return P(T > t), to about 12 digits; NaN if t or the freedom is NaN."""
     if math.isnan(t) or math.isnan(freedom):
         return math.nan
-    _demand(freedom)
+    _check(freedom)
     if t < 0:
         return 1 - tail(-t, freedom)
     if t == 0 or math.isinf(t):
         return 0.0 if t else 0.5
-    if freedom >= _ENDLESS:
+    if freedom >= _NORMAL:
         return math.erfc(t / math.sqrt(2)) / 2
     half, square = freedom / 2, _square(t, freedom)
     x, y = 1 / (1 + square), square / (1 + square) if square < 1 else 1 / (1 + 1 / square)
@@ -35,10 +35,10 @@ def tail(t: float, freedom: float) -> float:
 
 
 def quantile(tail_probability: float, freedom: float) -> float:
-    """The t that is exceeded with a probability between 0 and 1: the root of `tail`; NaN if either number is NaN."""
+    """Return the t that is exceeded with a probability between 0 and 1; NaN if either number is NaN."""
     if math.isnan(tail_probability) or math.isnan(freedom):
         return math.nan
-    _demand(freedom)
+    _check(freedom)
     if not 0 < tail_probability < 1:
         raise ValueError(f"A tail probability lies between 0 and 1; given {tail_probability}.")
     if tail_probability >= 0.5:
@@ -63,7 +63,7 @@ def quantile(tail_probability: float, freedom: float) -> float:
 
 
 def _newton(t: float, found: float, wanted: float, freedom: float) -> float:
-    """How far log t is from the root of log tail; NaN where the tail is too small to have a slope."""
+    """Return the Newton step of log t to the root of log tail; NaN where the tail underflows."""
     if found == 0:
         return math.nan
     inverse_slope = math.exp(math.log(found) - math.log(t) - _log_density(t, freedom))
@@ -71,7 +71,7 @@ def _newton(t: float, found: float, wanted: float, freedom: float) -> float:
 
 
 def _log_density(t: float, freedom: float) -> float:
-    if freedom >= _ENDLESS:
+    if freedom >= _NORMAL:
         return -t * t / 2 - math.log(2 * math.pi) / 2
     scale = _gamma_ratio(freedom / 2) / math.sqrt(math.pi * freedom)
     return math.log(scale) - (freedom + 1) / 2 * _log_stretch(t, freedom)
@@ -115,6 +115,6 @@ def _denominator(m: int, a: float, b: float, x: float, y: float) -> float:
     return first + (a + m) * (a * y - b * x + 1 + m * (1 + y)) / (a + 2 * m + 1)
 
 
-def _demand(freedom: float) -> None:
+def _check(freedom: float) -> None:
     if not freedom >= 1:
         raise ValueError(f"Student's distribution is computed from 1 degree of freedom on; given {freedom}.")
