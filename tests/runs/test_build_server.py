@@ -11,12 +11,12 @@ from cbdsl.algorithm.worker import padded
 from cbdsl.arrays import Floats
 from cbdsl.data.dataset import Dataset
 from cbdsl.engines.native_engine import available
-from cbdsl.errors import UserError
 from cbdsl.runs import loop
 from cbdsl.runs.build import Experiment, UserParts, batch_losses
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
 from support.helpers import After, blobs, perceptron, small_spec
+from support.refusals import refused_as
 
 
 def stage_of(spec: Spec) -> Experiment:
@@ -193,12 +193,12 @@ def test_the_memoriser_fools_the_paper_and_not_the_guard() -> None:
 @pytest.mark.parametrize("settings", [{"defence__guard": True}, {"selection__name": "soup"}])
 def test_a_server_without_the_scoring_set_cannot_guard(settings: dict[str, object]) -> None:
     for more in ({"shared": "train"}, {"method": "fedpso"}, {"method": "fedavg", "shared": "both"}):
-        with pytest.raises(UserError, match="verifies uploads on a shared D_sc"):
+        with refused_as("conflict", "D_sc"):
             stage_of(small_spec(**settings, **more))
 
 
 def test_fltrust_needs_data_at_the_server() -> None:
-    with pytest.raises(UserError, match=r"data\.shared_training is 0"):
+    with refused_as("conflict", "fltrust", "data.shared_training is 0"):
         stage_of(small_spec(method="fedavg", defence__aggregator="fltrust", data__shared_training=0))
     stage_of(small_spec(method="fedavg", defence__aggregator="zeno", data__shared_training=0))  # it scores, on D_sc
 

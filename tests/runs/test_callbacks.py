@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import cbdsl
-from cbdsl.errors import UserError
 from cbdsl.runs import loop
 from cbdsl.runs.callbacks import (
     Bar,
@@ -29,6 +28,7 @@ from cbdsl.runs.callbacks import (
 from cbdsl.runs.records import RoundRecord
 from cbdsl.runs.result import Result
 from support.helpers import blobs, perceptron, small_spec
+from support.refusals import refused_as
 
 
 class BrokenError(RuntimeError):
@@ -239,7 +239,7 @@ def test_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_library_that_is_missing(monkeypatch: pytest.MonkeyPatch, module: str, make: Any, words: str) -> None:  # noqa: ANN401
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=words):
+    with refused_as("missing-package", words):
         make()
 
 
@@ -333,7 +333,7 @@ def test_predictions_are_torchs(model: Any) -> None:  # noqa: ANN401
     np.testing.assert_array_equal(result.predict(features.tolist()), expected)
     assert float((expected == blobs().test.labels).mean()) == pytest.approx(result.summary.final_accuracy)
     assert result.predict(features[:0]).shape == (0,)
-    with pytest.raises(UserError, match=r"takes samples \(N, \*\(8,\)\); given \(8,\)"):
+    with refused_as("wrong-shape", "(N, *(8,))", "given (8,)"):
         result.predict(features[0])
 
 
@@ -346,5 +346,5 @@ def test_rounds_as_a_frame_and_as_csv(tmp_path: Path, monkeypatch: pytest.Monkey
     result.to_csv(tmp_path / "rounds.csv")
     assert (tmp_path / "rounds.csv").read_text().count("\n") == 5
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UserError, match="pip install pandas"):
+    with refused_as("missing-package", "pip install pandas"):
         result.to_frame()

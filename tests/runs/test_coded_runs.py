@@ -118,7 +118,7 @@ def test_what_topk_leaves_out_is_sent_later() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"method": "scaffold"}, "codecs know models alone"),
+        ({"method": "scaffold"}, "codecs are for models alone"),
         ({"method": "fedavg", "codec__up": "adaptive"}, "measures on D_sc"),
         ({"codec__up": "q5"}, "Unknown codec 'q5'"),
         ({"options__q8__block": 9}, "does not use"),

@@ -26,6 +26,7 @@ from cbdsl.errors import UserError
 from cbdsl.runs.records import FinalMeasurements, Summary, lowest_of, summarise
 from cbdsl.spec import read as read_spec
 from support.helpers import After, blobs, module_named, perceptron, small_spec
+from support.refusals import refused_as
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
@@ -291,7 +292,7 @@ def test_a_corrupt_checkpoint_is_an_error_and_nothing_is_changed(damage: str, tm
 def test_a_run_does_not_go_on_with_another_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cbdsl.run(small_spec(), model=perceptron, data=blobs(), out=tmp_path / "run")
     monkeypatch.setattr("cbdsl.runs.build.Experiment.key", "another-engine")
-    with pytest.raises(UserError, match="belongs to another spec or engine"):
+    with refused_as("wrong-run", "checkpoint.npz", "another-engine"):
         cbdsl.resume(tmp_path / "run", model=perceptron, data=blobs())
 
 
@@ -306,7 +307,7 @@ def test_a_model_that_the_native_engine_cannot_run_is_announced(caplog: pytest.L
 
 def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
     def second(_: cbdsl.RoundRecord) -> None:
-        with pytest.raises(UserError, match="Another process is working"):
+        with refused_as("conflict", tmp_path / "run"):
             cbdsl.resume(tmp_path / "run", model=perceptron, data=blobs())
 
     cbdsl.run(small_spec(rounds=1), model=perceptron, data=blobs(), out=tmp_path / "run", callbacks=[After(second)])

@@ -93,7 +93,7 @@ class Experiment:
         """
         given = given or UserParts()
         if threads is not None and threads < 1:
-            raise UserError(f"threads must be at least 1; given {threads}.")
+            raise UserError(f"threads must be at least 1; given {threads}.", code="out-of-range")
         attack = given.attack or _attack(spec)
         dataset = given.data or load(spec.data.source, spec.options.of(spec.data.source))
         partition = given.partition or _partition(spec)
