@@ -162,7 +162,7 @@ class BadTrigger(cbdsl.Attack):
         (PoisonNan(), "finite float32 features"),
         (PoisonDice(), "poison is the same for the same generator"),
         (NeedsOthers(), "it works in a swarm of one worker. It raises IndexError"),
-        (NeedsKnowledge(), "it works where it is told nothing of the honest workers. It raises AttributeError"),
+        (NeedsKnowledge(), "it works where it knows nothing of the honest workers. It raises AttributeError"),
         (BadCraft(), r"craft gives None or a model \(D,\)"),
         (BadTrigger(), "samples of the same shape"),
         (Best(), "extends cbdsl.Attack"),
@@ -300,7 +300,7 @@ class Blaming(Best):
     [
         (Chooser(lambda *_: 42), "invites only a worker that is waiting.*it invites 42"),
         (Chooser(lambda _waiting, _believed, view: next(iter(view.state.banned))), "never invites a banned worker"),
-        (Chooser(lambda waiting, _believed, _view: waiting[0].worker if waiting else 3, 8), "stops when nobody is"),
+        (Chooser(lambda waiting, _believed, _view: waiting[0].worker if waiting else 3, 8), "stops when none is"),
         (
             Chooser(lambda waiting, _believed, _view: waiting[0].worker if waiting else None),
             "no more models than `most`",
@@ -313,7 +313,7 @@ class Blaming(Best):
         (Moody(), "the order in which claims arrive does not matter"),
         (Scribbling(), "does not write into what it is given. It changed a model"),
         (Grudging(), "an objection is text"),
-        (Blaming(), "it declines only what was believed"),
+        (Blaming(), "it declines only verified uploads"),
         (Dice(), "extends cbdsl.Selection"),
     ],
 )

@@ -117,12 +117,11 @@ def test_a_parallel_sweep(plugin: str, tmp_path: Path) -> None:
 
 
 SCRIPT = """
-import sys, time
-sys.path.insert(0, {helpers!r})
+import time
 import cbdsl
-from cbdsl.runs import play
+from cbdsl.runs import loop
 from support.outside_parts import outside_spec
-play._CHECKPOINT_SECONDS = play._CHECKPOINT_SHARE = 0.0
+loop._CHECKPOINT_SECONDS = loop._CHECKPOINT_SHARE = 0.0
 
 class Slow(cbdsl.Callback):
     def round(self, record):
@@ -138,8 +137,10 @@ cbdsl.run(spec, out="stopped", callbacks=[Slow()])
     [{"method": "elastic", "defence__aggregator": "winsorised"}, {"selection__name": "patient", **ATTACKED}],
 )
 def test_a_run_goes_on_after_it_was_killed(plugin: str, tmp_path: Path, settings: dict[str, object]) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT.format(helpers=str(Path(__file__).parent), settings=settings))
-    process = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path)
+    (tmp_path / "script.py").write_text(SCRIPT.format(settings=settings))
+    helpers = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": helpers}
+    process = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, env=environment)
     rounds, deadline = tmp_path / "stopped" / "rounds.jsonl", time.monotonic() + 60
     while not (rounds.exists() and rounds.read_bytes().count(b"\n") >= 5) and time.monotonic() < deadline:
         assert process.poll() is None

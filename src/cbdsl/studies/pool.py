@@ -25,6 +25,7 @@ from queue import Empty
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from cbdsl import register
 from cbdsl.engines.native_engine import default_threads
 from cbdsl.errors import UserError
 from cbdsl.spec import Spec
@@ -69,6 +70,7 @@ def run_task(task: Task, folder: Path, threads: int, report: Callable[[object], 
     """
     if folder.name != task.spec.key():
         raise UserError(_explain_changed_key(task.spec), code="conflict")
+    register.load(task.spec.plugins)  # this may be a new process
     module, _, name = task.kind.function.partition(":")
     function: TaskFunction = getattr(import_module(module), name)
     try:
