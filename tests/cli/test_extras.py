@@ -45,7 +45,7 @@ def test_a_search_leaves_its_page_out_and_says_so(tmp_path: Path) -> None:
     words = ["tune", *SMALL, "--rounds", "1", "--set", "data.holdout=100", "--over", "swarm.social=0..2"]
     done = bare(*words, "--budget", "1", "--confirm", "0", "--jobs", "1", "--out", "here", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "tuning.html is left out: matplotlib is not installed (pip install 'cbdsl[study]')." in done.stderr
+    assert "tuning.html was not written: matplotlib is not installed (pip install 'cbdsl[study]')." in done.stderr
     assert not (tmp_path / "here" / "tuning.html").exists()
 
 

@@ -50,7 +50,7 @@ def test_of_many_groups_the_best_are_drawn_and_the_page_says_so(tmp_path: Path) 
     found = many(MOST_CURVES + 3)
     assert [group.label for group in select_groups(found)] == [f"epochs {n}" for n in range(4, MOST_CURVES + 4)]
     text = page_of(found, tmp_path)
-    assert f"The {MOST_CURVES} groups of {MOST_CURVES + 3} that end best." in text
+    assert f"The best {MOST_CURVES} of {MOST_CURVES + 3} groups." in text
 
 
 def test_curves_of_other_lengths_and_one_round_alone_can_be_drawn() -> None:

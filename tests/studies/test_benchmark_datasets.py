@@ -92,14 +92,14 @@ def test_a_way_is_what_its_label_says() -> None:
 def test_a_quick_look_says_so_first() -> None:
     plan = StudyPlan("hapt", seeds=(0,), quick=True)
     assert plan.start.rounds < preset("hapt").rounds
-    assert describe_study(plan).startswith(f"A quick look, and no result: {plan.start.rounds} of ")
+    assert describe_study(plan).startswith(f"A quick look, not a result: {plan.start.rounds} of ")
     assert "one seed (0)" in describe_study(plan)
     assert not describe_study(StudyPlan("hapt")).startswith("A quick look")
     short = describe_study(StudyPlan("hapt", settings={"rounds": 2}))
     assert "Not the preset: rounds = 2." in short
-    assert short.startswith("A quick look, and no result: 2 of ")
+    assert short.startswith("A quick look, not a result: 2 of ")
     assert describe_study(StudyPlan("hapt", seeds=(0,))).startswith(
-        "A quick look, and no result: 30 rounds, one seed (0)."
+        "A quick look, not a result: 30 rounds, one seed (0)."
     )
 
 
@@ -161,7 +161,7 @@ def test_a_study_leaves_a_folder_that_explains_itself_and_goes_on(tmp_path: Path
         assert label.replace(" ", "\u00a0") in text
     assert "drawn from the training set first" in text
     assert 0 < text.index("<figure") < text.index("<table")
-    assert re.search(r"A quick look, and no result: 2 of \d+ rounds, seeds 0, 1\. Highest without attackers", text)
+    assert re.search(r"A quick look, not a result: 2 of \d+ rounds, seeds 0, 1\. Highest without attackers", text)
     assert all(f'href="runs/{run.folder.name}/"' in text for run in whole.runs)
     rows = list(csv.DictReader((out / "results.csv").open()))
     assert len(rows) == 12
@@ -191,11 +191,11 @@ def test_the_command_prints_the_table_and_the_page(tmp_path: Path, windows: str)
     done = cbdsl(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("A quick look, and no result: 2 of ")
+    assert lines[0].startswith("A quick look, not a result: 2 of ")
     assert lines[-1] == "page: study-fashion-quick/study.html"
     assert [line.split("  ")[0] for line in lines[2:-1]] == ["FedAvg + D_tr", "CB-DSL + D_G"]
     text = (tmp_path / "study-fashion-quick" / "study.html").read_text()
-    assert '<p class="lead">A quick look, and no result' in text
+    assert '<p class="lead">A quick look, not a result' in text
 
 
 def test_its_help_names_the_studies_and_the_ways(tmp_path: Path) -> None:

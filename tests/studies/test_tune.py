@@ -311,7 +311,7 @@ def test_the_command_searches_and_refuses(tmp_path: Path) -> None:
     done = cbdsl("tune", "paper-iid", *small, "--over", "swarm.social=0..2", "--budget", "2", "--confirm", "1",
                  "--out", out, "--jobs", "1", cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "with what was found" in " ".join(done.stdout.split())
+    assert "with the best settings" in " ".join(done.stdout.split())
     assert (tmp_path / "out" / "tuning.html").exists()
 
 
