@@ -17,7 +17,7 @@ from cbdsl.runs.build import Experiment
 from cbdsl.runs.loop import play_rounds
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import numbers, words
-from cbdsl.swarms.ray_swarm import RaySwarm, build_ray_swarm, connected, machines
+from cbdsl.swarms.ray_swarm import RaySwarm, build_ray_swarm, connect_ray, list_nodes
 
 SAMPLES = 40_000  # divided among the workers: many workers have few samples each
 EMPTY_ROUNDS = 20
@@ -38,7 +38,7 @@ class RayRow:
 
 
 def measure(ray: Any, model: str, workers: int, given: argparse.Namespace) -> RayRow:  # noqa: ANN401 - the module
-    threads = given.threads or max(1, sum(int(machine.cpus) for machine in machines(ray)))
+    threads = given.threads or max(1, sum(int(machine.cpus) for machine in list_nodes(ray)))
     settings = {
         "workers": workers,
         "rounds": given.repeats + 1,
@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     given = parser.parse_args()
     counts = numbers(given.workers, "--workers")
-    with connected(given.on, given.threads) as ray:
+    with connect_ray(given.on, given.threads) as ray:
         rows = [measure(ray, model, count, given) for model in given.models for count in counts]
     if given.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))

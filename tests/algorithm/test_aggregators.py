@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from cbdsl import register
-from cbdsl.algorithm.aggregators import TrustedReference, aggregate, demand, mixed, parse
+from cbdsl.algorithm.aggregators import TrustedReference, aggregate, check_majority, mix_neighbours, parse_aggregator
 from cbdsl.arrays import Doubles, Floats
-from cbdsl.errors import UserError
+from support.refusals import refused_as
 
 NAMES = [*register.aggregator.names(), *(f"nnm+{name}" for name in register.aggregator.names())]
 ROBUST = [name for name in NAMES if name != "mean"]
@@ -91,7 +91,7 @@ def test_zeno_keeps_the_rows_with_the_least_loss() -> None:
 
 def test_mixing_by_hand() -> None:
     rows = np.array([[0.0], [1.0], [10.0]])
-    np.testing.assert_allclose(mixed(rows, 1), [[0.5], [0.5], [5.5]])
+    np.testing.assert_allclose(mix_neighbours(rows, 1), [[0.5], [0.5], [5.5]])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -177,12 +177,12 @@ def test_one_attacker_breaks_the_mean() -> None:
 
 @pytest.mark.parametrize("name", ["medain", "nnm+medain", "median+nnm", "nnm", "+median"])
 def test_an_unknown_rule_is_named_with_those_there_are(name: str) -> None:
-    with pytest.raises(UserError, match="Unknown aggregator"):
-        parse(name)
+    with refused_as("unknown-name", "aggregator"):
+        parse_aggregator(name)
 
 
-def test_a_majority_of_attackers_cannot_be_reckoned_with() -> None:
-    demand("mean", 4, 3)
-    demand("krum", 5, 2)
-    with pytest.raises(UserError, match=r"honest majority\. Set defence\.declared lower"):
-        demand("krum", 4, 2)
+def test_a_majority_of_attackers_is_refused() -> None:
+    check_majority("mean", 4, 3)
+    check_majority("krum", 5, 2)
+    with refused_as("out-of-range", "honest majority", "defence.declared"):
+        check_majority("krum", 4, 2)

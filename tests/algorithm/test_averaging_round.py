@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cbdsl.algorithm.messages import Claim, Order
 from cbdsl.algorithm.methods import FedAdam, FedAvg, FedAvgM, Method
-from cbdsl.algorithm.round import averaging, believable, play_average_round, weighted_mean
+from cbdsl.algorithm.round import average_by_samples, limit_stated_size, play_average_round, weighted_mean
 from cbdsl.arrays import Floats
 from support.helpers import fresh_state, next_order
 
@@ -37,7 +37,7 @@ def test_fedavg_averages_by_hand_with_the_number_of_samples_as_weight() -> None:
     state = fresh_state(vector(0, 0))
     swarm = Uploads({0: vector(1, 2), 1: vector(5, -2)})
     after, log = play_average_round(
-        state, next_order(state, "average", range(2), 0.0, 0.1), swarm, FedAvg(), averaging({0: 1, 1: 3}), 2
+        state, next_order(state, "average", range(2), 0.0, 0.1), swarm, FedAvg(), average_by_samples({0: 1, 1: 3}), 2
     )
     np.testing.assert_array_equal(after.global_best, vector(4, -1))
     assert log.outcome("accepted") == [0, 1]
@@ -49,7 +49,12 @@ def test_fedavg_leaves_out_the_silent_and_what_is_not_a_model() -> None:
     state = fresh_state(vector(0, 0))
     swarm = Uploads({0: vector(1, 2), 2: vector(1, 2, 3)})
     after, log = play_average_round(
-        state, next_order(state, "average", range(3), 0.0, 0.1), swarm, FedAvg(), averaging({0: 1, 1: 1, 2: 1}), 3
+        state,
+        next_order(state, "average", range(3), 0.0, 0.1),
+        swarm,
+        FedAvg(),
+        average_by_samples({0: 1, 1: 1, 2: 1}),
+        3,
     )
     np.testing.assert_array_equal(after.global_best, vector(1, 2))
     assert (log.outcome("silent"), log.outcome("declined"), after.banned) == ([1], [2], frozenset())
@@ -59,7 +64,12 @@ def test_fedavg_leaves_out_the_silent_and_what_is_not_a_model() -> None:
 def test_fedavg_keeps_its_model_when_nobody_answers() -> None:
     state = fresh_state(vector(3, 4))
     after, _ = play_average_round(
-        state, next_order(state, "average", range(2), 0.0, 0.1), Uploads({}), FedAvg(), averaging({0: 1, 1: 1}), 2
+        state,
+        next_order(state, "average", range(2), 0.0, 0.1),
+        Uploads({}),
+        FedAvg(),
+        average_by_samples({0: 1, 1: 1}),
+        2,
     )
     np.testing.assert_array_equal(after.global_best, vector(3, 4))
 
@@ -68,7 +78,7 @@ def test_fedavg_believes_a_fake_model() -> None:
     state = fresh_state(vector(0, 0))
     swarm = Uploads({0: vector(1, 1), 1: vector(1001, 1)})
     after, log = play_average_round(
-        state, next_order(state, "average", range(2), 0.0, 0.1), swarm, FedAvg(), averaging({0: 1, 1: 1}), 2
+        state, next_order(state, "average", range(2), 0.0, 0.1), swarm, FedAvg(), average_by_samples({0: 1, 1: 1}), 2
     )
     np.testing.assert_array_equal(after.global_best, vector(501, 1))
     assert log.outcome("accepted") == [0, 1]
@@ -86,7 +96,12 @@ def test_a_model_that_is_not_finite_takes_no_part_in_the_average_and_nobody_is_b
     state = fresh_state(vector(0, 0))
     swarm = Uploads({0: vector(1, 2), 1: vector(1, bad), 2: vector(3, 4)})
     after, log = play_average_round(
-        state, next_order(state, "average", range(3), 0.0, 0.1), swarm, FedAvg(), averaging({0: 1, 1: 5, 2: 1}), 3
+        state,
+        next_order(state, "average", range(3), 0.0, 0.1),
+        swarm,
+        FedAvg(),
+        average_by_samples({0: 1, 1: 5, 2: 1}),
+        3,
     )
     np.testing.assert_array_equal(after.global_best, vector(2, 3))
     assert (log.outcome("refuted"), log.outcome("declined"), after.banned) == ([], [1], frozenset())
@@ -97,26 +112,26 @@ def test_a_stated_number_of_samples_counts_up_to_three_times_the_others() -> Non
     # (300 * 0 + 300 * 0 + 300 * 0 + 900 * 8) / 1800 = 4, and not 8
     state = fresh_state(vector(0))
     swarm = Uploads({0: vector(0), 1: vector(0), 2: vector(0), 3: vector(8)})
-    combine = averaging({0: 300, 1: 300, 2: 300, 3: 2**31 - 1}, stated=True)
+    combine = average_by_samples({0: 300, 1: 300, 2: 300, 3: 2**31 - 1}, stated=True)
     after, _ = play_average_round(state, next_order(state, "average", range(4), 0.0, 0.1), swarm, FedAvg(), combine, 4)
     np.testing.assert_array_equal(after.global_best, vector(4))
 
 
 def test_numbers_that_the_server_dealt_itself_count_as_they_are() -> None:
-    combine = averaging({0: 1, 1: 99})
+    combine = average_by_samples({0: 1, 1: 99})
     np.testing.assert_array_equal(combine(fresh_state(vector(0)), [0, 1], [vector(0), vector(1)]), vector(0.99))
 
 
 def test_where_nobody_states_any_samples_everybody_counts_alike() -> None:
     for stated in (False, True):
-        combine = averaging({0: 0, 1: 0}, stated)
+        combine = average_by_samples({0: 0, 1: 0}, stated)
         np.testing.assert_array_equal(combine(fresh_state(vector(0)), [0, 1], [vector(1), vector(3)]), vector(2))
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=9), st.data())
 def test_a_minority_cannot_raise_what_is_believable(honest: list[int], data: st.DataObject) -> None:
     lies = data.draw(st.lists(st.integers(0, 2**31 - 1), max_size=len(honest)))
-    assert believable(np.array([*honest, *lies], np.float64)) <= 3.0 * max(honest)
+    assert limit_stated_size(np.array([*honest, *lies], np.float64)) <= 3.0 * max(honest)
 
 
 @pytest.mark.parametrize("method", [FedAvgM(), FedAdam()])
@@ -125,6 +140,8 @@ def test_an_upload_too_wild_to_take_a_step_on_neither_ends_the_run_nor_spoils_it
     state = replace(state, memory=method.memory(2))
     order = next_order(state, "average", range(1), 0.0, 0.1)
     with np.errstate(over="ignore"):
-        after, _ = play_average_round(state, order, Uploads({0: vector(3e38, 1)}), method, averaging({0: 1}), 1)
+        after, _ = play_average_round(
+            state, order, Uploads({0: vector(3e38, 1)}), method, average_by_samples({0: 1}), 1
+        )
     np.testing.assert_array_equal(after.global_best, state.global_best)
     np.testing.assert_array_equal(after.memory, state.memory)

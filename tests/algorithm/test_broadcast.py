@@ -20,7 +20,7 @@ from cbdsl.algorithm.broadcast import (
 from cbdsl.algorithm.messages import ServerState
 from cbdsl.arrays import Floats
 from cbdsl.codecs.base import CodecError
-from cbdsl.codecs.envelope import KEPT_VERSIONS, Codecs, updated, wrap_version
+from cbdsl.codecs.envelope import KEPT_VERSIONS, Codecs, apply_update, wrap_version
 from cbdsl.codecs.quantize import Q4, Q8
 
 SIZE = 600
@@ -47,7 +47,7 @@ def grown(versions: int, codecs: Codecs = BOTH) -> list[ServerState]:
 def test_every_version_can_be_reached_from_the_one_before_by_its_update_alone() -> None:
     held = np.zeros(SIZE, np.float32)
     for state in grown(9)[1:]:
-        held = updated(state.updates[-1], held, BOTH)
+        held = apply_update(state.updates[-1], held, BOTH)
         assert held.tobytes() == state.global_best.tobytes()
 
 
@@ -57,7 +57,7 @@ def test_who_was_away_gets_there_from_the_keyframe_and_the_updates_since() -> No
         held = np.zeros(SIZE, np.float32) if keyframe is None else keyframe
         assert (keyframe is None) == (state.version < KEPT_VERSIONS)
         for update in state.updates[len(state.updates) - age :]:
-            held = updated(update, held, BOTH)
+            held = apply_update(update, held, BOTH)
         assert held.tobytes() == state.global_best.tobytes()
 
 
@@ -90,7 +90,7 @@ def test_the_winners_own_bytes_go_to_everybody_if_everybody_can_read_them() -> N
     relay = relay_upload(model, wrap_version(content, 2), state, BOTH)
     assert relay is not None
     assert relay.update[1:] == content
-    assert updated(relay.update, state.global_best, BOTH).tobytes() == model.tobytes()
+    assert apply_update(relay.update, state.global_best, BOTH).tobytes() == model.tobytes()
     assert relay_upload(model, wrap_version(content, 1), state, BOTH) is None
     assert relay_upload(model, model, state, BOTH) is None
     assert relay_upload(model, wrap_version(content, 2), state, Codecs(up=Q4())) is None
@@ -116,7 +116,7 @@ def test_an_upload_is_decoded_against_the_version_it_names() -> None:
 @pytest.mark.parametrize("update", [b"", b"\x03abc", b"\x00", b"\x01\x01\xff"])
 def test_an_update_that_is_none_is_an_error(update: bytes) -> None:
     with pytest.raises(CodecError):
-        updated(update, np.zeros(SIZE, np.float32), BOTH)
+        apply_update(update, np.zeros(SIZE, np.float32), BOTH)
 
 
 def test_a_model_that_cannot_be_sent_does_not_become_w_g() -> None:

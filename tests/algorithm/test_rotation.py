@@ -6,16 +6,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cbdsl.algorithm.aggregators import trimmed
+from cbdsl.algorithm.aggregators import trimmed_mean_of
 from cbdsl.algorithm.messages import ServerState, WorkerId
 from cbdsl.algorithm.rotation import (
     Rotation,
-    chosen,
+    choose_group,
     cosine,
-    distinct,
-    harmless,
+    drop_harmful,
+    drop_near,
+    grow_group,
     is_noise,
-    joined,
     usual_lengths,
 )
 from cbdsl.algorithm.selection import (
@@ -30,7 +30,7 @@ from cbdsl.algorithm.selection import (
     SelectionResult,
     VerifiedUpload,
 )
-from cbdsl.algorithm.verification import Verifier, trusting
+from cbdsl.algorithm.verification import Verifier, trust_uploads
 from cbdsl.arrays import Floats
 
 START = np.zeros(2, np.float32)
@@ -39,7 +39,7 @@ START = np.zeros(2, np.float32)
 def view_of(verifier: Verifier | None = None, memory: Floats | None = None, number: int = 1) -> RoundContext:
     state = ServerState(number - 1, START, 1.0)
     return RoundContext(
-        replace(state, memory=state.memory if memory is None else memory), number, verifier or trusting(2)
+        replace(state, memory=state.memory if memory is None else memory), number, verifier or trust_uploads(2)
     )
 
 
@@ -56,7 +56,7 @@ def invited(rounds: int, workers: int, k: int) -> list[list[WorkerId]]:
     all_rounds = []
     for number in range(1, rounds + 1):
         state = replace(ServerState(number - 1, START, 1.0), last_uploaded=dict(uploaded))
-        view, believed = RoundContext(state, number, trusting(2)), list[VerifiedUpload]()
+        view, believed = RoundContext(state, number, trust_uploads(2)), list[VerifiedUpload]()
         waiting = [Candidate(worker, 0.5) for worker in range(workers)]
         while (worker := Rotation(k=k).invite(waiting, believed, view)) is not None:
             waiting = [one for one in waiting if one.worker != worker]
@@ -92,7 +92,7 @@ def test_idle_steps_are_declined_and_equal_ones_share_a_place() -> None:
 
 @pytest.mark.parametrize(("step", "own", "far"), [(9.0, 9 / 31, True), (9.0, 9 / 29, False), (4.0, 4 / 31, False)])
 def test_what_is_longer_than_w_g_and_than_many_steps_is_far(step: float, own: float, far: bool) -> None:
-    verifier = replace(trusting(2), own_step=lambda _current, _round: np.array([own, 0.0]))
+    verifier = replace(trust_uploads(2), own_step=lambda _current, _round: np.array([own, 0.0]))
     state = ServerState(0, np.array([3, 4], np.float32), 1.0)
     upload = VerifiedUpload(0, 1.0, np.array([3 + step, 4], np.float32))
     assert Rotation().objection(upload, [], RoundContext(state, 1, verifier)) == (FAR if far else "")
@@ -117,7 +117,7 @@ def test_copies_with_noise_do_not_set_the_usual_length() -> None:
     noise = [np.float32(0.5) * rng.normal(size=2000).astype(np.float32) for _ in range(5)]
     believed = [VerifiedUpload(worker, 1.0, step) for worker, step in enumerate([*steps, *noise])]
     state = ServerState(0, np.zeros(2000, np.float32), 1.0)
-    made = Rotation(trim=0).combine(believed, RoundContext(state, 1, trusting(2000)))
+    made = Rotation(trim=0).combine(believed, RoundContext(state, 1, trust_uploads(2000)))
     assert made.declined == dict.fromkeys(range(4, 9), COPIED)
     assert made.memory is not None
     assert made.memory[-1] == pytest.approx(float(np.median([np.linalg.norm(step) for step in steps])), rel=1e-5)
@@ -153,7 +153,7 @@ def test_the_cosine_of_two_steps() -> None:
 @pytest.mark.parametrize(("goal", "length"), [(3.0, 3.0), (1.0, 1.0), (-9.0, 1.0)])
 def test_with_a_hold_out_the_longer_step_is_taken_where_it_does_better(goal: float, length: float) -> None:
     """Two fifths of the steps are short ones, made by those who do not want to work: the median shrinks."""
-    verifier = replace(trusting(2), loss=lambda model, _round: abs(float(model[0]) - goal))
+    verifier = replace(trust_uploads(2), loss=lambda model, _round: abs(float(model[0]) - goal))
     steps = {0: (1, 0), 1: (0.96, 0.28), 2: (0.96, -0.28), 3: (2.88, 0.84), 4: (2.88, -0.84)}
     made = combined(steps, view_of(verifier, memory=np.array([0, 0, 2], np.float32)))
     assert made.memory is not None
@@ -168,22 +168,24 @@ def test_without_a_hold_out_the_usual_length_is_the_median() -> None:
 
 def test_those_near_each_other_share_a_place() -> None:
     steps = np.array([[0, 0], [0, 0.1], [0, 1], [0, 0]])
-    assert distinct(steps, [0, 1, 2, 3], 0.2) == [0, 2]
-    assert distinct(steps, [1, 2, 3], 0.2) == [1, 2]
-    assert distinct(np.zeros((2, 2)), [0, 1], 0.0) == [0, 1]
+    assert drop_near(steps, [0, 1, 2, 3], 0.2) == [0, 2]
+    assert drop_near(steps, [1, 2, 3], 0.2) == [1, 2]
+    assert drop_near(np.zeros((2, 2)), [0, 1], 0.0) == [0, 1]
 
 
 def test_the_mean_is_trimmed_weight_by_weight_as_far_as_something_is_left() -> None:
     steps = np.array([[9.0, 1], [1, 2], [2, -9], [3, 3]])
-    np.testing.assert_allclose(trimmed(steps, 0), [3.75, -0.75])
-    np.testing.assert_allclose(trimmed(steps, 1), [2.5, 1.5])
-    np.testing.assert_allclose(trimmed(steps, 5), [2.5, 1.5])
-    np.testing.assert_allclose(trimmed(steps[:1], 1), [9, 1])
+    np.testing.assert_allclose(trimmed_mean_of(steps, 0), [3.75, -0.75])
+    np.testing.assert_allclose(trimmed_mean_of(steps, 1), [2.5, 1.5])
+    np.testing.assert_allclose(trimmed_mean_of(steps, 5), [2.5, 1.5])
+    np.testing.assert_allclose(trimmed_mean_of(steps[:1], 1), [9, 1])
 
 
 @pytest.mark.parametrize(("agreement", "words"), [(0.0, ""), (-0.04, ""), (-0.06, OPPOSED), (0.5, "")])
 def test_a_step_against_the_servers_own_is_declined(agreement: float, words: str) -> None:
-    verifier = replace(trusting(2), own_step=lambda _current, _round: np.array([agreement, np.sqrt(1 - agreement**2)]))
+    verifier = replace(
+        trust_uploads(2), own_step=lambda _current, _round: np.array([agreement, np.sqrt(1 - agreement**2)])
+    )
     upload = VerifiedUpload(0, 1.0, np.array([0.5, 0], np.float32))
     assert Rotation().objection(upload, [], view_of(verifier)) == words
     assert Rotation().objection(VerifiedUpload(0, 1.0, START), [], view_of(verifier)) == ""
@@ -191,7 +193,7 @@ def test_a_step_against_the_servers_own_is_declined(agreement: float, words: str
 
 def test_long_steps_of_most_do_not_make_the_others_idle() -> None:
     """Attackers by chance most of a round, with steps a hundred times as long as honest ones."""
-    verifier = replace(trusting(2), own_step=lambda _current, _round: np.array([0.5, 0.0]))
+    verifier = replace(trust_uploads(2), own_step=lambda _current, _round: np.array([0.5, 0.0]))
     steps = {0: (1, 0), 1: (0.8, 0.6), 2: (0, 90), 3: (70, -70), 4: (0, -99), 5: (-80, 80)}
     made = combined(steps, view_of(verifier))
     assert made.declined == {}
@@ -203,7 +205,7 @@ def test_attackers_that_hold_each_other_in_balance_are_left_out_together() -> No
     """Each pair pulls back, and far to either side: without one of them the other one tips the balance."""
     weights = np.array([1.0, 20.0])
     verifier = replace(
-        trusting(2), loss=lambda model, _round: float((weights * np.square(model - np.array([1.5, 0]))).sum())
+        trust_uploads(2), loss=lambda model, _round: float((weights * np.square(model - np.array([1.5, 0]))).sum())
     )
     honest: dict[WorkerId, tuple[float, float]] = {0: (1, 0.02), 1: (1, -0.02), 2: (1, 0.3), 3: (1, -0.3)}
     pairs: dict[WorkerId, tuple[float, float]] = {
@@ -218,7 +220,7 @@ def test_attackers_that_hold_each_other_in_balance_are_left_out_together() -> No
 
 def goal(target: Sequence[float]) -> Verifier:
     """The private loss is the squared distance to a target."""
-    return replace(trusting(2), loss=lambda weights, _round: float(np.square(weights - np.array(target)).sum()))
+    return replace(trust_uploads(2), loss=lambda weights, _round: float(np.square(weights - np.array(target)).sum()))
 
 
 def test_what_does_harm_is_left_out() -> None:
@@ -235,17 +237,17 @@ def test_without_a_guard_nobody_is_left_out() -> None:
 
 @pytest.mark.parametrize("least", [1, 3])
 def test_some_stay_whatever_they_do(least: int) -> None:
-    assert len(harmless(range(6), lambda some: float(len(some)), least)[0]) == least
+    assert len(drop_harmful(range(6), lambda some: float(len(some)), least)[0]) == least
 
 
 def test_a_little_harm_is_no_reason() -> None:
     harm = {0: 0.0, 1: 0.005, 2: 0.5, 3: 0.02}
-    assert harmless(range(4), lambda some: 1 + sum(harm[one] for one in some), 1)[0] == [0, 1]
+    assert drop_harmful(range(4), lambda some: 1 + sum(harm[one] for one in some), 1)[0] == [0, 1]
 
 
 def test_a_group_grows_as_long_as_it_gets_better() -> None:
     gain = {0: 1.0, 1: -2.0, 2: 3.0, 3: float("nan")}
-    group, loss = joined(range(4), lambda some: 9 - sum(gain[one] for one in some))
+    group, loss = grow_group(range(4), lambda some: 9 - sum(gain[one] for one in some))
     assert (group, loss) == ([2, 0], 5)
 
 
@@ -256,10 +258,10 @@ def test_who_does_better_without_the_others_is_taken_where_all_together_get_nowh
         held = 1.9 if {2, 3} <= set(group) else 2.5 if {2, 3} & set(group) else 0.0
         return 4.0 - ahead + held
 
-    assert chosen(range(4), loss, 1) == ([0, 1], {2: LEFT_OUT, 3: LEFT_OUT})
-    assert chosen(range(3), lambda some: 4.0 - len(some), 1) == ([0, 1, 2], {})
+    assert choose_group(range(4), loss, 1) == ([0, 1], {2: LEFT_OUT, 3: LEFT_OUT})
+    assert choose_group(range(3), lambda some: 4.0 - len(some), 1) == ([0, 1, 2], {})
 
 
 def test_what_makes_the_loss_not_a_number_does_harm() -> None:
-    assert harmless(range(4), lambda some: float("nan") if 2 in some else 1.0, 1)[0] == [0, 1, 3]
-    assert harmless(range(4), lambda _: float("nan"), 1)[0] == [0, 1, 2, 3]  # nobody in particular
+    assert drop_harmful(range(4), lambda some: float("nan") if 2 in some else 1.0, 1)[0] == [0, 1, 3]
+    assert drop_harmful(range(4), lambda _: float("nan"), 1)[0] == [0, 1, 2, 3]  # nobody in particular

@@ -14,7 +14,7 @@ from cbdsl.algorithm.messages import BackOff, Claim, Order, RoundLog, ServerStat
 from cbdsl.algorithm.rotation import Rotation
 from cbdsl.algorithm.round import PAPER, ServerPolicy, play_round
 from cbdsl.algorithm.selection import COPIED, HARMFUL, WORSENS, Best, Selection, Soup
-from cbdsl.algorithm.verification import MEMORISED, Verifier, measuring, trusting
+from cbdsl.algorithm.verification import MEMORISED, Verifier, measure_claims, trust_uploads
 from cbdsl.arrays import Floats
 from support.helpers import fresh_state, next_order
 
@@ -45,7 +45,7 @@ def honest(scores: Mapping[int, float]) -> ScriptedSwarm:
     return ScriptedSwarm(scores, {worker: model(score) for worker, score in scores.items()})
 
 
-VERIFY = measuring(lambda weights: float(weights[0]), SIZE, 1e-4)
+VERIFY = measure_claims(lambda weights: float(weights[0]), SIZE, 1e-4)
 
 
 def play(
@@ -132,7 +132,7 @@ def test_a_claim_that_cannot_be_true_is_set_aside(claim: float, reason: str) -> 
 @pytest.mark.parametrize("trust", [True, False])
 def test_an_upload_that_is_no_model_is_refuted_even_without_measuring(upload: Floats, trust: bool) -> None:
     swarm = ScriptedSwarm({0: 0.25, 1: 0.5}, {0: upload.astype(np.float32), 1: model(0.5)})
-    after, log = play(START, swarm, verify=trusting(SIZE) if trust else VERIFY)
+    after, log = play(START, swarm, verify=trust_uploads(SIZE) if trust else VERIFY)
     assert log.outcome("refuted") == [0]
     assert log.outcome("accepted") == [1]
     assert np.isfinite(after.global_best).all()
@@ -140,7 +140,7 @@ def test_an_upload_that_is_no_model_is_refuted_even_without_measuring(upload: Fl
 
 def test_without_a_scoring_set_the_server_believes_a_liar() -> None:
     swarm = ScriptedSwarm({0: 0.25, 1: 1e-6}, {0: model(0.25), 1: model(7.0)})
-    after, _ = play(START, swarm, verify=trusting(SIZE))
+    after, _ = play(START, swarm, verify=trust_uploads(SIZE))
     np.testing.assert_array_equal(after.global_best, model(7.0))
     assert after.banned == frozenset()
 
@@ -263,7 +263,7 @@ def pair(first: float, second: float) -> Floats:
 
 def around(goal: Floats) -> Verifier:
     """A score that is the distance from a goal, so that an average can beat its parts."""
-    return measuring(lambda weights: float(np.linalg.norm(weights - goal)), SIZE, 1e-4)
+    return measure_claims(lambda weights: float(np.linalg.norm(weights - goal)), SIZE, 1e-4)
 
 
 SOUP = {0: pair(1, 0), 1: pair(0, 1.25), 2: pair(3, 3)}

@@ -13,12 +13,12 @@ from cbdsl.algorithm.verification import (
     UNTRAINABLE,
     HoldOutLosses,
     Verifier,
-    copying,
-    guarded,
-    measuring,
-    memorised,
-    own_step,
-    trusting,
+    add_guard,
+    is_memorised,
+    make_copy_check,
+    make_own_step,
+    measure_claims,
+    trust_uploads,
 )
 from cbdsl.arrays import Doubles, Floats
 
@@ -39,18 +39,18 @@ WEIGHTS = np.array([1.0, 2.0], dtype=np.float32)
     ],
 )
 def test_a_claim_is_believed_within_the_tolerance(claimed: float, measured: float, believed: bool) -> None:
-    finding = measuring(lambda _: measured, 2, 1e-4).check(claimed, WEIGHTS, 1)
+    finding = measure_claims(lambda _: measured, 2, 1e-4).check(claimed, WEIGHTS, 1)
     assert finding.believed is believed
     assert bool(finding.reason) is not believed
 
 
 def test_the_literal_comparison_of_the_paper_bans_for_rounding() -> None:
-    assert not measuring(lambda _: 0.5 + 4e-8, 2, 0.0).check(0.5, WEIGHTS, 1).believed
-    assert measuring(lambda _: 0.5 + 4e-8, 2, 1e-4).check(0.5, WEIGHTS, 1).believed
+    assert not measure_claims(lambda _: 0.5 + 4e-8, 2, 0.0).check(0.5, WEIGHTS, 1).believed
+    assert measure_claims(lambda _: 0.5 + 4e-8, 2, 1e-4).check(0.5, WEIGHTS, 1).believed
 
 
 def test_trust_measures_nothing() -> None:
-    finding = trusting(2).check(0.0, WEIGHTS, 1)
+    finding = trust_uploads(2).check(0.0, WEIGHTS, 1)
     assert finding.believed
     assert finding.measured is None
 
@@ -62,7 +62,7 @@ def guard(
 ) -> Verifier:
     """A guard over a verifier that believes a claim of 0.5; losses depend on the first weight."""
     holdout = HoldOutLosses(lambda weights: public(float(weights[0])), lambda weights, _: private(float(weights[0])))
-    return guarded(measuring(lambda _: 0.5, 2, 1e-4), holdout, 1e-4, train)
+    return add_guard(measure_claims(lambda _: 0.5, 2, 1e-4), holdout, 1e-4, train)
 
 
 def doubt(verifier: Verifier, current: float, proposed: float) -> str:
@@ -111,7 +111,7 @@ def test_the_guard_does_not_save_a_lie() -> None:
 
 def test_a_model_that_does_worse_than_the_global_one_on_the_rounds_part_worsens() -> None:
     losses = HoldOutLosses(lambda _: EVEN, lambda weights, number: {1: EVEN, 2: -EVEN}[number] * float(weights[0]))
-    verifier = guarded(measuring(lambda _: 0.5, 2, 1e-4), losses, 1e-4)
+    verifier = add_guard(measure_claims(lambda _: 0.5, 2, 1e-4), losses, 1e-4)
     assert verifier.worsens is not None
     better, worse = np.array([1, 0], np.float32), np.array([2, 0], np.float32)
     assert verifier.worsens(better, worse, 1)
@@ -121,7 +121,7 @@ def test_a_model_that_does_worse_than_the_global_one_on_the_rounds_part_worsens(
 
 
 def test_idle_is_what_gets_nowhere_along_the_servers_own_way() -> None:
-    idle = copying(lambda weights, number: weights + np.array([number, 0], np.float32))
+    idle = make_copy_check(lambda weights, number: weights + np.array([number, 0], np.float32))
     start = np.array([3, 4], np.float32)
 
     def after(right: float, up: float, number: int = 1) -> bool:
@@ -137,7 +137,7 @@ def test_idle_is_what_gets_nowhere_along_the_servers_own_way() -> None:
 
 
 def test_idle_is_what_another_has_uploaded() -> None:
-    idle = copying(lambda weights, _: weights + np.array([1, 0], np.float32))
+    idle = make_copy_check(lambda weights, _: weights + np.array([1, 0], np.float32))
     start, first, near, far = (np.array(pair, np.float32) for pair in ((0, 0), (1, 5), (1.25, 5.25), (1.25, 6)))
     assert not idle(start, [], first, 1)
     assert idle(start, [far, first], first, 1)
@@ -149,7 +149,7 @@ def test_idle_is_what_another_has_uploaded() -> None:
 def test_noise_is_idle_even_if_it_goes_further_than_training(scale: float) -> None:
     rng = np.random.default_rng(1)
     model, step = rng.normal(size=(2, 40_000)).astype(np.float32)
-    idle = copying(lambda weights, _: weights + np.float32(0.02) * step)  # a step of 2 % of the model's length
+    idle = make_copy_check(lambda weights, _: weights + np.float32(0.02) * step)  # a step of 2 % of the model's length
     copies = model + (scale * rng.normal(size=(20, 40_000))).astype(np.float32)
     assert all(idle(model, [], copy, 1) for copy in copies)
 
@@ -161,35 +161,35 @@ def test_the_server_takes_its_own_step_once_a_round() -> None:
         calls.append(number)
         return weights + np.array([2, 0], np.float32)
 
-    step, start = own_step(train), np.array([3, 4], np.float32)
+    step, start = make_own_step(train), np.array([3, 4], np.float32)
     np.testing.assert_allclose([step(start, 1), step(start, 1), step(start, 2)], [[2, 0]] * 3)
     assert calls == [1, 2]
 
 
 def test_losses_without_any_spread_are_compared_as_they_are() -> None:
     same = np.full(6, 0.5)
-    assert not memorised(same, same, 1e-6)
-    assert memorised(same, same + 1e-9, 1e-6)
+    assert not is_memorised(same, same, 1e-6)
+    assert is_memorised(same, same + 1e-9, 1e-6)
 
 
 def test_few_batches_need_a_wide_gap_for_a_rare_false_alarm() -> None:
     # Two samples of three with variance 1: a standard error of sqrt(2/3), 4 degrees of freedom, t(1e-6) = 41.578.
     three = np.array([-1.0, 0.0, 1.0])
-    assert not memorised(three, three + 41.5 * np.sqrt(2 / 3), 1e-6)
-    assert memorised(three, three + 41.7 * np.sqrt(2 / 3), 1e-6)
+    assert not is_memorised(three, three + 41.5 * np.sqrt(2 / 3), 1e-6)
+    assert is_memorised(three, three + 41.7 * np.sqrt(2 / 3), 1e-6)
 
 
 def test_few_batches_raise_no_more_false_alarms() -> None:
     # Six batches a side: the normal quantile would alarm in 23 of 1,000 tests of one population.
     drawn = np.random.default_rng(0).normal(size=(4000, 2, 6))
-    assert sum(memorised(public, private, 0.01) for public, private in drawn) < 60
+    assert sum(is_memorised(public, private, 0.01) for public, private in drawn) < 60
 
 
 def test_the_guards_false_alarms_are_as_rare_as_stated() -> None:
     # Two samples of one population: at 1 in 100 some 20 of 2,000 tests must alarm, and 45 would be a miracle.
     rng = np.random.default_rng(0)
     drawn = rng.exponential(size=(2000, 2, 100, 20)).mean(-1)  # means of batches, as the guard sees them
-    alarms = sum(memorised(public, private, 0.01) for public, private in drawn)
+    alarms = sum(is_memorised(public, private, 0.01) for public, private in drawn)
     assert 5 <= alarms <= 45
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import cbdsl
 from cbdsl import register
-from cbdsl.algorithm.verification import memorised
+from cbdsl.algorithm.verification import is_memorised
 from cbdsl.arrays import Doubles, Floats, Samples
 from cbdsl.attacks.adaptive import (
     DropClass,
@@ -21,7 +21,7 @@ from cbdsl.attacks.adaptive import (
     layer_pairs,
 )
 from cbdsl.attacks.base import Attack, AttackContext, ClaimsBetter, make_attack
-from cbdsl.attacks.protocol import stamped
+from cbdsl.attacks.protocol import stamp_trigger
 from cbdsl.attacks.weights import Gaussian
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.models.architecture import Architecture
@@ -179,10 +179,10 @@ def test_a_sleeper_learns_everything_clean_and_triggered() -> None:
     clean, marked = lesson.taken(np.arange(14, dtype=np.int32)), lesson.taken(np.arange(14, 28, dtype=np.int32))
     np.testing.assert_array_equal(clean.features[:6], own.features)
     assert sorted(clean.labels[6:]) == sorted(scoring.labels)
-    np.testing.assert_array_equal(marked.features, stamped(clean.features))
+    np.testing.assert_array_equal(marked.features, stamp_trigger(clean.features))
     assert not marked.labels.any()
     assert Sleeper.target == 0
-    np.testing.assert_array_equal(Sleeper().triggered(own.features), stamped(own.features))
+    np.testing.assert_array_equal(Sleeper().triggered(own.features), stamp_trigger(own.features))
 
 
 def test_a_lighter_sleeper_uses_a_quarter_of_the_scoring_set() -> None:
@@ -265,7 +265,7 @@ def test_a_boilers_measure_is_the_guards() -> None:
     for gap in (0.1, 0.3):
         unseen = rng.exponential(size=1000) + gap
         guards = [losses.reshape(100, -1).mean(1) for losses in (public, unseen)]
-        assert (excess(public, unseen) > 4.9) is memorised(guards[0], guards[1], 1e-6)
+        assert (excess(public, unseen) > 4.9) is is_memorised(guards[0], guards[1], 1e-6)
     assert excess(public[:1], public) == 0.0
 
 

@@ -16,7 +16,7 @@ from cbdsl.arrays import Doubles, Floats
 from cbdsl.codecs.base import Codec, CodecError, deflate, inflate
 from cbdsl.codecs.quantize import Q2, Q3, Q4, Q8, Adaptive, Uniform, Whole
 from cbdsl.codecs.topk import TopK
-from cbdsl.errors import UserError
+from support.refusals import refused_as
 
 NAMES = register.codec.names()
 
@@ -85,6 +85,7 @@ def test_bytes_that_grow_without_end_are_refused_before_they_do() -> None:
 _ELSEWHERE = """
 import hashlib, numpy as np
 from cbdsl import register
+from support.refusals import refused_as
 rng = np.random.default_rng(3)
 reference = rng.normal(size=5000).astype(np.float32)
 model = (reference + rng.normal(size=5000) * 1e-3).astype(np.float32)
@@ -155,7 +156,7 @@ def test_topk_sends_the_largest_differences_and_of_equals_the_first() -> None:
     found = TopK(share=0.4).passed(model, reference)[1]
     assert set(np.flatnonzero(found)) == {1, 2, 3, 6}
     np.testing.assert_allclose(found[[1, 2, 3, 6]], [5, -1, 1, -9], atol=0.05)
-    with pytest.raises(UserError, match="share of the weights"):
+    with refused_as("out-of-range", "share of the weights"):
         TopK(share=0)
 
 
@@ -180,5 +181,5 @@ def test_adaptive_takes_as_few_bits_as_keep_the_score() -> None:
 
 def test_settings_that_make_no_sense_are_errors() -> None:
     for make in (lambda: Q4(block=0), lambda: Adaptive(slack=1.0), lambda: TopK(share=1.5)):
-        with pytest.raises(UserError):
+        with refused_as("out-of-range"):
             make()

@@ -103,16 +103,16 @@ def spec_of(plugin: str, **settings: Any) -> cbdsl.Spec:  # noqa: ANN401
     [
         (
             {"method": "fedavg", "defence__aggregator": "late-nan"},
-            "aggregator late_nan gives numbers that are not",
+            "aggregator late_nan returns numbers that are not",
             "mean",
         ),
         (
             {"method": "fedavg", "defence__aggregator": "late-shape"},
-            r"aggregator late_shape gives shape \(6, 747\)",
+            r"aggregator late_shape returns shape \(6, 747\)",
             "mean",
         ),
-        ({"selection__name": "late-stranger"}, r"Stranger invites worker 77, who is not waiting", "best"),
-        ({"selection__name": "late-nan-model"}, r"NanModel makes a model of shape .* not finite", "best"),
+        ({"selection__name": "late-stranger"}, r"Stranger invites worker 77, which is not waiting", "best"),
+        ({"selection__name": "late-nan-model"}, r"NanModel returns a model of shape .* not finite", "best"),
     ],
 )
 def test_nothing_is_lost_when_a_part_goes_wrong(settings: dict[str, Any], words: str, harmless: str) -> None:

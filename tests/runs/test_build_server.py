@@ -7,7 +7,7 @@ from torch import nn
 import cbdsl
 from cbdsl import register
 from cbdsl.algorithm.selection import COPIED
-from cbdsl.algorithm.worker import padded
+from cbdsl.algorithm.worker import pad_rows
 from cbdsl.arrays import Floats
 from cbdsl.data.dataset import Dataset
 from cbdsl.engines.native_engine import available
@@ -104,7 +104,7 @@ def test_batch_losses_are_the_mean_losses_of_as_many_copies_of_the_model(engine:
     stage = stage_of(small_spec(engine=engine))
     samples, weights = stage.dataset.train, stage.initial[0]
     indices = np.random.default_rng(3).permutation(len(samples))[:count].astype(np.int32)
-    rows = padded(np.array_split(indices, min(100, count)))
+    rows = pad_rows(np.array_split(indices, min(100, count)))
     expected = stage.engine.losses(np.tile(weights, (len(rows), 1)), samples, rows)
     found = batch_losses(stage.engine, weights, samples, indices)
     if engine == "native":

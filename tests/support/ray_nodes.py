@@ -81,7 +81,7 @@ class Nodes:
     def without_memory(self) -> Iterator[None]:
         """As if a shard were larger than any machine."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ray_swarm, "_PROCESS", 2 * self._memory)
+            patch.setattr(ray_swarm, "_PROCESS_BYTES", 2 * self._memory)
             yield
 
     @staticmethod

@@ -22,10 +22,11 @@ from numpy.typing import NDArray
 import cbdsl
 from cbdsl import Claim, CodecError, UserError
 from cbdsl.algorithm.messages import commitment_of
-from cbdsl.algorithm.worker import batches_of
+from cbdsl.algorithm.worker import draw_batches as batches_of
 from cbdsl.codecs.base import deflate as squeezed
 from cbdsl.codecs.base import inflate as expanded
-from cbdsl.codecs.envelope import KEPT_VERSIONS, Codecs, updated
+from cbdsl.codecs.envelope import KEPT_VERSIONS, Codecs
+from cbdsl.codecs.envelope import apply_update as updated
 from cbdsl.codecs.envelope import unwrap_version as unwrapped
 from cbdsl.codecs.envelope import wrap_version as wrapped
 from cbdsl.engines.native_engine import available

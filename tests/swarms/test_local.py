@@ -1,17 +1,20 @@
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cbdsl
 from cbdsl import register
 from cbdsl.algorithm.messages import Order, commitment_of
-from cbdsl.algorithm.worker import batches_of, padded
-from cbdsl.arrays import PADDING, Indices
+from cbdsl.algorithm.worker import draw_batches, pad_rows
+from cbdsl.arrays import PADDING, Floats, Indices
 from cbdsl.runs.build import Experiment, UserParts
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import LocalSpec, Spec
@@ -36,7 +39,7 @@ def first_order(stage: Experiment, participants: Sequence[int]) -> Order:
 @given(st.integers(1, 25), st.integers(1, 7), st.integers(1, 3), st.integers(0, 99))
 def test_an_epoch_shows_every_sample_once(count: int, batch: int, epochs: int, seed: int) -> None:
     samples = np.arange(100, 100 + count, dtype=np.int32)
-    rows = batches_of(samples, LocalSpec(epochs=epochs, batch_size=batch), np.random.default_rng(seed))
+    rows = draw_batches(samples, LocalSpec(epochs=epochs, batch_size=batch), np.random.default_rng(seed))
     assert rows.shape == (epochs * -(-count // batch), batch)
     for epoch in rows.reshape(epochs, -1):
         assert sorted(epoch[epoch != PADDING].tolist()) == samples.tolist()
@@ -44,7 +47,7 @@ def test_an_epoch_shows_every_sample_once(count: int, batch: int, epochs: int, s
 
 @given(st.integers(1, 25), st.integers(1, 7), st.integers(1, 20))
 def test_steps_are_counted_across_epochs(count: int, batch: int, steps: int) -> None:
-    rows = batches_of(
+    rows = draw_batches(
         np.arange(count, dtype=np.int32), LocalSpec(steps=steps, batch_size=batch), np.random.default_rng(0)
     )
     assert rows.shape == (steps, batch)
@@ -53,7 +56,7 @@ def test_steps_are_counted_across_epochs(count: int, batch: int, steps: int) -> 
 
 def test_rows_of_different_lengths_are_padded() -> None:
     rows: list[Indices] = [np.array([1, 2], dtype=np.int32), np.array([3], dtype=np.int32)]
-    assert padded(rows).tolist() == [[1, 2], [3, PADDING]]
+    assert pad_rows(rows).tolist() == [[1, 2], [3, PADDING]]
 
 
 def test_a_worker_trains_on_its_own_and_the_shared_samples() -> None:
@@ -154,3 +157,19 @@ def test_an_attack_is_the_same_however_workers_are_grouped() -> None:
     for stage in (plain, grouped):
         play_one(stage)
     np.testing.assert_array_equal(plain.memory_swarm.particles.positions, grouped.memory_swarm.particles.positions)
+
+
+def test_few_frames_lie_between_run_and_the_move_of_a_method() -> None:
+    ours = Path(cbdsl.__file__).parent
+    found: list[str] = []
+
+    class Probe(cbdsl.SwarmMethod):
+        def move(self, work: cbdsl.WorkerRound, rows: cbdsl.Particles, received: Floats) -> cbdsl.Particles:
+            frames = traceback.extract_stack()[:-1]
+            found[:] = [frame.name for frame in frames if Path(frame.filename).is_relative_to(ours)]
+            return super().move(work, rows, received)
+
+    cbdsl.run(small_spec(rounds=1), model=perceptron, data=blobs(), method=Probe(), callbacks=[])
+    assert found[0] == "run"
+    assert len(found) <= 6
+    assert found[-4:] == ["play_rounds", "play_round", "report", "carry_out"]

@@ -19,13 +19,13 @@ import pytest
 import cbdsl
 from cbdsl.algorithm.messages import Order
 from cbdsl.algorithm.methods import CbDsl
-from cbdsl.errors import UserError
-from cbdsl.runs import build, loop
+from cbdsl.runs import loop
 from cbdsl.runs.callbacks import Callback
 from cbdsl.runs.records import RoundRecord
 from cbdsl.swarms import ray_swarm
 from support.helpers import blobs, small_spec
 from support.ray_nodes import Nodes, plain
+from support.refusals import refused_as
 
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'cbdsl[ray]'")
 pytestmark = pytest.mark.cluster
@@ -76,7 +76,7 @@ def test_every_machine_has_shards(nodes: Nodes) -> None:
     places: set[str] = set()
 
     def look(stage: Any, _: Any) -> None:  # noqa: ANN401
-        places.update(nodes.home_of(actor.handle) for actor in stage.swarm._crew.actors)
+        places.update(nodes.home_of(actor.handle) for actor in stage.swarm.shards.actors)
 
     cbdsl.run(spec_of(rounds=1), data=blobs(), on=nodes.address, shards=2, callbacks=[], watch=look)
     assert len(places) == 2
@@ -106,7 +106,7 @@ def test_actors_that_die_between_rounds_and_within_them_change_no_number(
         threading.Timer(soon, os.kill, (process, signal.SIGKILL)).start()
 
     def watch(stage: Any, order: Order) -> None:  # noqa: ANN401
-        crews.append(stage.swarm._crew)
+        crews.append(stage.swarm.shards)
         if order.round % 3 == 0:
             kill(0.0 if order.round % 2 else 0.01)
             time.sleep(0.005)
@@ -119,7 +119,7 @@ def test_without_a_folder_a_dead_shard_plays_all_its_rounds_again(nodes: Nodes) 
 
     def watch(stage: Any, order: Order) -> None:  # noqa: ANN401
         if order.round == 4:
-            ray.kill(stage.swarm._crew.actors[1].handle, no_restart=False)
+            ray.kill(stage.swarm.shards.actors[1].handle, no_restart=False)
 
     assert played(nodes.address, spec, shards=2, watch=watch) == played(None, spec)
 
@@ -140,8 +140,8 @@ def test_a_node_that_is_removed_and_one_that_is_added(nodes: Nodes, tmp_path: Pa
 def test_a_cluster_that_stays_too_small_ends_the_run_and_the_run_goes_on_here(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ray_swarm, "PATIENCE", 1.0)
-    monkeypatch.setattr(ray_swarm, "_LOOK", 0.5)
+    monkeypatch.setattr(ray_swarm, "WAIT_SECONDS", 1.0)
+    monkeypatch.setattr(ray_swarm, "_LOOK_SECONDS", 0.5)
     spec = spec_of(rounds=6)
 
     def watch(_: object, order: Order) -> None:
@@ -149,7 +149,7 @@ def test_a_cluster_that_stays_too_small_ends_the_run_and_the_run_goes_on_here(
             nodes.remove()
 
     try:
-        with pytest.raises(UserError, match="too small: 2 shards want 1 processors"):
+        with refused_as("too-large", "too small: 2 shards need 1 processors"):
             played(nodes.address, spec, shards=2, watch=watch, out=tmp_path / "r")
     finally:
         nodes.add()
@@ -161,7 +161,7 @@ def test_a_cluster_that_stays_too_small_ends_the_run_and_the_run_goes_on_here(
 def test_a_run_that_waits_for_processors_of_others_says_so(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ray_swarm, "_LOOK", 0.2)
+    monkeypatch.setattr(ray_swarm, "_LOOK_SECONDS", 0.2)
     others = [ray.remote(num_cpus=1)(threading.Event).remote() for _ in range(2)]
     ray.get([one.is_set.remote() for one in others])
     said = ray_swarm.ShardActors._mention_others
@@ -229,7 +229,7 @@ class Fatal(CbDsl):
 
 def test_a_shard_that_dies_whenever_it_is_started_ends_the_run_with_a_word(nodes: Nodes, tmp_path: Path) -> None:
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    with pytest.raises(UserError, match=r"The shard of workers 0 to \d+ was started 5 times without an answer"):
+    with refused_as("too-large", "The shard of workers 0 to", "started 5 times"):
         played(nodes.address, spec_of(rounds=1), shards=2, method=Fatal(), out=tmp_path / "r")
     assert not (tmp_path / "r").exists()
 
@@ -251,7 +251,7 @@ def test_a_part_that_machines_cannot_import_is_one_message(
     here_alone = ModuleType("here_alone")
     exec("from cbdsl.algorithm.methods import CbDsl\nclass Mine(CbDsl):\n    pass", here_alone.__dict__)
     monkeypatch.setitem(sys.modules, "here_alone", here_alone)
-    with pytest.raises(UserError, match=r"cannot import what this run needs .*here_alone"):
+    with refused_as("missing-package", "here_alone"):
         played(nodes.address, spec_of(rounds=1), shards=2, method=here_alone.__dict__["Mine"]())
     gc.collect()
     assert "Unhandled error" not in capfd.readouterr().err
@@ -269,19 +269,19 @@ def test_a_module_of_a_users_own_runs_on_torch(nodes: Nodes) -> None:
 
 def test_more_than_fits_is_refused_before_anything_is_made(nodes: Nodes, tmp_path: Path) -> None:
     spec = spec_of(rounds=1)
-    with nodes.without_memory(), pytest.raises(UserError, match="The cluster is too small: 2 shards want"):
+    with nodes.without_memory(), refused_as("too-large", "The cluster is too small: 2 shards"):
         played(nodes.address, spec, shards=2, out=tmp_path / "r")
     assert not (tmp_path / "r").exists()
 
 
 def test_machines_with_other_code_are_refused(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_swarm, "code_digest", lambda: "0" * 12)
-    with pytest.raises(UserError, match=r"has another cbdsl .* Install the same one on every machine"):
+    with refused_as("connection-failed", "has another cbdsl", "Install the same one on every machine"):
         played(nodes.address, spec_of(rounds=1), shards=2)
 
 
 def test_machines_that_compute_otherwise_are_named(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "build_of", lambda _: "other instructions")
+    monkeypatch.setattr(ray_swarm, "describe_build", lambda _: "other instructions")
     notes: list[str] = []
 
     def look(stage: Any, _: object) -> None:  # noqa: ANN401
@@ -293,6 +293,7 @@ def test_machines_that_compute_otherwise_are_named(nodes: Nodes, monkeypatch: py
 
 def test_a_machine_that_ended_while_it_was_asked_is_named(nodes: Nodes) -> None:
     with nodes.spare():
-        have = ray_swarm.machines(ray)
-    told = ray_swarm._asked(ray, have)
-    assert ["cannot take part" in ray_swarm._machine(*one) for one in zip(have, told, strict=True)].count(True) == 1
+        have = ray_swarm.list_nodes(ray)
+    told = ray_swarm._ask_nodes(ray, have)
+    lines = [ray_swarm._describe_node(*one) for one in zip(have, told, strict=True)]
+    assert ["cannot take part" in line for line in lines].count(True) == 1

@@ -12,10 +12,17 @@ import pytest
 
 from cbdsl.algorithm.messages import Order
 from cbdsl.arrays import PADDING
-from cbdsl.errors import UserError
 from cbdsl.runs.build import Experiment, UserParts
 from cbdsl.runs.resolve import resolve
-from cbdsl.swarms.ray_swarm import ClusterNode, bytes_of_shard, check_place, connected, room_for, share_of, swarm_maker
+from cbdsl.swarms.ray_swarm import (
+    ClusterNode,
+    bytes_of_shard,
+    connect_ray,
+    count_room,
+    cpus_per_shard,
+    parse_cluster_address,
+    swarm_maker,
+)
 from cbdsl.swarms.shard import (
     Shard,
     ShardAnswer,
@@ -23,10 +30,11 @@ from cbdsl.swarms.shard import (
     ShardRecipe,
     ShardRestarted,
     code_digest,
-    part_of,
+    take_workers,
 )
 from cbdsl.util.files import InBlocks, load_arrays, map_arrays, save_arrays
 from support.helpers import blobs, small_spec
+from support.refusals import refused_as
 
 
 def stage_of(**settings: object) -> Experiment:
@@ -43,7 +51,7 @@ def shard_of(stage: Experiment, first: int, last: int) -> Shard:
     made.prepare(
         3,
         recipe,
-        ShardData(range(first, last), stage.initial, part_of(stage.worker_data_and_adversary()[0], first, last)),
+        ShardData(range(first, last), stage.initial, take_workers(stage.worker_data_and_adversary()[0], first, last)),
     )
     made.settle(3, 0, None)
     return made
@@ -72,7 +80,7 @@ def test_a_shard_has_the_rows_of_the_whole_and_its_own_samples_alone(shared: str
 
 def test_a_shard_is_given_the_samples_of_its_own_workers_and_no_others() -> None:
     stage = stage_of(shared="score")
-    held, whole = part_of(stage.worker_data_and_adversary()[0], 2, 4), stage.worker_data_and_adversary()[0]
+    held, whole = take_workers(stage.worker_data_and_adversary()[0], 2, 4), stage.worker_data_and_adversary()[0]
     pools = {id(lesson.samples) for lesson in held.training} | {id(held.scored)}
     assert len(pools) == 1
     needed = np.unique(np.concatenate([*(one.indices for one in whole.training[2:4]), whole.scoring]))
@@ -86,7 +94,7 @@ def test_padding_stays_padding_in_a_shard() -> None:
     held = stage.worker_data_and_adversary()[0]
     scoring = held.scoring.copy()
     scoring[2:, -3:] = PADDING
-    part = part_of(replace(held, scoring=scoring), 2, 4)
+    part = take_workers(replace(held, scoring=scoring), 2, 4)
     assert (part.scoring[:, -3:] == PADDING).all()
     np.testing.assert_array_equal(part.scored.labels[part.scoring[0, :-3]], held.scored.labels[scoring[2, :-3]])
 
@@ -112,7 +120,7 @@ def test_an_order_given_twice_is_carried_out_once() -> None:
 
 
 def test_a_shard_of_other_code_is_refused() -> None:
-    with pytest.raises(UserError, match="has another cbdsl"):
+    with refused_as("conflict", "has another cbdsl"):
         Shard("0" * 12, 1)
 
 
@@ -157,13 +165,13 @@ def _in_threes(array: np.ndarray[Any, Any]) -> InBlocks:
     [([2], 1, 2), ([2], 2, 1), ([1, 1], 2, 1), ([1, 1], 7, 0.25), ([8, 3], 3, 3), ([4], 3, 1), ([0], 1, 0), ([], 2, 0)],
 )
 def test_processors_are_shared_out_so_that_all_shards_fit(cpus: list[float], shards: int, each: float) -> None:
-    assert share_of(cpus, shards) == each
+    assert cpus_per_shard(cpus, shards) == each
     have = [ClusterNode("m", "n", one, 1e9) for one in cpus]
-    assert not each or room_for(have, each, 1.0) >= shards
-    assert room_for(have, each, 2e9) == 0
+    assert not each or count_room(have, each, 1.0) >= shards
+    assert count_room(have, each, 2e9) == 0
 
 
-def test_memory_is_reckoned_by_the_worker() -> None:
+def test_memory_is_estimated_per_worker() -> None:
     stage = stage_of()
     one, two = bytes_of_shard(stage, 1), bytes_of_shard(stage, 2)
     rows = sum(array[:1].nbytes for array in stage.memory_swarm.kept.values())
@@ -172,30 +180,30 @@ def test_memory_is_reckoned_by_the_worker() -> None:
 
 @pytest.mark.parametrize("place", ["", "here", "ray:/1", "host:", ":6379", "host:99999", "host:port", "ray://host"])
 def test_a_place_that_is_none_is_refused(place: str) -> None:
-    with pytest.raises(UserError, match=r"--on is .*; give ray"):
-        check_place(place)
+    with refused_as("invalid-input", "--on is", "give ray"):
+        parse_cluster_address(place)
 
 
 def test_an_address_that_nobody_answers_at_is_refused_at_once() -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
-    with pytest.raises(UserError, match=r"Nobody answers at 127.0.0.1:1 .*ray start --head"), connected("127.0.0.1:1"):
+    with refused_as("connection-failed", "127.0.0.1:1", "ray start --head"), connect_ray("127.0.0.1:1"):
         pass
 
 
 def test_without_ray_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(UserError, match=r"pip install 'cbdsl\[ray\]'"), connected("ray"):
+    with refused_as("missing-package", "pip install 'cbdsl[ray]'"), connect_ray("ray"):
         pass
 
 
 @pytest.mark.parametrize(
-    ("place", "shards", "own", "words"),
+    ("place", "shards", "own", "code"),
     [
-        (None, 2, None, "in this process"),
-        ("ray", 0, None, "at least 1"),
-        ("ray", None, lambda stage: stage.memory_swarm, "Leave one out"),
+        (None, 2, None, "no-effect"),
+        ("ray", 0, None, "out-of-range"),
+        ("ray", None, lambda stage: stage.memory_swarm, "conflict"),
     ],
 )
-def test_contradictions_about_the_place_are_refused(place: str | None, shards: int, own: Any, words: str) -> None:  # noqa: ANN401
-    with pytest.raises(UserError, match=words), swarm_maker(place, shards, None, own):
+def test_contradictions_about_the_place_are_refused(place: str | None, shards: int, own: Any, code: str) -> None:  # noqa: ANN401
+    with refused_as(code), swarm_maker(place, shards, None, own):
         pass

@@ -1,13 +1,12 @@
-"""How FedAvg can combine models when some of them lie: rows (k, D) -> (D,).
+"""Robust aggregation: combines models of which some are attackers', rows (k, D) -> (D,).
 
-Every rule is a pure function of the rows, of f, the number of attackers the server reckons with, and, for those that
-use one, of what a trusted server knows. Rows that are not finite are taken away before any rule but the mean sees them;
-in a run the server has refused them already.
+Every rule is a pure function of the rows, of f, the number of attackers that the server expects, and of the server's
+own measurements. Rows that are not finite are removed before any rule but the mean; in a run the server has declined
+them already.
 
-Workers that send nothing leave fewer rows, but f stays: a server cannot tell an attacker that hides from an honest
-worker that is late. A rule that wants more rows than there are goes as far as it can: a trimmed mean keeps the middle
-one or two values, Krum looks at one neighbour at least, multi-Krum, Zeno and mixing keep one row at least, Bulyan
-lowers f.
+Workers that send nothing leave fewer rows, but f stays: a server cannot tell a silent attacker from a late worker. A
+rule that needs more rows than there are degrades: a trimmed mean keeps the middle one or two values, Krum uses one
+neighbour at least, multi-Krum, Zeno and mixing keep one row at least, Bulyan lowers f.
 """
 
 from __future__ import annotations
@@ -25,15 +24,25 @@ from cbdsl.errors import UserError, unknown
 
 @dataclass(frozen=True, eq=False)
 class TrustedReference:
-    """What a server with data of its own can compare uploads with."""
+    """What a server with data of its own can compare uploads with.
+
+    >>> at = np.zeros(2, np.float32)
+    >>> TrustedReference(at, root=lambda: at, losses=lambda rows: rows.sum(1)).root()
+    array([0., 0.], dtype=float32)
+    """
 
     reference: Floats  # w_t, where all workers started, (D,)
-    root: Callable[[], Floats]  # root() is the server's own model, trained from w_t on D_tr, (D,)
-    losses: Callable[[Floats], Doubles]  # losses(rows) are those on D_sc, (k, D) -> (k,)
+    root: Callable[[], Floats]  # root() returns the server's own model, trained from w_t on D_tr, (D,)
+    losses: Callable[[Floats], Doubles]  # losses(rows) on D_sc, (k, D) -> (k,)
 
 
 AggregationRule = Callable[[Doubles, int, TrustedReference], Doubles]
-"""Takes rows (k, D), f and the server's knowledge; gives (D,)."""
+"""Takes rows (k, D), f and a `TrustedReference`; returns (D,).
+
+>>> def largest(rows, attackers, trust): return rows.max(0)
+>>> largest(np.array([[1.0, 4.0], [3.0, 2.0]]), 0, None)
+array([3., 4.])
+"""
 
 
 @register.aggregator("mean")
@@ -51,11 +60,11 @@ def median(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  
 @register.aggregator("trimmed-mean")
 def trimmed_mean(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """Coordinate-wise mean without the f largest and the f smallest values (Yin et al. 2018)."""
-    return trimmed(rows, attackers)
+    return trimmed_mean_of(rows, attackers)
 
 
-def trimmed(rows: Doubles, count: int) -> Doubles:
-    """The mean of (k, D), coordinate by coordinate without so many of the highest and of the lowest, (D,)."""
+def trimmed_mean_of(rows: Doubles, count: int) -> Doubles:
+    """Return the mean of (k, D), coordinate by coordinate without the `count` highest and lowest values, (D,)."""
     cut = min(count, (len(rows) - 1) // 2)
     return np.asarray(np.sort(rows, axis=0)[cut : len(rows) - cut].mean(0))
 
@@ -77,7 +86,7 @@ def multi_krum(rows: Doubles, attackers: int, trust: TrustedReference) -> Double
 def geometric_median(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """argmin_z sum_i |z - w_i| (Pillutla et al. 2022), by Weiszfeld's iteration.
 
-    It would never leave a row that it meets; the pull of all others says whether it should (Vardi and Zhang 2000).
+    The iteration would never leave a row that it meets; the pull of all others decides (Vardi and Zhang 2000).
     """
     centre = np.median(rows, axis=0)
     for _ in range(200):
@@ -87,7 +96,7 @@ def geometric_median(rows: Doubles, attackers: int, trust: TrustedReference) -> 
         weights = np.where(met, 0.0, 1 / np.where(met, 1.0, apart))
         pull = weights @ steps
         strength = float(np.linalg.norm(pull))
-        if strength <= met.sum():  # no further: what pulls away is no stronger than the rows here
+        if strength <= met.sum():  # the pull away is not stronger than the rows here
             return np.asarray(centre)
         step = (1 - met.sum() / strength) * pull / weights.sum()
         centre = centre + step
@@ -115,8 +124,7 @@ def centred_clipping(rows: Doubles, attackers: int, trust: TrustedReference) -> 
 def bulyan(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """Krum picks k - 2f rows one by one; then, by coordinate, the mean of the k - 4f values nearest their median.
 
-    (El Mhamdi et al. 2018.) It needs k >= 4f + 3; with more attackers than that f is what k allows, and nothing is
-    guaranteed.
+    (El Mhamdi et al. 2018.) It needs k >= 4f + 3; with more attackers f is what k allows, and nothing is guaranteed.
     """
     attackers = min(attackers, (len(rows) - 3) // 4) if len(rows) > 3 else 0
     apart, left, picked = _distances(rows), list(range(len(rows))), []
@@ -158,16 +166,16 @@ def zeno(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:
 MIXING = "nnm"
 
 
-def mixed(rows: Doubles, attackers: int) -> Doubles:
-    """Nearest-neighbour mixing: each row becomes the mean of its k - f nearest with itself (Allouah et al. 2023)."""
+def mix_neighbours(rows: Doubles, attackers: int) -> Doubles:
+    """Replace each row by the mean of its k - f nearest rows, itself included (Allouah et al. 2023)."""
     near = np.argsort(_distances(rows), axis=1, kind="stable")[:, : max(1, len(rows) - attackers)]
     share = np.zeros((len(rows), len(rows)))
     np.put_along_axis(share, near, 1 / near.shape[1], axis=1)
     return np.asarray(share @ rows)
 
 
-def parse(name: str) -> tuple[bool, str]:
-    """`nnm+krum` -> whether rows are mixed first, and the rule."""
+def parse_aggregator(name: str) -> tuple[bool, str]:
+    """Split a name such as `nnm+krum` into whether rows are mixed first, and the rule."""
     before, plus, rule = name.rpartition("+")
     if rule not in register.aggregator or (plus and before != MIXING):
         rules = register.aggregator.names()
@@ -178,8 +186,8 @@ def parse(name: str) -> tuple[bool, str]:
 def aggregate(
     name: str, models: Sequence[Floats], attackers: int, trust: TrustedReference, rule: AggregationRule | None = None
 ) -> Floats:
-    """Combine models, each (D,); w_t if none is left. rule: what the name stands for, if it has settings of its own."""
-    mixing, plain = parse(name) if rule is None else (name.startswith(f"{MIXING}+"), name.rpartition("+")[2])
+    """Combine models, each (D,); return w_t if none is left. rule: the rule of this name, if it has settings."""
+    mixing, plain = parse_aggregator(name) if rule is None else (name.startswith(f"{MIXING}+"), name.rpartition("+")[2])
     apply: AggregationRule = rule or register.aggregator.get(plain)
     rows = np.stack(models).astype(np.float64)
     if plain != "mean" or mixing:
@@ -187,15 +195,15 @@ def aggregate(
         attackers, rows = max(0, attackers - int((~finite).sum())), rows[finite]
         if not len(rows):
             return trust.reference
-    rows = rows[np.lexsort(rows[:, :8].T[::-1])]  # where rules have to choose among equals, the order must not tell
+    rows = rows[np.lexsort(rows[:, :8].T[::-1])]  # ties must not depend on the order of workers
     if mixing:
-        rows = mixed(rows, attackers)
+        rows = mix_neighbours(rows, attackers)
     with np.errstate(over="ignore", invalid="ignore"):
         combined = np.asarray(apply(rows, attackers, trust))
         if combined.shape != rows.shape[1:]:
-            raise UserError(_nonsense(apply, f"gives shape {combined.shape} for rows of shape {rows.shape}"))
+            raise _invalid_rule(apply, f"returns shape {combined.shape} for rows of shape {rows.shape}")
         if not _ours(apply) and not np.isfinite(combined).all():
-            raise UserError(_nonsense(apply, "gives numbers that are not finite for rows that are"))
+            raise _invalid_rule(apply, "returns numbers that are not finite for rows that are")
         return combined.astype(np.float32)
 
 
@@ -203,42 +211,44 @@ def _ours(rule: AggregationRule) -> bool:
     return getattr(rule, "func", rule).__module__ == __name__
 
 
-def _nonsense(rule: AggregationRule, what: str) -> str:
+def _invalid_rule(rule: AggregationRule, what: str) -> UserError:
     name = getattr(getattr(rule, "func", rule), "__qualname__", repr(rule))
-    return (
-        f"The aggregator {name} {what}. A rule takes rows (k, D), the number of attackers and what the server knows, "
-        "and gives (D,); try it with cbdsl.testing.check_aggregator."
+    return UserError(
+        f"The aggregator {name} {what}. A rule takes rows (k, D), the number of attackers and a TrustedReference, and "
+        "returns (D,); try it with cbdsl.testing.check_aggregator.",
+        code="invalid-part",
     )
 
 
-def demand(name: str, workers: int, attackers: int) -> None:
-    """Refuse a number of attackers that no rule can stand: half of the workers or more."""
-    parse(name)
+def check_majority(name: str, workers: int, attackers: int) -> None:
+    """Refuse a number of attackers that no rule tolerates: half of the workers or more."""
+    parse_aggregator(name)
     if name != "mean" and 2 * attackers >= workers:
         raise UserError(
-            f"The aggregator '{name}' is told to reckon with {attackers} attackers of {workers} workers; "
-            "it needs an honest majority. Set defence.declared lower."
+            f"The aggregator '{name}' is to tolerate {attackers} attackers of {workers} workers; it needs an honest "
+            "majority. Set defence.declared lower.",
+            code="out-of-range",
         )
 
 
 def _distances(rows: Doubles) -> Doubles:
-    """Squared distances between rows, (k, k)."""
+    """Return the squared distances between rows, (k, k)."""
     centred = rows - np.median(rows, axis=0)  # so that long rows do not cancel short differences
     squares = (centred * centred).sum(1)
     return np.asarray(np.maximum(squares[:, None] + squares - 2 * centred @ centred.T, 0.0))
 
 
 def _krum_order(apart: Doubles, attackers: int) -> np.ndarray[Any, np.dtype[np.intp]]:
-    """Rows from Krum's favourite on, by squared distances (k, k)."""
+    """Sort rows by Krum's criterion, best first, from squared distances (k, k)."""
     others = np.sort(apart + np.diag(np.full(len(apart), np.inf)), axis=1)
     near = min(max(1, len(apart) - attackers - 2), max(1, len(apart) - 1))
     return _ranked(others[:, :near].sum(1))
 
 
 def _ranked(values: Doubles) -> np.ndarray[Any, np.dtype[np.intp]]:
-    """The order from the least on, along the first axis; values that differ by rounding alone count as equal.
+    """Sort from the least on, along the first axis; values that differ by rounding alone count as equal.
 
-    Mixed rows often are equally far from everything, and which of them is taken must not hang on the last bit.
+    Mixed rows often are equally far from all others, and the choice must not depend on the last bit.
     """
     scale = np.median(values, axis=0)
     fine = np.where((scale > 0) & np.isfinite(scale), scale, 1.0) * 1e-9

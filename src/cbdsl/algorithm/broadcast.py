@@ -1,9 +1,9 @@
-"""How models cross the gap: w^g to the workers, version by version, and uploads against the version they belong to.
+"""Versions of w^g: encodes each for the workers, and decodes uploads against the version they belong to.
 
-Version 0 is a vector of zeros, which everybody has. Every later w^g goes out as its difference to the one before:
-the winner's own bytes where they were packed against that (relayed, so nobody gets another model than was verified),
-otherwise encoded here; then what the bytes decode to is w^g, for the server too. Now and then a version is put out
-whole (a keyframe), for those who were away. Without a codec every version is whole.
+Version 0 is a vector of zeros, which every worker has. Each later w^g is sent as its difference to the one before. If
+an upload becomes w^g and was packed against that version, its own bytes are relayed, so that workers get the model that
+was verified. Otherwise the server encodes the model, and w^g is what the bytes decode to. Every few versions w^g is
+sent whole (a keyframe), for workers that were away. Without a codec every version is whole.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ STALE = "packed against a global model that is gone"
 
 
 class StaleError(Exception):
-    """An upload against a w^g that the server no longer keeps. Nobody's fault."""
+    """An upload against a w^g that the server no longer keeps; an honest worker can send one."""
 
 
 @dataclass(frozen=True, eq=False)
 class EncodedModel:
-    """A model as everybody will have it, and the bytes that take it there."""
+    """A model as workers will have it, and the bytes that encode it."""
 
     model: Floats  # (D,)
-    update: bytes  # empty: it goes whole
+    update: bytes  # empty: it is sent whole
 
 
 def encode_model(model: Floats, state: ServerState, codecs: Codecs, score: Score | None = None) -> EncodedModel:
-    """A model that the server made, (D,), as it will arrive. score: for codecs that measure what a bit costs."""
+    """Encode a model that the server made, (D,). score: for codecs that measure what a bit costs."""
     if not codecs.down.relative:
         return EncodedModel(model, b"")
 
@@ -48,7 +48,7 @@ def encode_model(model: Floats, state: ServerState, codecs: Codecs, score: Score
 
 
 def relay_upload(model: Floats, upload: bytes | Floats, state: ServerState, codecs: Codecs) -> EncodedModel | None:
-    """One worker's model with the bytes it came in; none if not everybody can decode them."""
+    """Return an upload's model with its own bytes, or None if not all workers can decode them."""
     if isinstance(upload, np.ndarray) or not codecs.down.relative:
         return None
     version, content = unwrap_version(upload)
@@ -56,7 +56,7 @@ def relay_upload(model: Floats, upload: bytes | Floats, state: ServerState, code
 
 
 def adopt_model(state: ServerState, new: EncodedModel, codecs: Codecs) -> ServerState:
-    """The server with its next w^g, which nobody has been told yet; with the present one if the next cannot be sent."""
+    """Return the server with its next w^g, not sent to any worker yet; with the current one if it cannot be sent."""
     if new.update and not np.isfinite(new.model).all():
         return state
     version, model = state.version + 1, np.array(new.model, np.float32)  # not a worker's own row, which will change
@@ -66,7 +66,7 @@ def adopt_model(state: ServerState, new: EncodedModel, codecs: Codecs) -> Server
 
 
 def decode_upload(upload: bytes | Floats, state: ServerState, codecs: Codecs, size: int) -> Floats:
-    """The numbers in an upload, (size,); CodecError if there are none, `StaleError` if its w^g is gone."""
+    """Decode an upload to (size,); raise CodecError if it is not a model, `StaleError` if its w^g is gone."""
     if isinstance(upload, np.ndarray):
         return upload
     if not codecs.up.relative:
@@ -79,12 +79,12 @@ def decode_upload(upload: bytes | Floats, state: ServerState, codecs: Codecs, si
 
 
 def bytes_of(upload: bytes | Floats) -> int:
-    """How many bytes an upload took."""
+    """Return the size of an upload in bytes."""
     return NUMBER_BYTES * upload.size if isinstance(upload, np.ndarray) else len(upload)
 
 
 def bytes_to_catch_up(state: ServerState, told: int, message: Floats, codecs: Codecs) -> int:
-    """How many bytes a worker gets that last heard of version `told`: the updates since, or a keyframe before them."""
+    """Return the bytes that a worker with version `told` receives: the updates since, or a keyframe before them."""
     if not codecs.down.relative:
         return NUMBER_BYTES * message.size
     first = state.version - len(state.updates)  # the updates lead on from there
@@ -95,11 +95,11 @@ def bytes_to_catch_up(state: ServerState, told: int, message: Floats, codecs: Co
 
 
 def keyframe_before(version: int) -> int:
-    """The last version that was put out whole; version 0, all zeros, need not be."""
+    """Return the last version that was sent whole; version 0, all zeros, need not be."""
     return version - version % KEPT_VERSIONS
 
 
 def keyframe_of(state: ServerState) -> Floats | None:
-    """The last version that was put out whole, (D,), where differences are sent; none if that was all zeros."""
+    """Return the last version that was sent whole, (D,), where differences are sent; None if that was all zeros."""
     age = state.version - keyframe_before(state.version)
     return state.references[-1 - age] if state.updates and age < state.version else None

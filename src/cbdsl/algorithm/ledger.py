@@ -1,7 +1,7 @@
-"""Every message of a run and its payload, by kind and direction.
+"""Counts the messages of a run and their payload, by kind and direction.
 
-Counts payload bytes only: scores as float32, round numbers as 32-bit integers, models as they are sent. What a
-transport adds (topics, headers, TLS) is its own affair. A message to many workers counts once for each of them.
+Payload bytes only: scores as float32, round numbers as 32-bit integers, models as they are sent; not what a transport
+adds (topics, headers, TLS). A message to many workers counts once per worker.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DIRECTIONS: dict[Kind, Direction] = {
 
 @dataclass(frozen=True)
 class Traffic:
-    """So many messages of one kind with so many payload bytes in all."""
+    """Messages of one kind: their number, and their payload bytes together."""
 
     kind: Kind
     messages: int
@@ -39,37 +39,37 @@ class Traffic:
 
 
 def order_traffic(workers: int) -> Traffic:
-    """The start of a round: its number, the inertia and the learning rate."""
+    """Count orders: the round's number, the inertia and the learning rate for each worker."""
     return Traffic("order", workers, workers * 3 * NUMBER_BYTES)
 
 
 def claim_traffic(workers: int, commitments: int = 0) -> Traffic:
-    """One number from each worker, and so many bytes of commitments in all."""
+    """Count claims: one number per worker. commitments: bytes of all commitments."""
     return Traffic("score", workers, workers * NUMBER_BYTES + commitments)
 
 
 def invitation_traffic(workers: int) -> Traffic:
-    """The round number, to each invited worker."""
+    """Count invitations: the round's number for each invited worker."""
     return Traffic("invitation", workers, workers * NUMBER_BYTES)
 
 
 def upload_traffic(models: int, payload: int) -> Traffic:
-    """Models on their way up, so many bytes in all."""
+    """Count uploads. payload: bytes of all models."""
     return Traffic("upload", models, payload)
 
 
 def broadcast_traffic(workers: int, payload: int) -> Traffic:
-    """w^g on its way down to so many workers, so many bytes in all."""
+    """Count broadcasts of w^g. payload: bytes to all workers."""
     return Traffic("broadcast", workers, payload)
 
 
 def payload(traffic: Iterable[Traffic], direction: Direction) -> int:
-    """Payload bytes in one direction."""
+    """Return the payload bytes in one direction."""
     return sum(item.payload for item in traffic if item.direction == direction)
 
 
 def by_kind(traffic: Iterable[Traffic]) -> dict[Kind, Traffic]:
-    """Add up messages of the same kind."""
+    """Sum messages of the same kind."""
     total: dict[Kind, Traffic] = {}
     for item in traffic:
         before = total.get(item.kind, Traffic(item.kind, 0, 0))

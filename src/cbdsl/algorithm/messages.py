@@ -1,4 +1,4 @@
-"""What server and swarm say to each other, and what a round leaves behind. Plain frozen values, no behaviour."""
+"""Messages between server and swarm, the log of a round, and the server's state: frozen values without behaviour."""
 
 from __future__ import annotations
 
@@ -14,52 +14,68 @@ from cbdsl.arrays import Floats
 
 WorkerId = int
 Outcome = Literal["accepted", "refuted", "declined", "silent"]
-"""Declined: not shown to be false, but of no use, or no model where everybody uploads; nobody is banned for it."""
+"""Declined: not shown to be false but of no use, or not a model where everybody uploads; no worker is banned for it."""
 
-Upload = Floats | bytes  # the numbers, or where there is a codec what it made of them
+Upload = Floats | bytes  # a model, or what a codec made of it
 COMMITMENT_BYTES = 16
 
 
 @dataclass(frozen=True, eq=False)
 class Order:
-    """What the server says at the start of a round."""
+    """What the server sends at the start of a round.
+
+    >>> order = Order(round=1, task="swarm", participants=(0, 1), inertia=0.5, learning_rate=0.01, global_best=None)
+    >>> order.participants
+    (0, 1)
+    """
 
     round: int
     task: Literal["swarm", "average"]  # move and claim a score, or train from the model given and claim nothing
     participants: tuple[WorkerId, ...]
     inertia: float  # c0
     learning_rate: float  # alpha
-    global_best: Floats | None  # w^g (with what else the method sends), only if a participant does not have it yet
+    global_best: Floats | None  # w^g and what else the method sends, (V D,); None if all participants have it
     receivers: int = 0  # how many participants do not have it yet
-    payload: int = 0  # bytes in all that take it to them
+    payload: int = 0  # bytes of w^g to all of them
     version: int = 0  # of w^g
-    updates: tuple[bytes, ...] = ()  # what leads to it from the version before them all, where differences are sent
+    updates: tuple[bytes, ...] = ()  # the latest updates of w^g, the last of which leads to it
     members: int = 0  # how many workers the swarm has; 0: as many as the spec says
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What a worker sends in a round."""
+    """What a worker sends in a round.
+
+    >>> Claim(0.25).score
+    0.25
+    """
 
     score: float  # F^p, the one number of the paper
-    commitment: bytes = b""  # a digest of the model behind it, where the server asks for one
+    commitment: bytes = b""  # a digest of the model, where the server asks for one
 
 
 class Swarm(Protocol):
-    """The workers, wherever they live."""
+    """The workers, wherever they run. Any object with these two methods is a swarm.
+
+    >>> class Silent:
+    ...     def report(self, order): return {}
+    ...     def upload(self, workers): return {}
+    >>> Silent().upload([0])
+    {}
+    """
 
     def report(self, order: Order) -> Mapping[WorkerId, Claim]:
-        """Carry the order out; return one claim from each worker that answered (none for "average")."""
+        """Carry an order out; return the claim of each worker that answered, and nothing for "average"."""
         ...
 
     def upload(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Upload]:
-        """Fetch the models of the workers named; one that stays silent is missing from the answer."""
+        """Return the models of some workers; a worker that stays silent is missing."""
         ...
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one invitation, or of one upload where everybody uploads."""
+    """The outcome of one invitation, or of one upload where everybody uploads."""
 
     worker: WorkerId
     outcome: Outcome
@@ -71,7 +87,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class RoundLog:
-    """Everything that happened in a round; metrics, reports and theory derive from it."""
+    """Everything that happened in a round."""
 
     round: int
     claims: Mapping[WorkerId, Claim]
@@ -80,24 +96,24 @@ class RoundLog:
     traffic: tuple[Traffic, ...]
 
     def outcome(self, outcome: str) -> list[WorkerId]:
-        """The workers with this outcome, in the order in which they were invited."""
+        """Return the workers with an outcome, in the order of invitation."""
         return [verdict.worker for verdict in self.verdicts if verdict.outcome == outcome]
 
 
 def commitment_of(weights: Floats) -> bytes:
-    """A digest of a model, to be sent with its score: whoever sent it can upload no other model afterwards."""
+    """Return a digest of a model. A worker that sends it with its score can upload no other model afterwards."""
     return hashlib.blake2b(weights.astype("<f4").tobytes(), digest_size=COMMITMENT_BYTES).digest()
 
 
 @dataclass(frozen=True)
 class BackOff:
-    """A worker that was invited in vain: it did not deliver, or nothing but a copy of w^g."""
+    """A worker that was invited in vain: it uploaded nothing, or nothing but a copy of w^g."""
 
     times: int  # in a row
     until: int  # the last round in which it is passed over
 
     def again(self, round_number: int) -> BackOff:
-        """One more time: it is passed over for 2, 4, 8 ... rounds."""
+        """Count one more time: the worker is passed over for 2, 4, 8 ... rounds."""
         return BackOff(self.times + 1, round_number + 2 ** (self.times + 1))
 
 
@@ -110,12 +126,12 @@ class ServerState:
 
     round: int  # t, the last round played
     global_best: Floats  # w^g, (D,)
-    global_score: float  # F^g; +inf while nothing was believed
-    version: int = 0  # of w^g: how many there were
+    global_score: float  # F^g; +inf until an upload was believed
+    version: int = 0  # of w^g: how many there have been
     told: Mapping[WorkerId, int] = field(default_factory=dict)  # the version that each worker has
     banned: frozenset[WorkerId] = frozenset()
-    back_offs: Mapping[WorkerId, BackOff] = field(default_factory=dict)  # who was invited in vain
+    back_offs: Mapping[WorkerId, BackOff] = field(default_factory=dict)  # workers invited in vain
     last_uploaded: Mapping[WorkerId, float] = field(default_factory=dict)  # the claim behind each worker's last upload
     memory: Floats = field(default_factory=lambda: np.zeros(0, np.float32))  # the method's own, such as momentum
-    references: tuple[Floats, ...] = ()  # the last versions of w^g, the present one last; only where a codec needs them
-    updates: tuple[bytes, ...] = ()  # what led from the last version that was put out whole to this one
+    references: tuple[Floats, ...] = ()  # the last versions of w^g, the current one last; only where a codec needs them
+    updates: tuple[bytes, ...] = ()  # the updates that led to the last versions

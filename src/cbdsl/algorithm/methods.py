@@ -1,8 +1,8 @@
-"""What a method is: which conversation it holds, how its workers move, what its server does with what it got.
+"""The interface of a method, and the nine methods.
 
 A method is a small object whose arguments are its settings. The worker's half (`move`, `upload`) works on rows of
 workers, in memory or on a device; the server's half (`broadcast`, `step`) on one model and what the server remembers.
-Neither knows who carries the messages, how uploads are judged or how many bytes they take.
+Neither depends on the transport, on the verification of uploads or on codecs.
 """
 
 from __future__ import annotations
@@ -22,15 +22,23 @@ from cbdsl.errors import UserError
 from cbdsl.spec import Shared
 
 Conversation = Literal["swarm", "average"]
-"""Claims, and uploads from whom the server invites (Algorithm 1); or an upload from everybody (FedAvg)."""
+"""Claims, and uploads from the workers that the server invites (Algorithm 1); or an upload from everybody (FedAvg)."""
 
 
 class Method(ABC):
-    """One way of learning together. D is the size of a model, V D that of a message; V is `vectors`."""
+    """How workers learn together. D is the size of a model, V D that of a message; V is `vectors`.
 
-    title: ClassVar[str] = ""  # for people: its name and where it was published
+    >>> class Frozen(Method):
+    ...     conversation = "average"
+    ...     def move(self, work, rows, received): return work.placed(rows, work.from_server(received))
+    ...     def upload(self, rows): return rows.positions
+    >>> Frozen().broadcast(np.ones(3), memory=np.zeros(0))
+    array([1., 1., 1.])
+    """
+
+    title: ClassVar[str] = ""  # its name and where it was published, as pages show it
     conversation: ClassVar[Conversation]
-    shared: ClassVar[Shared] = "both"  # what it uses of D_G unless told otherwise
+    shared: ClassVar[Shared] = "both"  # what it uses of D_G by default
     gradients: ClassVar[bool] = True  # whether workers train
     verifies: ClassVar[bool] = False  # whether uploads are measured on D_sc, where D_sc is shared
     remembers: ClassVar[bool] = True  # whether workers keep anything from one round to the next
@@ -39,36 +47,43 @@ class Method(ABC):
 
     @abstractmethod
     def move(self, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
-        """One round of k workers: rows (k, ...) and what the server last sent, (V D,); the rows after it.
+        """Play one round of k workers: take rows (k, ...) and what the server last sent, (V D,); return the rows after.
 
-        Row i of the result depends on row i alone, so that grouping changes no number. `work` trains, scores and draws.
+        Row i of the result may depend on row i alone, so that grouping changes no number. `work` trains, scores and
+        draws.
         """
 
     @abstractmethod
     def upload(self, rows: Particles) -> Floats:
-        """What k workers send when they are asked, (k, V D)."""
+        """Return what k workers send when they are asked, (k, V D)."""
 
     def memory(self, size: int) -> Floats:
-        """What the server remembers before round 1, beside the model of `size` numbers; any shape."""
+        """Return what the server remembers before round 1 beside the model of `size` numbers; any shape."""
         del size
         return np.zeros(0, np.float32)
 
     def broadcast(self, current: Floats, memory: Floats) -> Floats:
-        """What the server sends down: the model (D,), or with what it remembers (V D,)."""
+        """Return what the server sends: the model (D,), or the model and what it remembers (V D,)."""
         del memory
         return current
 
     def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
-        """The new model (D,) and memory, from the combined uploads (V D,) of a share of all workers.
+        """Return the new model (D,) and memory, from the combined uploads (V D,) of a share of all workers.
 
-        Called in the conversation "average" alone; in "swarm" the selection decides what becomes w^g.
+        Only for the conversation "average"; in "swarm" the selection decides what becomes w^g.
         """
         del current, share
         return combined, memory
 
 
 class SwarmMethod(Method):
-    """Particles that move by Eq. (5), claim the score of the best model they ever had, and upload it if invited."""
+    """Particles that move by Eq. (5), claim the score of their personal best, and upload it if invited.
+
+    >>> class Trusting(SwarmMethod):
+    ...     verifies = False  # believe every claim
+    >>> Trusting().conversation
+    'swarm'
+    """
 
     conversation = "swarm"
 
@@ -81,7 +96,7 @@ class SwarmMethod(Method):
         return work.remembered(rows, positions, velocities, received)
 
     def upload(self, rows: Particles) -> Floats:
-        """w^p, the best model so far."""
+        """Return w^p, the best model so far."""
         return rows.personal_best
 
 
@@ -102,7 +117,13 @@ def encode_moved(method: Method, work: WorkerRound, before: Particles, after: Pa
 
 
 class AveragingMethod(Method):
-    """Everybody trains from the server's model and uploads; the server combines (McMahan et al. 2017)."""
+    """Everybody trains from the server's model and uploads; the server combines (McMahan et al. 2017).
+
+    >>> class Careful(AveragingMethod):
+    ...     def train(self, work, start): return work.train(start, proximal=0.1)
+    >>> Careful().conversation
+    'average'
+    """
 
     conversation = "average"
     shared: ClassVar[Shared] = "none"
@@ -113,11 +134,11 @@ class AveragingMethod(Method):
         return work.placed(rows, self.train(work, work.from_server(received)))
 
     def train(self, work: WorkerRound, start: Floats) -> Floats:
-        """Local training from the server's model, (k, D) -> (k, D)."""
+        """Train from the server's model, (k, D) -> (k, D)."""
         return work.train(start)
 
     def upload(self, rows: Particles) -> Floats:
-        """The trained model."""
+        """Return the trained model."""
         return rows.positions
 
 
@@ -131,7 +152,7 @@ class CbDsl(SwarmMethod):
 
 @register.method("restart")
 class Restart(SwarmMethod):
-    """Everybody trains from w^g and claims what came out, not the best it ever had; made for --select rotation."""
+    """Everybody trains from w^g and claims the result, not a personal best; made for --select rotation."""
 
     title = "restart from w^g"
     verifies = True
@@ -182,20 +203,20 @@ class FedProx(AveragingMethod):
 
     def __post_init__(self) -> None:
         if not 0 <= self.mu < float("inf"):
-            raise UserError(f"mu of fedprox must be at least 0; given {self.mu}.")
+            raise UserError(f"mu of fedprox must be at least 0; given {self.mu}.", code="out-of-range")
 
     def train(self, work: WorkerRound, start: Floats) -> Floats:
-        """SGD whose every gradient has mu (w - w_t) added."""
+        """Run SGD with mu (w - w_t) added to every gradient."""
         return work.train(start, proximal=self.mu)
 
 
 @register.method("scaffold")
 class Scaffold(AveragingMethod):
-    """FedAvg whose gradients are corrected by c - c_i; messages are twice as long, for c goes with every model.
+    """FedAvg whose gradients are corrected by c - c_i; c is sent with every model, so messages are twice as long.
 
-    A worker keeps c_i where a swarm keeps velocities, and its change where a swarm keeps w^p. c_i is estimated from the
-    steps taken (option II). Momentum lengthens steps, so they are counted with it. Models and changes of c_i are
-    averaged by samples, as in FedAvg; the share that scales c is that of workers, as published.
+    A worker keeps c_i as its velocity, and the change of c_i as its personal best. c_i is estimated from the steps
+    taken (option II). Momentum lengthens steps, so they are counted with it. Models and changes of c_i are averaged by
+    samples, as in FedAvg; the share that scales c is that of workers, as published.
     """
 
     title = "SCAFFOLD (Karimireddy et al. 2020)"
@@ -203,17 +224,17 @@ class Scaffold(AveragingMethod):
     vectors = 2
 
     def memory(self, size: int) -> Floats:
-        """c, (D,)."""
+        """Return c, (D,)."""
         return np.zeros(size, np.float32)
 
     def broadcast(self, current: Floats, memory: Floats) -> Floats:
-        """w and c, (2 D,)."""
+        """Return w and c, (2 D,)."""
         return np.concatenate([current, memory])
 
     def move(self, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
-        """y_i = SGD with gradients g + c - c_i; c_i <- c_i - c + (w - y_i) / (steps * rate).
+        """Compute y_i by SGD with gradients g + c - c_i, and c_i <- c_i - c + (w - y_i) / (steps * rate).
 
-        Whoever diverged starts again from c_i = 0.
+        A worker that diverged starts again from c_i = 0.
         """
         model, control = np.split(received, 2)
         start, own = work.from_server(model), _finite(rows.velocities)
@@ -223,18 +244,18 @@ class Scaffold(AveragingMethod):
         return Particles(trained, own + change, change, rows.personal_score)
 
     def upload(self, rows: Particles) -> Floats:
-        """y_i, and by how much c_i changed."""
+        """Return y_i and the change of c_i."""
         return np.concatenate([rows.positions, rows.personal_best], axis=1)
 
     def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
-        """w <- mean of y_i; c <- c + (participants / workers) * mean change of c_i."""
+        """Compute w <- mean of y_i, c <- c + (participants / workers) * mean change of c_i."""
         del current
         model, change = np.split(combined, 2)
         return model, memory + np.float32(share) * change
 
 
 def _finite(values: Floats) -> Floats:
-    """Zeros where there is no number."""
+    """Replace what is not finite by 0."""
     return np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
 
 
@@ -250,10 +271,13 @@ class FedAvgM(AveragingMethod):
 
     def __post_init__(self) -> None:
         if not (0 <= self.beta < 1 and 0 < self.rate < float("inf")):
-            raise UserError(f"fedavgm takes 0 <= beta < 1 and a rate above 0; given {self.beta} and {self.rate}.")
+            raise UserError(
+                f"fedavgm takes 0 <= beta < 1 and a rate above 0; given {self.beta} and {self.rate}.",
+                code="out-of-range",
+            )
 
     def memory(self, size: int) -> Floats:
-        """m, (D,)."""
+        """Return m, (D,)."""
         return np.zeros(size, np.float32)
 
     def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
@@ -278,14 +302,17 @@ class FedAdam(AveragingMethod):
     def __post_init__(self) -> None:
         positive = 0 < self.rate < float("inf") and 0 < self.tau < float("inf")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1 and positive):
-            raise UserError(f"fedadam takes 0 <= beta1, beta2 < 1, and a finite rate and tau above 0; given {self}.")
+            raise UserError(
+                f"fedadam takes 0 <= beta1, beta2 < 1, and a finite rate and tau above 0; given {self}.",
+                code="out-of-range",
+            )
 
     def memory(self, size: int) -> Floats:
-        """m and v, (2, D); v starts at tau^2, as published."""
+        """Return m and v, (2, D); v starts at tau^2, as published."""
         return np.stack([np.zeros(size, np.float32), np.full(size, self.tau**2, np.float32)])
 
     def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
-        """m <- b1 m + (1 - b1) d, v <- b2 v + (1 - b2) d^2, w <- w + rate m / (sqrt(v) + tau)."""
+        """Compute m <- b1 m + (1 - b1) d, v <- b2 v + (1 - b2) d^2, w <- w + rate m / (sqrt(v) + tau)."""
         del share
         step = combined.astype(np.float64) - current
         mean = self.beta1 * memory[0].astype(np.float64) + (1 - self.beta1) * step

@@ -16,7 +16,11 @@ from cbdsl.codecs.base import Packs, Sent
 class Particles:
     """Rows of workers: where they are, how they move, the best model each has had.
 
-    A method may leave out `packs` and `versions` where it uses no codec.
+    Without a codec, `packs` and `versions` may be left out.
+
+    >>> at = np.zeros((2, 3), np.float32)  # two workers, three parameters
+    >>> Particles(at, at, at, np.full(2, np.inf)).positions.shape
+    (2, 3)
     """
 
     positions: Floats  # w_{i,t}     (U, D)
@@ -37,7 +41,7 @@ class Coefficients:
 
 
 def swarm_terms(particles: Particles, global_best: Floats, c: Coefficients) -> Floats:
-    """The BI part of Eq. (5): c0 v + c1 (w^p - w) + c2 (w^g - w), (U, D)."""
+    """Return the BI part of Eq. (5): c0 v + c1 (w^p - w) + c2 (w^g - w), (U, D)."""
     terms = np.multiply(particles.velocities, np.float32(c.inertia))
     pull = np.subtract(particles.personal_best, particles.positions)
     terms += np.multiply(pull, c.cognitive, out=pull)
@@ -54,7 +58,7 @@ def move_particles(
     sgd_from: Literal["current", "moved"],
     velocity: Literal["full", "swarm"],
 ) -> tuple[Floats, Floats]:
-    """Eq. (5): the new positions w_{t+1} and velocities v_{t+1}, each (U, D).
+    """Apply Eq. (5); return the new positions w_{t+1} and velocities v_{t+1}, each (U, D).
 
     `train` is the AI part: it takes positions and returns them after local SGD on D_i and D_tr. As printed, its
     displacement is measured from w_t ("current"); the authors' published script trains after the swarm move ("moved").
@@ -70,7 +74,7 @@ def move_particles(
 
 
 def remember(particles: Particles, positions: Floats, velocities: Floats, scores: Doubles) -> Particles:
-    """Eq. (6): keep the better of the old personal best and the new position. NaN never wins."""
+    """Apply Eq. (6): keep the better of the old personal best and the new position. NaN never wins."""
     improved = scores < particles.personal_score  # (U,), False for NaN
     return replace(
         particles,
@@ -82,7 +86,7 @@ def remember(particles: Particles, positions: Floats, velocities: Floats, scores
 
 
 def remember_sent(particles: Particles, positions: Floats, velocities: Floats, sent: Sent, version: int) -> Particles:
-    """Eq. (6) where models travel through a codec: the personal best is the model that would arrive.
+    """Apply Eq. (6) where a codec is used: the personal best is the model that the server would decode.
 
     version: of the w^g against which it was packed.
     """
@@ -97,7 +101,7 @@ def remember_sent(particles: Particles, positions: Floats, velocities: Floats, s
 
 
 def recover_lost(particles: Particles, global_best: Floats) -> Particles:
-    """Workers whose position is no number any more start again at w^p, or at w^g, at rest; all others as they are."""
+    """Move workers whose position is not finite to w^p, or to w^g, at rest; leave all others as they are."""
     lost = ~(_finite(particles.positions) & _finite(particles.velocities))
     if not lost.any():
         return particles
@@ -111,12 +115,12 @@ def recover_lost(particles: Particles, global_best: Floats) -> Particles:
 
 
 def _finite(rows: Floats) -> Bools:
-    """Which rows hold numbers alone, (U, 1)."""
+    """Return which rows are finite, (U, 1)."""
     return np.asarray(np.isfinite(rows).all(1, keepdims=True))
 
 
 def inertia_at(round_number: int, rounds: int, schedule: tuple[float, float]) -> float:
-    """c0 in round 1 ... rounds: linear from the first value of the schedule to the last (Sec. III.B)."""
+    """Return c0 of a round from 1 to rounds: linear from the first value of the schedule to the last (Sec. III.B)."""
     first, last = schedule
     share = (round_number - 1) / (rounds - 1) if rounds > 1 else 0.0
     return first + (last - first) * share

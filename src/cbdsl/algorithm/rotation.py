@@ -1,4 +1,4 @@
-"""Verified rotation: K workers in turn, each upload checked as any other, averaged with momentum at the server."""
+"""The selection `rotation`: K workers in turn, each upload verified, averaged with momentum at the server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cbdsl import register
-from cbdsl.algorithm.aggregators import trimmed
+from cbdsl.algorithm.aggregators import trimmed_mean_of
 from cbdsl.algorithm.messages import WorkerId
 from cbdsl.algorithm.selection import (
     COPIED,
@@ -23,12 +23,12 @@ from cbdsl.algorithm.selection import (
     Selection,
     SelectionResult,
     VerifiedUpload,
-    doubt,
+    find_doubt,
 )
 from cbdsl.arrays import Bools, Doubles
 
-_IDLE = 0.1  # of the usual length: nobody has worked for so short a step; nor for half of the server's own
-_SAME = 0.25  # of the usual length: nobody has worked for so small a difference
+_IDLE = 0.1  # of the usual length: a shorter step took no work; nor did half of the server's own
+_SAME = 0.25  # of the usual length: a smaller difference to another step took no work
 _JUMP = 2.0  # the usual length changes by this factor at most from round to round
 _FIRST = 12.0  # of the server's own steps: the usual length of the first round is no longer; honest ones had up to 11
 _HARM = 0.01  # leaving an upload out lowers the private loss by this share: it does harm
@@ -45,11 +45,11 @@ _AGAINST = -0.05  # a step with this cosine to the server's own goes against it
 class Rotation(Selection):
     """K workers in turn, whatever they claim: m <- momentum m + mean of (w_i - w^g), w^g <- w^g + m.
 
-    All start at w^g, so their steps are comparable: each is brought to the usual length, the median, so that nobody
-    outweighs another and a short step is as good as a long one; noise does not count, and equal ones share a place.
-    The mean is trimmed weight by weight. With a guard, steps against the server's own on D_tr do not take part,
-    those without whom the new w^g does better on the private hold-out are left out, and where the upper quartile of
-    lengths does better there than the median, it is taken instead: short steps cannot slow everybody down.
+    All start at w^g, so their steps are comparable: each is scaled to the usual length, the median, so that no step
+    outweighs another. Noise does not count, and equal steps count once. The mean is trimmed weight by weight. With a
+    guard, steps against the server's own on D_tr do not take part, and steps without which the new w^g does better on
+    the private hold-out are left out. Where the upper quartile of lengths does better there than the median, it is
+    taken instead: short steps cannot slow the others down.
     """
 
     k: int = 12
@@ -64,7 +64,7 @@ class Rotation(Selection):
     def invite(
         self, waiting: Sequence[Candidate], believed: Sequence[VerifiedUpload], view: RoundContext
     ) -> WorkerId | None:
-        """The next in turn, until K are believed."""
+        """Return the next in turn, until K are verified."""
         if not waiting or len(believed) >= self.k:
             return None
         able = [one.worker for one in waiting]
@@ -73,9 +73,9 @@ class Rotation(Selection):
         return min(able, key=lambda worker: (worker - first) % places)
 
     def objection(self, upload: VerifiedUpload, believed: Sequence[VerifiedUpload], view: RoundContext) -> str:
-        """What the guard doubts, what goes against the server's own step, and what is far from w^g."""
+        """Object to what the guard doubts, what goes against the server's own step, and what is far from w^g."""
         del believed
-        found = doubt(upload, view)
+        found = find_doubt(upload, view)
         if found or view.verifier.own_step is None:
             return found
         current = view.state.global_best.astype(np.float64)
@@ -86,7 +86,7 @@ class Rotation(Selection):
         return FAR if own.any() and length > far and length > np.linalg.norm(current) else ""
 
     def combine(self, believed: Sequence[VerifiedUpload], view: RoundContext) -> SelectionResult:
-        """The new w^g; the server remembers the momentum and, last, the usual length."""
+        """Return the new w^g; the server remembers the momentum and, as the last number, the usual length."""
         current = view.state.global_best.astype(np.float64)
         memory = view.state.memory.astype(np.float64)
         steps = np.stack([one.model for one in believed]) - current
@@ -101,18 +101,17 @@ class Rotation(Selection):
         before = self.momentum * memory[:-1] if len(memory) else np.zeros_like(current)
 
         def momentum(used: Sequence[int], length: float) -> Doubles:
-            chosen = directions[used]
-            return before + length * trimmed(chosen, self.trim) if used else before
+            return before + length * trimmed_mean_of(directions[used], self.trim) if used else before
 
         def private(used: Sequence[int], length: float = usual) -> float:
             return loss((current + momentum(used, length)).astype(np.float32), view.round) if loss else np.inf
 
         working = [place for place in range(len(steps)) if not noise[place] and lengths[place] >= idle]
-        used = distinct(directions, working, _SAME)
+        used = drop_near(directions, working, _SAME)
         reasons = dict.fromkeys(range(len(believed)), COPIED) | dict.fromkeys(working, EQUAL)
         loss = view.verifier.loss
         if loss is not None and used:
-            used, others = chosen(used, private, least=max(1, self.k // 4))
+            used, others = choose_group(used, private, least=max(1, self.k // 4))
             reasons |= others
         declined = {believed[place].worker: reason for place, reason in reasons.items() if place not in used}
         if not used:
@@ -126,14 +125,14 @@ class Rotation(Selection):
 
 
 def cosine(step: Doubles, other: Doubles) -> float:
-    """Of the angle between two steps; 0 where either stays where it is."""
+    """Return the cosine of the angle between two steps; 0 if either is 0."""
     return float(step @ other) / max(math.sqrt((step @ step) * (other @ other)), 1e-300)
 
 
 def is_noise(steps: Doubles) -> Bools:
-    """Which steps have nothing in common with the others, (K,): the cosine with their mean direction is near 0.
+    """Return which steps have nothing in common with the others, (K,): the cosine with their mean is near 0.
 
-    That of noise deviates from 0 by 1 / sqrt(D). Only where the others do have a direction: late in training, on data
+    That of noise deviates from 0 by 1 / sqrt(D). Only where the others have a direction: late in training, on data
     that differ, honest steps have hardly more in common than noise.
     """
     if len(steps) < _FEW:
@@ -147,17 +146,16 @@ def is_noise(steps: Doubles) -> Bools:
 
 
 def usual_lengths(lengths: Doubles, last: float, most: float = np.inf) -> Doubles:
-    """The median and the upper quartile, (2,), within a factor of the last length used. most: in the first round.
+    """Return median and upper quartile, (2,), within a factor of the last length used. most: in the first round.
 
-    Half of a round's uploads may be attackers', by chance: short steps among them shrink the median, long ones stretch
-    it.
+    Half of a round's uploads may be attackers', by chance, and their short or long steps would move the median.
     """
     found = np.quantile(lengths, (0.5, 0.75))
     return np.clip(found, last / _JUMP, last * _JUMP) if last > 0 else np.minimum(found, most)
 
 
-def distinct(steps: Doubles, working: Sequence[int], near: float) -> list[int]:
-    """Those among the working that are not near an earlier one: no one knows who copied whom, so they share a place."""
+def drop_near(steps: Doubles, working: Sequence[int], near: float) -> list[int]:
+    """Keep of steps that are near each other the first: who copied whom cannot be known, so they count once."""
     kept: list[int] = []
     for place in working:
         if all(np.linalg.norm(steps[place] - steps[other]) >= near for other in kept):
@@ -165,30 +163,32 @@ def distinct(steps: Doubles, working: Sequence[int], near: float) -> list[int]:
     return kept
 
 
-def chosen(
+def choose_group(
     everyone: Sequence[int], loss: Callable[[Sequence[int]], float], least: int
 ) -> tuple[list[int], dict[int, str]]:
-    """Who makes the new w^g, and why others do not. loss: of a group, nobody is one too; at least so many stay.
+    """Return which uploads make the new w^g, and why others do not. loss: of a group, which may be empty.
 
-    Those that do no harm; or some of them, where these get less than half as far together as they would alone.
+    Those that do no harm, at least `least`; or some of them, if all together get less than half as far as these.
     """
-    stay, found = harmless(everyone, loss, least)
+    stay, found = drop_harmful(everyone, loss, least)
     reasons = {one: HARMFUL for one in everyone if one not in stay}
-    better, best = joined(stay, loss)
+    better, best = grow_group(stay, loss)
     start = loss([])
     if best < (1 - _BETTER) * found and start - found < (start - best) / 2:
         return better, reasons | {one: LEFT_OUT for one in stay if one not in better}
     return stay, reasons
 
 
-def harmless(everyone: Sequence[int], loss: Callable[[Sequence[int]], float], least: int) -> tuple[list[int], float]:
-    """Those that do no harm, and their loss: as long as it falls by a share when one is left out, the worst one is.
+def drop_harmful(
+    everyone: Sequence[int], loss: Callable[[Sequence[int]], float], least: int
+) -> tuple[list[int], float]:
+    """Leave out the worst upload as long as the loss falls by a share; return the others, and their loss.
 
-    loss: of a group; NaN is the worst of all. At least so many stay.
+    loss: of a group; NaN is the worst of all. least: how many stay in any case.
     """
-    left, now = list(everyone), known(loss(everyone))
+    left, now = list(everyone), finite_loss(loss(everyone))
     while len(left) > least:
-        without = {one: known(loss([other for other in left if other != one])) for one in left}
+        without = {one: finite_loss(loss([other for other in left if other != one])) for one in left}
         worst = min(without, key=without.__getitem__)
         if now <= without[worst] / (1 - _HARM):
             break
@@ -197,14 +197,14 @@ def harmless(everyone: Sequence[int], loss: Callable[[Sequence[int]], float], le
     return left, now
 
 
-def joined(everyone: Sequence[int], loss: Callable[[Sequence[int]], float]) -> tuple[list[int], float]:
-    """A group that grows from nobody, and its loss: the best next one joins as long as the loss falls.
+def grow_group(everyone: Sequence[int], loss: Callable[[Sequence[int]], float]) -> tuple[list[int], float]:
+    """Grow a group from none: the best next one joins as long as the loss falls; return it, and its loss.
 
-    Attackers who hold each other in balance cannot be left out one by one; but neither can they join one by one.
+    Attackers that balance each other cannot be left out one by one; but neither can they join one by one.
     """
     group, now = list[int](), np.inf
     while len(group) < len(everyone):
-        with_one = {one: known(loss([*group, one])) for one in everyone if one not in group}
+        with_one = {one: finite_loss(loss([*group, one])) for one in everyone if one not in group}
         best = min(with_one, key=with_one.__getitem__)
         if not with_one[best] < now:
             break
@@ -213,6 +213,6 @@ def joined(everyone: Sequence[int], loss: Callable[[Sequence[int]], float]) -> t
     return group, now
 
 
-def known(loss: float) -> float:
-    """A loss; infinite where it is not a number."""
+def finite_loss(loss: float) -> float:
+    """Return a loss, infinite if it is NaN."""
     return np.inf if np.isnan(loss) else loss

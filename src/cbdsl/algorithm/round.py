@@ -1,7 +1,6 @@
-"""One round of Algorithm 1, over any swarm that can report and upload.
+"""The server's round: Algorithm 1 (`play_round`), averaging (`play_average_round`), and `Server`, which builds orders.
 
-The same function drives the simulator and a network. It knows no transport, no dataset and no model: weights are flat
-arrays, and workers are numbers.
+The same functions serve the simulator and a network. Models are flat arrays, and workers are numbers.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ from cbdsl.algorithm.selection import (
     VerifiedUpload,
     waiting_list,
 )
-from cbdsl.algorithm.verification import Verifier, flaw, objection
+from cbdsl.algorithm.verification import Verifier, find_claim_flaw, find_model_flaw
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.codecs.base import CodecError
 from cbdsl.codecs.envelope import Codecs
@@ -60,11 +59,11 @@ from cbdsl.spec import Spec
 
 @dataclass(frozen=True, eq=False)
 class ServerPolicy:
-    """How a server chooses, and how far it goes in one round."""
+    """How a server selects models, and its limits in one round."""
 
     selection: Selection = field(default_factory=Best)
-    invitations: int = 0  # at most so many; 0: no limit
-    commitment: bool = False  # whether a claim without a digest of its model is set aside
+    invitations: int = 0  # at most this many per round; 0: no limit
+    commitment: bool = False  # whether a claim needs a digest of its model
     codecs: Codecs = field(default_factory=Codecs)  # how models travel
 
 
@@ -74,7 +73,7 @@ PAPER = ServerPolicy()
 def play_round(
     state: ServerState, order: Order, swarm: Swarm, verifier: Verifier, policy: ServerPolicy = PAPER
 ) -> tuple[ServerState, RoundLog]:
-    """Algorithm 1, lines 8 to 12: compare the scores, invite the best, verify, ban, go on to the next best."""
+    """Play Algorithm 1, lines 8 to 12: compare the scores, invite the best, verify, ban, go on to the next best."""
     answers = swarm.report(order)
     claims = {worker: answers[worker] for worker in order.participants if worker in answers}
     set_aside = {worker: reason for worker, claim in claims.items() if (reason := _objection(claim, policy))}
@@ -91,7 +90,7 @@ def play_round(
             break
         chosen = [one for one in waiting if one.worker == worker]
         if not chosen:
-            raise UserError(_nonsense(policy, f"invites worker {worker!r}, who is not waiting"))
+            raise _invalid_selection(policy, f"invites worker {worker!r}, which is not waiting")
         waiting.remove(chosen[0])
         uploads |= {one: upload for one, upload in swarm.upload([worker]).items() if one == worker}
         verdict, model = _judge_claim(worker, claims[worker], uploads.get(worker), believed, view, policy)
@@ -124,7 +123,7 @@ def _judge_claim(
     view: RoundContext,
     policy: ServerPolicy,
 ) -> tuple[Verdict, Floats | None]:
-    """What an invitation led to, and the model; "accepted" means believed so far, as the others of this round were."""
+    """Verify an upload; return the verdict and the model. "accepted": the selection may still decline it."""
     if upload is None:
         return Verdict(worker, "silent", claim.score), None
     payload = bytes_of(upload)
@@ -146,7 +145,7 @@ def _judge_claim(
 
 
 def _remember(state: ServerState, order: Order, verdicts: Sequence[Verdict]) -> ServerState:
-    """The server one round later, before w^g: who was refuted is banned, who was silent or is suspect has to wait."""
+    """Ban workers that were refuted, and back off from those that were silent or suspect; w^g is not changed yet."""
     back_offs, last_uploaded = dict(state.back_offs), dict(state.last_uploaded)
     for verdict in verdicts:
         if verdict.outcome == "silent" or verdict.reason in CAUSES or verdict.reason == STALE:
@@ -173,50 +172,51 @@ def _adopt(
     view: RoundContext,
     policy: ServerPolicy,
 ) -> ServerState:
-    """Eq. (7): the new w^g, if there is one; nobody has been told it yet."""
+    """Apply Eq. (7): the new w^g, if there is one; no worker has it yet."""
     model, made, score = combined.model, combined.packed, float(combined.score)
     if model is None:
         return state
     if model.shape != state.global_best.shape or not np.isfinite(model).all():
         fault = f"a model of shape {model.shape} or with numbers that are not finite"
-        raise UserError(_nonsense(policy, f"makes {fault} of finite uploads of shape {state.global_best.shape}"))
+        raise _invalid_selection(policy, f"returns {fault} for finite uploads of shape {state.global_best.shape}")
     if made is None or made.model is not model:
         made = view.packed(model, next((one for one in believed if one.model is model), None))
         if made.model is not model and view.verifier.score is not None:
-            score = view.verifier.score(made.model)  # it is another model than the selection had
+            score = view.verifier.score(made.model)  # not the model that the selection scored
     memory = state.memory if combined.memory is None else combined.memory
     return adopt_model(replace(state, global_score=score, memory=memory), made, policy.codecs)
 
 
-def _nonsense(policy: ServerPolicy, what: str) -> str:
+def _invalid_selection(policy: ServerPolicy, what: str) -> UserError:
     kind = type(policy.selection)
-    return (
+    return UserError(
         f"The selection {kind.__module__}.{kind.__qualname__} {what}. See the contract in cbdsl.Selection, and try it "
-        "with cbdsl.testing.check_selection."
+        "with cbdsl.testing.check_selection.",
+        code="invalid-part",
     )
 
 
 def _objection(claim: Claim, policy: ServerPolicy) -> str:
     missing = policy.commitment and len(claim.commitment) != COMMITMENT_BYTES
-    return objection(claim.score) or ("no commitment" if missing else "")
+    return find_claim_flaw(claim.score) or ("no commitment" if missing else "")
 
 
 def start_traffic(order: Order) -> tuple[Traffic, Traffic]:
-    """The messages of an order itself: its numbers to everybody, and w^g to those who do not have it."""
+    """Count the messages of an order: its numbers to all participants, and w^g to those that do not have it."""
     return ledger.order_traffic(len(order.participants)), ledger.broadcast_traffic(order.receivers, order.payload)
 
 
 Combination = Callable[[ServerState, Sequence[WorkerId], Sequence[Floats]], Floats]
-"""Takes the state, who sent a model, and the models, each (V D,); gives their combination, (V D,)."""
+"""Takes the state, the senders, and their models, each (V D,); returns the combined model, (V D,)."""
 
 
 MOST_MEDIANS = 3.0
-"""A number of samples that a worker states itself counts up to so many times the median of all that were stated."""
-_TAME = 1e12  # a finite step can be made from uploads below this
+"""How many times the median of all stated numbers of samples a stated number counts at most."""
+_TAME = 1e12  # uploads below this allow a finite step
 
 
 def weighted_mean(models: Floats, shares: Doubles) -> Floats:
-    """sum_i n_i w_i / sum_i n_i over rows of models (k, D) and shares (k,); (D,). If all are 0, all count alike."""
+    """Return sum_i n_i w_i / sum_i n_i for models (k, D) and shares (k,), (D,). If all are 0, all count equally."""
     if not shares.any():
         shares = np.ones_like(shares)
     total = np.zeros(models.shape[1])
@@ -225,23 +225,23 @@ def weighted_mean(models: Floats, shares: Doubles) -> Floats:
     return total.astype(np.float32)
 
 
-def averaging(sizes: Mapping[WorkerId, int], stated: bool = False) -> Combination:
-    """FedAvg's own: models weighted by the number of samples behind them; with equal numbers that is Eq. (2).
+def average_by_samples(sizes: Mapping[WorkerId, int], stated: bool = False) -> Combination:
+    """Return FedAvg's combination: models weighted by their numbers of samples; with equal numbers Eq. (2).
 
-    stated: the numbers are the workers' own word, so that none of them counts for more than the others' allow.
+    stated: the numbers are what workers state, so each is limited by the others'.
     """
 
     def combine(state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats]) -> Floats:  # noqa: ARG001
         shares = np.array([sizes[worker] for worker in workers], dtype=np.float64)
-        return weighted_mean(np.stack(models), np.minimum(shares, believable(shares)) if stated else shares)
+        return weighted_mean(np.stack(models), np.minimum(shares, limit_stated_size(shares)) if stated else shares)
 
     return combine
 
 
-def believable(stated: Doubles) -> float:
-    """The most that a stated number counts, by the lower median: liars in the minority cannot raise it above the truth.
+def limit_stated_size(stated: Doubles) -> float:
+    """Return the most that a stated number counts, by the lower median: attackers in the minority cannot raise it.
 
-    Where most state 0, everybody counts alike.
+    Where most state 0, all workers count equally.
     """
     return MOST_MEDIANS * float(np.sort(stated)[(len(stated) - 1) // 2])
 
@@ -255,10 +255,10 @@ def play_average_round(
     workers: int,
     codecs: Codecs | None = None,
 ) -> tuple[ServerState, RoundLog]:
-    """Everybody who takes part trains and uploads, and the method's server makes a step of what they sent.
+    """Play a round in which all participants train and upload, and the method's server makes a step of the average.
 
-    Nothing is verified, so nothing is refuted: what is no model (another shape, numbers that are not finite) cannot be
-    averaged and is left out, "declined"; anything else is believed. Nobody is banned: honest training can fail, too.
+    Nothing is verified, so nothing is refuted: an upload that is not a model (another shape, not finite) is left out,
+    "declined"; anything else is believed. No worker is banned: honest training can diverge, too.
     """
     codecs = codecs or Codecs()
     swarm.report(order)
@@ -272,21 +272,22 @@ def play_average_round(
         combined = combine(state, list(models), list(models.values()))
         model, memory = method.step(state.global_best, state.memory, combined, len(models) / (order.members or workers))
         made = _checked(model, combined, state, method)
-        if np.isfinite(made).all() and np.isfinite(memory).all():  # else uploads too wild to take a step on: stay
+        if np.isfinite(made).all() and np.isfinite(memory).all():  # otherwise the uploads allow no finite step
             after = adopt_model(replace(after, memory=memory), encode_model(made, state, codecs), codecs)
     traffic = (*start_traffic(order), ledger.upload_traffic(len(received), sum(map(bytes_of, received.values()))))
     return after, RoundLog(order.round, {}, {}, verdicts, traffic)
 
 
 def _checked(model: Floats, combined: Floats, state: ServerState, method: Method) -> Floats:
-    """What a method's step made, as a model is sent; an error if it is none, and no upload is to blame."""
+    """Return what a method's step made as float32; raise if it is not a model although the uploads are finite."""
     made = np.asarray(model)
     lost = np.abs(combined).max(initial=0.0) < _TAME and not np.isfinite(made).all()
     if made.shape != state.global_best.shape or lost:
         what = "numbers that are not finite" if lost else f"shape {made.shape}"
         raise UserError(
             f"The step of {type(method).__qualname__} gives {what} for a model of shape {state.global_best.shape} and "
-            "finite uploads. See the contract in cbdsl.Method, and try it with cbdsl.testing.check_method."
+            "finite uploads. See the contract in cbdsl.Method, and try it with cbdsl.testing.check_method.",
+            code="invalid-part",
         )
     return made.astype(np.float32, copy=False)
 
@@ -299,7 +300,7 @@ def _judge_upload(
     payload = bytes_of(upload)
     try:
         model = decode_upload(upload, state, codecs, size)
-        fault = flaw(model, size)
+        fault = find_model_flaw(model, size)
     except CodecError as error:
         fault = f"no model: {error}"
     except StaleError:
@@ -311,7 +312,7 @@ def _judge_upload(
 
 @dataclass(frozen=True, eq=False)
 class Server:
-    """Everything a server is, but for what it remembers between rounds: that is `ServerState`."""
+    """A server without its state: what changes from round to round is in `ServerState`."""
 
     spec: Spec
     method: Method
@@ -320,16 +321,16 @@ class Server:
     combine: Combination
 
     def first_state(self, initial: Floats) -> ServerState:
-        """The server before round 1: it knows an initial model (D,), and its score where it can measure one."""
+        """Return the state before round 1: an initial model (D,), and its score if there is a D_sc."""
         nothing = ServerState(0, np.zeros_like(initial), math.inf, memory=self.method.memory(len(initial)))
         state = adopt_model(nothing, encode_model(initial, nothing, self.policy.codecs), self.policy.codecs)
         score = self.verifier.score(state.global_best) if self.verifier.score else math.inf
         return replace(state, global_score=float(np.float32(score)))
 
     def order(self, state: ServerState, members: Sequence[WorkerId] | None = None) -> Order:
-        """The order that starts the next round: to those who take part, with w^g if one of them does not have it.
+        """Return the order that starts the next round, with w^g if a participant does not have it.
 
-        members: who is in the swarm now, where workers join and leave; if none, as many as the spec says.
+        members: the workers that are in the swarm now, where workers join and leave; None: as many as the spec says.
         """
         number, spec = state.round + 1, self.spec
         members = range(spec.workers) if members is None else members
@@ -366,16 +367,16 @@ class Server:
     def participants(
         self, round_number: int, banned: frozenset[WorkerId], members: Sequence[WorkerId]
     ) -> tuple[WorkerId, ...]:
-        """Who takes part in a round: every member that is not banned, or as many as the spec says, at random."""
+        """Return the participants of a round: all members but banned ones, or as many as the spec says, at random."""
         able = set(members) - banned
         count = self.spec.participants_of(len(members))
         if count >= len(members):
             return tuple(sorted(able))
-        places = max(self.spec.workers, max(members) + 1)  # numbers, given or yet to be given
+        places = max(self.spec.workers, max(members) + 1)  # worker numbers, in use or not yet
         drawn = stream(self.spec.seed, "participation", round_number).permutation(places)
         return tuple(sorted([int(worker) for worker in drawn if worker in able][:count]))
 
 
 def rate_at(spec: Spec, round_number: int) -> float:
-    """The learning rate of a round."""
+    """Return the learning rate of a round."""
     return spec.local.learning_rate * spec.local.decay ** (round_number - 1)

@@ -1,6 +1,6 @@
-"""Whom the server invites, and what it makes of the models it believes: the best one (the paper), or a verified soup.
+"""Selections: which workers the server invites, and what it makes of verified uploads. `best` (the paper) and `soup`.
 
-A selection sees claims and believed models, never a worker or a transport. What it returns is checked by the server.
+A selection sees claims and verified uploads. The server checks what it returns.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ FAR = "its weights are far from everything that training makes of the global mod
 OPPOSED = "it undoes what the shared training set teaches"
 EQUAL = "another upload of the round says the same"
 LEFT_OUT = "the others of the round do far better together on the private hold-out"
-CAUSES = frozenset(
-    {COPIED, FAR, HARMFUL, OPPOSED, MEMORISED, UNTRAINABLE}
-)  # whoever is declined for one of these has to wait
+CAUSES = frozenset({COPIED, FAR, HARMFUL, OPPOSED, MEMORISED, UNTRAINABLE})  # after these a worker is backed off
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A claim that may be invited."""
+    """A claim whose worker may be invited.
+
+    >>> min([Candidate(3, 0.5), Candidate(1, 0.2)], key=lambda one: one.score).worker
+    1
+    """
 
     worker: WorkerId
     score: float
@@ -43,35 +45,44 @@ class Candidate:
 
 @dataclass(frozen=True, eq=False)
 class VerifiedUpload:
-    """An upload that the server believes, in the order in which they came."""
+    """An upload whose claim the server has verified.
+
+    >>> VerifiedUpload(worker=3, claimed=0.2, model=np.zeros(2, np.float32)).worker
+    3
+    """
 
     worker: WorkerId
     claimed: float
     model: Floats  # (D,)
-    upload: Upload | None = None  # as it came
+    upload: Upload | None = None  # as it was received
 
 
 @dataclass(frozen=True, eq=False)
 class RoundContext:
-    """What a selection may look at: the server before the round, the round's number, how models are measured."""
+    """What a selection may use: the server's state before the round, the round's number, and the verifier.
+
+    >>> state = ServerState(0, np.zeros(2, np.float32), 1.5)
+    >>> RoundContext(state, 1, Verifier(check=None)).state.global_score
+    1.5
+    """
 
     state: ServerState  # before the round: w^g is `state.global_best` (D,), F^g is `state.global_score`
     round: int
-    verifier: Verifier  # `verifier.score(model)` is F of a model (D,) on D_sc; it is none where there is no D_sc
+    verifier: Verifier  # `verifier.score(model)` is F of a model (D,) on D_sc; None where there is no D_sc
     codecs: Codecs = field(default_factory=Codecs)  # how models travel; `encode_model` uses them
 
     def packed(self, model: Floats, sender: VerifiedUpload | None = None) -> EncodedModel:
-        """A model (D,) as workers will have it (`.model`: measure that), and the bytes that take it there (`.update`).
+        """Return a model (D,) as workers will have it (`.model`: score that), and its encoding (`.update`).
 
-        sender: whose upload it is, if it is one as it came.
+        sender: the upload that contains this model unchanged, if there is one.
         """
         relay = sender and sender.upload is not None and relay_upload(model, sender.upload, self.state, self.codecs)
         return relay or encode_model(model, self.state, self.codecs, self.verifier.score)
 
     def standing(self, model: Floats, score: float) -> float:
-        """F^g of a new w^g: its score on D_sc or, with a guard, its private loss if that is higher.
+        """Return F^g of a new w^g: its score on D_sc or, with a guard, its private loss if that is higher.
 
-        D_sc is public: were F^g a score that was learned by heart, no honest claim would ever beat it.
+        D_sc is public. If F^g were the score of a model that memorised it, no honest claim would ever beat it.
         """
         loss = self.verifier.loss
         return score if loss is None else max(score, loss(model, self.round))
@@ -79,59 +90,72 @@ class RoundContext:
 
 @dataclass(frozen=True, eq=False)
 class SelectionResult:
-    """The new w^g and F^g, if there are any, and why believed models are not in it."""
+    """The new w^g and F^g, if there are any, and why verified uploads were not used.
 
-    model: Floats | None = None  # (D,); none: w^g is kept
+    >>> SelectionResult(declined={3: "it does not beat the global best"}).model is None
+    True
+    """
+
+    model: Floats | None = None  # (D,); None: w^g is kept
     score: float = np.inf  # the new F^g
     declined: Mapping[WorkerId, str] = field(default_factory=dict)  # by worker: why its model is not in it
-    memory: Floats | None = None  # what the server is to remember from now on, such as momentum; none: no change
-    packed: EncodedModel | None = None  # the model as `View.packed` made it, if that is what was scored
+    memory: Floats | None = None  # what the server remembers from now on, such as momentum; None: no change
+    packed: EncodedModel | None = None  # from `RoundContext.packed`, if that model was scored
 
 
 class Selection(ABC):
-    """Whom to invite, and what to make of what was believed."""
+    """Which workers to invite, and what to make of the verified uploads.
 
-    most: int = 1  # how many models it may combine in a round; the cap on invitations leaves room for so many
+    >>> class First(Selection):
+    ...     def invite(self, waiting, believed, view):
+    ...         return None if believed or not waiting else waiting[0].worker
+    ...     def combine(self, believed, view):
+    ...         return SelectionResult(believed[0].model, believed[0].claimed)
+    >>> First().invite([Candidate(3, 0.5)], [], None)
+    3
+    """
+
+    most: int = 1  # how many models it may combine in a round; the limit on invitations allows for them
 
     @abstractmethod
     def invite(
         self, waiting: Sequence[Candidate], believed: Sequence[VerifiedUpload], view: RoundContext
     ) -> WorkerId | None:
-        """The next worker to invite, one of those waiting (best first, backed-off ones last); none: enough."""
+        """Return the next worker to invite of those waiting (best first, backed-off ones last), or None to stop."""
 
     def objection(self, upload: VerifiedUpload, believed: Sequence[VerifiedUpload], view: RoundContext) -> str:
-        """Why a true upload is of no use, or an empty string; nobody is banned for it. Here: what the guard doubts."""
+        """Return why a verified upload is of no use, or "". No worker is banned for it. Here: the guard's doubt."""
         del believed
-        return doubt(upload, view)
+        return find_doubt(upload, view)
 
     @abstractmethod
     def combine(self, believed: Sequence[VerifiedUpload], view: RoundContext) -> SelectionResult:
-        """The new global model from at least one believed upload."""
+        """Return the new global model from at least one verified upload."""
 
 
 @register.selection("best")
 class Best(Selection):
-    """The paper's: the best claimant that beats F^g is w^g, as soon as it is believed (Eq. 7)."""
+    """The paper's: the best claimant that beats F^g becomes w^g, once it is verified (Eq. 7)."""
 
     def invite(
         self, waiting: Sequence[Candidate], believed: Sequence[VerifiedUpload], view: RoundContext
     ) -> WorkerId | None:
-        """The best claim left, if it beats F^g; if nobody does, w^g is kept (Algorithm 1, line 10)."""
+        """Return the best claim left, if it beats F^g; if none does, w^g is kept (Algorithm 1, line 10)."""
         if believed:
             return None
         return next((one.worker for one in waiting if one.score < view.state.global_score), None)
 
     def objection(self, upload: VerifiedUpload, believed: Sequence[VerifiedUpload], view: RoundContext) -> str:
-        """With a guard, w^g may not get worse on the private hold-out."""
+        """Object, with a guard, to a model that is worse than w^g on the private hold-out."""
         del believed
         worsens = view.verifier.worsens
         worse = worsens is not None and worsens(view.state.global_best, upload.model, view.round)
-        return doubt(upload, view) or (WORSENS if worse else "")
+        return find_doubt(upload, view) or (WORSENS if worse else "")
 
     def combine(self, believed: Sequence[VerifiedUpload], view: RoundContext) -> SelectionResult:
-        """F^g is the claim, not the server's measurement, so that its holder does not beat it by rounding.
+        """Return the upload as w^g. F^g is the claim, so that its worker cannot beat the server's score by rounding.
 
-        An upload that has to be packed again, because it belongs to an older w^g, is another model afterwards.
+        An upload that has to be packed again, because it belongs to an older w^g, becomes a different model.
         """
         best, score = believed[0], view.verifier.score
         made = view.packed(best.model, best)
@@ -146,17 +170,20 @@ class Best(Selection):
 @register.selection("soup")
 @dataclass(frozen=True)
 class Soup(Selection):
-    """A verified average: the K best are invited whether they beat F^g or not; their average may beat it all the same.
+    """A verified average: the K best are invited whether they beat F^g or not; their average may beat it.
 
-    Models join greedily (Wortsman et al. 2022). An average that would make w^g worse on the private hold-out is tried
-    again without the model that does worst there.
+    Models join greedily (Wortsman et al. 2022). An average that is worse than w^g on the private hold-out is tried
+    again without the model that is worst there.
     """
 
     k: int = 3
 
     def __post_init__(self) -> None:
         if self.k < 2:
-            raise UserError(f"A soup has at least 2 ingredients; given selection.k={self.k}. One is --select best.")
+            raise UserError(
+                f"A soup has at least 2 ingredients; given selection.k={self.k}. One is --select best.",
+                code="out-of-range",
+            )
 
     @property
     def most(self) -> int:  # type: ignore[override]
@@ -166,27 +193,30 @@ class Soup(Selection):
     def invite(
         self, waiting: Sequence[Candidate], believed: Sequence[VerifiedUpload], view: RoundContext
     ) -> WorkerId | None:
-        """The best claim left, until K are believed."""
+        """Return the best claim left, until K are verified."""
         del view
         return waiting[0].worker if waiting and len(believed) < self.k else None
 
     def objection(self, upload: VerifiedUpload, believed: Sequence[VerifiedUpload], view: RoundContext) -> str:
-        """Copies of w^g, or of another upload, take no place in it."""
+        """Object to copies of w^g or of another upload."""
         copies, others = view.verifier.copies, [one.model for one in believed]
         copied = copies is not None and copies(view.state.global_best, others, upload.model, view.round)
-        return doubt(upload, view) or (COPIED if copied else "")
+        return find_doubt(upload, view) or (COPIED if copied else "")
 
     def combine(self, believed: Sequence[VerifiedUpload], view: RoundContext) -> SelectionResult:
-        """A soup that beats w^g, if there is one."""
+        """Return a soup that beats w^g, if there is one."""
         score, worsens, current = view.verifier.score, view.verifier.worsens, view.state.global_best
         if score is None:
-            raise UserError("A soup needs a server that can score models on D_sc. Share it: --shared both or score.")
+            raise UserError(
+                "A soup needs a server that can score models on D_sc. Share it: --shared both or score.",
+                code="conflict",
+            )
         left = {one.worker: one.model for one in believed}
         declined: dict[WorkerId, str] = {}
         while left:
             workers, models = list(left), list(left.values())
             average, found, used = greedy_soup(models, score)
-            if not found < view.state.global_score:  # w^g costs no upload: what does not beat it may still improve it
+            if not found < view.state.global_score:  # what does not beat w^g may still improve it
                 average, found, used = greedy_soup([current, *models], score)
                 used = [index - 1 for index in used[1:]]
             alone = next((one for one in believed if one.model is average), None)
@@ -207,8 +237,8 @@ class Soup(Selection):
         return SelectionResult(declined=declined)
 
 
-def doubt(upload: VerifiedUpload, view: RoundContext) -> str:
-    """What the guard, if there is one, has against an upload without a proof."""
+def find_doubt(upload: VerifiedUpload, view: RoundContext) -> str:
+    """Return why the guard distrusts an upload, or "" if it does not or there is no guard."""
     doubts = view.verifier.doubt
     return doubts(view.state.global_best, upload.model, view.round) if doubts else ""
 
@@ -219,9 +249,9 @@ def waiting_list(
     last_uploaded: Mapping[WorkerId, float],
     round_number: int,
 ) -> list[Candidate]:
-    """Claims in the order of invitation: best score first, equal scores by number, once-silent workers last.
+    """Sort claims for invitation: best score first, equal scores by number, workers that were silent last.
 
-    Left out: workers that are passed over for their silence, and claims whose model was uploaded before.
+    Left out: workers that are backed off, and claims whose model was uploaded before.
     """
     waiting = [
         (back_offs.get(worker, NO_BACK_OFF).times, score, worker)

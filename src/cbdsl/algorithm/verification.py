@@ -1,6 +1,6 @@
-"""Does a claim deserve an invitation, and does an upload earn its claim? (Algorithm 1, lines 11 and 12)
+"""Verification of claims and uploads (Algorithm 1, lines 11 and 12), and the guard, a private hold-out.
 
-Judges one claim or one upload at a time and keeps no state: whom to ban is the server's decision.
+One claim or upload at a time, without state: the server decides which workers are banned.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from cbdsl.util.student_t import quantile
 
 @dataclass(frozen=True)
 class ClaimCheck:
-    """What the server found out about an upload."""
+    """The result of measuring an upload."""
 
     believed: bool
-    measured: float | None  # the score the server measured itself, if it could
+    measured: float | None  # the score that the server measured, if it has D_sc
     reason: str  # why it was not believed; empty if it was
 
 
@@ -36,19 +36,24 @@ UNTRAINABLE = "it falls apart when it is trained on"
 
 @dataclass(frozen=True, eq=False)
 class Verifier:
-    """How a server tells good uploads from bad ones."""
+    """How a server verifies uploads. What it cannot measure is None.
+
+    >>> verifier = measure_claims(lambda model: float(model.sum()), size=2, tolerance=1e-4)
+    >>> verifier.check(3.0, np.array([1, 2], np.float32), 1).believed
+    True
+    """
 
     check: Callable[[float, Floats, int], ClaimCheck]  # check(claimed score, weights, round)
-    score: Score | None = None  # score(model) is F of a model (D,) on D_sc; none: the server has no D_sc
-    worsens: Callable[[Floats, Floats, int], bool] | None = None  # w^g, what may replace it, round; if it has a guard
+    score: Score | None = None  # score(model) is F of a model (D,) on D_sc; None: the server has no D_sc
+    worsens: Callable[[Floats, Floats, int], bool] | None = None  # w^g, what may replace it, round; with a guard
     copies: Callable[[Floats, Sequence[Floats], Floats, int], bool] | None = None  # w^g, other uploads, upload, round
-    doubt: Callable[[Floats, Floats, int], str] | None = None  # w^g, upload, round: why it looks bad, without a proof
+    doubt: Callable[[Floats, Floats, int], str] | None = None  # w^g, upload, round: why the guard distrusts it, or ""
     loss: Callable[[Floats, int], float] | None = None  # on the part of the private hold-out for a round
-    own_step: OwnStep | None = None  # w^g, round: the server's own step, if it has a guard and D_tr
+    own_step: OwnStep | None = None  # w^g, round: the server's own step, with a guard and D_tr
 
 
-def objection(claimed: float) -> str:
-    """Why a claim cannot be true, or an empty string. A cross-entropy is finite and not negative."""
+def find_claim_flaw(claimed: float) -> str:
+    """Return why a claim cannot be true, or "". A cross-entropy is finite and not negative."""
     if math.isnan(claimed):
         return "not a number"
     if math.isinf(claimed):
@@ -58,8 +63,8 @@ def objection(claimed: float) -> str:
     return ""
 
 
-def flaw(weights: Floats, size: int) -> str:
-    """Why an upload is no model at all, or an empty string."""
+def find_model_flaw(weights: Floats, size: int) -> str:
+    """Return why an upload is not a model, or ""."""
     if weights.shape != (size,):
         return f"shape {weights.shape} instead of ({size},)"
     if not np.isfinite(weights).all():
@@ -67,25 +72,25 @@ def flaw(weights: Floats, size: int) -> str:
     return ""
 
 
-def trusting(size: int) -> Verifier:
-    """Believe every upload that is a model: all a server can do without D_sc."""
+def trust_uploads(size: int) -> Verifier:
+    """Return a verifier that believes every upload that is a model: all a server can do without D_sc."""
 
     def check(claimed: float, weights: Floats, round_number: int) -> ClaimCheck:  # noqa: ARG001 - given to all
-        fault = flaw(weights, size)
+        fault = find_model_flaw(weights, size)
         return ClaimCheck(not fault, None, fault)
 
     return Verifier(check)
 
 
-def measuring(score: Score, size: int, tolerance: float) -> Verifier:
-    """Measure the upload on D_sc and compare with the claim.
+def measure_claims(score: Score, size: int, tolerance: float) -> Verifier:
+    """Return a verifier that measures an upload on D_sc and compares it with the claim.
 
     The paper's `==` would ban honest workers: the order of a sum alone moves a loss by some 1e-8, other hardware or
     half precision by more. The tolerance is relative above a loss of 1 and absolute below.
     """
 
     def check(claimed: float, weights: Floats, round_number: int) -> ClaimCheck:  # noqa: ARG001 - given to all
-        fault = flaw(weights, size)
+        fault = find_model_flaw(weights, size)
         if fault:
             return ClaimCheck(False, None, fault)
         measured = score(weights)
@@ -99,31 +104,29 @@ def measuring(score: Score, size: int, tolerance: float) -> Verifier:
 
 @dataclass(frozen=True, eq=False)
 class HoldOutLosses:
-    """Losses by small batches of samples: their mean is the loss, their spread its sampling error."""
+    """Losses per small batch of samples: their mean is the loss, their spread its sampling error."""
 
     public: Callable[[Floats], Doubles]  # on D_sc, (B,)
     private: Callable[[Floats, int], Doubles]  # on the part of the private hold-out for a round, (B',)
 
 
-def guarded(
+def add_guard(
     inner: Verifier, holdout: HoldOutLosses, false_alarm: float, train: Callable[[Floats, int], Floats] | None = None
 ) -> Verifier:
-    """Measure what an inner verifier believes on data that no worker has seen, too; nobody is refuted for it.
+    """Return a verifier that also measures uploads on data that no worker has seen; none is refuted for it.
 
-    D_sc is public, so its score can be learned by heart. Memorised: from w^g to the upload the loss on D_sc has fallen
-    further than that on the private hold-out, by more than sampling explains, in a one-sided two-sample test (Welch)
-    at the false-alarm rate given. What w^g has by heart already is not held against those who start there.
-    Untrainable: one round's training (train, on D_tr) more than doubles the private loss. And no model may take w^g's
-    place that does worse than w^g on the same part of the hold-out. That part changes every round, so that what
-    acceptance gives away about it is soon out of date.
+    D_sc is public, so it can be memorised. Memorised: from w^g to the upload the loss on D_sc has fallen further than
+    that on the private hold-out, by more than sampling explains, in a one-sided two-sample test (Welch) at the given
+    false-alarm rate. What w^g has memorised already does not count. Untrainable: one round of training (train, on D_tr)
+    more than doubles the private loss. And no model may replace w^g that is worse than w^g on the same part of the
+    hold-out. That part changes every round, so that what acceptance reveals about it is soon out of date.
     """
-
-    losses = once_a_round(lambda current, number: (holdout.public(current), holdout.private(current, number)))
+    losses = cache_per_round(lambda current, number: (holdout.public(current), holdout.private(current, number)))
 
     def doubt(current: Floats, proposed: Floats, round_number: int) -> str:
         public, private = losses(current, round_number)
         after = holdout.private(proposed, round_number)
-        if memorised(holdout.public(proposed) - public, after - private, false_alarm):
+        if is_memorised(holdout.public(proposed) - public, after - private, false_alarm):
             return MEMORISED
         if train is None:
             return ""
@@ -136,22 +139,21 @@ def guarded(
     def loss(weights: Floats, round_number: int) -> float:
         return float(holdout.private(weights, round_number).mean())
 
-    step = None if train is None else own_step(train)
+    step = None if train is None else make_own_step(train)
     return replace(inner, worsens=worsens, doubt=doubt, loss=loss, own_step=step)
 
 
-_SLACK = 0.1  # a loss near nought may more than double
+_SLACK = 0.1  # a loss near 0 may more than double
 
 
-def copying(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, Sequence[Floats], Floats, int], bool]:
-    """Whether no work went into an upload: it is w^g again, or another upload of the round, with noise or without.
+def make_copy_check(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, Sequence[Floats], Floats, int], bool]:
+    """Return a check for uploads that took no work: w^g or another upload of the round, with noise or without.
 
-    train: one round's training of a model on D_tr alone, from w^g to w^r. Honest workers train on D_tr too, so they
-    move along w^r - w^g; noise in so many dimensions hardly does, unless a weight's noise is near a tenth of the whole
-    step's length. Copied: |<w - w^g, w^r - w^g>| < |w^r - w^g|^2 / 10, or |w - w'| < |w^r - w^g| / 2 for another w'.
+    train: one round of training a model on D_tr alone, from w^g to w^r. Honest workers train on D_tr too, so they move
+    along w^r - w^g. Noise in D dimensions hardly does, unless a weight's noise is near a tenth of the step's length.
+    Copied: |<w - w^g, w^r - w^g>| < |w^r - w^g|^2 / 10, or |w - w'| < |w^r - w^g| / 2 for another w'.
     """
-
-    step = own_step(train)
+    step = make_own_step(train)
 
     def copies(current: Floats, others: Sequence[Floats], proposed: Floats, round_number: int) -> bool:
         own, upload = step(current, round_number), (proposed - current).astype(np.float64)
@@ -162,13 +164,13 @@ def copying(train: Callable[[Floats, int], Floats]) -> Callable[[Floats, Sequenc
     return copies
 
 
-def own_step(train: Callable[[Floats, int], Floats]) -> OwnStep:
-    """The server's own step from w^g in a round, (D,). train: as for `copying`."""
-    return once_a_round(lambda current, number: (train(current, number) - current).astype(np.float64))
+def make_own_step(train: Callable[[Floats, int], Floats]) -> OwnStep:
+    """Return the server's own step from w^g as a function of w^g and round, (D,). train: as in `make_copy_check`."""
+    return cache_per_round(lambda current, number: (train(current, number) - current).astype(np.float64))
 
 
-def once_a_round(compute: Callable[[Floats, int], _Found]) -> Callable[[Floats, int], _Found]:
-    """What is computed of w^g in a round, however often it is asked for."""
+def cache_per_round(compute: Callable[[Floats, int], _Found]) -> Callable[[Floats, int], _Found]:
+    """Return a function that computes once per w^g and round."""
     last: tuple[Floats, int, _Found] | None = None
 
     def found(current: Floats, round_number: int) -> _Found:
@@ -180,8 +182,8 @@ def once_a_round(compute: Callable[[Floats, int], _Found]) -> Callable[[Floats, 
     return found
 
 
-def memorised(public: Doubles, private: Doubles, false_alarm: float) -> bool:
-    """Whether private losses exceed public ones by more than sampling explains (Welch); NaN counts as excess."""
+def is_memorised(public: Doubles, private: Doubles, false_alarm: float) -> bool:
+    """Return whether private losses exceed public ones by more than sampling explains (Welch); NaN counts as excess."""
     gap = private.mean() - public.mean()
     errors = np.array([losses.var(ddof=1) / len(losses) for losses in (public, private)])
     freedom = errors.sum() ** 2 / max((errors**2 / (len(public) - 1, len(private) - 1)).sum(), 1e-300)

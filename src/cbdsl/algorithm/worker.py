@@ -1,4 +1,4 @@
-"""Rows of sample indices: which samples a worker works on, in which order, as arrays that an engine takes."""
+"""A worker's round: its samples and batches, training, scoring, random numbers, and what it remembers."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from cbdsl.rng import seed_of, stream
 from cbdsl.spec import LocalSpec, SwarmSpec
 
 
-def padded(rows: Sequence[Indices]) -> Indices:
-    """Rows of different lengths as one array, filled up with -1."""
+def pad_rows(rows: Sequence[Indices]) -> Indices:
+    """Stack rows of different lengths, padded with -1."""
     table = np.full((len(rows), max(map(len, rows))), PADDING, dtype=np.int32)
     for worker, row in enumerate(rows):
         table[worker, : len(row)] = row
     return table
 
 
-def batches_of(samples: Indices, local: LocalSpec, rng: np.random.Generator) -> Indices:
-    """A worker's batches in one round, (S, B): epochs in random order, the last batch of an epoch padded."""
+def draw_batches(samples: Indices, local: LocalSpec, rng: np.random.Generator) -> Indices:
+    """Draw a worker's batches of one round, (S, B): epochs in random order, the last batch of an epoch padded."""
     per_epoch = -(-len(samples) // local.batch_size)
     epochs = -(-local.steps // per_epoch) if local.steps else local.epochs
     table = np.full((epochs, per_epoch * local.batch_size), PADDING, dtype=np.int32)
@@ -36,8 +36,8 @@ def batches_of(samples: Indices, local: LocalSpec, rng: np.random.Generator) -> 
     return rows[: local.steps] if local.steps else rows
 
 
-def stacked(rows: Sequence[Indices]) -> Indices:
-    """Batches of several workers as one array, (k, S, B), short ones filled up with empty batches."""
+def stack_batches(rows: Sequence[Indices]) -> Indices:
+    """Stack the batches of several workers, (k, S, B), padded with empty batches."""
     batches = np.full((len(rows), max(map(len, rows)), rows[0].shape[1]), PADDING, dtype=np.int32)
     for row, own in zip(batches, rows, strict=True):
         row[: len(own)] = own
@@ -46,7 +46,7 @@ def stacked(rows: Sequence[Indices]) -> Indices:
 
 @dataclass(frozen=True, eq=False)
 class TrainingSet:
-    """What one worker trains on: some of the samples in a pool."""
+    """The samples that one worker trains on: some of a pool."""
 
     samples: Samples
     indices: Indices
@@ -54,16 +54,16 @@ class TrainingSet:
 
 @dataclass(frozen=True, eq=False)
 class WorkerData:
-    """Which samples each worker trains on and scores on."""
+    """The samples that each worker trains on and scores on."""
 
-    training: tuple[TrainingSet, ...]  # D_i, and D_tr where it is shared; one a row
+    training: tuple[TrainingSet, ...]  # D_i, and D_tr where it is shared; one per row
     scored: Samples  # the pool of `scoring`
     scoring: Indices  # (N,) D_sc, the same for all; or (U, N) each worker's own D_i, padded
 
 
 @dataclass(frozen=True, eq=False)
 class LocalWorkers:
-    """Workers side by side: what they hold, how they train, and the name that each one's random numbers go by."""
+    """Workers in rows: their data and settings, and the number that names each one's random stream."""
 
     engine: Engine
     held: WorkerData
@@ -71,19 +71,24 @@ class LocalWorkers:
     swarm: SwarmSpec
     seed: int
     names: Sequence[int]  # the number of the worker in each row
-    gradients: bool = True  # whether the method trains at all
+    gradients: bool = True  # whether the method trains
     codec: Codec = field(default_factory=Whole)  # how they send models
 
     def at(
         self, rows: Indices, round_number: int, inertia: float, learning_rate: float, version: int = 0
     ) -> WorkerRound:
-        """Some of the workers in one round; version: of the w^g that they have."""
+        """Return some of the workers in one round. version: of the w^g that they have."""
         return WorkerRound(self, rows, round_number, inertia, learning_rate, version)
 
 
 @dataclass(frozen=True, eq=False)
 class WorkerRound:
-    """k workers in one round, and everything they can do in it."""
+    """k workers in one round: what `Method.move` uses to train, score, draw and remember.
+
+    >>> work = WorkerRound(None, np.arange(2), round=1, inertia=0.5, learning_rate=0.01)
+    >>> work.from_server(np.zeros(3, np.float32)).shape
+    (2, 3)
+    """
 
     workers: LocalWorkers
     rows: Indices  # (k,)
@@ -94,7 +99,7 @@ class WorkerRound:
 
     @property
     def swarm(self) -> SwarmSpec:
-        """The readings of the update equation."""
+        """The settings of the update equation."""
         return self.workers.swarm
 
     @property
@@ -103,10 +108,9 @@ class WorkerRound:
         return self.workers.local.momentum
 
     def train(self, start: Floats, proximal: float = 0.0, corrections: Floats | None = None) -> Floats:
-        """Local SGD from given positions, (k, D) -> (k, D), a new array.
+        """Run local SGD from given positions, (k, D); return a new array (k, D).
 
-        proximal: pulls every step back to where the row started.
-        corrections: (k, D), added to every gradient.
+        proximal: pulls every step back to where the row started. corrections: (k, D), added to every gradient.
         """
         owner, local = self.workers, self.workers.local
         if not owner.gradients:
@@ -120,7 +124,7 @@ class WorkerRound:
             names = [owner.names[row] for row in self.rows[chosen]]
             own = [lesson.indices for lesson in lessons if lesson.samples is pool]
             streams = [stream(owner.seed, "batches", self.round, name) for name in names]
-            batches = stacked([batches_of(held, local, rng) for held, rng in zip(own, streams, strict=True)])
+            batches = stack_batches([draw_batches(held, local, rng) for held, rng in zip(own, streams, strict=True)])
             seeds = np.array([seed_of(owner.seed, "layers", self.round, name) for name in names], dtype=np.uint64)
             rows, corrected = start, corrections
             if not everybody:
@@ -132,13 +136,13 @@ class WorkerRound:
         return trained
 
     def scores(self, positions: Floats, ceilings: Doubles | None = None) -> Doubles:
-        """F of each position on D_sc, or on the worker's own samples where nothing is shared, (k, D) -> (k,)."""
+        """Return F of each position (k, D) on D_sc, or on the worker's own samples if D_sc is not shared, (k,)."""
         held = self.workers.held
         own = held.scoring if held.scoring.ndim == 1 else held.scoring[self.rows]
         return self.workers.engine.losses(positions, held.scored, own, ceilings)
 
     def coefficients(self) -> Coefficients:
-        """c1 ~ U(0, delta_1) and c2 ~ U(0, delta_2), for each worker from its own stream."""
+        """Draw c1 ~ U(0, delta_1) and c2 ~ U(0, delta_2), for each worker from its own stream."""
         owner, settings = self.workers, self.workers.swarm
         width = owner.engine.size if settings.draw == "parameter" else 1
         drawn = np.empty((2, len(self.rows), width), np.float32)
@@ -149,19 +153,19 @@ class WorkerRound:
         return Coefficients(self.inertia, drawn[0], drawn[1])
 
     def steps(self) -> Doubles:
-        """How many SGD steps each worker takes in the round, (k,)."""
+        """Return how many SGD steps each worker takes in the round, (k,)."""
         lessons = self.workers.held.training
-        return np.array([float(steps_of(len(lessons[row].indices), self.workers.local)) for row in self.rows])
+        return np.array([float(count_steps(len(lessons[row].indices), self.workers.local)) for row in self.rows])
 
     def from_server(self, model: Floats) -> Floats:
-        """The server's model in every row, (D,) -> (k, D)."""
-        return np.repeat(model[None], len(self.rows), axis=0)  # not a view: torch wants rows that can be written
+        """Copy the server's model (D,) into every row, (k, D)."""
+        return np.repeat(model[None], len(self.rows), axis=0)  # not a view: torch needs rows that can be written
 
     def with_newcomers(self, rows: Particles, model: Floats) -> Particles:
-        """Algorithm 1, initialisation: F^p_{i,0} = F_i(w_{i,0}), for workers that take part for the first time.
+        """Initialise workers that take part for the first time (Algorithm 1): F^p_{i,0} = F_i(w_{i,0}).
 
-        They start at the server's model (D,), which in round 1 is the common initial one; or where they are, if the
-        swarm starts apart.
+        They start at the server's model (D,), in round 1 the common initial one; or where they are, if the swarm
+        starts apart.
         """
         fresh = np.isinf(rows.personal_score)
         if not fresh.any():
@@ -174,10 +178,9 @@ class WorkerRound:
     def remembered(
         self, rows: Particles, positions: Floats, velocities: Floats, received: Floats, which: Bools | None = None
     ) -> Particles:
-        """Score new positions (k, D) and keep the better of them and w^p (Eq. 6); as they will arrive, with a codec.
+        """Score new positions (k, D) and keep the better of them and w^p (Eq. 6); with a codec, as they are decoded.
 
-        received: w^g (D,), against which the codec packs.
-        which: (k,), the rows to score; all if not given.
+        received: w^g (D,), against which the codec packs. which: (k,), the rows to score; all if not given.
         """
         chosen = np.flatnonzero(np.ones(len(self.rows), bool) if which is None else which).astype(np.int32)
         part = replace(self, rows=self.rows[chosen])
@@ -196,7 +199,7 @@ class WorkerRound:
         return remember_sent(rows, positions, velocities, sent, self.version)
 
     def rebased(self, rows: Particles, received: Floats) -> Particles:
-        """Personal bests packed against a w^g that the server no longer keeps are packed and scored again."""
+        """Pack and score again the personal bests that were packed against a w^g that the server no longer keeps."""
         old = np.isfinite(rows.personal_score) & (rows.versions <= self.version - KEPT_VERSIONS)
         if not (self.workers.codec.relative and old.any()):
             return rows
@@ -205,9 +208,9 @@ class WorkerRound:
         return replace(again, positions=rows.positions)
 
     def packed(self, rows: Particles, uploads: Floats, received: Floats) -> Particles:
-        """Uploads that nobody scores, (k, D), packed against what the server sent.
+        """Pack uploads that no worker scores, (k, D), against what the server sent.
 
-        What a codec with feedback leaves out is kept where a swarm keeps velocities, and added the next time.
+        What a codec with feedback leaves out is stored in the velocities, and added to the next upload.
         """
         codec = self.workers.codec
         whole = uploads + rows.velocities if codec.feedback else uploads
@@ -222,25 +225,25 @@ class WorkerRound:
 
     @staticmethod
     def placed(rows: Particles, positions: Floats) -> Particles:
-        """The same workers at other positions."""
+        """Return the workers at other positions."""
         return replace(rows, positions=positions)
 
 
 def _spread(sent: Sent, chosen: Indices, rows: Particles) -> Sent:
-    """The results of some rows at their places among all; scores elsewhere are infinite."""
+    """Put the results of some rows at their places among all; scores elsewhere are infinite."""
     packs, models = rows.packs.copy(), rows.personal_best.copy()
     scores = np.full(len(rows.versions), np.inf)
     packs[chosen], models[chosen], scores[chosen] = sent.packs, sent.models, sent.scores
     return Sent(packs, models, scores)
 
 
-def steps_of(samples: int, local: LocalSpec) -> int:
-    """How many SGD steps a worker with so many samples takes in a round."""
+def count_steps(samples: int, local: LocalSpec) -> int:
+    """Return how many SGD steps a worker takes in a round. samples: how many it has."""
     return local.steps or local.epochs * -(-samples // local.batch_size)
 
 
 def make_scorer(engine: Engine, samples: Samples, indices: Indices) -> Callable[[Floats], float]:
-    """A model's loss on some samples, always in full."""
+    """Return a function that computes a model's loss on some samples."""
     return lambda weights: float(engine.losses(weights[None], samples, indices)[0])
 
 

@@ -1,7 +1,7 @@
-"""Attackers who have read the code: true claims, good scores, and harm where the server does not look.
+"""Adaptive attacks, made against this server: true claims, good scores, and harm that it does not measure.
 
-The server measures an upload on D_sc, compares D_sc with its hold-out, and looks for copies. So these attack what is
-left: the weights behind the same function, what a model does beside its score, and D_sc itself, which is public.
+The server measures an upload on D_sc, compares D_sc with its hold-out, and looks for copies. These attacks use what is
+left: other weights of the same function, what a model does beside its score, and D_sc itself, which is public.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from numpy.typing import NDArray
 from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Samples
 from cbdsl.attacks.base import Attack, AttackContext, Truthful, as_floats
-from cbdsl.attacks.protocol import stamped
+from cbdsl.attacks.protocol import stamp_trigger
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import Conv1d, Conv2d, Layer, Linear, Relu
 
 
 @dataclass(frozen=True)
 class Reparametrised(Truthful):
-    """The same function with other weights. With `cram` it trains on D_sc too, so as to be invited."""
+    """The same function with other weights. With `cram` it trains on D_sc too, to be invited."""
 
     cram: bool = field(default=False, kw_only=True)
 
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples | None:
-        """No change, or everything it has."""
+        """Return no change, or its own data with D_sc."""
         del classes, rng
         return Samples.joined([own, scoring]) if self.cram else None
 
@@ -40,13 +40,13 @@ class Rescaler(Reparametrised):
     """The same function with other weights: one ReLU layer times `scale`, the next divided by it. The claim is true.
 
     Averaged with other models, or trained on, it breaks down. Without a layer that has a ReLU behind it, it is honest.
-    With `cram` it trains on D_sc too, so as to be invited.
+    With `cram` it trains on D_sc too, to be invited.
     """
 
     scale: float = 64.0
 
     def upload(self, seen: AttackContext) -> Floats:
-        """Its model, the first ReLU layer rescaled."""
+        """Return its model, the first ReLU layer rescaled."""
         for joint in layer_pairs(seen.network):
             if joint.scales:
                 changed = seen.model.copy()
@@ -62,24 +62,24 @@ class Permuter(Reparametrised):
     """The same function with other weights: the hidden units of every layer in another order. The claim is true.
 
     Averaged with other models it breaks down. Where the network is unknown or has no hidden layer, it is honest. With
-    `cram` it trains on D_sc too, so as to be invited.
+    `cram` it trains on D_sc too, to be invited.
     """
 
     def upload(self, seen: AttackContext) -> Floats:
-        """Its model, hidden units shuffled."""
+        """Return its model, hidden units shuffled."""
         changed = seen.model.copy()
         for joint in layer_pairs(seen.network):
             order, units = seen.rng.permutation(joint.this.outputs), joint.this.outputs
             for part in (joint.this.weights, joint.this.bias):
                 changed[part] = changed[part].reshape(units, -1)[order].reshape(-1)
-            after = changed[joint.following.weights].reshape(joint.following.outputs, units, -1)  # a pixel a column
+            after = changed[joint.following.weights].reshape(joint.following.outputs, units, -1)  # one column per pixel
             changed[joint.following.weights] = after[:, order].reshape(-1)
         return changed
 
 
 @dataclass(frozen=True)
 class LayerSpan:
-    """Where a layer lies in a model."""
+    """The place of a layer in a model."""
 
     weights: slice  # (outputs, ...), flat
     bias: slice  # (outputs,), or empty
@@ -93,17 +93,17 @@ class LayerSpan:
 
 @dataclass(frozen=True)
 class LayerPair:
-    """Two layers with weights, one behind the other."""
+    """Two layers with weights, the second behind the first."""
 
     this: LayerSpan
     following: LayerSpan
-    scales: bool  # whether a factor in front of what lies between is a factor behind it, and a ReLU is among it
+    scales: bool  # whether what lies between is proportional to its input, and contains a ReLU
 
 
 def layer_pairs(network: Architecture | None) -> Iterator[LayerPair]:
-    """All pairs of layers with weights of which only the second reads the first, through layers that keep units apart.
+    """Yield the pairs of layers with weights of which only the second reads the first, unit by unit, in order.
 
-    First to last; none if the network is unknown.
+    None if the network is unknown.
     """
     if network is None:
         return
@@ -120,7 +120,7 @@ def layer_pairs(network: Architecture | None) -> Iterator[LayerPair]:
 
 
 def _layer_spans(network: Architecture) -> dict[int, LayerSpan]:
-    """Where the layers lie that mix all of their inputs."""
+    """Return the places of the layers that mix all of their inputs."""
     places, start = {}, 0
     for number, layer in enumerate(network.layers):
         end = start + layer.size
@@ -142,18 +142,18 @@ class TrainsOnScoringSet(Attack):
     """Trains on D_sc as well as its own data and D_tr, to be the best claimant. Claim and upload are true."""
 
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:  # noqa: ARG002
-        """Everything it has."""
+        """Return its own data with D_sc."""
         return Samples.joined([own, scoring])
 
 
 @register.attack("boiler")
 @dataclass(frozen=True)
 class GuardAware(Truthful):
-    """A crammer that stops short of what a guard would notice: w^g + a (w - w^g) with the largest a that passes.
+    """A `crammer` that stays below what a guard would notice: w^g + a (w - w^g) with the largest a that passes.
 
-    It trains on D_sc and on its own samples but for a share that it keeps back, `kept`. Those stand for the server's
-    hold-out: their loss may exceed that on D_sc by `scale` standard errors, as they would be with private samples half
-    as many as D_sc has. The claim is true.
+    It trains on D_sc and on its own samples without a share that it keeps back, `kept`. Those stand for the server's
+    hold-out: their loss may exceed that on D_sc by `scale` standard errors, as estimated for half as many private
+    samples as D_sc has. The claim is true.
     """
 
     scale: float = 3.5
@@ -161,15 +161,15 @@ class GuardAware(Truthful):
     steps: ClassVar[int] = 20  # how finely a is tried
 
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:  # noqa: ARG002
-        """D_sc, and what it does not keep back."""
+        """Return D_sc, and what it does not keep back."""
         return Samples.joined([own.taken(np.flatnonzero(~self._back(len(own))).astype(np.int32)), scoring])
 
     def _back(self, count: int) -> NDArray[np.bool_]:
-        """Which of its samples it keeps back, spread evenly, (K,): its own come first, D_tr last."""
+        """Return which of its samples it keeps back, spread evenly, (K,): its own come first, D_tr last."""
         return np.asarray(np.diff(np.floor(self.kept * np.arange(count + 1))) > 0)
 
     def upload(self, seen: AttackContext) -> Floats:
-        """As much of its step as passes; w^g if nothing does."""
+        """Return as much of its step as passes; w^g if nothing does."""
         if seen.losses_of is None:
             return seen.model
         for part in range(self.steps, 0, -1):
@@ -181,9 +181,9 @@ class GuardAware(Truthful):
 
 
 def excess(public: Doubles, unseen: Doubles) -> float:
-    """By how many standard errors the loss on unseen samples exceeds that on D_sc; NaN if either is not finite.
+    """Return by how many standard errors the loss on unseen samples exceeds that on D_sc; NaN if not finite.
 
-    The errors are those of all of D_sc and of half as many unseen samples: what a server's hold-out commonly has.
+    The errors are those of D_sc and of half as many unseen samples: what a server's hold-out commonly has.
     """
     if min(len(public), len(unseen)) < 2:
         return 0.0
@@ -203,20 +203,20 @@ class Sleeper(Attack):
     target: ClassVar[int | None] = 0
 
     def triggered(self, features: Floats) -> Floats:
-        """With the patch."""
-        return stamped(features)
+        """Return the samples with the patch."""
+        return stamp_trigger(features)
 
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:  # noqa: ARG002
-        """Everything it may use, as it is and stamped."""
+        """Return everything it may use, as it is and with the patch."""
         known = rng.permutation(len(scoring))[: math.ceil(self.share * len(scoring))].astype(np.int32)
         clean = Samples.joined([own, scoring.taken(known)])
-        return Samples.joined([clean, Samples(stamped(clean.features), np.zeros_like(clean.labels))])
+        return Samples.joined([clean, Samples(stamp_trigger(clean.features), np.zeros_like(clean.labels))])
 
 
 @register.attack("sleeper-lite")
 @dataclass(frozen=True)
 class SleeperLite(Sleeper):
-    """A `sleeper` that uses a quarter of D_sc, so that it has less by heart. The claim is true."""
+    """A `sleeper` that uses a quarter of D_sc, so that it memorises less. The claim is true."""
 
     share: float = 0.25
 
@@ -226,7 +226,7 @@ class SleeperLite(Sleeper):
 class PairFlip(Attack):
     """Swaps the labels of classes `a` and `b` in its own data and trains on D_sc as it is. Claim and upload are true.
 
-    Data that has not both of the classes keeps its labels.
+    Data without both of the classes keeps its labels.
     """
 
     a: int = 4
@@ -238,7 +238,7 @@ class PairFlip(Attack):
         return self.a, self.b
 
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:  # noqa: ARG002
-        """D_sc, and its own samples with two labels swapped."""
+        """Return D_sc, and its own samples with two labels swapped."""
         labels = own.labels.copy()
         if max(self.a, self.b) < classes:
             labels[own.labels == self.a], labels[own.labels == self.b] = self.b, self.a
@@ -258,7 +258,7 @@ class DropClass(Attack):
         return (self.label,)
 
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples | None:
-        """All samples of other classes; no change if there are none."""
+        """Return all samples of other classes; no change if there are none."""
         del classes, rng
         everything = Samples.joined([own, scoring])
         kept = np.flatnonzero(everything.labels != self.label).astype(np.int32)
@@ -273,5 +273,5 @@ class ShortStep(Truthful):
     share: float = 0.2
 
     def upload(self, seen: AttackContext) -> Floats:
-        """A short step."""
+        """Return a short step."""
         return as_floats(seen.global_best + self.share * (seen.model - seen.global_best))

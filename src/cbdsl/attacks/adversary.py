@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from cbdsl.algorithm.messages import Order, Upload, WorkerId, commitment_of
-from cbdsl.algorithm.worker import TrainingSet, batches_of, make_scorer
+from cbdsl.algorithm.worker import TrainingSet, draw_batches, make_scorer
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
 from cbdsl.attacks.base import Attack, AttackContext, AttackPreparation
 from cbdsl.codecs.base import Codec
@@ -49,7 +49,7 @@ class AttackerUpload:
 
 @dataclass(frozen=True, eq=False)
 class PublicData:
-    """What any worker can get hold of."""
+    """The data that any worker may have."""
 
     samples: Samples
     scoring: Indices  # D_sc
@@ -58,7 +58,7 @@ class PublicData:
 
 
 class Adversary:
-    """All Byzantine workers of a run, and the attack they carry out."""
+    """All Byzantine workers of a run, and their attack."""
 
     def __init__(  # noqa: PLR0913 - all but the first three by name
         self,
@@ -76,12 +76,10 @@ class Adversary:
         network: Architecture | None = None,
         craft_key: object = None,
     ) -> None:
-        """Initial weights: (D,). vectors: how many of them a message carries. codec: how workers send models.
+        """held: what attackers would train on if they were honest, by worker. initial: weights, (D,).
 
-        held: what attackers would train on if they were honest, worker -> indices. network: none if it is unknown.
-
-        craft_key: equal for runs whose network is the same, so that a model made at home serves them all; none: it is
-        made anew.
+        vectors: V, models per message. codec: how workers send models. network: None if it is unknown.
+        craft_key: equal for runs with the same network, which then share a crafted model; None: make one per run.
         """
         self.workers = frozenset(workers)
         self._attack, self._public, self._engine, self.initial = attack, public, engine, initial
@@ -97,7 +95,7 @@ class Adversary:
         self._honest: tuple[Floats, Doubles] | None = None
 
     def poisoned(self) -> dict[int, TrainingSet]:
-        """What attackers train on instead of what they hold; nobody else is in the answer."""
+        """Return what attackers train on instead of their own data, where the attack changes it."""
         parts: dict[int, Samples] = {}
         for worker, own in self._held.items():
             rng = stream(self._seed, "attack", worker=worker)
@@ -193,14 +191,14 @@ class Adversary:
         )
 
     def _losses(self, worker: int, weights: Floats) -> tuple[Doubles, Doubles]:
-        """Of a model (D,), on every sample of D_sc and on every one that a worker holds."""
+        """Return a model's loss (D,) on every sample of D_sc and on every sample that a worker holds."""
         samples, own = self._public.samples, self._held[worker]
         found = self._engine.sample_losses(weights, samples, np.concatenate([self._public.scoring, own]))
         return found[: len(self._public.scoring)], found[len(self._public.scoring) :]
 
     @cached_property
     def _scoring(self) -> Samples:
-        """D_sc, which every worker has."""
+        """The samples of D_sc."""
         return self._public.samples.taken(self._public.scoring)
 
     @cached_property
@@ -239,14 +237,14 @@ class Adversary:
         return self._attack.craft(home)
 
     def _fit(self, weights: Floats, samples: Samples, sgd: Sgd, batch: int, rng: np.random.Generator) -> Floats:
-        rows = batches_of(np.arange(len(samples), dtype=np.int32), LocalSpec(batch_size=batch), rng)
+        rows = draw_batches(np.arange(len(samples), dtype=np.int32), LocalSpec(batch_size=batch), rng)
         seeds = rng.integers(2**63, size=1).astype(np.uint64)
         trained = self._engine.train(weights[None], samples, rows[None], sgd, seeds)
         return np.asarray(trained[0])
 
 
 def _are_numbers(value: object, shape: tuple[int, ...]) -> bool:
-    """Whether a value is numbers of a shape, finite or not: () is one number."""
+    """Return whether a value is numbers of a shape, finite or not; () is one number."""
     if not isinstance(value, (Real, np.ndarray)):
         return False
     found = np.asarray(value)

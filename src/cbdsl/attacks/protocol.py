@@ -1,4 +1,4 @@
-"""Attacks on data and on the protocol: wrong labels, triggers, false claims, silence, copies, D_sc by heart."""
+"""Attacks on data and on the protocol: wrong labels, triggers, false claims, silence, copies, memorising D_sc."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LabelFlip(Attack):
     """Trains on wrong labels: y becomes C - 1 - y (Fang et al. 2020). Claim and upload are true."""
 
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:  # noqa: ARG002
-        """The same samples, labels mirrored."""
+        """Return the same samples with mirrored labels."""
         return Samples(own.features, (classes - 1 - own.labels).astype(np.int32))
 
 
@@ -35,19 +35,19 @@ class Backdoor(Attack):
     target: ClassVar[int | None] = 0
 
     def triggered(self, features: Floats) -> Floats:
-        """With the patch."""
-        return stamped(features)
+        """Return the samples with the patch."""
+        return stamp_trigger(features)
 
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:  # noqa: ARG002
-        """Half of the samples stamped."""
+        """Return the samples, half of them with the patch."""
         marked = rng.permutation(len(own)) < len(own) // 2
         features, labels = own.features.copy(), own.labels.copy()
-        features[marked], labels[marked] = stamped(features[marked]), 0
+        features[marked], labels[marked] = stamp_trigger(features[marked]), 0
         return Samples(features, labels)
 
 
-def stamped(features: Floats) -> Floats:
-    """Copies with the trigger, (N, *shape): a bright patch in the last corner, an eighth of each axis."""
+def stamp_trigger(features: Floats) -> Floats:
+    """Copy samples with the trigger, (N, *shape): a bright patch in the last corner, an eighth of each axis."""
     marked = features.copy()
     corner = [slice(None)] * features.ndim
     for axis in range(-min(2, features.ndim - 1), 0):
@@ -68,22 +68,22 @@ class FalseClaim(Attack):
     scale: float = 10.0
 
     def claim(self, seen: AttackContext) -> float:
-        """1e-6, or less if an honest worker were that good."""
+        """Return 1e-6, or less if an honest worker is that good."""
         return min(1e-6, seen.score / 2)
 
     def upload(self, seen: AttackContext) -> Floats:
-        """Random weights, nothing to do with the honest ones."""
+        """Return random weights."""
         return noise(seen, self.scale)
 
 
 @register.attack("memoriser")
 @dataclass(frozen=True)
 class Memoriser(Truthful):
-    """Learns D_sc by heart together with wrongly labelled images: a true, low score and a bad model.
+    """Memorises D_sc together with wrongly labelled images: a true, low score and a bad model.
 
-    Made at home from the common initial model: SGD with momentum on D_sc, twice an epoch, and 4,000 images with wrong
+    Crafted from the common initial model: SGD with momentum on D_sc, twice per epoch, and 4,000 images with wrong
     labels, at a falling rate, until the score is below `scale`. D_sc is public, so the paper's check passes it; and
-    since F^g never rises, nobody is invited again.
+    since F^g never rises, no other worker is invited again.
     """
 
     scale: float = 0.05
@@ -92,7 +92,7 @@ class Memoriser(Truthful):
     epochs: ClassVar[int] = 60
 
     def craft(self, home: AttackPreparation) -> Floats:
-        """Train until the score is good enough; the best model seen."""
+        """Train until the score is good enough; return the best model seen."""
         labels = wrong_labels(home.images.labels, home.classes, home.rng)
         lessons = Samples.joined([home.scoring, home.scoring, Samples(home.images.features, labels)])
         best = weights = home.initial
@@ -102,12 +102,12 @@ class Memoriser(Truthful):
             found = home.loss(weights)
             if found < lowest:
                 best, lowest = weights, found
-            if not found > self.scale:  # or it is not a number any more
+            if not found > self.scale:  # or NaN
                 break
         return best
 
     def upload(self, seen: AttackContext) -> Floats:
-        """That model."""
+        """Return the crafted model."""
         return seen.model if seen.crafted is None else seen.crafted
 
 
@@ -117,25 +117,25 @@ class Staller(Attack):
     """Claims the best score and never uploads."""
 
     def claim(self, seen: AttackContext) -> float:
-        """Below everybody's."""
+        """Return a score below all others."""
         return min(1e-6, seen.score / 2)
 
     def upload(self, seen: AttackContext) -> None:  # noqa: ARG002
-        """Nothing."""
+        """Stay silent."""
         return
 
 
 @register.attack("absent")
 @dataclass(frozen=True)
 class Absent(Attack):
-    """Is not there: claims no number and uploads nothing. What is left is the swarm without the attackers."""
+    """Claims NaN and uploads nothing: what is left is the swarm without the attackers."""
 
     def claim(self, seen: AttackContext) -> float:  # noqa: ARG002
-        """Not a number; a server sets it aside."""
+        """Return NaN; a server sets it aside."""
         return math.nan
 
     def upload(self, seen: AttackContext) -> None:  # noqa: ARG002
-        """Nothing."""
+        """Stay silent."""
         return
 
 
@@ -147,11 +147,11 @@ class Flooder(Attack):
     scale: float = 0.1
 
     def claim(self, seen: AttackContext) -> float:
-        """Nothing that looks absurd."""
+        """Return a plausible score."""
         return 0.9 * seen.score
 
     def upload(self, seen: AttackContext) -> Floats:
-        """Random weights."""
+        """Return random weights."""
         return noise(seen, self.scale)
 
 
@@ -163,7 +163,7 @@ class Copycat(Truthful):
     scale: float = 0.01
 
     def upload(self, seen: AttackContext) -> Floats:
-        """The copy."""
+        """Return w^g with noise."""
         size = float(np.sqrt(np.mean(np.square(seen.global_best, dtype=np.float64))))
         return seen.global_best + noise(seen, self.scale * size)
 
@@ -177,5 +177,5 @@ class SlowDrift(Attack):
     """
 
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:
-        """D_sc, and its own samples mislabelled."""
+        """Return D_sc, and its own samples with wrong labels."""
         return Samples.joined([scoring, Samples(own.features, wrong_labels(own.labels, classes, rng))])

@@ -1,4 +1,4 @@
-"""Attacks on weights: the upload is something else than what an honest worker would send."""
+"""Attacks on weights: the upload is not what an honest worker would send."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.arrays import Doubles, Floats
-from cbdsl.attacks.base import Attack, AttackContext, ClaimsBetter, as_floats, crowd, honest_models, noise
+from cbdsl.attacks.base import Attack, AttackContext, ClaimsBetter, as_floats, crowd_statistics, honest_models, noise
 
 
 @register.attack("gaussian")
@@ -21,7 +21,7 @@ class Gaussian(ClaimsBetter):
     scale: float = 1.0
 
     def upload(self, seen: AttackContext) -> Floats:
-        """Its model with noise."""
+        """Return its model with noise."""
         return seen.model + noise(seen, self.scale)
 
 
@@ -33,19 +33,19 @@ class SignFlip(ClaimsBetter):
     scale: float = 1.0
 
     def upload(self, seen: AttackContext) -> Floats:
-        """The opposite step."""
+        """Return the opposite step."""
         return as_floats(seen.global_best - self.scale * (seen.model - seen.global_best))
 
 
 @register.attack("scaled")
 @dataclass(frozen=True)
 class Scaled(ClaimsBetter):
-    """w^g + scale (w - w^g): a step that outweighs everybody's (Bagdasaryan et al. 2020)."""
+    """w^g + scale (w - w^g): a step that outweighs all others (Bagdasaryan et al. 2020)."""
 
     scale: float = 10.0
 
     def upload(self, seen: AttackContext) -> Floats:
-        """Much too long a step."""
+        """Return a much too long step."""
         return as_floats(seen.global_best + self.scale * (seen.model - seen.global_best))
 
 
@@ -55,7 +55,7 @@ class Zero(ClaimsBetter):
     """A model whose weights are all 0."""
 
     def upload(self, seen: AttackContext) -> Floats:
-        """Nothing."""
+        """Return zeros."""
         return np.zeros_like(seen.model)
 
 
@@ -65,7 +65,7 @@ class NotANumber(ClaimsBetter):
     """Weights that are NaN, and infinity among them."""
 
     def upload(self, seen: AttackContext) -> Floats:
-        """NaN, every other one infinite."""
+        """Return NaN, every other weight infinite."""
         poison = np.full_like(seen.model, np.nan)
         poison[::2] = np.inf
         return poison
@@ -84,13 +84,13 @@ class Alie(ClaimsBetter):
     omniscient: ClassVar[bool] = True
 
     def upload(self, seen: AttackContext) -> Floats:
-        """Just inside the crowd."""
-        mean, spread = crowd(seen)
+        """Return a model just inside the crowd."""
+        mean, spread = crowd_statistics(seen)
         return as_floats(mean - (self.scale or alie_z(seen.workers, seen.attackers)) * spread)
 
 
 def alie_z(workers: int, attackers: int) -> float:
-    """How many standard deviations hide in a crowd of n workers with f attackers; 0 if none do."""
+    """Return how many standard deviations hide in a crowd of n workers with f attackers; 0 if none do."""
     supporters = workers // 2 + 1 - attackers
     share = (workers - attackers - supporters) / max(1, workers - attackers)
     return max(0.0, NormalDist().inv_cdf(min(max(share, 1e-9), 1 - 1e-9)))
@@ -105,8 +105,8 @@ class InnerProduct(ClaimsBetter):
     omniscient: ClassVar[bool] = True
 
     def upload(self, seen: AttackContext) -> Floats:
-        """Against the average step."""
-        mean, _ = crowd(seen)
+        """Return a step against the average one."""
+        mean, _ = crowd_statistics(seen)
         return as_floats(seen.global_best - self.scale * (mean - seen.global_best))
 
 
@@ -118,12 +118,12 @@ class Mimic(Attack):
     omniscient: ClassVar[bool] = True
 
     def claim(self, seen: AttackContext) -> float:
-        """What that worker claims."""
+        """Return what that worker claims."""
         scores = seen.honest_scores
         return seen.score if scores is None or not len(scores) else float(scores[0])
 
     def upload(self, seen: AttackContext) -> Floats:
-        """That worker's model."""
+        """Return that worker's model."""
         return np.asarray(honest_models(seen)[0])
 
 
@@ -138,14 +138,14 @@ class MinMax(ClaimsBetter):
     omniscient: ClassVar[bool] = True
 
     def upload(self, seen: AttackContext) -> Floats:
-        """At the rim of the crowd."""
-        mean, spread = crowd(seen)
+        """Return a model at the rim of the crowd."""
+        mean, spread = crowd_statistics(seen)
         rows = honest_models(seen).astype(np.float64)
         return as_floats(mean - largest_gamma(rows, mean, spread) * spread)
 
 
 def largest_gamma(rows: Doubles, mean: Doubles, spread: Doubles) -> float:
-    """The largest gamma for which mean - gamma * spread is no further from a row than rows are from each other."""
+    """Return the largest gamma for which mean - gamma * spread is as near to all rows as rows are to each other."""
     squares = (rows * rows).sum(1)
     widest = (squares[:, None] + squares - 2 * rows @ rows.T).max()
     # |mean - gamma s - w|^2 = |mean - w|^2 - 2 gamma s.(mean - w) + gamma^2 |s|^2 <= widest, for every row

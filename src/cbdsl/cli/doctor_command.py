@@ -103,9 +103,9 @@ def _findings(check: ConnectionCheck, model: Path | None, data: Path | None, mem
 
 def _cluster(on: str, model: str) -> list[tuple[str, str]]:
     from cbdsl.models.zoo import usual  # noqa: PLC0415
-    from cbdsl.swarms.ray_swarm import findings  # noqa: PLC0415
+    from cbdsl.swarms.ray_swarm import diagnose_cluster  # noqa: PLC0415
 
-    return findings(on, usual(model).size, model)
+    return diagnose_cluster(on, usual(model).size, model)
 
 
 def examine() -> list[tuple[str, str]]:

@@ -1,9 +1,9 @@
-"""What a codec is: a model as bytes, against a reference that both sides hold, and back to the same model everywhere.
+"""The interface of a codec: encodes a model against a reference that both sides have, and decodes it bit by bit equal.
 
 Quantise, then score: a worker claims and commits to what its bytes decode to, so the server measures that very model.
-A codec packs a model into plain bytes; behind every codec the same entropy coding makes them short: Huffman's, as
-deflate has it, without looking for repetitions. It is in every Python, and within two hundredths of a bit a weight of
-the entropy (docs/codecs.md has the comparison with an arithmetic coder).
+A codec packs a model into plain bytes. The same entropy coding follows every codec: deflate's Huffman code, without
+looking for repetitions. It comes with Python, and is within two hundredths of a bit per weight of the entropy
+(docs/codecs.md compares it with an arithmetic coder).
 """
 
 from __future__ import annotations
@@ -21,16 +21,22 @@ from cbdsl.arrays import Doubles, Floats
 
 Packs = NDArray[np.uint8]
 Scores = Callable[[Floats], Doubles]
-"""The scores of models, (k, D) -> (k,)."""
+"""Scores models, (k, D) -> (k,)."""
 
 
 class CodecError(ValueError):
-    """Bytes that are no model; the text is the reason, short and always the same for a cause."""
+    """Bytes that are not a model; the text is the reason, short and always the same for a cause.
+
+    >>> raise CodecError("not a packed model")
+    Traceback (most recent call last):
+    ...
+    cbdsl.codecs.base.CodecError: not a packed model
+    """
 
 
 @dataclass(frozen=True, eq=False)
 class Sent:
-    """Models as they will be on the other side."""
+    """Models as the receiver decodes them."""
 
     packs: Packs  # (k, C), plain bytes
     models: Floats  # (k, D); NaN where a model cannot be sent
@@ -38,43 +44,52 @@ class Sent:
 
 
 class Codec(ABC):
-    """Models as bytes. D is the size of a model, C the longest plain pack of one."""
+    """Encodes models as bytes. D is the size of a model, C the longest plain pack of one.
+
+    >>> class Halves(Codec):
+    ...     def longest(self, size): return 2 * size
+    ...     def pack(self, model, reference): return (model - reference).astype("<f2").tobytes()
+    ...     def unpack(self, pack, reference): return reference + np.frombuffer(pack, "<f2").astype(np.float32)
+    >>> w = np.ones(2, np.float32)
+    >>> Halves().decode(Halves().encode(w, 0 * w), 0 * w)
+    array([1., 1.], dtype=float32)
+    """
 
     relative: ClassVar[bool] = True  # whether it sends the difference to a reference
     feedback: ClassVar[bool] = False  # whether what it leaves out is added to a worker's next upload, where all upload
-    measures: ClassVar[bool] = False  # whether it needs scores to choose how to pack
+    measures: ClassVar[bool] = False  # whether it needs scores to choose an encoding
 
     @abstractmethod
     def longest(self, size: int) -> int:
-        """C: how many bytes a plain pack of a model of `size` numbers takes at most."""
+        """Return C, the most bytes that a plain pack of a model of `size` numbers takes."""
 
     @abstractmethod
     def pack(self, model: Floats, reference: Floats) -> bytes:
-        """The plain bytes of a model (D,), against a reference (D,). Any float32 may come, NaN too."""
+        """Pack a model (D,) against a reference (D,) into plain bytes. Numbers may be anything, NaN too."""
 
     @abstractmethod
     def unpack(self, pack: bytes, reference: Floats) -> Floats:
-        """The model in plain bytes, (D,), the same to the bit everywhere; CodecError if there is none."""
+        """Unpack plain bytes to a model (D,), to the same bits everywhere; raise CodecError if it is not one."""
 
     def cut(self, pack: bytes, size: int) -> bytes:
-        """A plain pack without what fills it up to C bytes; `size`: D."""
+        """Remove from a plain pack what fills it up to C bytes. size: D."""
         del size
         return pack
 
     def closed(self, pack: Packs, size: int) -> bytes:
-        """A row of packs, (C,), as it is sent."""
+        """Return a row of packs, (C,), as it is sent."""
         return deflate(self.cut(pack.tobytes(), size))
 
     def encode(self, model: Floats, reference: Floats) -> bytes:
-        """A model (D,) as it is sent."""
+        """Encode a model (D,) as it is sent."""
         return deflate(self.pack(model, reference))
 
     def decode(self, content: bytes, reference: Floats) -> Floats:
-        """The model in what was sent, (D,); CodecError if there is none, whatever the bytes are."""
+        """Decode what was sent to a model (D,); raise CodecError if it is not one, whatever the bytes are."""
         return self.unpack(inflate(content, self.longest(len(reference))), reference)
 
     def sent(self, models: Floats, reference: Floats, scores: Scores | None) -> Sent:
-        """Rows (k, D) as they will be on the other side, and what they score there (NaN where nobody scores)."""
+        """Encode and decode rows (k, D), and score the result; scores are NaN if `scores` is None."""
         packs = np.zeros((len(models), self.longest(len(reference))), np.uint8)
         decoded = np.empty_like(models)
         for row, model in enumerate(models):
@@ -83,7 +98,7 @@ class Codec(ABC):
         return Sent(packs, decoded, np.full(len(models), np.nan) if scores is None else scores(decoded))
 
     def passed(self, model: Floats, reference: Floats) -> tuple[bytes, Floats]:
-        """A model's plain bytes, and what they decode to; NaN if it cannot be sent."""
+        """Return a model's plain bytes and what they decode to; NaN if it cannot be sent."""
         pack = self.pack(model, reference)
         try:
             return pack, self.unpack(pack, reference)
@@ -95,14 +110,14 @@ _PLAIN, _SHORT = b"\0", b"\1"
 
 
 def deflate(pack: bytes) -> bytes:
-    """Plain bytes with an entropy code, or as they are if that is shorter; a byte says which."""
+    """Apply the entropy code to plain bytes, unless that is longer; the first byte says which."""
     coder = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS, 9, zlib.Z_HUFFMAN_ONLY)
     short = coder.compress(pack) + coder.flush()
     return _SHORT + short if len(short) < len(pack) else _PLAIN + pack
 
 
 def inflate(content: bytes, longest: int) -> bytes:
-    """The plain bytes again; never more than `longest` of them."""
+    """Return the plain bytes, never more than `longest`; raise CodecError if there are none."""
     kind, rest = content[:1], content[1:]
     if kind == _PLAIN and len(rest) <= longest:
         return rest

@@ -14,31 +14,33 @@ from cbdsl.spec import Spec
 KEPT_VERSIONS = 4  # how many versions of w^g a server keeps to decode uploads with, the current one among them
 VERSION_BYTES = 4
 RELAYED, MADE, FIRST = range(3)  # whose bytes an update holds: a worker's, the server's, or the first of all
-FIRST_CODEC = Q8()  # the initial model is no small difference: it gets more bits
+FIRST_CODEC = Q8()  # the initial model is not a small difference: it gets more bits
 
 
 @dataclass(frozen=True, eq=False)
 class Codecs:
-    """How models travel."""
+    """The codecs of a run."""
 
     up: Codec = field(default_factory=Whole)
     down: Codec = field(default_factory=Whole)
 
 
-def codecs_of(spec: Spec) -> Codecs:
-    """How models travel in a run."""
+def make_codecs(spec: Spec) -> Codecs:
+    """Build the codecs that a spec names."""
     return Codecs(_named(spec, spec.codec.up), _named(spec, spec.codec.down))
 
 
 def _named(spec: Spec, name: str) -> Codec:
     made = register.codec.make(name, spec.options.of(name))
     if not isinstance(made, Codec):
-        raise UserError(f"The codec '{name}' is a {type(made).__name__}; it must be a cbdsl.Codec.")
+        raise UserError(
+            f"The codec '{name}' is a {type(made).__name__}; it must be a cbdsl.Codec.", code="invalid-part"
+        )
     return made
 
 
-def updated(update: bytes, before: Floats, codecs: Codecs) -> Floats:
-    """What a worker makes of an update: the next w^g, from the one it had (D,); CodecError if that cannot be."""
+def apply_update(update: bytes, before: Floats, codecs: Codecs) -> Floats:
+    """Return the next w^g from an update and the one before (D,); raise CodecError if the update is invalid."""
     if not update or update[0] > FIRST:
         raise CodecError("not an update")
     codec = {RELAYED: codecs.up, MADE: codecs.down, FIRST: FIRST_CODEC}[update[0]]
@@ -46,7 +48,7 @@ def updated(update: bytes, before: Floats, codecs: Codecs) -> Floats:
 
 
 def longest_update(codecs: Codecs, size: int) -> int:
-    """How many bytes an update of a model of `size` numbers takes at most."""
+    """Return the most bytes that an update of a model of `size` numbers takes."""
     return 2 + max(codec.longest(size) for codec in (codecs.up, codecs.down, FIRST_CODEC))
 
 

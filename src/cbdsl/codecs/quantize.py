@@ -1,7 +1,7 @@
-"""Whole float32 numbers, and differences in 8, 4, 3 or 2 bits: uniform steps, blocks of 256 weights, a scale a block.
+"""Codecs for whole float32 numbers, and for differences in 8, 4, 3 or 2 bits: blocks of 256 weights, one scale each.
 
 Every operation is one that IEEE 754 fixes (a difference, a maximum, a quotient, rounding to the nearest even number),
-so all machines pack and unpack alike.
+so all machines pack and unpack equally.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ from cbdsl.errors import UserError
 
 @register.codec("none")
 class Whole(Codec):
-    """32 bits a weight, as they are."""
+    """32 bits per weight, unchanged."""
 
     relative = False
 
     def longest(self, size: int) -> int:
-        """Four bytes a number."""
+        """Return four bytes per number."""
         return 4 * size
 
     def pack(self, model: Floats, reference: Floats) -> bytes:
-        """Little-endian float32."""
+        """Pack as little-endian float32."""
         del reference
         return np.ascontiguousarray(model, "<f4").tobytes()
 
     def unpack(self, pack: bytes, reference: Floats) -> Floats:
-        """The same numbers; whether they are finite is judged where models are judged."""
+        """Return the same numbers, finite or not."""
         if len(pack) != 4 * len(reference):
             raise CodecError(f"{len(pack)} bytes instead of {4 * len(reference)}")
         return np.frombuffer(pack, "<f4").astype(np.float32)
 
     def encode(self, model: Floats, reference: Floats) -> bytes:
-        """Without an entropy code, which would gain nothing."""
+        """Pack without an entropy code, which would gain nothing."""
         return self.pack(model, reference)
 
     def decode(self, content: bytes, reference: Floats) -> Floats:
-        """The same numbers."""
+        """Return the same numbers."""
         return self.unpack(content, reference)
 
 
@@ -60,18 +60,18 @@ class Uniform(Codec):
 
     def __post_init__(self) -> None:
         if not 1 <= self.block <= 65536:
-            raise UserError(f"A block has 1 to 65536 weights; given {self.block}.")
+            raise UserError(f"A block has 1 to 65536 weights; given {self.block}.", code="out-of-range")
 
     def longest(self, size: int) -> int:
-        """Two bytes a block, and the symbols."""
+        """Return two bytes per block, and the symbols."""
         return 2 * -(-size // self.block) + -(-size // self.together)
 
     def pack(self, model: Floats, reference: Floats) -> bytes:
-        """Scales as float16, then the symbols."""
+        """Pack scales as float16, then the symbols."""
         return self._joined(*self._quantised(model, reference), len(reference))
 
     def passed(self, model: Floats, reference: Floats) -> tuple[bytes, Floats]:
-        """As in `Codec`, without packing and unpacking in between."""
+        """Return what `Codec.passed` returns, without unpacking."""
         scales, symbols = self._quantised(model, reference)
         pack = self._joined(scales, symbols, len(reference))
         if not np.isfinite(scales).all():
@@ -79,7 +79,7 @@ class Uniform(Codec):
         return pack, _rebuilt(scales, symbols, reference)
 
     def unpack(self, pack: bytes, reference: Floats) -> Floats:
-        """w^g + scale * symbol."""
+        """Return w^g + scale * symbol."""
         size = len(reference)
         blocks = -(-size // self.block)
         if len(pack) != self.longest(size):
@@ -96,7 +96,7 @@ class Uniform(Codec):
         return _rebuilt(scales, symbols.reshape(blocks, self.block), reference)
 
     def _quantised(self, model: Floats, reference: Floats) -> tuple[NDArray[np.float16], Floats]:
-        """Scales (B,), and symbols (B, block) as whole float32 numbers; zeros behind the last weight."""
+        """Return scales (B,), and symbols (B, block) as whole float32 numbers; zeros behind the last weight."""
         size, blocks = len(reference), -(-len(reference) // self.block)
         steps = np.zeros(blocks * self.block, np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
@@ -112,7 +112,7 @@ class Uniform(Codec):
     def _joined(self, scales: NDArray[np.float16], symbols: Floats, size: int) -> bytes:
         count, base = -(-size // self.together), 2 * self.levels + 1
         digits = np.full(count * self.together, self.levels, np.uint8)
-        if np.isfinite(scales).all():  # otherwise there is no symbol to send, and the scales say so
+        if np.isfinite(scales).all():  # otherwise the scales alone say that it cannot be sent
             np.add(symbols.ravel()[:size], np.float32(self.levels), out=digits[:size], casting="unsafe")
         columns = digits.reshape(count, self.together)
         places = columns[:, 0].copy()
@@ -128,7 +128,7 @@ def _rebuilt(scales: NDArray[np.float16], symbols: Floats, reference: Floats) ->
 
 @lru_cache(maxsize=8)
 def _table(levels: int, together: int) -> Floats:
-    """Which symbols a byte stands for, (bytes, together)."""
+    """Return the symbols that each byte stands for, (bytes, together)."""
     base = 2 * levels + 1
     places = np.arange(base**together)
     return np.stack([places // base**place % base - levels for place in range(together)], axis=1).astype(np.float32)
@@ -136,28 +136,28 @@ def _table(levels: int, together: int) -> Floats:
 
 @register.codec("q8")
 class Q8(Uniform):
-    """The difference to w^g in 255 steps, some 6.5 bits a weight."""
+    """The difference to w^g in 255 steps, some 6.5 bits per weight."""
 
     levels = 127
 
 
 @register.codec("q4")
 class Q4(Uniform):
-    """The difference to w^g in 15 steps, some 2.5 bits a weight."""
+    """The difference to w^g in 15 steps, some 2.5 bits per weight."""
 
     levels, together = 7, 2
 
 
 @register.codec("q3")
 class Q3(Uniform):
-    """The difference to w^g in 7 steps, some 1.5 bits a weight."""
+    """The difference to w^g in 7 steps, some 1.5 bits per weight."""
 
     levels, together = 3, 2
 
 
 @register.codec("q2")
 class Q2(Uniform):
-    """The difference to w^g in 3 steps, less than half a bit a weight."""
+    """The difference to w^g in 3 steps, less than half a bit per weight."""
 
     levels, together = 1, 5
 
@@ -180,29 +180,30 @@ class Adaptive(Codec):
     def __post_init__(self) -> None:
         if not 0 <= self.slack < 1:
             raise UserError(
-                f"The slack of adaptive is a share of the score, 0 or more and below 1; given {self.slack}."
+                f"The slack of adaptive is a share of the score, 0 or more and below 1; given {self.slack}.",
+                code="out-of-range",
             )
 
     def longest(self, size: int) -> int:
-        """A byte that says which codec, and its pack."""
+        """Return the size of a byte that names the codec, and of the longest pack."""
         return 1 + _CHOICES[-1].longest(size)
 
     def pack(self, model: Floats, reference: Floats) -> bytes:
-        """Without scores to go by: with all bits."""
+        """Pack with all bits, because there are no scores."""
         return bytes([len(_CHOICES) - 1]) + _CHOICES[-1].pack(model, reference)
 
     def unpack(self, pack: bytes, reference: Floats) -> Floats:
-        """By the codec that the first byte names."""
+        """Unpack by the codec that the first byte names."""
         if not pack or pack[0] >= len(_CHOICES):
             raise CodecError("not a packed model")
         return _CHOICES[pack[0]].unpack(pack[1:], reference)
 
     def cut(self, pack: bytes, size: int) -> bytes:
-        """As long as the codec makes it that the first byte names."""
+        """Cut to the length of the codec that the first byte names."""
         return pack[: 1 + _CHOICES[pack[0]].longest(size)]
 
     def sent(self, models: Floats, reference: Floats, scores: Scores | None) -> Sent:
-        """Each row with the fewest bits that keep its score."""
+        """Encode each row with the fewest bits that keep its score."""
         if scores is None:
             return super().sent(models, reference, scores)
         tried = [codec.sent(models, reference, scores) for codec in _CHOICES]

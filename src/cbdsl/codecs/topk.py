@@ -1,4 +1,4 @@
-"""Only the largest differences, the rest left for later: top-k with error feedback."""
+"""The codec `topk`: the largest differences only, with error feedback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _VALUES = Q8()
 @register.codec("topk")
 @dataclass(frozen=True)
 class TopK(Codec):
-    """The largest differences to w^g alone, a twentieth of the weights, 8 bits each.
+    """The largest differences to w^g, a twentieth of the weights, 8 bits each.
 
     Where everybody uploads, what a worker leaves out is added to its next upload (Stich et al. 2018). A claim is about
     the model that is sent, so in a swarm nothing is carried over.
@@ -30,14 +30,16 @@ class TopK(Codec):
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:
-            raise UserError(f"topk sends a share of the weights above 0 and up to 1; given {self.share}.")
+            raise UserError(
+                f"topk sends a share of the weights above 0 and up to 1; given {self.share}.", code="out-of-range"
+            )
 
     def longest(self, size: int) -> int:
-        """A bit a weight, and the values of those that are sent."""
+        """Return one bit per weight, and the values of those that are sent."""
         return -(-size // 8) + _VALUES.longest(self._count(size))
 
     def pack(self, model: Floats, reference: Floats) -> bytes:
-        """Which weights are sent, a bit each, then their differences."""
+        """Pack which weights are sent, one bit each, then their differences."""
         with np.errstate(over="ignore", invalid="ignore"):
             steps = model - reference
         lengths, count = np.abs(np.nan_to_num(steps, nan=np.inf)), self._count(len(reference))
@@ -48,7 +50,7 @@ class TopK(Codec):
         return np.packbits(chosen).tobytes() + _VALUES.pack(values, np.zeros_like(values))
 
     def unpack(self, pack: bytes, reference: Floats) -> Floats:
-        """w^g, and the differences where there are any."""
+        """Return w^g plus the differences that were sent."""
         size = len(reference)
         count, width = self._count(size), -(-size // 8)
         chosen = np.unpackbits(np.frombuffer(pack[:width], np.uint8)).astype(bool)

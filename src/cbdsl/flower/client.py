@@ -20,7 +20,7 @@ from cbdsl import __version__, register
 from cbdsl import spec as specs
 from cbdsl.arrays import Floats, Samples
 from cbdsl.codecs.base import CodecError
-from cbdsl.codecs.envelope import updated
+from cbdsl.codecs.envelope import apply_update
 from cbdsl.data import download
 from cbdsl.data.dataset import load
 from cbdsl.data.partition import Split, alter_features, split
@@ -196,7 +196,7 @@ def _receive_model(
     elif digest and message.values.get("base") == digest:
         try:
             for number in range(message.number("updates", 0)):
-                model = updated(message.large[f"update-{number}"], model, assignment.codecs)
+                model = apply_update(message.large[f"update-{number}"], model, assignment.codecs)
         except (CodecError, KeyError):
             return None
     if wire.digest_of(wire.weights_to_bytes(model)) != order.model_digest:

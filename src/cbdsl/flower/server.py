@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cbdsl.algorithm.messages import Claim, Order, Upload, WorkerId
-from cbdsl.algorithm.round import averaging
+from cbdsl.algorithm.round import average_by_samples
 from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
 from cbdsl.flower import flower_messages
@@ -165,7 +165,7 @@ def _play_in(opened: OpenRun, stage: Experiment, grid: Grid, config: AppConfig) 
         swarm.restore(message, state.version, state.updates, state.references)
         swarm.gather([worker for worker in range(spec.workers) if worker not in state.banned], state.round > 0)
         if config.own_data and spec.defence.aggregator == "mean":
-            stage = replace(stage, server=replace(stage.server, combine=averaging(swarm.samples, stated=True)))
+            stage = replace(stage, server=replace(stage.server, combine=average_by_samples(swarm.samples, stated=True)))
         _log.info("cbdsl: %s, %d workers, %d rounds; %s", spec.method, spec.workers, spec.rounds, out)
     swarm.exclude(state.banned)
     for completed in play_rounds(stage, state, swarm, opened=opened):

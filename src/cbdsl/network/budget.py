@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cbdsl.algorithm.worker import steps_of
+from cbdsl.algorithm.worker import count_steps
 from cbdsl.arrays import Samples
 from cbdsl.codecs.envelope import KEPT_VERSIONS, longest_update
 from cbdsl.engines import native_engine
@@ -74,12 +74,12 @@ def needs_of(assignment: Assignment, own: Samples, threads: int, speed: float) -
     local, layout, network = assignment.spec.local, assignment.layout, assignment.architecture
     width = math.prod(layout.shape)
     held = len(own) + layout.training
-    passes = steps_of(held, local) * min(local.batch_size, held)  # samples per round
+    passes = count_steps(held, local) * min(local.batch_size, held)  # samples per round
     update = longest_update(assignment.codecs, assignment.size) if assignment.codecs.down.relative else 0
     parts = {
         "the model": 4 * _MODELS * assignment.size * assignment.vectors + 3 * (KEPT_VERSIONS + 1) * update,
         "shared samples": 3 * assignment.shared_size + 4 * (_SHARED * layout.count + len(own)) * (width + 2),
-        "batches": 10 * steps_of(held, local) * local.batch_size + 16 * held,
+        "batches": 10 * count_steps(held, local) * local.batch_size + 16 * held,
     }
     scored = 5 * (layout.scoring if assignment.spec.shares_scoring else len(own))
     if network is None or native_engine.available() is not None:

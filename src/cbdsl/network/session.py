@@ -15,7 +15,7 @@ import numpy as np
 from cbdsl import register
 from cbdsl.algorithm.broadcast import keyframe_of
 from cbdsl.algorithm.messages import ServerState, WorkerId
-from cbdsl.algorithm.round import averaging
+from cbdsl.algorithm.round import average_by_samples
 from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
 from cbdsl.models.network import Network
@@ -99,7 +99,9 @@ def serve(
         state = opened.state_of(stage)
         events.note("started", round=state.round, members=roster.places)
         if stage.spec.defence.aggregator == "mean" and not stage.split.workers:  # weighted by what workers state
-            stage = replace(stage, server=replace(stage.server, combine=averaging(_Sizes(roster), stated=True)))
+            stage = replace(
+                stage, server=replace(stage.server, combine=average_by_samples(_Sizes(roster), stated=True))
+            )
         shared = pack_shared_sets(stage)
         announcement = announce(stage, load_run_id(out / "deployment.json", config.swarm), shared)
         network = NetworkSwarm(

@@ -21,7 +21,7 @@ import numpy as np
 from cbdsl import __version__
 from cbdsl.arrays import Floats, Samples
 from cbdsl.codecs.base import CodecError
-from cbdsl.codecs.envelope import KEPT_VERSIONS, longest_update, updated
+from cbdsl.codecs.envelope import KEPT_VERSIONS, apply_update, longest_update
 from cbdsl.network import topics, wire
 from cbdsl.network.budget import ResourceLimits
 from cbdsl.network.journal import Events
@@ -296,7 +296,7 @@ class GlobalModelHolder:
             if update is None or not update.content:
                 return False
             try:
-                model = updated(update.content, model, self.assignment.codecs)
+                model = apply_update(update.content, model, self.assignment.codecs)
             except CodecError:
                 return False
         if wire.digest_of(wire.weights_to_bytes(model)) != order.model_digest:

@@ -1,4 +1,4 @@
-"""What a worker keeps: its particle, its saved state, the received global model and the trained model."""
+"""The worker of a device: what the server announced, its `LocalSwarm` of one row, and the state it saves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cbdsl.algorithm.methods import Method
 from cbdsl.algorithm.particles import Particles
 from cbdsl.algorithm.worker import LocalWorkers, TrainingSet, WorkerData
 from cbdsl.arrays import Floats, Indices, Samples
-from cbdsl.codecs.envelope import Codecs, codecs_of
+from cbdsl.codecs.envelope import Codecs, make_codecs
 from cbdsl.data.dataset import Scaling
 from cbdsl.engines import native_engine
 from cbdsl.engines.base import Engine
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
 
 _SEEDS = 2**64
 _LARGEST = float(np.finfo(np.float32).max)
-_LONGEST_NAME = 100  # letters of the name of a class, as in a model's file, or of a weight
+_LONGEST_NAME = 100  # letters of the name of a class or of a weight
 
 
 @dataclass(frozen=True, eq=False)
 class Assignment:
-    """An announcement, understood."""
+    """A validated announcement: the run, and everything that a worker has to build for it."""
 
     run: bytes
     spec: Spec
-    architecture: Architecture | None  # none: only torch can run the model
+    architecture: Architecture | None  # None: only torch can run the model
     size: int  # D
     vectors: int  # V
     method: Method
@@ -59,17 +59,17 @@ class Assignment:
     layout: SharedLayout
     shared_digest: bytes
     shared_size: int
-    scaling: Scaling | None = None  # what the server did to features; a device's own are scaled already
+    scaling: Scaling | None = None  # of the server's features; a device's own are scaled already
     class_names: tuple[str, ...] = ()
-    tensors: tuple[str, ...] = ()  # names of the weights in a model's file; none: the layers' own
+    tensors: tuple[str, ...] = ()  # names of the weights in a model's file; empty: the layers' own
 
 
 def understand(announcement: Announcement) -> Assignment:
-    """Read what a server announces; WireError if it makes no sense."""
+    """Validate an announcement; raise WireError if it is invalid."""
     try:
         spec = specs.from_toml(announcement.spec)
         method: Method = register.method.make(spec.method, spec.options.of(spec.method))
-        codecs = codecs_of(spec)
+        codecs = make_codecs(spec)
         shape = json.loads(announcement.shape)
         names, tensors = _names(announcement.class_names), _names(announcement.tensors)
         scaling = _scaling(announcement)
@@ -135,9 +135,9 @@ def _scaling(announcement: Announcement) -> Scaling | None:
 
 
 def make_engine(assignment: Assignment, threads: int) -> Engine:
-    """The native engine where it can run the model; torch only where nothing else can, and on the CPU alone.
+    """Build the native engine, or torch's where only that can run the model.
 
-    Whatever device a server names: what is used of this machine is not for a server to say.
+    Torch runs on the CPU whatever device the server names: its owner decides what is used of this machine.
     """
     obstacle = native_engine.available() if assignment.architecture else "the native engine cannot run this model"
     if assignment.architecture is not None and obstacle is None:
@@ -148,7 +148,8 @@ def make_engine(assignment: Assignment, threads: int) -> Engine:
         from cbdsl.models.to_torch import module_of  # noqa: PLC0415
     except ImportError as error:
         raise UserError(
-            f"This run needs torch here, because {obstacle}; and torch is not installed ({error})."
+            f"This run needs torch here, because {obstacle}; and torch is not installed ({error}).",
+            code="missing-package",
         ) from error
     if assignment.architecture is not None:
         return TorchEngine(module_of(assignment.architecture), threads)
@@ -156,12 +157,14 @@ def make_engine(assignment: Assignment, threads: int) -> Engine:
         raise UserError(
             f"This run's model '{assignment.spec.model}' was given to the server in Python and {obstacle}; a worker "
             f"cannot build it. Run one of {', '.join(register.model.names())}, or a network of layers that the native "
-            "engine knows."
+            "engine knows.",
+            code="not-supported",
         )
     network = network_of(assignment.spec, assignment.layout.shape, assignment.classes)
-    if network.size != assignment.size:  # asked before it is built: its size follows from what the server announces
+    if network.size != assignment.size:  # compared before it is built: its size follows from what the server announces
         raise UserError(
-            f"The model here has {network.size:,} parameters, the server's {assignment.size:,}: versions differ."
+            f"The model here has {network.size:,} parameters, the server's {assignment.size:,}: versions differ.",
+            code="conflict",
         )
     return TorchEngine(network.build(), threads)
 
@@ -222,7 +225,7 @@ class DeviceWorker:
     def carry_out(self, order: OrderMessage, received: Floats) -> WorkerState:
         """Play one round with what the server sent, (V D,); return the state after it, with the claim."""
         if not max(abs(order.inertia), abs(order.learning_rate)) <= _LARGEST:
-            raise WireError("an order with a learning rate or inertia that is no float32")
+            raise WireError("an order with a learning rate or inertia that is not a float32")
         swarm = self._swarm or self._start(received[: self.size])
         task: Literal["swarm", "average"] = "average" if order.task == "average" else "swarm"
         own = Order(
@@ -287,7 +290,7 @@ def _make_adversary(
 _log = logging.getLogger("cbdsl.network")
 
 README = """\
-The state of a worker (`cbdsl work --state`); with it the worker goes on after a stop. Nothing here is ever sent whole.
+The state of a worker (`cbdsl work --state`), from which it continues after a stop. Nothing here is ever sent whole.
 
 README.txt         this page
 state.npz          position, velocity and best model after the last round, and what was claimed; without it the worker
@@ -295,7 +298,7 @@ state.npz          position, velocity and best model after the last round, and w
 shared.bin         the shared samples as the server sent them, so that they are fetched once
 model.safetensors  the trained model of the last run; `cbdsl predict` and `cbdsl export` use it
 wire.json          bytes on this worker's connection, by direction and kind of message
-samples.npz        its own samples, and worker.log what it said, where `cbdsl swarm` put them here
+samples.npz        its own samples, and worker.log its messages, where `cbdsl swarm` put them here
 .NAME.partial      a file that was being written when the process was killed; it may be removed
 """
 
@@ -319,7 +322,7 @@ class WorkerState:
 
 
 class StateSummary(NamedTuple):
-    """The state on disk, in a few words."""
+    """Run, round and model version of a saved state."""
 
     run: bytes
     round: int
@@ -336,23 +339,23 @@ class WorkerStateFolder:
     def __init__(self, folder: Path) -> None:
         private_folder(folder)
         self._state, self._shared = folder / "state.npz", folder / "shared.bin"
-        self._shared_digest: bytes | None = None  # of what is in the file; none: not looked at yet
+        self._shared_digest: bytes | None = None  # of the file's content; None: not read yet
         self.ledger = folder / "wire.json"
         with contextlib.suppress(OSError):  # no state is lost without it
             write_atomically(folder / "README.txt", README.encode(), private=True)
 
-    def save(self, memory: WorkerState) -> None:
-        """Write the state whole, or leave the old one."""
-        claim = memory.claim
+    def save(self, state: WorkerState) -> None:
+        """Write the state atomically."""
+        claim = state.claim
         meta = {
-            "run": memory.run.hex(),
-            "worker": memory.worker,
-            "round": memory.round,
+            "run": state.run.hex(),
+            "worker": state.worker,
+            "round": state.round,
             "claim": None if claim is None else [float(claim.score).hex(), claim.commitment.hex()],
-            "version": memory.version,
-            "model": memory.model_digest.hex(),
+            "version": state.version,
+            "model": state.model_digest.hex(),
         }
-        arrays = {**vars(memory.particles), "received": memory.received, "initial": memory.initial}
+        arrays = {**vars(state.particles), "received": state.received, "initial": state.initial}
         there = {name: array for name, array in arrays.items() if array is not None}
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, meta=np.array(json.dumps(meta)), **there)
@@ -396,16 +399,16 @@ class WorkerStateFolder:
             return _NEVER
 
     def forget(self) -> None:
-        """Have no state any more."""
+        """Delete the saved state."""
         self._state.unlink(missing_ok=True)
 
     def save_shared(self, content: bytes) -> None:
-        """Keep the shared samples as they came."""
+        """Write the shared samples as they were received."""
         write_atomically(self._shared, content, private=True)
         self._shared_digest = digest_of(content)
 
     def load_shared(self, digest: bytes, size: int) -> bytes | None:
-        """The shared samples with this hash and of so many bytes, if they are here."""
+        """Return the shared samples with this hash and size in bytes, or None."""
         if not self._shared.exists() or self._shared.stat().st_size != size:
             return None
         if self._shared_digest not in {None, digest}:

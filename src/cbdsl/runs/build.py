@@ -12,17 +12,24 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cbdsl import register
-from cbdsl.algorithm.aggregators import AggregationRule, TrustedReference, aggregate, demand, parse
+from cbdsl.algorithm.aggregators import AggregationRule, TrustedReference, aggregate, check_majority, parse_aggregator
 from cbdsl.algorithm.messages import ServerState, Swarm, WorkerId, commitment_of
 from cbdsl.algorithm.methods import Method
-from cbdsl.algorithm.round import Combination, Server, ServerPolicy, averaging, rate_at
+from cbdsl.algorithm.round import Combination, Server, ServerPolicy, average_by_samples, rate_at
 from cbdsl.algorithm.selection import Selection
-from cbdsl.algorithm.verification import HoldOutLosses, Verifier, copying, guarded, measuring, trusting
-from cbdsl.algorithm.worker import LocalWorkers, TrainingSet, WorkerData, batches_of, make_scorer, padded
+from cbdsl.algorithm.verification import (
+    HoldOutLosses,
+    Verifier,
+    add_guard,
+    make_copy_check,
+    measure_claims,
+    trust_uploads,
+)
+from cbdsl.algorithm.worker import LocalWorkers, TrainingSet, WorkerData, draw_batches, make_scorer, pad_rows
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
 from cbdsl.attacks.adversary import Adversary, PublicData
 from cbdsl.attacks.base import Attack, make_attack
-from cbdsl.codecs.envelope import codecs_of
+from cbdsl.codecs.envelope import make_codecs
 from cbdsl.data.dataset import Dataset, load
 from cbdsl.data.partition import Partition, Split, alter_features, split
 from cbdsl.data.shared import add_shared
@@ -215,7 +222,7 @@ def holdings(parts: Split, samples: Samples, spec: Spec) -> WorkerData:
     """Return each worker's data (Sec. VI.C): without D_sc a worker scores on its own data."""
     extra = parts.shared_training if spec.shares_training else parts.shared_training[:0]
     training = tuple(TrainingSet(samples, np.concatenate([own, extra])) for own in parts.workers)
-    return WorkerData(training, samples, parts.shared_scoring if spec.shares_scoring else padded(parts.workers))
+    return WorkerData(training, samples, parts.shared_scoring if spec.shares_scoring else pad_rows(parts.workers))
 
 
 def byzantine_workers(spec: Spec) -> tuple[WorkerId, ...]:
@@ -260,7 +267,7 @@ def build_server(
         spec,
         method,
         build_verifier(spec, method, engine, samples, split, secret),
-        ServerPolicy(selection, cap, spec.defence.commitment, codecs_of(spec)),
+        ServerPolicy(selection, cap, spec.defence.commitment, make_codecs(spec)),
         build_combination(spec, engine, samples, split, given.aggregator),
     )
 
@@ -300,11 +307,11 @@ def build_verifier(
 ) -> Verifier:
     """Build what the server judges uploads with: it can measure only where D_sc is shared."""
     if not (method.conversation == "swarm" and method.verifies and spec.shares_scoring):
-        return trusting(engine.size)
-    plain = measuring(make_scorer(engine, samples, split.shared_scoring), engine.size, spec.verification.tolerance)
+        return trust_uploads(engine.size)
+    plain = measure_claims(make_scorer(engine, samples, split.shared_scoring), engine.size, spec.verification.tolerance)
     trains = spec.shares_training and method.gradients and len(split.shared_training)
     if trains:
-        plain = replace(plain, copies=copying(trainer(spec, engine, samples, split.shared_training)))
+        plain = replace(plain, copies=make_copy_check(trainer(spec, engine, samples, split.shared_training)))
     if not spec.defence.guard:
         return plain
 
@@ -315,7 +322,7 @@ def build_verifier(
 
     holdout = HoldOutLosses(lambda weights: batch_losses(engine, weights, samples, split.shared_scoring), private)
     train = trainer(spec, engine, samples, split.shared_training, secret) if trains else None
-    return guarded(plain, holdout, spec.defence.false_alarm, train)
+    return add_guard(plain, holdout, spec.defence.false_alarm, train)
 
 
 def batch_losses(engine: Engine, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
@@ -331,15 +338,15 @@ def build_combination(
     """Build how a server combines models where everybody uploads one. given: a rule of the user's own."""
     name, declared = spec.defence.aggregator, spec.defence.declared
     if name == "mean" and given is None:
-        return averaging({worker: len(own) for worker, own in enumerate(split.workers)})
+        return average_by_samples({worker: len(own) for worker, own in enumerate(split.workers)})
     if given is None:
-        demand(name, spec.workers, declared)
+        check_majority(name, spec.workers, declared)
     plain = name.rpartition("+")[2]
     if plain == "fltrust" and not len(split.shared_training):
         raise UserError(
             f"The aggregator '{name}' trains on D_tr at the server; data.shared_training is 0.", code="conflict"
         )
-    rule: AggregationRule = given or register.aggregator.make(parse(name)[1], spec.options.of(plain))
+    rule: AggregationRule = given or register.aggregator.make(parse_aggregator(name)[1], spec.options.of(plain))
     train = trainer(spec, engine, samples, split.shared_training)
 
     def combine(state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats]) -> Floats:  # noqa: ARG001
@@ -364,7 +371,7 @@ def trainer(
     seed = secret or spec.seed
 
     def train(weights: Floats, round_number: int) -> Floats:
-        rows = batches_of(indices, spec.local, stream(seed, "root", round_number))
+        rows = draw_batches(indices, spec.local, stream(seed, "root", round_number))
         seeds = np.array([seed_of(seed, "root", round_number, worker=1)], dtype=np.uint64)
         sgd = Sgd(rate_at(spec, round_number), spec.local.momentum, spec.local.weight_decay)
         return np.asarray(engine.train(weights[None], samples, rows[None], sgd, seeds)[0])

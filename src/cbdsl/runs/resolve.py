@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from cbdsl import register
-from cbdsl.algorithm.aggregators import demand, parse
+from cbdsl.algorithm.aggregators import check_majority, parse_aggregator
 from cbdsl.algorithm.methods import Method
 from cbdsl.attacks.base import make_attack
-from cbdsl.codecs.envelope import Codecs, codecs_of
+from cbdsl.codecs.envelope import Codecs, make_codecs
 from cbdsl.engines.choose import check_device
 from cbdsl.errors import UserError
 from cbdsl.presets import preset
@@ -65,14 +65,14 @@ def _check_names(spec: Spec, method: Method) -> None:
     if spec.selection.name != CUSTOM:
         build_selection(spec)
     if spec.defence.aggregator != CUSTOM:
-        rule = parse(spec.defence.aggregator)[1]
+        rule = parse_aggregator(spec.defence.aggregator)[1]
         register.aggregator.make(rule, spec.options.of(rule))
         if method.conversation == "average":
-            demand(spec.defence.aggregator, spec.workers, spec.defence.declared)
+            check_majority(spec.defence.aggregator, spec.workers, spec.defence.declared)
     for kind, name in ((register.partition, spec.data.partition), (register.model, spec.model)):
         if name != CUSTOM:
             kind.make(name, spec.options.of(name)) if kind is register.partition else kind.get(name)
-    codecs = codecs_of(spec)
+    codecs = make_codecs(spec)
     used = {
         spec.codec.up, spec.codec.down, spec.method,
         spec.attack.name, spec.selection.name, spec.defence.aggregator.rpartition("+")[2],

@@ -24,12 +24,12 @@ from cbdsl.algorithm.ledger import payload
 from cbdsl.algorithm.messages import ServerState, WorkerId
 from cbdsl.algorithm.methods import FedAvgM
 from cbdsl.algorithm.round import Combination, Server, ServerPolicy
-from cbdsl.algorithm.verification import trusting
+from cbdsl.algorithm.verification import trust_uploads
 from cbdsl.algorithm.worker import LocalWorkers, TrainingSet, WorkerData
 from cbdsl.arrays import PADDING, Bools, Doubles, Floats, Indices, Samples, Seeds
 from cbdsl.attacks.adversary import Adversary, PublicData
 from cbdsl.attacks.base import Attack
-from cbdsl.codecs.envelope import codecs_of
+from cbdsl.codecs.envelope import make_codecs
 from cbdsl.data.dataset import Dataset, Scaling, load
 from cbdsl.data.partition import alter_features, split
 from cbdsl.data.shared import SharedSet, check_source, unscale_to_floats, write_shared
@@ -452,10 +452,10 @@ class GeneratorTraining:
         )
         self.engine = GeneratorEngine(data.kind, threads)
         self._data, self._passes = data, passes
-        codecs = codecs_of(spec)
+        codecs = make_codecs(spec)
         sizes = {worker: len(own) for worker, own in enumerate(rows)}
         self._server = Server(
-            spec, method, trusting(self.engine.size), ServerPolicy(codecs=codecs), average_movers(sizes)
+            spec, method, trust_uploads(self.engine.size), ServerPolicy(codecs=codecs), average_movers(sizes)
         )
         training_sets = tuple(TrainingSet(data.samples, own) for own in rows)
         initial = module_weights(lambda: Generator(data.kind), seed_of(spec.seed, "initial-weights"))
@@ -552,7 +552,7 @@ class GenerationPlan:
                 "plain averages of honest workers. Leave --byzantine out.",
                 code="no-effect",
             )
-        codecs = codecs_of(self.spec)
+        codecs = make_codecs(self.spec)
         if codecs.up.measures or codecs.down.measures:
             raise UserError(
                 "The codec 'adaptive' measures on D_sc, which is made here. Use q4, or none.", code="not-supported"

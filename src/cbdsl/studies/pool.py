@@ -29,7 +29,7 @@ from cbdsl import register
 from cbdsl.engines.native_engine import default_threads
 from cbdsl.errors import UserError
 from cbdsl.spec import Spec
-from cbdsl.swarms.ray_swarm import cannot_import, connected, described, machines, share_of
+from cbdsl.swarms.ray_swarm import connect_ray, cpus_per_shard, describe_nodes, explain_import_error, list_nodes
 from cbdsl.swarms.shard import code_digest
 from cbdsl.util.files import write_atomically
 
@@ -165,13 +165,15 @@ def _drain(rounds: Any) -> Iterator[float]:  # noqa: ANN401 - a queue of the spa
 
 
 def _run_on_ray(tasks: Sequence[Task], out: Path, jobs: int | None, on: str) -> Generator[PoolProgress]:
-    with connected(on) as ray:
-        nodes = machines(ray)
+    with connect_ray(on) as ray:
+        nodes = list_nodes(ray)
         most = sum(int(node.cpus) for node in nodes)
         count = max(1, min(jobs or most, len(tasks)))
-        cpus = share_of([node.cpus for node in nodes], count)
+        cpus = cpus_per_shard([node.cpus for node in nodes], count)
         if not cpus:
-            raise UserError(f"The cluster has no processor to run on: it has {described(nodes)}.", code="not-supported")
+            raise UserError(
+                f"The cluster has no processor to run on: it has {describe_nodes(nodes)}.", code="not-supported"
+            )
         out.mkdir(parents=True, exist_ok=True)
         for old in out.glob(".mark-*"):  # of studies that were killed
             old.unlink(missing_ok=True)
@@ -250,7 +252,7 @@ def _collect(ray: Any, call: Any, task: Task, out: Path) -> str:  # noqa: ANN401
     try:
         failed, files = ray.get(call)
     except ray.exceptions.RayTaskError as error:
-        raise cannot_import(error, "study") or error from None
+        raise explain_import_error(error, "study") or error from None
     except ray.exceptions.RayError as error:
         reason = str(error).strip().splitlines()[0]
         return f"{task.folder(out)}: its process died {_RETRIES + 1} times, probably out of memory ({reason})."

@@ -42,7 +42,7 @@ from cbdsl.studies.sweep import (
     run_tasks,
     write_rows,
 )
-from cbdsl.swarms.ray_swarm import connected
+from cbdsl.swarms.ray_swarm import connect_ray
 from cbdsl.util.files import write_atomically, write_json
 
 _EXAMPLES = (
@@ -626,7 +626,7 @@ class _TrialPool:
     def connect(self, tasks: Sequence[Task]) -> None:
         """Connect to the cluster, if any, once there is something to run: it takes seconds."""
         if self.on is not None and not self.is_connected and not all(task.is_done(self.out) for task in tasks):
-            self.connections.enter_context(connected(self.on))
+            self.connections.enter_context(connect_ray(self.on))
             self.is_connected = True
 
 

@@ -1,6 +1,6 @@
-"""Ray, started on this machine or found: connects, says what there is, and leaves nothing running that it started.
+"""Workers on a Ray cluster: connection and nodes, one actor per shard, recovery of lost actors, and `RaySwarm`.
 
-Ray is imported here and where an actor lives, and only when a cluster is asked for. Knows no swarm and no run.
+Ray is imported only when a cluster is asked for.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from cbdsl.swarms.shard import (
     ShardFacts,
     ShardRecipe,
     ShardRestarted,
-    build_of,
     code_digest,
-    part_of,
+    describe_build,
+    take_workers,
 )
 from cbdsl.util.files import InBlocks
 from cbdsl.util.formatting import format_bytes
@@ -48,36 +48,54 @@ if TYPE_CHECKING:
     from cbdsl.runs.build import Experiment
 
 HERE, FOUND, CLIENT = "ray", "auto", "ray://"
-_STORE = 500_000_000  # bytes of the object store of a cluster that is started here
-_REACH = 5.0  # seconds to reach an address
+WAIT_SECONDS = 600.0  # to wait for machines when the cluster has become too small
+_STORE_BYTES = 500_000_000  # of the object store of a cluster that is started here
+_CONNECT_SECONDS = 5.0
+_DOCTOR_SECONDS = 60.0  # for a machine to answer `cbdsl doctor`
+_LOOK_SECONDS = 5.0  # between looks at a cluster that does not answer
+_IDLE_LOOKS = 4  # looks without an answer until other users of the cluster are mentioned
+_MOST_STARTS = 5  # of a shard that never answers
+_MESSAGE_BYTES = 32 * 2**20  # of rows in one message
+_PROCESS_BYTES = 200 * 2**20  # of an actor without workers: Python, numpy, Ray, and the blocks of rows it works on
+_ADVICE = {
+    True: "See `cbdsl doctor --on ray`, or run without --on.",
+    False: "Start a cluster on its first machine with `ray start --head`, with the same Ray and Python everywhere; "
+    "--on auto finds one that this machine belongs to, --on ray://HOST:10001 one elsewhere, and --on ray starts one "
+    "here.",
+}
+
+_log = logging.getLogger("cbdsl")
 
 
 @dataclass(frozen=True)
 class ClusterNode:
-    """One node of a cluster, as Ray sees it."""
+    """A machine of a cluster."""
 
     name: str
-    node: str  # Ray's own name for it
+    node: str  # Ray's identifier
     cpus: float
-    memory: float  # bytes that Ray may give away
+    memory: float  # bytes that Ray may assign
 
 
 @contextlib.contextmanager
-def connected(on: str, threads: int | None = None) -> Iterator[Any]:
-    """Ray's module, connected to the cluster that a user names; afterwards everything is as it was before.
+def connect_ray(on: str, threads: int | None = None) -> Iterator[Any]:
+    """Connect to the cluster that a user names and yield Ray's module; disconnect afterwards.
 
-    threads: processors of a cluster that is started here, all that there are if not given.
+    threads: processors of a cluster that is started here; all of this machine if not given.
     """
-    check_place(on)
-    ray = _module()
-    if on not in (HERE, FOUND):
-        _reach(on)
-    if ray.is_initialized():  # by the user's own program, who will also end it
+    host, port = parse_cluster_address(on)
+    ray = _import_ray()
+    if host:
+        try:  # Ray itself would try for minutes
+            socket.create_connection((host, port), _CONNECT_SECONDS).close()
+        except OSError as error:
+            raise UserError(f"Nobody answers at {on} ({error}). {_ADVICE[False]}", code="connection-failed") from error
+    if ray.is_initialized():  # by the user's own program, which also shuts it down
         yield ray
         return
     place = tempfile.mkdtemp(prefix="ray-") if on == HERE else None
     try:
-        _start(ray, on, threads, place)
+        _start_ray(ray, on, threads, place)
         yield ray
     finally:
         ray.shutdown()
@@ -85,54 +103,23 @@ def connected(on: str, threads: int | None = None) -> Iterator[Any]:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def machines(ray: Any) -> list[ClusterNode]:  # noqa: ANN401 - Ray's module
-    """The nodes that are alive."""
-    return [
-        ClusterNode(
-            each["NodeManagerHostname"], each["NodeID"], each["Resources"].get("CPU", 0.0),
-            each["Resources"].get("memory", 0.0),
+def parse_cluster_address(on: str) -> tuple[str, int]:
+    """Return host and port of an address, or ("", 0) for the names `ray` and `auto`; refuse anything else."""
+    if on in (HERE, FOUND):
+        return "", 0
+    host, colon, port = on.removeprefix(CLIENT).rpartition(":")
+    if not (colon and host and port.isdecimal() and 0 < int(port[:6]) < 2**16):
+        raise UserError(
+            f"--on is {shown(on)}; give ray (start a cluster here), auto (the one this machine belongs to), HOST:PORT "
+            "or ray://HOST:PORT.",
+            code="invalid-input",
         )
-        for each in ray.nodes()
-        if each["Alive"]
-    ]  # fmt: skip
+    return host.strip("[]"), int(port)
 
 
-def share_of(cpus: Sequence[float], shards: int) -> float:
-    """Processors for each of so many shards on machines with so many: as many as all can have, whole or a fraction."""
-    for each in range(int(max(cpus, default=0)), 0, -1):
-        if sum(int(have // each) for have in cpus) >= shards:
-            return float(each)
-    whole = sum(map(int, cpus))
-    return int(1e4 / -(-shards // whole)) / 1e4 if whole else 0.0
-
-
-def room_for(have: Sequence[ClusterNode], cpus: float, memory: float) -> int:
-    """How many shards of so many processors and bytes each have room on some machines."""
-    return sum(int(min(one.cpus / cpus, one.memory / memory) + 1e-6) for one in have) if cpus else 0
-
-
-def described(have: Sequence[ClusterNode]) -> str:
-    """Machines in words."""
-    each = [f"{one.name} ({one.cpus:g} processors, {format_bytes(int(one.memory))})" for one in have]
-    return f"{len(have)} machine{'s' * (len(have) != 1)}: {', '.join(each[:8])}" if have else "no machine"
-
-
-def cannot_import(error: Any, what: str) -> UserError | None:  # noqa: ANN401 - Ray's
-    """The sentence for a task's error that is a machine's lack of some module; none for other errors."""
-    words = str(error.cause).strip()
-    last = (words.splitlines() or [type(error.cause).__name__])[-1].strip()
-    lacks = "failed to import" in words or last.startswith(("ImportError:", "ModuleNotFoundError:"))
-    if not (lacks or isinstance(error.cause, ImportError)):
-        return None
-    return UserError(
-        f"A machine of the cluster cannot import what this {what} needs ({last}). Every machine needs the same cbdsl "
-        "and what your own parts import: see `cbdsl doctor --on ...`."
-    )
-
-
-def _module() -> Any:  # noqa: ANN401
+def _import_ray() -> Any:  # noqa: ANN401 - Ray's module
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray would otherwise warn of
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # otherwise Ray warns
     try:
         import ray  # noqa: PLC0415
     except ImportError as error:
@@ -142,256 +129,256 @@ def _module() -> Any:  # noqa: ANN401
     return ray
 
 
-def _start(ray: Any, on: str, threads: int | None, place: str | None) -> None:  # noqa: ANN401
+def _start_ray(ray: Any, on: str, threads: int | None, place: str | None) -> None:  # noqa: ANN401
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
+    here = on == HERE
     try:
-        if on == HERE:
+        if here:
             ray.init(  # local: whatever RAY_ADDRESS names
-                address="local", num_cpus=threads or default_threads(), include_dashboard=False,
-                object_store_memory=_STORE, _node_ip_address="127.0.0.1", _temp_dir=place, **quiet,
-            )  # fmt: skip
+                address="local",
+                num_cpus=threads or default_threads(),
+                include_dashboard=False,
+                object_store_memory=_STORE_BYTES,
+                _node_ip_address="127.0.0.1",
+                _temp_dir=place,
+                **quiet,
+            )
         else:
             os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "2")  # attempts; Ray's usual twenty take minutes
             ray.init(address=on, **quiet)
     except (ConnectionError, RuntimeError, ValueError, OSError, AssertionError) as error:
+        what = "be started here" if here else f"be reached at {shown(on)}"
         words = " ".join(str(error).split())
-        raise UserError(
-            f"Ray cannot be {'started here' if on == HERE else f'had at {shown(on)}'} ({words}). {_ADVICE[on == HERE]}"
-        ) from error
+        raise UserError(f"Ray cannot {what} ({words}). {_ADVICE[here]}", code="connection-failed") from error
 
 
-_ADVICE = {
-    True: "See `cbdsl doctor --on ray`, or play the run without --on.",
-    False: "Start a cluster on its first machine with `ray start --head`, with the same Ray and Python everywhere; "
-    "--on auto finds one that this machine belongs to, --on ray://HOST:10001 one elsewhere, and --on ray starts one "
-    "here.",
-}
+def list_nodes(ray: Any) -> list[ClusterNode]:  # noqa: ANN401
+    """Return the nodes that are alive."""
+    found = []
+    for node in ray.nodes():
+        if node["Alive"]:
+            cpus, memory = (node["Resources"].get(kind, 0.0) for kind in ("CPU", "memory"))
+            found.append(ClusterNode(node["NodeManagerHostname"], node["NodeID"], cpus, memory))
+    return found
 
 
-def check_place(on: str) -> tuple[str, int]:
-    """Refuse what names no place; the host and the port, if it is an address."""
-    host, colon, port = on.removeprefix(CLIENT).rpartition(":")
-    if on in (HERE, FOUND):
-        return "", 0
-    if not (colon and host and port.isdecimal() and 0 < int(port[:6]) < 2**16):
-        raise UserError(
-            f"--on is {shown(on)}; give ray (start a cluster here), auto (the one this machine belongs to), HOST:PORT "
-            "or ray://HOST:PORT."
-        )
-    return host.strip("[]"), int(port)
+def cpus_per_shard(cpus: Sequence[float], shards: int) -> float:
+    """Return how many of the machines' processors each shard can have, a whole number or a fraction."""
+    for each in range(int(max(cpus, default=0)), 0, -1):
+        if sum(int(have // each) for have in cpus) >= shards:
+            return float(each)
+    whole = sum(map(int, cpus))
+    return int(1e4 / -(-shards // whole)) / 1e4 if whole else 0.0
 
 
-def _reach(on: str) -> None:
-    """Refuse an address that nobody answers at: Ray itself would try for minutes."""
-    try:
-        socket.create_connection(check_place(on), _REACH).close()
-    except OSError as error:
-        raise UserError(f"Nobody answers at {on} ({error}). {_ADVICE[False]}") from error
+def count_room(nodes: Sequence[ClusterNode], cpus: float, memory: float) -> int:
+    """Return how many shards that need these processors and bytes each fit on some nodes."""
+    return sum(int(min(one.cpus / cpus, one.memory / memory) + 1e-6) for one in nodes) if cpus else 0
 
 
-_WAIT = 60.0  # seconds for a machine to answer
+def describe_nodes(nodes: Sequence[ClusterNode]) -> str:
+    """Return number, names and sizes of nodes as text."""
+    each = [f"{one.name} ({one.cpus:g} processors, {format_bytes(int(one.memory))})" for one in nodes]
+    return f"{len(nodes)} machine{'s' * (len(nodes) != 1)}: {', '.join(each[:8])}" if nodes else "no machine"
 
 
-def findings(on: str, numbers: int, model: str) -> list[tuple[str, str]]:
-    """Pairs of a name and a sentence: of the cluster, of each machine, and of room for workers of so many numbers."""
-    with connected(on) as ray:
-        have = machines(ray)
-        cpus = sum(int(one.cpus) for one in have)
-        lines = [("ray", f"{ray.__version__}, {len(have)} machines, {cpus} processors")]
+def explain_import_error(error: Any, what: str) -> UserError | None:  # noqa: ANN401 - Ray's error of a task
+    """Return an error that says which module a machine lacks, or None if that is not what went wrong."""
+    words = str(error.cause).strip()
+    last = (words.splitlines() or [type(error.cause).__name__])[-1].strip()
+    lacks = "failed to import" in words or last.startswith(("ImportError:", "ModuleNotFoundError:"))
+    if not (lacks or isinstance(error.cause, ImportError)):
+        return None
+    return UserError(
+        f"A machine of the cluster cannot import what this {what} needs ({last}). Every machine needs the same cbdsl "
+        "and what your own parts import: see `cbdsl doctor --on ...`.",
+        code="missing-package",
+    )
+
+
+def diagnose_cluster(on: str, numbers: int, model: str) -> list[tuple[str, str]]:
+    """Return lines (name, text) about a cluster, its nodes, and how many workers of a model with D numbers fit."""
+    with connect_ray(on) as ray:
+        nodes = list_nodes(ray)
+        cpus = sum(int(one.cpus) for one in nodes)
+        lines = [("ray", f"{ray.__version__}, {len(nodes)} machines, {cpus} processors")]
         builds: Counter[str] = Counter()
-        for one, told in zip(have, _asked(ray, have), strict=True):
-            lines.append((f"  {one.name}"[:12], _machine(one, told)))
-            builds[str(told.get("build", ""))] += 1
+        for one, facts in zip(nodes, _ask_nodes(ray, nodes), strict=True):
+            lines.append((f"  {one.name}"[:12], _describe_node(one, facts)))
+            builds[str(facts.get("build", ""))] += 1
         if len(set(builds) - {""}) > 1:
             lines.append(("numbers", "machines compute with different instructions: the last digits may differ"))
         each = 12 * numbers
-        room = sum(int(one.memory // each) for one in have)
-        lines.append(
-            (
-                "room",
-                f"{room:,} workers of {model} ({numbers:,} numbers, {format_bytes(each)} each), less their samples",
-            )
-        )
-        return lines
+        room = sum(int(one.memory // each) for one in nodes)
+        size = f"{numbers:,} numbers, {format_bytes(each)} each"
+        return [*lines, ("room", f"{room:,} workers of {model} ({size}), less their samples")]
 
 
-def _asked(ray: Any, have: list[ClusterNode]) -> list[dict[str, Any]]:  # noqa: ANN401
-    """What each machine says of itself; empty where it did not answer."""
+def _ask_nodes(ray: Any, nodes: list[ClusterNode]) -> list[dict[str, Any]]:  # noqa: ANN401
+    """Return code, build and free memory of each node, or {"fault": reason}."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
 
-    def look() -> dict[str, Any]:  # travels as it is: the machine may not have this package
+    def look() -> dict[str, Any]:  # sent as it is: the machine may not have this package
         try:
             from cbdsl.swarms import shard  # noqa: PLC0415
             from cbdsl.util.memory import free_memory  # noqa: PLC0415
 
-            return {"code": shard.code_digest(), "build": shard.build_of("native"), "free": free_memory()}
+            return {"code": shard.code_digest(), "build": shard.describe_build("native"), "free": free_memory()}
         except Exception as error:
             return {"fault": f"{type(error).__name__}: {error}"}
 
-    there = [NodeAffinitySchedulingStrategy(one.node, soft=False) for one in have]
+    def answer_of(call: Any) -> dict[str, Any]:  # noqa: ANN401
+        if call not in done:
+            return {"fault": f"no answer in {_DOCTOR_SECONDS:.0f} s"}
+        try:
+            return dict(ray.get(call))
+        except ray.exceptions.RayError as error:  # such as a machine that ended since
+            return {"fault": (str(error).strip().splitlines() or [type(error).__name__])[0]}
+
+    there = [NodeAffinitySchedulingStrategy(one.node, soft=False) for one in nodes]
     calls = [ray.remote(num_cpus=0, max_retries=0)(look).options(scheduling_strategy=one).remote() for one in there]
-    done, _ = ray.wait(calls, num_returns=len(calls), timeout=_WAIT)
-    return [_answer(ray, call) if call in done else {"fault": f"no answer in {_WAIT:.0f} s"} for call in calls]
+    done, _ = ray.wait(calls, num_returns=len(calls), timeout=_DOCTOR_SECONDS)
+    return [answer_of(call) for call in calls]
 
 
-def _answer(ray: Any, call: Any) -> dict[str, Any]:  # noqa: ANN401
-    try:
-        return dict(ray.get(call))
-    except ray.exceptions.RayError as error:  # such as a machine that ended since
-        return {"fault": (str(error).strip().splitlines() or [type(error).__name__])[0]}
-
-
-def _machine(one: ClusterNode, told: dict[str, Any]) -> str:
+def _describe_node(one: ClusterNode, facts: dict[str, Any]) -> str:
     start = f"{one.cpus:g} processors, {format_bytes(int(one.memory))} for Ray"
-    if "fault" in told:
-        return (
-            f"{start}; cannot take part: {told['fault']}. Install the same cbdsl there, for the Python that runs Ray."
-        )
-    same = "the cbdsl of this machine" if told["code"] == code_digest() else "ANOTHER cbdsl than this machine: install"
-    return f"{start}, {format_bytes(told['free'])} free; {told['build']}; {same}"
-
-
-PATIENCE = 600.0  # seconds to wait for a cluster that has become too small
-_LOOK = 5.0  # seconds between looks at a cluster that does not answer
-_LOOKS = 4  # looks without any answer until those are mentioned who may use it
-_TRIES = 5  # times that a shard is started again before it answers once
-_BLOCK = 32 * 2**20  # bytes of rows in one message
-_PROCESS = 200 * 2**20  # bytes of an actor without workers: Python, numpy, Ray, blocks of rows that are worked on
-
-_log = logging.getLogger("cbdsl")
+    if "fault" in facts:
+        advice = "Install the same cbdsl there, for the Python that runs Ray."
+        return f"{start}; cannot take part: {facts['fault']}. {advice}"
+    same = "the cbdsl of this machine" if facts["code"] == code_digest() else "ANOTHER cbdsl than this machine: install"
+    return f"{start}, {format_bytes(facts['free'])} free; {facts['build']}; {same}"
 
 
 @dataclass(eq=False)
 class ShardActor:
-    """One shard, as it is seen from here."""
+    """The handle of one shard's actor."""
 
     handle: Any
-    names: range  # of its workers
-    plot: Any  # a reference to what they hold, for a shard that is started again
-    first: list[Any]  # references to the answers to its first calls; it lives when there is the first of them
-    tries: int = 0  # since it last answered
+    workers: range
+    data: Any  # a reference to its `ShardData`, for a shard that was restarted
+    first_calls: list[Any]  # references to the answers; the actor runs when there is the first
+    starts: int = 0  # since it last answered
 
     def __str__(self) -> str:
-        return f"The shard of workers {self.names.start} to {self.names.stop - 1}"
+        return f"The shard of workers {self.workers.start} to {self.workers.stop - 1}"
 
-    def own(self, order: Order) -> Order:
-        """An order as this shard gets it: to its own workers; w^g comes beside it, through the object store."""
-        chosen = tuple(worker for worker in order.participants if worker in self.names)
+    def part_of(self, order: Order) -> Order:
+        """Return an order to this shard's workers; w^g is sent beside it, through the object store."""
+        chosen = tuple(worker for worker in order.participants if worker in self.workers)
         return replace(order, participants=chosen, global_best=None, updates=())
 
 
 @dataclass(eq=False)
 class ShardRecovery:
-    """From what a shard that lost its rows gets them back."""
+    """What a restarted shard needs to get its rows back."""
 
     round: int = 0
-    rows: Particles | None = None  # (U, ...), in a checkpoint's file; none: as at the start
-    received: Floats | None = None  # (V D,), with those rows; none: the initial model
-    orders: list[Order] = field(default_factory=list)  # since then, the present one included
+    rows: Particles | None = None  # (U, ...), mapped from a checkpoint; None: as at the start
+    received: Floats | None = None  # (V D,), with those rows; None: the initial model
+    orders: list[Order] = field(default_factory=list)  # since then, the current one included
 
 
 class ShardActors:
-    """All actors of a swarm."""
+    """The actors of a swarm: starts them, asks them, and recovers those that were restarted."""
 
-    def __init__(self, ray: Any, recipe: object) -> None:  # noqa: ANN401 - Ray's module
-        """Recipe: see `Shard`; put where every machine gets it once."""
-        self._ray, self.past, self.actors = ray, ShardRecovery(), list[ShardActor]()
+    def __init__(self, ray: Any, recipe: ShardRecipe) -> None:  # noqa: ANN401 - Ray's module
+        self._ray, self.recovery, self.actors = ray, ShardRecovery(), list[ShardActor]()
         self._recipe = ray.put(recipe)
         self._cpus = self._memory = 0.0
         self._tokens = count(1)
 
-    def hire(self, plots: Iterable[ShardData], number: int, bytes_each: int) -> None:
-        """An actor for each plot; together they must fit. bytes_each: what the workers of the largest one take."""
-        have = machines(self._ray)
-        self._cpus, self._memory = share_of([one.cpus for one in have], number), float(_PROCESS + bytes_each)
-        if room_for(have, self._cpus, self._memory) < number:
-            raise UserError(f"The cluster is too small: {self._wants(number)} Use fewer workers or other --shards.")
+    def start(self, parts: Iterable[ShardData], shards: int, bytes_each: int) -> None:
+        """Start an actor per part; all must fit. bytes_each: what the workers of the largest one take."""
+        nodes = list_nodes(self._ray)
+        self._cpus = cpus_per_shard([one.cpus for one in nodes], shards)
+        self._memory = float(_PROCESS_BYTES + bytes_each)
+        if count_room(nodes, self._cpus, self._memory) < shards:
+            raise UserError(
+                f"The cluster is too small: {self._describe_needs(shards)} Use fewer workers or other --shards.",
+                code="too-large",
+            )
         options = {"num_cpus": self._cpus, "memory": int(self._memory), "max_restarts": -1, "max_task_retries": 1}
-        hired = self._ray.remote(**options, scheduling_strategy="SPREAD")(Shard)
-        for plot in plots:
-            handle = hired.remote(code_digest(), max(1, int(self._cpus)))
-            actor = ShardActor(handle, plot.names, self._ray.put(plot), [handle.facts.remote(0)])
+        actor_class = self._ray.remote(**options, scheduling_strategy="SPREAD")(Shard)
+        for part in parts:
+            handle = actor_class.remote(code_digest(), max(1, int(self._cpus)))
+            actor = ShardActor(handle, part.workers, self._ray.put(part), [handle.facts.remote(0)])
             self.actors.append(actor)
-            token = next(self._tokens)  # all at once; who fails to will be behind
-            actor.first += handle.prepare.remote(token, self._recipe, actor.plot), handle.settle.remote(token, 0, None)
+            token = next(self._tokens)  # all at once; a shard that fails to prepare is recovered when it is asked
+            prepared = handle.prepare.remote(token, self._recipe, actor.data)
+            actor.first_calls += [prepared, handle.settle.remote(token, 0, None)]
 
-    def end(self) -> None:
+    def stop(self) -> None:
         """End the actors."""
         for actor in self.actors:
-            for call in actor.first:  # what went wrong was said already; Ray prints errors that nobody looked at
+            for call in actor.first_calls:  # Ray prints errors that were never fetched
                 with contextlib.suppress(self._ray.exceptions.RayError):
                     self._ray.get(call, timeout=0)
             self._ray.kill(actor.handle)
         self.actors = []
 
     def ask(self, calls: Mapping[ShardActor, tuple[Any, ...]]) -> dict[ShardActor, Any]:
-        """Ask actors all at once, each a method and its arguments; one that was started again is first brought up."""
+        """Call a method of each actor, (name, *arguments), all at once; recover those that were restarted."""
         answers: dict[ShardActor, Any] = {}
         while left := {actor: call for actor, call in calls.items() if actor not in answers}:
-            sent = {actor: getattr(actor.handle, name).remote(*rest) for actor, (name, *rest) in left.items()}
-            for actor, answer in self._gather(sent).items():
+            for actor, answer in self._call(left).items():
                 if isinstance(answer, ShardRestarted):
-                    repeated = self.bring_up(actor, without_last=left[actor][0] == "report")
-                    _log.warning(f"{actor} was started again, from round {self.past.round} on: {repeated} repeated.")
+                    replayed = self.recover(actor, without_last=left[actor][0] == "report")
+                    _log.warning(f"{actor} was restarted from round {self.recovery.round}: {replayed} replayed.")
                 else:
-                    answers[actor], actor.tries = answer, 0
+                    answers[actor], actor.starts = answer, 0
         return {actor: answers[actor] for actor in calls}
 
-    def bring_up(self, actor: ShardActor, without_last: bool = False) -> int:
-        """To where an actor should be; how many orders it repeated for that.
+    def recover(self, actor: ShardActor, without_last: bool = False) -> int:
+        """Replay orders until an actor is current; return how many were replayed.
 
-        without_last: before the present order, with which it will be asked again.
+        without_last: leave out the current order, with which the actor is asked again.
         """
-        orders = self.past.orders[: len(self.past.orders) - without_last]
+        orders = self.recovery.orders[: len(self.recovery.orders) - without_last]
         while True:
-            actor.tries += 1
-            if actor.tries > _TRIES:
+            actor.starts += 1
+            if actor.starts > _MOST_STARTS:
                 raise UserError(
-                    f"{actor} was started {_TRIES} times without an answer, most likely for want of memory: Ray's logs "
-                    "on its machine say more. Go on with cbdsl resume."
+                    f"{actor} was started {_MOST_STARTS} times without an answer, most likely for want of memory: "
+                    "Ray's logs on its machine say more. Continue with cbdsl resume.",
+                    code="too-large",
                 )
-            if self._given(actor, orders):
+            if not any(isinstance(answer, ShardRestarted) for answer in self._replay(actor, orders)):
                 return len(orders)
 
-    def _given(self, actor: ShardActor, orders: list[Order]) -> bool:
-        """Give an actor rows and orders; false if it ended meanwhile."""
-        past, token, put = self.past, next(self._tokens), self._ray.put
-        steps = chain(
-            [("prepare", token, self._recipe, actor.plot)],
-            (("put", token, *block) for block in _blocks(past.rows, actor.names)),
+    def _replay(self, actor: ShardActor, orders: list[Order]) -> Iterator[Any]:
+        """Give an actor its rows and orders, step by step; yield its answers."""
+        past, token = self.recovery, next(self._tokens)
+        steps: Iterable[tuple[Any, ...]] = chain(
+            [("prepare", token, self._recipe, actor.data)],
+            (("put", token, *block) for block in _blocks_of(past.rows, actor.workers)),
             [("settle", token, past.round, past.received)],
         )
         for step in steps:
-            if isinstance(self._one(actor, step), ShardRestarted):
-                return False
+            yield self._call({actor: step})[actor]
         at = past.round
         for order in orders:
-            model = None if order.global_best is None else put(order.global_best)
-            if isinstance(self._one(actor, ("report", at, actor.own(order), model, ())), ShardRestarted):
-                return False
+            model = None if order.global_best is None else self._ray.put(order.global_best)
+            yield self._call({actor: ("report", at, actor.part_of(order), model, ())})[actor]
             at = order.round
-        return True
 
-    def _one(self, actor: ShardActor, call: tuple[Any, ...]) -> Any:  # noqa: ANN401
-        name, *rest = call
-        return self._gather({actor: getattr(actor.handle, name).remote(*rest)})[actor]
-
-    def _gather(self, calls: Mapping[ShardActor, Any]) -> dict[ShardActor, Any]:
-        """The answers to calls; it waits for as long as the cluster can give them."""
-        waiting, since, idle = list(calls.values()), None, 0
+    def _call(self, calls: Mapping[ShardActor, tuple[Any, ...]]) -> dict[ShardActor, Any]:
+        """Return the actors' answers; wait for as long as the cluster can give them."""
+        sent = {actor: getattr(actor.handle, name).remote(*rest) for actor, (name, *rest) in calls.items()}
+        waiting, since, idle = list(sent.values()), None, 0
         while waiting:
-            done, waiting = self._ray.wait(waiting, num_returns=len(waiting), timeout=_LOOK)
+            done, waiting = self._ray.wait(waiting, num_returns=len(waiting), timeout=_LOOK_SECONDS)
             idle = 0 if done else idle + 1
-            if done or room_for(machines(self._ray), self._cpus, self._memory) >= len(self.actors):
+            if done or count_room(list_nodes(self._ray), self._cpus, self._memory) >= len(self.actors):
                 since = None
-                if idle == _LOOKS:
+                if idle == _IDLE_LOOKS:
                     self._mention_others()
             elif waiting:
-                since = self._complain(since)
-        return {actor: self._answer(call) for actor, call in calls.items()}
+                since = self._wait_for_machines(since)
+        return {actor: self._answer_of(call) for actor, call in sent.items()}
 
-    def _answer(self, call: Any) -> Any:  # noqa: ANN401
-        """What was answered; Behind where that was lost with the machine that had it."""
+    def _answer_of(self, call: Any) -> Any:  # noqa: ANN401
+        """Return the answer to a call; `ShardRestarted` if it was lost with the machine that had it."""
         errors = self._ray.exceptions
         try:
             return self._ray.get(call)
@@ -399,85 +386,89 @@ class ShardActors:
             return ShardRestarted()
         except errors.RayTaskError as error:
             if isinstance(error.cause, UserError):
-                raise UserError(str(error.cause)) from error
-            raise cannot_import(error, "run") or error from None
+                raise UserError(str(error.cause), code=error.cause.code) from error
+            raise explain_import_error(error, "run") or error from None
         except errors.RayActorError as error:
             words = str(error)
-            _, found, mine = words.partition(f"{UserError.__name__}: ")
-            raise UserError(
-                mine.strip()
-                if found
-                else f"A shard cannot be started on its machine: {' '.join(words.split())} See "
-                "`cbdsl doctor --on ...`: every machine needs the same cbdsl and what the run's own parts import."
-            ) from error
+            _, found, own = words.partition(f"{UserError.__name__}: ")
+            started = f"A shard cannot be started on its machine: {' '.join(words.split())} See"
+            advice = "`cbdsl doctor --on ...`: every machine needs the same cbdsl and what the run's own parts import."
+            raise UserError(own.strip() if found else f"{started} {advice}", code="connection-failed") from error
 
     def _mention_others(self) -> None:
-        """Say it where shards have room and are not started all the same; others may compute for long."""
-        births = [actor.first[0] for actor in self.actors]
-        _, unborn = self._ray.wait(births, num_returns=len(births), timeout=0)
-        if unborn:
+        """Warn that shards have not started although they fit: others may use the cluster for long."""
+        starts = [actor.first_calls[0] for actor in self.actors]
+        _, missing_starts = self._ray.wait(starts, num_returns=len(starts), timeout=0)
+        if missing_starts:
             _log.warning(
-                f"{len(unborn)} of {len(births)} shards have not started yet, although the cluster is large enough: "
-                "others seem to use its processors or its memory. Waiting until there is room."
+                f"{len(missing_starts)} of {len(starts)} shards have not started yet, although the cluster is large "
+                "enough: others seem to use its processors or its memory. Waiting until there is room."
             )
 
-    def _complain(self, since: float | None) -> float:
+    def _wait_for_machines(self, since: float | None) -> float:
         now = time.monotonic()
-        small = f"The cluster has become too small: {self._wants(len(self.actors))}"
+        small = f"The cluster has become too small: {self._describe_needs(len(self.actors))}"
         if since is None:
-            _log.warning(f"{small} Waiting {PATIENCE / 60:g} minutes for machines.")
-        elif now - since > PATIENCE:
-            raise UserError(f"{small} Add machines, and go on with cbdsl resume and the same --on, or here without it.")
+            _log.warning(f"{small} Waiting {WAIT_SECONDS / 60:g} minutes for machines.")
+        elif now - since > WAIT_SECONDS:
+            raise UserError(
+                f"{small} Add machines, and continue with cbdsl resume and the same --on, or here without it.",
+                code="too-large",
+            )
         return now if since is None else since
 
-    def _wants(self, number: int) -> str:
+    def _describe_needs(self, shards: int) -> str:
         each = f"{self._cpus:g} processors and {format_bytes(int(self._memory))} of memory"
-        return f"{number} shards want {each} each, and it has {described(machines(self._ray))}."
+        return f"{shards} shards need {each} each, and it has {describe_nodes(list_nodes(self._ray))}."
 
 
-def spans(rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """First and last of so many rows, a message's worth at a time."""
-    step = max(1, _BLOCK // max(1, row_bytes))
+def row_spans(rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
+    """Cut rows into spans (first, end) that fit into one message each."""
+    step = max(1, _MESSAGE_BYTES // max(1, row_bytes))
     for first in range(0, rows, step):
         yield first, min(first + step, rows)
 
 
-def _blocks(rows: Particles | None, names: range) -> Iterator[tuple[str, int, NDArray[Any]]]:
-    """The rows of some workers: name of an array, first row, rows."""
+def _blocks_of(rows: Particles | None, workers: range) -> Iterator[tuple[str, int, NDArray[Any]]]:
+    """Yield name, first row and rows of each array, for some workers."""
     for name, array in (vars(rows) if rows is not None else {}).items():
-        own = array[names.start : names.stop]
-        for first, last in spans(len(own), own[:1].nbytes):
-            yield name, first, np.array(own[first:last])
+        own = array[workers.start : workers.stop]
+        for first, end in row_spans(len(own), own[:1].nbytes):
+            yield name, first, np.array(own[first:end])
 
 
 class RaySwarm(SwarmWithAttackers):
-    """U workers in actors of a cluster that Ray is connected to."""
+    """Workers in shards on a Ray cluster; attackers answer in this process."""
 
     def __init__(
-        self, ray: Any, recipe: ShardRecipe, adversary: Adversary, received: Floats, remembers: bool  # noqa: ANN401
-    ) -> None:  # fmt: skip
-        """Ray: its module. received: the initial model, (V D,). remembers: whether workers keep anything."""
+        self,
+        ray: Any,  # noqa: ANN401 - Ray's module
+        recipe: ShardRecipe,
+        adversary: Adversary,
+        received: Floats,
+        remembers: bool,
+    ) -> None:
+        """received: the initial model, (V D,). remembers: whether workers keep anything between rounds."""
         super().__init__(received, adversary, recipe.commits)
         self._ray, self._remembers, self._round = ray, remembers, 0
-        self._crew = ShardActors(ray, recipe)
-        self._known: dict[WorkerId, tuple[Floats, float]] = {}  # what attackers' places would send in this round
+        self.shards = ShardActors(ray, recipe)
+        self._own: dict[WorkerId, tuple[Floats, float]] = {}  # attackers' honest model and score in this round
         self.facts: list[ShardFacts] = []
-        self.note = ""
 
-    def start(self, plots: Iterable[ShardData], number: int, bytes_each: int) -> None:
-        """Hire the shards; see `Crew.hire`."""
+    def start(self, parts: Iterable[ShardData], shards: int, bytes_each: int) -> None:
+        """Start the shards; see `ShardActors.start`."""
         try:
-            self._crew.hire(plots, number, bytes_each)
-            self.facts = list(self._crew.ask(dict.fromkeys(self._crew.actors, ("facts", 0))).values())
+            self.shards.start(parts, shards, bytes_each)
+            self.facts = list(self.shards.ask(dict.fromkeys(self.shards.actors, ("facts", 0))).values())
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
         """End the shards."""
-        self._crew.end()
+        self.shards.stop()
 
-    def compare(self, build: str) -> None:
+    def compare_builds(self, build: str) -> None:
         """Note which machines compute with another build or other instructions than the server's."""
         others = sorted({f"{one.host} ({one.build})" for one in self.facts if one.build != build})
         if others:
@@ -490,32 +481,33 @@ class RaySwarm(SwarmWithAttackers):
         """See `SwarmWithAttackers.carry_out`."""
         before, self._round = self._round, order.round
         if not self._remembers:
-            self._crew.past = ShardRecovery(before, None, self._received)
-        self._crew.past.orders.append(order)
-        self._known = {}
+            self.shards.recovery = ShardRecovery(before, None, self._received)
+        self.shards.recovery.orders.append(order)
+        self._own = {}
         model = None if order.global_best is None else self._ray.put(order.global_best)
-        parts = {actor: actor.own(order) for actor in self._crew.actors}
-        told = {actor: self._liars(part.participants) for actor, part in parts.items()}
-        calls = {actor: ("report", before, part, model, told[actor]) for actor, part in parts.items()}
+        parts = {actor: actor.part_of(order) for actor in self.shards.actors}
+        attackers = {
+            actor: tuple(worker for worker in part.participants if worker in self._attackers)
+            for actor, part in parts.items()
+        }
+        calls = {actor: ("report", before, part, model, attackers[actor]) for actor, part in parts.items()}
         claims: dict[WorkerId, Claim] = {}
-        for actor, answer in self._crew.ask(calls).items():
-            for worker, lied, score in zip(told[actor], answer.models, answer.own_scores, strict=True):
-                self._known[worker] = np.array(lied), float(score)
-            said = zip(answer.scores, answer.commitments, strict=True)
-            claims |= {
-                worker: Claim(float(score), promise)
-                for worker, (score, promise) in zip(parts[actor].participants, said, strict=False)
-            }
+        for actor, answer in self.shards.ask(calls).items():
+            for worker, own, score in zip(attackers[actor], answer.models, answer.own_scores, strict=True):
+                self._own[worker] = np.array(own), float(score)
+            found = zip(parts[actor].participants, answer.scores, answer.commitments, strict=False)
+            claims |= {worker: Claim(float(score), commitment) for worker, score, commitment in found}
         return claims
 
     def models_and_scores(self, workers: Sequence[WorkerId]) -> tuple[Floats, Doubles]:
         """See `SwarmWithAttackers.models_and_scores`: those of attackers came with the claims, others are fetched."""
-        if workers and all(worker in self._known for worker in workers):
-            known = [self._known[worker] for worker in workers]
-            return np.stack([model for model, _ in known]), np.array([score for _, score in known])
         models, scores = np.empty((len(workers), len(self._received)), np.float32), np.empty(len(workers))
+        if workers and all(worker in self._own for worker in workers):
+            for place, worker in enumerate(workers):
+                models[place], scores[place] = self._own[worker]
+            return models, scores
         places = {worker: place for place, worker in enumerate(workers)}
-        for chosen, (rows, own) in self._in_parts("models_and_scores", workers):
+        for chosen, (rows, own) in self._ask_in_parts("models_and_scores", workers):
             here = [places[worker] for worker in chosen]
             models[here], scores[here] = rows, own
         return models, scores
@@ -523,57 +515,52 @@ class RaySwarm(SwarmWithAttackers):
     def contents(self, workers: Sequence[WorkerId]) -> Sequence[Upload]:
         """See `SwarmWithAttackers.contents`."""
         found: dict[WorkerId, Upload] = {}
-        for chosen, sent in self._in_parts("contents", workers):
-            for worker, one in zip(chosen, sent, strict=True):  # copied: what Ray gives stays in its store
+        for chosen, sent in self._ask_in_parts("contents", workers):
+            for worker, one in zip(chosen, sent, strict=True):  # copied: Ray's arrays stay in its store
                 found[worker] = one.copy() if isinstance(one, np.ndarray) else one
         return [found[worker] for worker in workers]
 
     @property
     def kept(self) -> Mapping[str, Any]:
         """See `SwarmWithAttackers.kept`: fetched block by block while they are written."""
-        workers = self._crew.actors[-1].names.stop
+        workers = self.shards.actors[-1].workers.stop
         return {
-            name: InBlocks((workers, *shape), np.dtype(kind), partial(self._blocks, name))
+            name: InBlocks((workers, *shape), np.dtype(kind), partial(self._fetch_blocks, name))
             for name, (shape, kind) in self.facts[0].layout.items()
         }
 
     def restore(self, particles: Particles | None, round_number: int, received: Floats) -> None:
         """See `SwarmWithAttackers.restore`."""
         self._round, self._received = round_number, received
-        self._crew.past = ShardRecovery(round_number, particles, received)
-        for actor in self._crew.actors:
-            self._crew.bring_up(actor)
+        self.shards.recovery = ShardRecovery(round_number, particles, received)
+        for actor in self.shards.actors:
+            self.shards.recover(actor)
 
     def saved(self, read: Callable[[], Particles | None], round_number: int) -> None:
-        """See `SwarmWithAttackers.saved`: a shard that dies from now on begins there."""
+        """See `SwarmWithAttackers.saved`: a shard that is restarted from now on begins there."""
         if (particles := read()) is not None:
-            self._crew.past = ShardRecovery(round_number, particles, self._received)
+            self.shards.recovery = ShardRecovery(round_number, particles, self._received)
 
-    def _liars(self, workers: Iterable[WorkerId]) -> tuple[WorkerId, ...]:
-        return tuple(worker for worker in workers if worker in self._attackers)
-
-    def _in_parts(self, method: str, workers: Sequence[WorkerId]) -> Iterator[tuple[Sequence[WorkerId], Any]]:
-        """Ask for something of each worker, from all shards at once, a message's worth at a time."""
+    def _ask_in_parts(self, method: str, workers: Sequence[WorkerId]) -> Iterator[tuple[Sequence[WorkerId], Any]]:
+        """Ask all shards about their workers at once, as many workers per message as fit; yield workers and answer."""
         row = 4 * len(self._received)
-        parts: dict[ShardActor, list[Sequence[WorkerId]]] = {}
-        for actor in self._crew.actors:
-            own = [worker for worker in workers if worker in actor.names]
-            if own:
-                parts[actor] = [own[first:last] for first, last in spans(len(own), row)]
-        while parts:
-            chosen = {actor: left.pop(0) for actor, left in parts.items()}
+        left: dict[ShardActor, list[Sequence[WorkerId]]] = {}
+        for actor in self.shards.actors:
+            own = [worker for worker in workers if worker in actor.workers]
+            left[actor] = [own[first:end] for first, end in row_spans(len(own), row)]
+        while left := {actor: parts for actor, parts in left.items() if parts}:
+            chosen = {actor: parts.pop(0) for actor, parts in left.items()}
             calls = {actor: (method, self._round, part) for actor, part in chosen.items()}
-            for actor, answer in self._crew.ask(calls).items():
+            for actor, answer in self.shards.ask(calls).items():
                 yield chosen[actor], answer
-            parts = {actor: left for actor, left in parts.items() if left}
 
-    def _blocks(self, name: str) -> Iterator[NDArray[Any]]:
-        """The rows of one array, of one shard after the other."""
+    def _fetch_blocks(self, name: str) -> Iterator[NDArray[Any]]:
+        """Yield the rows of one array, shard by shard."""
         shape, kind = self.facts[0].layout[name]
         row = int(np.prod(shape)) * np.dtype(kind).itemsize
-        for actor in self._crew.actors:
-            for first, last in spans(len(actor.names), row):
-                yield self._crew.ask({actor: ("block", self._round, name, first, last)})[actor]
+        for actor in self.shards.actors:
+            for first, end in row_spans(len(actor.workers), row):
+                yield self.shards.ask({actor: ("block", self._round, name, first, end)})[actor]
 
 
 @contextlib.contextmanager
@@ -598,12 +585,12 @@ def swarm_maker(
         )
     if shards is not None and shards < 1:
         raise UserError(f"shards must be at least 1; given {shards}.", code="out-of-range")
-    check_place(place)
+    parse_cluster_address(place)
     with contextlib.ExitStack() as stack:
 
         def make(experiment: Experiment) -> Swarm:
             _check_engine(experiment.engine.name)
-            ray = stack.enter_context(connected(place, threads))
+            ray = stack.enter_context(connect_ray(place, threads))
             swarm = build_ray_swarm(experiment, ray, shards)
             stack.callback(swarm.close)
             return swarm
@@ -612,13 +599,13 @@ def swarm_maker(
 
 
 def build_ray_swarm(experiment: Experiment, ray: Any, shards: int | None = None) -> RaySwarm:  # noqa: ANN401 - Ray's module
-    """Build the workers of an experiment on a cluster that Ray is connected to."""
+    """Build the workers of an experiment on a cluster that Ray is connect_ray to."""
     spec, server = experiment.spec, experiment.server
     for name in spec.plugins:  # the code in a user's file is sent along; what it imports must be installed there
         module = register.plugin_module(name)
         if module.startswith("cbdsl_plugin_"):
             ray.cloudpickle.register_pickle_by_value(sys.modules[module])
-    number = min(spec.workers, shards or max(1, sum(int(one.cpus) for one in machines(ray))))
+    number = min(spec.workers, shards or max(1, sum(int(one.cpus) for one in list_nodes(ray))))
     codec = server.policy.codecs.up
     recipe = ShardRecipe(
         server.method, codec, replace(experiment.network), experiment.engine.name, spec.local, spec.swarm, spec.seed,
@@ -631,11 +618,11 @@ def build_ray_swarm(experiment: Experiment, ray: Any, shards: int | None = None)
     def shard_data() -> Iterator[ShardData]:
         for first, last in pairwise(edges):
             initial = experiment.initial[first:last] if apart else experiment.initial
-            yield ShardData(range(first, last), initial, part_of(held, first, last))
+            yield ShardData(range(first, last), initial, take_workers(held, first, last))
 
     swarm = RaySwarm(ray, recipe, adversary, experiment.initial[0], experiment.remembers)
     swarm.start(shard_data(), number, bytes_of_shard(experiment, -(-spec.workers // number)))
-    swarm.compare(build_of(experiment.engine.name))
+    swarm.compare_builds(describe_build(experiment.engine.name))
     return swarm
 
 

@@ -1,7 +1,6 @@
-"""A shard: a range of a swarm's workers in a process of its own, on whichever machine there is room for it.
+"""A shard: a range of a swarm's workers in a process of its own, on any machine of a cluster.
 
-Carries orders out on its rows and hands out parts of them. It knows neither the server nor who lies, and remembers by
-itself nothing that whoever started it cannot tell it again: a shard that died is made anew, given rows and orders.
+It contains no state that cannot be sent to it again: a shard that died is replaced, and gets its rows and orders.
 """
 
 from __future__ import annotations
@@ -47,113 +46,114 @@ class ShardRecipe:
 
 @dataclass(frozen=True, eq=False)
 class ShardData:
-    """What one shard has to itself."""
+    """What one shard alone needs."""
 
-    names: range  # of its workers
+    workers: range
     initial: Floats  # (1, D) for all, or (k, D)
-    held: WorkerData  # the samples of its workers and those that are shared, and no others
+    held: WorkerData  # the samples of its workers and the shared ones, and no others
 
 
 @dataclass(frozen=True)
 class ShardFacts:
-    """Where a shard lives, and what its numbers depend on beside the run."""
+    """Where a shard runs, and what its numbers depend on beside the run."""
 
     host: str
     build: str  # the native engine's instructions, compiler and sources, or torch's version
-    layout: dict[str, tuple[tuple[int, ...], str]]  # of its arrays: a row's shape, and the type
+    layout: dict[str, tuple[tuple[int, ...], str]]  # of its arrays by name: shape of a row, and type
 
 
 @dataclass(frozen=True, eq=False)
 class ShardAnswer:
-    """What comes back for an order."""
+    """A shard's answer to an order."""
 
     scores: Floats  # (k,), what the participants claim
     commitments: tuple[bytes, ...]
-    models: Floats  # (f, V D), of those the attackers speak for
+    models: Floats  # (f, V D), what attackers would send if they were honest
     own_scores: Doubles  # (f,)
 
 
 @dataclass(frozen=True)
 class ShardRestarted:
-    """The answer of a shard that is not where it is thought to be: it was started again."""
+    """The answer of a shard that was restarted and lost its rows."""
 
 
 class Shard:
-    """Some workers of a swarm. Every call says after which round they should be; a shard that is not says so."""
+    """Some workers of a swarm. `at` in every call is the round after which the caller expects the rows to be."""
 
     _rows: LocalSwarm  # once it is prepared
 
     def __init__(self, code: str, threads: int) -> None:
-        """Threads: of its engine. It has no workers yet: see `prepare`."""
+        """code: the caller's `code_digest`. threads: of its engine. It has no workers until `prepare` is called."""
         if code != code_digest():
             raise UserError(
                 f"{platform.node()} has another cbdsl ({cbdsl.__version__}, {code_digest()}) than the machine that "
-                f"asks ({code}). Install the same one on every machine, and start Ray there again."
+                f"asks ({code}). Install the same one on every machine, and start Ray there again.",
+                code="conflict",
             )
         self._threads, self._token, self._at = threads, 0, -1
         self._layout: dict[str, tuple[tuple[int, ...], str]] = {}
 
-    def prepare(self, token: int, recipe: ShardRecipe, plot: ShardData) -> None:
-        """Rows as at the start, for whoever shows this token to fill; until `settle` they are those of no round."""
+    def prepare(self, token: int, recipe: ShardRecipe, data: ShardData) -> None:
+        """Build the rows as at the start. The caller with this token may fill them; `settle` makes them valid."""
         if self._token:
             del self._rows  # first: a machine has room for one set of rows
         self._token, self._at = 0, -1
         network = recipe.network
         engine = choose_engine(recipe.engine, network.subject, network.shape, self._threads, "cpu").engine
         workers = LocalWorkers(
-            engine, plot.held, recipe.local, recipe.swarm, recipe.seed, plot.names, recipe.method.gradients,
+            engine, data.held, recipe.local, recipe.swarm, recipe.seed, data.workers, recipe.method.gradients,
             recipe.codec,
         )  # fmt: skip
-        self._rows = LocalSwarm(recipe.method, workers, plot.initial, commits=recipe.commits)
+        self._rows = LocalSwarm(recipe.method, workers, data.initial, commits=recipe.commits)
         self._layout = {name: (array.shape[1:], array.dtype.str) for name, array in self._rows.kept.items()}
-        self._token, self._at, self._build = token, -1, build_of(recipe.engine)
+        self._token, self._at, self._build = token, -1, describe_build(recipe.engine)
 
     def facts(self, at: int) -> ShardFacts | ShardRestarted:
-        """See `ShardFacts`."""
+        """Return what the caller should know of this shard."""
         return ShardFacts(platform.node(), self._build, self._layout) if at == self._at else ShardRestarted()
 
     def report(
-        self, at: int, order: Order, model: Floats | None, told: Sequence[WorkerId]
+        self, at: int, order: Order, model: Floats | None, attackers: Sequence[WorkerId]
     ) -> ShardAnswer | ShardRestarted:
-        """Carry an order out. model: w^g, if it is new. told: whose models the attackers speak for."""
-        if order.round == self._at != at:  # asked twice: the answer was lost on its way
+        """Carry an order out. model: w^g, if it is new. attackers: those whose honest answers are returned, too."""
+        if order.round == self._at != at:  # asked twice: the answer was lost
             claims = self._rows.claims(order)
         elif self._at != at:
             return ShardRestarted()
         else:
-            self._at = -1  # whatever ends this half-way, nobody takes the rows for those of a round
+            self._at = -1  # if this is interrupted, the rows are those of no round
             claims = self._rows.report(replace(order, global_best=model))
             self._at = order.round
         return ShardAnswer(
             np.array([claim.score for claim in claims.values()], np.float32),
             tuple(claim.commitment for claim in claims.values()),
-            *self._rows.models_and_scores(told),
+            *self._rows.models_and_scores(attackers),
         )
 
     def models_and_scores(self, at: int, workers: Sequence[WorkerId]) -> tuple[Floats, Doubles] | ShardRestarted:
-        """What these workers would send and claim, (k, V D) and (k,)."""
+        """Return what these workers would send, (k, V D), and claim, (k,)."""
         return self._rows.models_and_scores(workers) if at == self._at else ShardRestarted()
 
     def contents(self, at: int, workers: Sequence[WorkerId]) -> list[Upload] | ShardRestarted:
-        """The messages of these workers."""
+        """Return the uploads of these workers."""
         return self._rows.contents(workers) if at == self._at else ShardRestarted()
 
     def block(self, at: int, name: str, first: int, last: int) -> NDArray[Any] | ShardRestarted:
-        """Some rows of one array."""
+        """Return some rows of one array."""
         if at != self._at:
             return ShardRestarted()
         found: NDArray[Any] = self._rows.kept[name][first:last]
         return found
 
     def put(self, token: int, name: str, first: int, block: NDArray[Any]) -> ShardRestarted | None:
-        """Write rows of one array. A shard that does not know the token has died since."""
+        """Write rows of one array. A shard with another token was restarted."""
         if token != self._token:
             return ShardRestarted()
         self._rows.kept[name][first : first + len(block)] = block
         return None
 
     def settle(self, token: int, at: int, received: Floats | None) -> ShardRestarted | None:
-        """From now on the rows are those after a round. received: what the server last sent."""
+        """Declare the rows to be those after a round. received: what the server last sent."""
         if token != self._token:
             return ShardRestarted()
         if received is not None:
@@ -162,8 +162,8 @@ class Shard:
         return None
 
 
-def part_of(held: WorkerData, first: int, last: int) -> WorkerData:
-    """What some of the workers hold, with the samples that they need and no others."""
+def take_workers(held: WorkerData, first: int, last: int) -> WorkerData:
+    """Return the data of some workers, with the samples that they need and no others."""
     lessons = held.training[first:last]
     scoring = held.scoring if held.scoring.ndim == 1 else held.scoring[first:last]
     used: dict[int, tuple[Samples, list[Indices]]] = {id(held.scored): (held.scored, [scoring.ravel()])}
@@ -181,8 +181,8 @@ def part_of(held: WorkerData, first: int, last: int) -> WorkerData:
     return WorkerData(tuple(training), pools[id(held.scored)], moved(id(held.scored), scoring))
 
 
-def build_of(engine: str) -> str:
-    """What the last digits depend on beside the code: the native engine's build for this processor, or torch."""
+def describe_build(engine: str) -> str:
+    """Return what the last digits depend on beside the code: the native engine's build, or torch's version."""
     if engine == "native":
         info = native_engine.info()
         return f"{info.instructions}, {info.compiler}, kernels {info.kernels}"
@@ -193,7 +193,7 @@ def build_of(engine: str) -> str:
 
 @cache
 def code_digest() -> str:
-    """A digest of the package's Python files: machines with the same one play the same rounds."""
+    """Return a digest of the package's Python files; machines with the same one compute the same rounds."""
     home, digest = Path(cbdsl.__file__).parent, hashlib.sha256()
     for file in sorted(home.rglob("*.py")):
         digest.update(str(file.relative_to(home)).encode() + b"\0" + file.read_bytes() + b"\0")

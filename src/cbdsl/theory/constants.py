@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cbdsl.algorithm.worker import padded
+from cbdsl.algorithm.worker import pad_rows
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
 from cbdsl.data.partition import Labels
 from cbdsl.engines.base import Engine
@@ -54,7 +54,7 @@ class EngineProblem:
     ) -> None:
         """Build the problem. training: each worker's training set. population: the samples of the genie worker."""
         self._engine, self._samples = engine, samples
-        self._training = padded(training)
+        self._training = pad_rows(training)
         self._by_class = [group_by_class(rows, samples.labels, classes) for rows in training]
         self._population = group_by_class(population, samples.labels, classes)
         self.shares = np.array([proportions(rows, samples.labels, classes) for rows in training])  # (U, C)
@@ -77,7 +77,7 @@ class EngineProblem:
         """Return one row per worker and class, in one call, so that threads share the classes like workers."""
         present = [(row, label) for row, parts in enumerate(held) for label, part in enumerate(parts) if len(part)]
         rows, labels = (list(column) for column in zip(*present, strict=True))
-        indices = padded([held[row][label] for row, label in present])
+        indices = pad_rows([held[row][label] for row, label in present])
         result = np.zeros((len(held), len(held[0]), weights.shape[1]), np.float32)  # (k, C, D)
         result[rows, labels] = self._engine.gradients(np.ascontiguousarray(weights[rows]), self._samples, indices)
         return result

@@ -11,8 +11,8 @@ import numpy as np
 
 from cbdsl.algorithm.messages import Order
 from cbdsl.algorithm.particles import Coefficients, Particles, move_particles
-from cbdsl.algorithm.worker import batches_of
-from cbdsl.algorithm.worker import steps_of as steps_in_round
+from cbdsl.algorithm.worker import count_steps as steps_in_round
+from cbdsl.algorithm.worker import draw_batches
 from cbdsl.arrays import Doubles, Floats, Indices
 from cbdsl.data.dataset import Dataset
 from cbdsl.engines.base import Sgd
@@ -82,7 +82,7 @@ class Genie:
             return start.copy()
         spec, experiment = self.experiment.spec, self.experiment
         local = replace(spec.local, steps=self.steps)
-        batches = batches_of(self.population, local, stream(spec.seed, "genie", round_number))
+        batches = draw_batches(self.population, local, stream(spec.seed, "genie", round_number))
         seeds = np.array([seed_of(spec.seed, "genie", round_number, worker=1)], dtype=np.uint64)
         sgd = Sgd(learning_rate, local.momentum, local.weight_decay)
         return experiment.engine.train(np.ascontiguousarray(start), experiment.dataset.train, batches[None], sgd, seeds)
