@@ -12,11 +12,11 @@ from cbdsl.arrays import Samples
 from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.native_engine import available
 from cbdsl.engines.torch_engine import TorchEngine
-from cbdsl.errors import UserError
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.network import initial_weights
 from cbdsl.models.zoo import cnn, mlp
 from support.helpers import module_named
+from support.refusals import refused_as
 
 IMAGE = (1, 28, 28)
 NETWORKS = [pytest.param(cnn(IMAGE, 10), id="described"), pytest.param(module_named("cnn", IMAGE, 10), id="module")]
@@ -33,7 +33,7 @@ def see(monkeypatch: pytest.MonkeyPatch, *gpus: str) -> None:
     """Let torch see these GPUs; they compute on the CPU, for there may be none."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: "cuda" in gpus)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: "mps" in gpus)
-    monkeypatch.setattr("cbdsl.engines.torch_stacked.StackedTorchEngine", Elsewhere)
+    monkeypatch.setattr("cbdsl.engines.torch_engine.StackedTorchEngine", Elsewhere)
 
 
 class Elsewhere(TorchEngine):
@@ -70,13 +70,13 @@ def test_without_the_library_torch_takes_over_and_says_so(
     monkeypatch.setattr("cbdsl.engines.native_engine.available", lambda: "the native engine was not built")
     choice = choose_engine("auto", network, IMAGE, 1)
     assert (choice.engine.name, choice.note) == ("torch", "torch engine: the native engine was not built")
-    with pytest.raises(UserError, match="asked for, but the native engine was not built"):
+    with refused_as("not-supported", "not built"):
         choose_engine("native", network, IMAGE, 1)
 
 
 @needs_native
 def test_asking_for_native_where_it_cannot_is_an_error_that_names_the_layer() -> None:
-    with pytest.raises(UserError, match="ELU"):
+    with refused_as("not-supported", "ELU"):
         choose_engine("native", unusual(), IMAGE, 1)
 
 
@@ -102,7 +102,7 @@ def test_samples_with_more_axes_than_images_run_on_torch(described: bool) -> Non
 
 @needs_native
 def test_samples_of_another_shape_than_the_networks_are_an_obstacle() -> None:
-    with pytest.raises(UserError, match=r"takes samples of shape \(20,\), not \(1, 4, 5\)"):
+    with refused_as("not-supported", "(20,)", "(1, 4, 5)"):
         choose_engine("native", mlp((20,), 3), (1, 4, 5), 1)
 
 
@@ -156,19 +156,19 @@ def test_asking_for_a_gpu_is_asking_for_torch(
 @pytest.mark.parametrize("name", ["auto", "torch"])
 def test_asking_for_a_gpu_that_is_not_there_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     see(monkeypatch, "mps")
-    with pytest.raises(UserError, match=r"cuda was asked for, .*it sees: cpu, mps\. Use --device auto or --device cpu"):
+    with refused_as("not-supported", "cuda", "cpu, mps", "--device cpu"):
         choose_engine(name, cnn(IMAGE, 10), IMAGE, 1, "cuda")
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps"])
 def test_the_native_engine_on_a_gpu_is_an_error_whatever_is_there(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     see(monkeypatch, device)
-    with pytest.raises(UserError, match=f"runs on the CPU, but the device {device} was asked for"):
+    with refused_as("conflict", device):
         choose_engine("native", cnn(IMAGE, 10), IMAGE, 1, device)
 
 
 def test_a_device_that_nobody_knows_is_an_error_with_those_there_are() -> None:
-    with pytest.raises(UserError, match=r"Unknown device 'gpu'.*Allowed: auto, cpu, cuda, mps"):
+    with refused_as("unknown-name", "'gpu'", "auto, cpu, cuda, mps"):
         choose_engine("torch", unusual(), IMAGE, 1, "gpu")
 
 

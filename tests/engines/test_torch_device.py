@@ -1,4 +1,4 @@
-"""Where torch computes: devices by name, samples brought there, and everything put back."""
+"""Where torch computes: devices by name, samples moved there, and all settings restored."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from cbdsl.arrays import PADDING, Samples
 from cbdsl.engines.torch_engine import (
     CPU,
     accelerators,
-    brought,
+    bring_samples,
     deterministic,
-    device_named,
-    kept_generators,
+    keep_generators,
+    select_device,
 )
 from cbdsl.errors import UserError
+from support.refusals import refused_as
 
 SAMPLES = Samples(np.arange(20, dtype=np.float32).reshape(10, 2), np.arange(10, dtype=np.int32))
 
@@ -37,8 +38,8 @@ def test_auto_is_a_gpu_where_there_is_one(
     cuda: bool, mps: bool, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen(monkeypatch, cuda, mps)
-    assert device_named("auto") == torch.device(expected)
-    assert device_named("cpu") == CPU
+    assert select_device("auto") == torch.device(expected)
+    assert select_device("cpu") == CPU
     assert accelerators() == [name for name, there in (("cuda", cuda), ("mps", mps)) if there]
 
 
@@ -49,8 +50,8 @@ def test_a_gpu_that_is_not_there_is_an_error_that_says_what_is(
     name: str, mps: bool, there: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen(monkeypatch, False, mps)
-    with pytest.raises(UserError, match=f"The device {name} was asked for, but .* it sees: {there}. Use --device auto"):
-        device_named(name)
+    with refused_as("not-supported", name, f"it sees: {there}", "--device auto"):
+        select_device(name)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def test_a_gpu_that_is_not_there_is_an_error_that_says_what_is(
 )
 def test_samples_that_are_brought_are_those_that_are_named(indices: list[Any]) -> None:
     rows = np.array(indices, np.int32)
-    features, labels, places = brought(SAMPLES, rows, CPU)
+    features, labels, places = bring_samples(SAMPLES, rows, CPU)
     assert places.shape == rows.shape
     np.testing.assert_array_equal(places == PADDING, rows == PADDING)
     real = rows != PADDING
@@ -160,7 +161,7 @@ def test_generators_are_put_back_on_the_device_too(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("torch.cuda.get_rng_state", lambda: state["own"])
     monkeypatch.setattr("torch.cuda.set_rng_state", lambda value: state.update(own=value))
     before = torch.get_rng_state()
-    with kept_generators(torch.device("cuda")):
+    with keep_generators(torch.device("cuda")):
         torch.rand(3)
         state["own"] = torch.tensor([2])
     assert torch.equal(torch.get_rng_state(), before)

@@ -5,9 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from cbdsl.errors import UserError
 from cbdsl.models.to_torch import load_flat, module_weights, parameter_count, to_flat
 from support.helpers import module_named
+from support.refusals import refused_as
 
 SIZES = {"cnn": 44_426, "mlp": 50_890, "softmax": 7_850}
 
@@ -26,7 +26,7 @@ def test_modules_that_flatten_take_samples_of_any_shape(name: str, shape: tuple[
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
-    with pytest.raises(UserError, match=r"Unknown model 'cnm'. Did you mean 'cnn'\? Allowed: cnn, mlp, softmax"):
+    with refused_as("unknown-name", "'cnm'", "'cnn'?", "cnn, mlp, softmax"):
         module_named("cnm", (1, 28, 28), 10)
 
 
@@ -38,7 +38,7 @@ def test_flat_weights_go_both_ways() -> None:
 
 
 def test_flat_weights_of_another_size_are_an_error() -> None:
-    with pytest.raises(UserError, match=r"has 9 parameters, but the weights given have shape \(8,\)"):
+    with refused_as("wrong-shape", "9 parameters", "(8,)"):
         load_flat(nn.Linear(2, 3), np.zeros(8, dtype=np.float32))
 
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 
-from cbdsl.errors import UserError
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.network import Network
 from cbdsl.models.to_torch import module_of, to_flat
 from cbdsl.models.zoo import softmax
 from support.networks import architectures
+from support.refusals import refused_as
 
 
 @given(architectures())
@@ -33,5 +32,5 @@ def test_names_and_arrays_are_those_of_the_torch_module(architecture: Architectu
 
 def test_tensors_of_another_network_are_an_error() -> None:
     small, large = (Network((size,), 3, softmax((size,), 3)) for size in (2, 4))
-    with pytest.raises(UserError, match=r"a file is not a model of this network: 1\.weight .* \(3, 4\)"):
+    with refused_as("wrong-shape", "a file", "1.weight", "(3, 4)"):
         large.flat(small.tensors(np.zeros(9, np.float32)), "a file")

@@ -67,9 +67,9 @@ def test_a_file_without_a_card_still_starts_a_run_and_says_how_to_get_one(tmp_pa
     cbdsl.run(small_spec(rounds=1), model=perceptron, data=blobs(), out=tmp_path / "run")
     path = tmp_path / "run" / "model.safetensors"
     save_file(load_file(path), path)
-    with pytest.raises(UserError, match=r"holds weights alone .* cbdsl resume .*run$"):
+    with refused_as("not-supported", f"cbdsl resume {tmp_path / 'run'}"):
         cbdsl.load(tmp_path / "run")
-    with pytest.raises(UserError, match="Give a model that `cbdsl run` wrote"):
+    with refused_as("not-supported", "`cbdsl run`"):
         cbdsl.load(path)
     warm = cbdsl.run(small_spec(rounds=1), model=perceptron, data=blobs(), init=path)
     assert warm.summary.rounds == 1
@@ -142,8 +142,8 @@ def test_samples_of_many_axes_count_as_rows(tmp_path: Path) -> None:
     ("changed", "said"),
     [
         ({"cbdsl_format": "2"}, "is written in format '2'; this version reads 1"),
-        ({"cbdsl_graph": "{"}, "its graph is no JSON"),
-        ({"cbdsl_graph": "[" * 100_000}, "its graph is no JSON (it is nested too deeply)"),
+        ({"cbdsl_graph": "{"}, "its graph is not JSON"),
+        ({"cbdsl_graph": "[" * 100_000}, "its graph is not JSON (it is nested too deeply)"),
         ({"cbdsl_graph": " " * (2**24 + 1)}, "its graph is longer than 16,777,216 letters"),
         ({"cbdsl_graph": "[]"}, "its network cannot be: an architecture is a table"),
         ({"cbdsl_shape": "[4, 2]"}, "its network takes (4,), and a sample has the shape (4, 2)"),
@@ -174,7 +174,7 @@ def test_a_card_that_does_not_hold_together_is_refused_with_the_reason(
 
 def test_tensors_that_are_no_floats_are_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "model.safetensors", CARD.metadata(), **{"0.bias": np.ones(6, np.int64)})
-    with pytest.raises(UserError, match=r"the tensor '0.bias' holds int64"):
+    with refused_as("damaged-file", "'0.bias'", "int64"):
         cbdsl.load(path)
 
 
@@ -182,7 +182,7 @@ def test_tensors_that_are_no_floats_are_refused(tmp_path: Path) -> None:
 def test_what_is_no_safetensors_file_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"model.safetensors cannot be read"):
+    with refused_as("unreadable-file", "model.safetensors"):
         cbdsl.load(path)
 
 

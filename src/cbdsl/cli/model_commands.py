@@ -23,13 +23,11 @@ def predict(
     data: Annotated[
         Path, typer.Option(metavar="FILE", help="An .npz file with features and, if known, labels; see docs/export.md.")
     ],
-    raw: Annotated[
-        bool, typer.Option("--raw", help="The features are scaled already: give them to the network as they are.")
-    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Do not scale the features: they are scaled already.")] = False,
     threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, alone on standard output.")] = False,
 ) -> None:
-    """Say the class of every sample in a file, by a trained model: a line each, its class and how likely that is."""
+    """Predict the class of every sample in a file with a trained model; print class and probability."""
     interrupts.start_again()
     from cbdsl.export.predict import predict as predictions_of  # noqa: PLC0415
     from cbdsl.export.predict import read_unseen  # noqa: PLC0415
@@ -57,7 +55,7 @@ def export(
     out: Annotated[Path, typer.Option(metavar="FILE", help="The file to write: .onnx, .c or .safetensors.")],
     int8: Annotated[bool, typer.Option("--int8", help="With --to c: weights of eight bits instead of 32.")] = False,
     raw: Annotated[
-        bool, typer.Option("--raw", help="Leave the scaling of features out: they come scaled already.")
+        bool, typer.Option("--raw", help="Leave out the scaling of features: they are scaled already.")
     ] = False,
     data: Annotated[
         Path | None,
@@ -69,7 +67,9 @@ def export(
     """Write a trained model for other programs: ONNX, one C file, or a copy of its safetensors file."""
     interrupts.start_again()
     if data is not None and not int8:
-        raise UserError("--data is for --int8, whose loss of accuracy is measured on it. Leave it out.")
+        raise UserError(
+            "--data is for --int8, whose loss of accuracy is measured on it. Leave it out.", code="no-effect"
+        )
     from cbdsl.export.write import check_words, write  # noqa: PLC0415
     from cbdsl.models import saved_model  # noqa: PLC0415
 
@@ -91,7 +91,7 @@ def _size(path: Path) -> str:
 
 
 def _lost(saved: SavedModel, model: Path, data: Path | None, raw: bool) -> str:
-    """What eight bits cost, as a line; or why it was not measured."""
+    """Return a line about the accuracy lost with eight bits, or why it was not measured."""
     from cbdsl.export.predict import read_unseen  # noqa: PLC0415
     from cbdsl.export.write import accuracies, scoring_set  # noqa: PLC0415
 
@@ -100,7 +100,7 @@ def _lost(saved: SavedModel, model: Path, data: Path | None, raw: bool) -> str:
     else:
         try:
             if not (model / "spec.toml").is_file():
-                raise UserError("The model is a file without a run.")
+                raise UserError("The model is a file without a run.", code="not-supported")
             unseen, where = scoring_set(model, saved), "D_sc"
         except UserError as error:
             return f"accuracy not measured: {error} Give labelled samples: --data FILE.npz"

@@ -1,8 +1,8 @@
-"""What every engine can do with a stack of models: train it, score it, differentiate it.
+"""The interface of engines, which train, score and differentiate stacks of models, and checks of their arguments.
 
-An engine knows one network and nothing of swarms, servers or rounds. Workers are rows: a stack is a
-``(U, D)`` float32 array of flat weights, and row ``u`` of a result depends on row ``u`` of the
-inputs alone. So the number of threads, and the order or grouping of workers, never change a number.
+An engine is for one network. Workers are rows: a stack is a ``(U, D)`` float32 array of flat weights, and row ``u`` of
+a result depends on row ``u`` of the inputs alone. So neither the number of threads nor the order of workers changes a
+number.
 """
 
 from __future__ import annotations
@@ -34,11 +34,19 @@ class Sgd:
 
 
 class Engine(Protocol):
-    """One network, many models of it. The loss is the mean cross-entropy."""
+    """Trains and scores many models of one network. The loss is the mean cross-entropy.
+
+    >>> from cbdsl.engines.choose import choose_engine
+    >>> from cbdsl.models.zoo import softmax
+    >>> engine = choose_engine("auto", softmax((4,), 3), (4,), threads=1).engine
+    >>> samples = Samples(np.zeros((5, 4), np.float32), np.zeros(5, np.int32))
+    >>> engine.losses(np.zeros((2, engine.size), np.float32), samples, np.arange(5)).round(4)
+    array([1.0986, 1.0986])
+    """
 
     @property
     def name(self) -> str:
-        """How a user selects this engine and how reports call it."""
+        """The name in settings and reports."""
         ...
 
     @property
@@ -55,42 +63,42 @@ class Engine(Protocol):
         seeds: Seeds | None = None,
         corrections: Floats | None = None,
     ) -> Floats:
-        """Take every model through its own batches, one SGD step a batch; return the new weights.
+        """Train every model on its own batches, one SGD step per batch; return the new weights.
 
         weights: (U, D), left as it is. batches: (U, S, B) rows of `samples`; a short batch is padded
-        with -1 at its end, a batch without samples is no step. seeds: (U,), for layers that draw
+        with -1 at its end, a batch without samples takes no step. seeds: (U,), for layers that draw
         random numbers while they train. corrections: (U, D), finite; row u is added to the gradient of
         every step of model u, as SCAFFOLD's c - c_u is (Karimireddy et al., 2020). See `Sgd` for a step.
         """
         ...
 
     def losses(self, weights: Floats, samples: Samples, indices: Indices, ceilings: Doubles | None = None) -> Doubles:
-        """Mean loss of every model, (U,).
+        """Return the mean loss of every model, (U,).
 
-        indices: (N,), the same samples for all, or (U, N), a row a worker, padded with -1.
+        indices: (N,), the same samples for all, or (U, N), one row per worker, padded with -1.
         ceilings: (U,); a worker whose loss is certain to exceed its ceiling may be given up and is
-        then reported as +inf. Every other number is exact, so a minimum with the ceiling is too.
+        then reported as +inf. All other losses are exact, so a minimum with the ceiling is too.
         """
         ...
 
     def sample_losses(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
-        """Loss of one model on every single sample, (N,), in the order of `indices`.
+        """Return the loss of one model on every single sample, (N,), in the order of `indices`.
 
         weights: (D,), one model. indices: (N,), without padding. Their mean is what `losses` gives, up to rounding.
         """
         ...
 
     def accuracies(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
-        """Share of samples classified correctly, (U,); indices as in `losses`. Logits that hold a NaN are wrong."""
+        """Return the share of correct samples, (U,); indices as in `losses`. Logits with a NaN are wrong."""
         ...
 
     def gradients(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:
-        """Gradient of the mean loss, (U, D); indices as in `losses`."""
+        """Return the gradient of the mean loss, (U, D); indices as in `losses`."""
         ...
 
 
 def check_indices(name: str, indices: Indices, samples: int) -> None:
-    """Refuse indices of any shape that name no sample, or hold padding before a sample."""
+    """Refuse indices that are not samples, or padding before a sample."""
     if not indices.size:
         return
     lowest, highest = int(indices.min()), int(indices.max())
@@ -106,15 +114,15 @@ def check_indices(name: str, indices: Indices, samples: int) -> None:
 
 
 def floats(name: str, array: NDArray[Any]) -> Floats:
-    """The array as float32 in the order of C, aligned; any other kind of number is refused."""
+    """Return a C-ordered, aligned float32 array; refuse other kinds of numbers."""
     array = np.asarray(array)
     if array.dtype.kind != "f":
         raise ValueError(f"{name} have type {array.dtype}; give float32")
     return np.require(array, np.float32, ["C", "A"])
 
 
-def whole_numbers(name: str, array: NDArray[Any]) -> Indices:
-    """The array as int32 in the order of C, aligned; any other kind of number is refused."""
+def as_int32(name: str, array: NDArray[Any]) -> Indices:
+    """Return a C-ordered, aligned int32 array; refuse other kinds of numbers."""
     array = np.asarray(array)
     if array.dtype.kind not in "iu" and array.size:
         raise ValueError(f"{name} have type {array.dtype}; give int32")
@@ -123,25 +131,25 @@ def whole_numbers(name: str, array: NDArray[Any]) -> Indices:
     return np.require(array, np.int32, ["C", "A"])
 
 
-def corrections_for(corrections: Floats, shape: tuple[int, ...]) -> Floats:
-    """What is added to every gradient, (U, D), a row for each model of a stack of this shape."""
+def check_corrections(corrections: Floats, shape: tuple[int, ...]) -> Floats:
+    """Return corrections as float32; refuse another shape than that of the stack."""
     rows = floats("corrections", corrections)
     if rows.shape != shape:
         raise ValueError(f"corrections have shape {rows.shape}; give {shape}, one row for each model")
     return rows  # not checked to be finite: like weights that are not, they spoil their own row and no other
 
 
-def one_model(weights: Floats, size: int) -> Floats:
-    """The flat weights of a single model, (D,)."""
+def check_one_model(weights: Floats, size: int) -> Floats:
+    """Return the flat weights of one model as float32; refuse another shape than (D,)."""
     model = floats("weights", weights)
     if model.shape != (size,):
         raise ValueError(f"weights have shape {model.shape}; give ({size},), the flat weights of one model")
     return model
 
 
-def sample_numbers(indices: Indices, samples: int) -> Indices:
-    """Samples that each get a number of their own, (N,); padding would leave a number without a sample."""
-    indices = whole_numbers("indices", indices)
+def check_sample_indices(indices: Indices, samples: int) -> Indices:
+    """Return indices (N,) as int32; refuse padding, which has no loss."""
+    indices = as_int32("indices", indices)
     if indices.ndim != 1:
         raise ValueError(f"indices have shape {indices.shape}; give (N,), one number a sample")
     check_indices("indices", indices, samples)

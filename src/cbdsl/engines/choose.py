@@ -1,6 +1,6 @@
-"""Which engine runs a network: the native kernels where they can, torch for the rest, and a sentence that says why.
+"""Chooses the engine for a network: the native kernels where they can run it, otherwise torch.
 
-torch is imported only when it is to run the network, so a described network on the native engine never needs it.
+torch is imported only if it runs the network.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _GPUS = ("cuda", "mps")
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """An engine, and why it is not the fastest one (empty if it is, or if the user asked for it)."""
+    """An engine, and why it is not the fastest one ("" if it is, or if the user asked for it)."""
 
     engine: Engine
     note: str = ""
 
 
 def check_device(name: str, device: str) -> None:
-    """Refuse an engine and a device that do not exist, or not together."""
+    """Refuse an unknown engine or device, or a combination that does not work."""
     if name not in ENGINES:
         raise unknown("engine", name, ENGINES)
     if device not in DEVICES:
@@ -42,7 +42,8 @@ def check_device(name: str, device: str) -> None:
     if name == "native" and device in _GPUS:
         raise UserError(
             f"The native engine runs on the CPU, but the device {device} was asked for. Use --engine torch (or auto) "
-            f"with --device {device}, or --engine native alone."
+            f"with --device {device}, or --engine native alone.",
+            code="conflict",
         )
 
 
@@ -64,7 +65,10 @@ def choose_engine(
         except ArchitectureError as error:
             obstacle = f"the native engine cannot run this model: {error}"
     if name == "native":
-        raise UserError(f"The native engine was asked for, but {obstacle}. Use --engine auto or --engine torch.")
+        raise UserError(
+            f"The native engine was asked for, but {obstacle}. Use --engine auto or --engine torch.",
+            code="not-supported",
+        )
     engine = _torch_engine(_subject(network), threads, obstacle, device)
     return Choice(engine, f"{engine.name} engine: {obstacle}")
 
@@ -88,19 +92,19 @@ def _described(network: Architecture | nn.Module | Network, shape: tuple[int, ..
 
 
 def _torch_engine(network: Architecture | nn.Module, threads: int, why: str, device: str) -> Engine:
-    """On the CPU a loop over workers, which was faster there; on a GPU their models stacked."""
+    """Return the engine that loops over workers, which is faster on the CPU, or the stacked one for a GPU."""
     try:
         from cbdsl.engines.torch_engine import (  # noqa: PLC0415
             CPU,
+            StackedTorchEngine,
             TorchEngine,
-            device_named,
+            select_device,
         )
-        from cbdsl.engines.torch_stacked import StackedTorchEngine  # noqa: PLC0415
         from cbdsl.models.to_torch import module_of  # noqa: PLC0415
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise missing("torch", "torch", why) from error
-    place = device_named(device)
+    place = select_device(device)
     module = module_of(network) if isinstance(network, Architecture) else network
     return TorchEngine(module, threads) if place == CPU else StackedTorchEngine(module, place)

@@ -1,7 +1,7 @@
 """The native engine: C++ kernels that train and score thousands of small models. It never imports torch.
 
-Every argument is checked here, before a pointer is handed over: wrong input is an error with a sentence, never a
-crash. `cbdsl.engines.native_engine` finds the library; ctypes releases the GIL while it runs.
+All arguments are checked before a pointer is passed on, so wrong input is an error and never a crash. ctypes releases
+the GIL while the library runs.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
 from cbdsl.engines.base import (
     Sgd,
+    as_int32,
+    check_corrections,
     check_indices,
-    corrections_for,
+    check_one_model,
+    check_sample_indices,
     floats,
-    one_model,
-    sample_numbers,
-    whole_numbers,
 )
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import Shape
@@ -39,7 +39,7 @@ class NativeEngineError(RuntimeError):
 
 @dataclass(frozen=True)
 class NativeInfo:
-    """What `cbdsl doctor` says of the engine."""
+    """Facts about the library for `cbdsl doctor`."""
 
     library: str
     instructions: str
@@ -50,7 +50,7 @@ class NativeInfo:
 
 
 def available() -> str | None:
-    """None if the library is there and loads; otherwise why not."""
+    """Return None if the library loads, otherwise the reason why not."""
     try:
         library()
     except NativeEngineError as error:
@@ -59,7 +59,7 @@ def available() -> str | None:
 
 
 def info() -> NativeInfo:
-    """Describe the loaded library; raises NativeEngineError with the reason if there is none."""
+    """Describe the loaded library; raise NativeEngineError if there is none."""
     path, loaded = library()
     return NativeInfo(
         library=path.name,
@@ -72,20 +72,20 @@ def info() -> NativeInfo:
 
 
 def default_threads() -> int:
-    """Processors that this process may use."""
+    """Return the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def peak_multiply_adds(threads: int | None = None, seconds: float = 0.2) -> float:
-    """Multiply-adds per second that the machine reaches with everything in registers, measured."""
+    """Measure the multiply-adds per second of this machine with all data in registers."""
     return float(library()[1].cbdsl_peak(threads or default_threads(), seconds))
 
 
 @cache
 def library() -> tuple[Path, Any]:
-    """Load the library that suits this processor best; cached, because loading twice would be two libraries."""
+    """Load the best library for this processor, once."""
     built = sorted(HERE.glob("_lanes*.so")) + sorted(HERE.glob("_lanes*.dylib"))
     if not built:
         raise NativeEngineError(
@@ -138,7 +138,7 @@ def _load(path: Path) -> tuple[Path, Any]:
 
 
 LAYER_FIELDS = 12
-"""Numbers that describe one layer to the library: a code, how many tensors it reads, and up to ten sizes."""
+"""Integers per layer: its code, how many tensors it reads, and up to ten sizes."""
 
 
 class LayerTable:
@@ -162,7 +162,7 @@ def _image(shape: Shape) -> Shape:
 
 
 class NativeEngine:
-    """One network on the native kernels; fulfils `base.Engine`."""
+    """One network on the native kernels; implements `base.Engine`."""
 
     name = "native"
 
@@ -192,7 +192,7 @@ class NativeEngine:
 
     @property
     def workspace(self) -> int:
-        """Bytes that a thread takes while it works."""
+        """Bytes of working memory per thread."""
         return int(self._library.cbdsl_workspace(self._handle))
 
     def train(
@@ -204,11 +204,11 @@ class NativeEngine:
         seeds: Seeds | None = None,
         corrections: Floats | None = None,
     ) -> Floats:
-        """Take every model through its own batches; see `Engine.train`. Without seeds all are zero."""
+        """See `Engine.train`. Without seeds all are zero."""
         stack = self._stack(weights)
         trained = np.empty_like(stack)  # (U, D)
         features, labels = self._samples(samples)
-        batches = whole_numbers("batches", batches)
+        batches = as_int32("batches", batches)
         if batches.ndim != 3 or len(batches) != len(stack):
             raise ValueError(f"batches have shape {batches.shape}; give (U, S, B) with U = {len(stack)} workers")
         check_indices("batches", batches, len(labels))
@@ -216,7 +216,7 @@ class NativeEngine:
             if not np.isfinite(getattr(sgd, name)):
                 raise ValueError(f"{name} is {getattr(sgd, name)}; give a finite number")
         if corrections is not None:
-            corrections = corrections_for(corrections, stack.shape)
+            corrections = check_corrections(corrections, stack.shape)
         if seeds is not None:
             seeds = np.require(seeds, np.uint64, ["C", "A"])
             if seeds.shape != stack.shape[:1]:
@@ -230,15 +230,15 @@ class NativeEngine:
         return trained
 
     def losses(self, weights: Floats, samples: Samples, indices: Indices, ceilings: Doubles | None = None) -> Doubles:
-        """Mean loss of every model; see `Engine.losses`. A model without samples has the loss NaN."""
+        """See `Engine.losses`. A model without samples has the loss NaN."""
         return self._score(weights, samples, indices, ceilings)[0]
 
     def accuracies(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
-        """Share of samples classified correctly; see `Engine.accuracies`. Logits that hold a NaN are wrong."""
+        """See `Engine.accuracies`."""
         return self._score(weights, samples, indices, None)[1]
 
     def gradients(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:
-        """Gradient of the mean loss; see `Engine.gradients`. A model without samples has NaN gradients."""
+        """See `Engine.gradients`. A model without samples has NaN gradients."""
         stack = self._stack(weights)
         features, labels = self._samples(samples)
         indices = self._indices(indices, len(stack), len(labels))
@@ -250,10 +250,10 @@ class NativeEngine:
         return out
 
     def sample_losses(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
-        """Losses of one model on single samples, the terms that `losses` adds up; see `Engine.sample_losses`."""
-        model = one_model(weights, self.size)
+        """See `Engine.sample_losses`. These are the terms that `losses` adds up."""
+        model = check_one_model(weights, self.size)
         features, labels = self._samples(samples)
-        indices = sample_numbers(indices, len(labels))
+        indices = check_sample_indices(indices, len(labels))
         losses = np.empty(len(indices))  # (N,)
         self._call(
             self._library.cbdsl_sample_losses, _pointer(model), _pointer(features), _pointer(labels),
@@ -289,13 +289,13 @@ class NativeEngine:
         stack = floats("weights", weights)
         if stack.ndim != 2 or stack.shape[1] != self.size:
             raise ValueError(
-                f"weights have shape {stack.shape}; give (U, {self.size}), one row of flat weights a worker"
+                f"weights have shape {stack.shape}; give (U, {self.size}), one row of flat weights per worker"
             )
         return stack
 
     def _samples(self, samples: Samples) -> tuple[Floats, Indices]:
         features = floats("features", samples.features)
-        labels = whole_numbers("labels", samples.labels)
+        labels = as_int32("labels", samples.labels)
         if features.shape[1:] != self.architecture.shape:
             raise ValueError(
                 f"features have shape {features.shape}; give (N, *shape), shape being {self.architecture.shape} here"
@@ -309,7 +309,7 @@ class NativeEngine:
         return features, labels
 
     def _indices(self, indices: Indices, workers: int, samples: int) -> Indices:
-        indices = whole_numbers("indices", indices)
+        indices = as_int32("indices", indices)
         if indices.ndim not in {1, 2} or (indices.ndim == 2 and len(indices) != workers):
             raise ValueError(f"indices have shape {indices.shape}; give (N,) for all workers or ({workers}, N)")
         check_indices("indices", indices, samples)

@@ -1,195 +1,41 @@
-"""The engine for any `nn.Module`: a loop over workers, spread over threads.
+"""The engines for any `nn.Module`: a loop over workers on the CPU, stacked models on a GPU.
 
-Each worker is computed by itself on one thread, so its numbers do not depend on who else is in the stack;
-`torch.func.vmap`'s grouped kernels would tie a worker's rounding to its neighbours. Measured in one run on the paper's
-CNN, 50 workers, two cores: vmap trains a tenth faster (76 against 85 ms a step) and scores 1.8 times slower.
+On the CPU each worker is computed by itself on one thread, so its numbers do not depend on the other workers in the
+stack; `torch.func.vmap`'s grouped kernels would tie a worker's rounding to its neighbours. Measured on the paper's CNN,
+50 workers, two cores: vmap trains a tenth faster (76 against 85 ms per step) and scores 1.8 times slower.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
-from cbdsl.engines.base import Sgd, corrections_for, one_model, sample_numbers
+from cbdsl.engines.base import Sgd, check_corrections, check_one_model, check_sample_indices
 from cbdsl.errors import UserError
 from cbdsl.models.from_torch import buffers_of, check_buffers, check_layers
 from cbdsl.models.to_torch import parameter_count
 
 CPU = torch.device("cpu")
-
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it cuBLAS may add up in another order every time
-
-
-def accelerators() -> list[str]:
-    """The kinds of GPU that torch can use here, the best first; empty if there are none."""
-    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    return [name for name, there in found.items() if there]
-
-
-def device_named(name: str) -> torch.device:
-    """The device that a user asked for; "auto" is a GPU where there is one."""
-    there = accelerators()
-    if name == "auto":
-        return torch.device(there[0]) if there else CPU
-    if name != "cpu" and name not in there:
-        raise UserError(
-            f"The device {name} was asked for, but torch {torch.__version__} sees none here; it sees: "
-            f"{', '.join(['cpu', *there])}. Use --device auto or --device cpu, or install torch for that GPU."
-        )
-    return torch.device(name)
-
-
-def brought(samples: Samples, indices: Indices, device: torch.device) -> tuple[Tensor, Tensor, Indices]:
-    """Features and labels on a device, of those samples alone that are named, and the indices into them.
-
-    They are brought anew for every call: what would be kept there might be out of date, and fill the device.
-    """
-    used, places = np.unique(indices, return_inverse=True)
-    places = places.reshape(indices.shape)
-    if len(used) and used[0] == PADDING:
-        used, places = used[1:], places - 1  # padding comes first, and stays -1
-    features = torch.from_numpy(np.asarray(samples.features[used], np.float32)).to(device)
-    labels = torch.from_numpy(samples.labels[used].astype(np.int64)).to(device)
-    return features, labels, places.astype(np.int32)
-
-
-def generator_states(device: torch.device) -> list[Tensor]:
-    """The states of the generators that a module on this device may draw from: the CPU's, and the device's own."""
-    own = [] if device.type == "cpu" else [_backend(device).get_rng_state()]
-    return [torch.get_rng_state(), *own]
-
-
-def put_back(states: list[Tensor], device: torch.device) -> None:
-    """Set the generators to states that `generator_states` gave."""
-    torch.set_rng_state(states[0])
-    if device.type != "cpu":
-        _backend(device).set_rng_state(states[1])
-
-
-def seed_generators(seed: int, device: torch.device) -> None:
-    """Start the same generators from a seed; no other device's."""
-    torch.default_generator.manual_seed(seed)
-    if device.type != "cpu":
-        _backend(device).manual_seed(seed)
-
-
-def same_states(one: list[Tensor], other: list[Tensor]) -> bool:
-    """Whether nothing was drawn between two calls of `generator_states`."""
-    return all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
-
-
-@contextmanager
-def kept_generators(device: torch.device) -> Iterator[None]:
-    """Put the states of the generators back at the end."""
-    states = generator_states(device)
-    try:
-        yield
-    finally:
-        put_back(states, device)
-
-
-@contextmanager
-def deterministic(device: torch.device) -> Iterator[None]:
-    """Make torch repeat itself on a device, to the bit, and keep float32 whole; afterwards all is as it was.
-
-    An operation that has no such form on the device is a UserError.
-    """
-    workspace = os.environ.get(_WORKSPACE)
-    saved = [(write, read()) for read, write in _SETTINGS if _readable(read)]
-    try:
-        _be_strict()
-        yield
-    except RuntimeError as error:  # torch has no class of its own for what is told from the text
-        if explained := _explained(error, device):
-            raise explained from error
-        raise
-    finally:
-        for write, value in saved:
-            write(value)
-        os.environ.pop(_WORKSPACE, None)
-        if workspace is not None:
-            os.environ[_WORKSPACE] = workspace
-
-
-def _be_strict() -> None:
-    os.environ[_WORKSPACE] = ":4096:8"
-    torch.set_num_threads(1)  # how an operation is split over threads shows in its last digits
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.deterministic = True
-    torch.backends.cudnn.benchmark = False  # it would choose a kernel by its speed at the moment
-    torch.set_float32_matmul_precision("highest")  # TF32 has ten bits of mantissa
-    torch.backends.cudnn.allow_tf32 = False
-
-
-def _explained(error: RuntimeError, device: torch.device) -> UserError | None:
-    text = str(error)
-    if "out of memory" in text.lower():
-        return UserError(
-            f"The device {device.type} has not enough free memory for this model ({text.splitlines()[0]}). "
-            "Use --device cpu, a smaller model, or a lower local.batch_size."
-        )
-    if "deterministic" in text and device.type != "cpu":
-        return UserError(
-            f"The model has an operation that does not repeat its numbers on {device.type} "
-            f"({text.splitlines()[0]}). Use --device cpu, or another layer."
-        )
-    return None
-
-
-def _backend(device: torch.device) -> Any:  # noqa: ANN401 - torch.cuda or torch.mps, which share these functions
-    return getattr(torch, device.type)
-
-
-def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:  # noqa: ANN401
-    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
-
-
-def _determinism() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-
-def _readable(read: Callable[[], Any]) -> bool:
-    """Whether this torch has a setting, and can say what it is: it cannot if old and new names of it were mixed."""
-    try:
-        read()
-    except (AttributeError, RuntimeError):
-        return False
-    return True
-
-
-# How to read and how to write each setting that `_be_strict` changes; precision has old names and, since torch 2.9, new
-# ones, which are written last because the old ones change them too.
-_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...] = (
-    (torch.get_num_threads, torch.set_num_threads),
-    (_determinism, lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1])),
-    _attribute(torch.backends.cudnn, "deterministic"),
-    _attribute(torch.backends.cudnn, "benchmark"),
-    _attribute(torch.backends.cuda.matmul, "allow_tf32"),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    _attribute(torch.backends.cudnn, "allow_tf32"),
-    _attribute(torch.backends.cuda.matmul, "fp32_precision"),
-    *(
-        _attribute(getattr(torch.backends.cudnn, name), "fp32_precision")
-        for name in ("conv", "rnn")
-        if hasattr(torch.backends.cudnn, name)
-    ),
-)
-
-
 _CHUNK = 250  # samples scored at once; fixed, because a sum's grouping shows in its last digits
 _SMALL_CONVOLUTION = 64  # channels; below, torch's own convolution beats oneDNN's on batches this small
-
+_BLOCK_BYTES = 2**30  # of models that train together, and what belongs to them; their samples come on top, each once
+_MODELS = 8  # arrays of D numbers a worker: weights, gradients twice, velocity, start, correction, a step's own
+_ACTIVATIONS = 30  # numbers that a network keeps for each of a sample's until it has its gradient; a guess
+_CLOSE = 1e-3  # how far gradients of both ways may be apart; rounding alone is a thousand times closer
 _Result = TypeVar("_Result")
 
 
@@ -199,7 +45,7 @@ class TorchEngine:
     name = "torch"
 
     def __init__(self, module: nn.Module, threads: int = 1, device: torch.device | None = None) -> None:
-        """device: for `StackedTorchEngine`, which sees to it that torch repeats itself there; none is the CPU."""
+        """device: for `StackedTorchEngine`, which makes torch deterministic there; None is the CPU."""
         check_layers(module)
         self._brings = device is not None  # samples go there first
         self._device = device or CPU
@@ -224,9 +70,9 @@ class TorchEngine:
         seeds: Seeds | None = None,
         corrections: Floats | None = None,
     ) -> Floats:
-        """See `Engine.train`. The state of torch's global generator is put back."""
+        """See `Engine.train`. The state of torch's global generator is restored."""
         if corrections is not None:
-            corrections = corrections_for(corrections, weights.shape)
+            corrections = check_corrections(corrections, weights.shape)
         features, labels, batches = self._tensors(samples, batches)
         result = np.empty_like(weights)
 
@@ -253,12 +99,12 @@ class TorchEngine:
             check_buffers(model.constants, model.module)  # or the next worker would find what this one left
             result[worker] = model.flat.cpu().numpy()
 
-        with kept_generators(self._device):
+        with keep_generators(self._device):
             before = generator_states(self._device)
             self._for_each(len(weights), train_worker, serial=self._random)
-            if not self._random and not same_states(generator_states(self._device), before):
+            if not self._random and not are_equal(generator_states(self._device), before):
                 self._random = True  # a function draws, which no layer shows: once more, from the seeds
-                put_back(before, self._device)
+                set_generator_states(before, self._device)
                 self._for_each(len(weights), train_worker, serial=True)
         return result
 
@@ -280,8 +126,8 @@ class TorchEngine:
 
     def sample_losses(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
         """See `Engine.sample_losses`. Chunks of samples are spread over the threads."""
-        model = one_model(weights, self._size)
-        features, labels, indices = self._tensors(samples, sample_numbers(indices, len(samples)))
+        model = check_one_model(weights, self._size)
+        features, labels, indices = self._tensors(samples, check_sample_indices(indices, len(samples)))
         chosen = torch.from_numpy(indices)
 
         def losses(chunk: int) -> Doubles:
@@ -328,7 +174,7 @@ class TorchEngine:
     def _outputs(
         self, weights: Floats, features: Tensor, labels: Tensor, chosen: Tensor
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Logits and labels, chunk after chunk."""
+        """Yield logits and labels in chunks."""
         model = self._load(weights)
         model.module.eval()
         with torch.inference_mode():
@@ -337,13 +183,13 @@ class TorchEngine:
                 yield model.module(features[part]), labels[part]
 
     def _tensors(self, samples: Samples, indices: Indices) -> tuple[Tensor, Tensor, Indices]:
-        """Features and labels where the module is, and the indices into them."""
+        """Return features and labels on the module's device, and the indices into them."""
         if self._brings:
-            return brought(samples, indices, self._device)
+            return bring_samples(samples, indices, self._device)
         return torch.from_numpy(samples.features), torch.from_numpy(samples.labels.astype(np.int64)), indices
 
     def _load(self, weights: Floats) -> _FlatModel:
-        """This thread's own copy of the module, with these weights in it."""
+        """Return this thread's copy of the module with these weights."""
         if not hasattr(self._own, "model"):
             self._own.model = _FlatModel(self._module)
         model: _FlatModel = self._own.model
@@ -352,7 +198,7 @@ class TorchEngine:
         return model
 
     def _for_each(self, count: int, work: Callable[[int], _Result], serial: bool = False) -> list[_Result]:
-        """Run the work of every worker, each on one thread; the results in the order of workers."""
+        """Run the work of every worker, each on one thread; return results in the order of workers."""
         with _one_thread_per_operation(self._plain_convolution):
             if serial or self._threads == 1 or count == 1:
                 return [work(worker) for worker in range(count)]
@@ -380,7 +226,7 @@ class _FlatModel:
 
 
 def step(flat: Tensor, gradient: Tensor, velocity: Tensor | None, sgd: Sgd) -> None:
-    """One step of torch.optim.SGD, in place; of one model, (D,), or of several, (U, D)."""
+    """Take one step of torch.optim.SGD in place, for one model (D,) or several (U, D)."""
     if sgd.weight_decay:
         gradient.add_(flat, alpha=sgd.weight_decay)
     if velocity is not None:
@@ -390,7 +236,7 @@ def step(flat: Tensor, gradient: Tensor, velocity: Tensor | None, sgd: Sgd) -> N
 
 @contextmanager
 def _one_thread_per_operation(plain_convolution: bool) -> Iterator[None]:
-    """Keep torch from splitting operations over threads: how it splits them shows in the last digits."""
+    """Keep torch from splitting operations over threads, which would change the last digits."""
     threads, onednn = torch.get_num_threads(), torch.backends.mkldnn.enabled
     torch.set_num_threads(1)
     torch.backends.mkldnn.enabled = bool(onednn) and not plain_convolution  # type: ignore[assignment]
@@ -409,3 +255,377 @@ def _chosen(indices: Indices, worker: int) -> Tensor:
 def _has_only_small_convolutions(module: nn.Module) -> bool:
     layers = [layer for layer in module.modules() if isinstance(layer, nn.modules.conv._ConvNd)]
     return bool(layers) and all(max(layer.in_channels, layer.out_channels) < _SMALL_CONVOLUTION for layer in layers)
+
+
+class StackedTorchEngine:
+    """Trains and scores stacks of one module's models on a GPU.
+
+    A GPU is idle while it works on one small model, so training takes blocks of workers through `torch.func.vmap`.
+    Scores and gradients are computed one model at a time, so a score does not depend on the other models, and the
+    server measures exactly what a worker claimed.
+
+    The same calls on the same device, driver and build of torch give the same numbers. A worker's training may differ
+    in its last digits with the block that it is in, because kernels over a block may add up in another order. So the
+    size of a block follows from the model and the batch alone, never from free memory. `TorchEngine` has no such
+    dependence.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device, block: int | None = None) -> None:
+        """block: how many workers train together; estimated if not given."""
+        self._alone = TorchEngine(module, device=device)  # refuses what no engine can train
+        self._module = copy.deepcopy(module).to(device, torch.float32).train().requires_grad_(False)
+        self._constants = buffers_of(self._module)
+        self._names = [name for name, _ in module.named_parameters()]
+        self._shapes = [parameter.shape for parameter in module.parameters()]
+        self._device, self._block = device, block
+        self._stacks: bool | None = None  # not tried yet
+
+    @property
+    def name(self) -> str:
+        """The name in reports. Another device gives other last digits."""
+        return f"torch-{self._device.type}"
+
+    @property
+    def size(self) -> int:
+        """D, the number of parameters of one model."""
+        return self._alone.size
+
+    @property
+    def stacks(self) -> bool | None:
+        """Whether the module can be trained stacked; None while it is not known."""
+        return self._stacks
+
+    def train(
+        self,
+        weights: Floats,
+        samples: Samples,
+        batches: Indices,
+        sgd: Sgd,
+        seeds: Seeds | None = None,
+        corrections: Floats | None = None,
+    ) -> Floats:
+        """See `Engine.train`. The states of torch's generators are restored."""
+        if corrections is not None:
+            corrections = check_corrections(corrections, weights.shape)
+        block = self._block or workers_together(self.size, batches.shape[2], math.prod(samples.features.shape[1:]))
+        result = np.empty_like(weights)
+        with self._at_work():
+            if self._stacks is None and (batches != PADDING).any():
+                self._stacks = self._can_stack(samples)
+            for first in range(0, len(weights), block):
+                rows = slice(first, first + block)
+                own = None if corrections is None else corrections[rows]
+                trained = self._train_block(weights[rows], samples, batches[rows], sgd, own) if self._stacks else None
+                if trained is None:  # one after the other, each from its own seed
+                    drawn = None if seeds is None else seeds[rows]
+                    trained = self._alone.train(weights[rows], samples, batches[rows], sgd, drawn, own)
+                result[rows] = trained
+        return result
+
+    def losses(self, weights: Floats, samples: Samples, indices: Indices, ceilings: Doubles | None = None) -> Doubles:
+        """See `Engine.losses`."""
+        with self._at_work():
+            return self._alone.losses(weights, samples, indices, ceilings)
+
+    def sample_losses(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
+        """See `Engine.sample_losses`."""
+        with self._at_work():
+            return self._alone.sample_losses(weights, samples, indices)
+
+    def accuracies(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
+        """See `Engine.accuracies`."""
+        with self._at_work():
+            return self._alone.accuracies(weights, samples, indices)
+
+    def gradients(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:
+        """See `Engine.gradients`."""
+        with self._at_work():
+            return self._alone.gradients(weights, samples, indices)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        with deterministic(self._device), keep_generators(self._device):
+            yield
+
+    def _train_block(
+        self, weights: Floats, samples: Samples, batches: Indices, sgd: Sgd, corrections: Floats | None
+    ) -> Floats | None:
+        """Train the models of one block together; return None if that is not possible.
+
+        It depends on the block alone and nothing is stored, so a resumed run decides the same.
+        """
+        before = generator_states(self._device)
+        try:
+            trained = self._stacked_steps(weights, samples, batches, sgd, corrections)
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever a module does that vmap does not know; alone it works, or says why not
+            if "out of memory" in str(error).lower():
+                raise
+            return None
+        check_buffers(self._constants, self._module)
+        return trained if are_equal(generator_states(self._device), before) else None
+
+    def _stacked_steps(
+        self, weights: Floats, samples: Samples, batches: Indices, sgd: Sgd, corrections: Floats | None
+    ) -> Floats:
+        features, labels, batches = bring_samples(samples, batches, self._device)
+        flat = torch.from_numpy(np.array(weights, np.float32)).to(self._device)  # (U, D)
+        velocity = torch.zeros_like(flat) if sgd.momentum else None
+        start = flat.clone() if sgd.proximal else None
+        more = None if corrections is None else torch.from_numpy(corrections).to(self._device)
+        for number in range(batches.shape[1]):
+            batch = _Batch.of(batches[:, number], self._device)
+            if batch is None:
+                continue
+            gradient = self._gradients(flat, features[batch.places], labels[batch.places], batch)
+            if start is not None:
+                gradient.add_(flat - start, alpha=sgd.proximal)
+            if more is not None:
+                gradient.add_(more)
+            resting = [(array, array[batch.idle]) for array in (flat, velocity) if array is not None and batch.rests]
+            step(flat, gradient, velocity, sgd)
+            for array, rows in resting:  # no samples, no step
+                array[batch.idle] = rows
+        return flat.cpu().numpy()
+
+    def _gradients(self, flat: Tensor, features: Tensor, labels: Tensor, batch: _Batch) -> Tensor:
+        """Return the gradients of the mean loss of every model on its own batch, (U, D)."""
+        parts = torch.split(flat, [shape.numel() for shape in self._shapes], dim=1)
+        stacked = {
+            name: part.reshape(len(flat), *shape)  # (U, ...)
+            for name, part, shape in zip(self._names, parts, self._shapes, strict=True)
+        }
+        found = vmap(grad(self._loss))(stacked, features, labels, batch.real, batch.counts)
+        return torch.cat([found[name].reshape(len(flat), -1) for name in self._names], dim=1)
+
+    def _loss(
+        self, parameters: dict[str, Tensor], features: Tensor, labels: Tensor, real: Tensor, count: Tensor
+    ) -> Tensor:
+        """Return the mean loss of one model on its batch (B,) without the padding."""
+        logits: Tensor = functional_call(self._module, parameters, (features,))
+        return (cross_entropy(logits, labels, reduction="none") * real).sum() / count
+
+    def _can_stack(self, samples: Samples) -> bool | None:
+        """Return whether stacked training works: two models are trained stacked, with padding, and one by one.
+
+        Results differ if the module draws random numbers, decides by values, does what vmap does not support, or mixes
+        the samples of a batch. Return None if the samples do not tell.
+        """
+        some = samples.features[:1000].reshape(min(len(samples), 1000), -1)
+        usable = np.flatnonzero(np.isfinite(some).all(1))
+        others = usable[(some[usable] != some[usable[:1]]).any(1)]
+        if len(others) == 0:  # from equal samples nobody can tell whether they depend on each other
+            return None
+        weights = np.stack([_drawn(self._shapes, seed) for seed in (0, 1)])
+        batches = np.array([[[usable[0], others[0], others[-1]]], [[others[0], usable[0], PADDING]]], np.int32)
+        together = self._train_block(weights, samples, batches, Sgd(1.0), None)
+        if together is None:
+            return False
+        alone = self._alone.train(weights, samples, batches, Sgd(1.0))
+        apart = np.linalg.norm(together - alone, axis=1)
+        return bool((apart <= _CLOSE * np.linalg.norm(alone - weights, axis=1)).all())
+
+
+class _Batch(NamedTuple):
+    """One batch of every model of a block. Padding repeats the first sample of its row with weight 0.
+
+    So if padding makes a NaN (zero times NaN), that sample would have made it anyway.
+    """
+
+    places: Tensor  # (U, B)
+    real: Tensor  # (U, B), 1 or 0
+    counts: Tensor  # (U,), at least 1
+    idle: Tensor  # rows without any sample
+
+    @property
+    def rests(self) -> bool:
+        """Whether there are rows without samples."""
+        return len(self.idle) > 0
+
+    @staticmethod
+    def of(rows: Indices, device: torch.device) -> _Batch | None:
+        """Build a batch from rows of indices (U, B); return None if all are empty."""
+        real = rows != PADDING
+        counts = real.sum(1)
+        if not counts.any():
+            return None
+        places = np.where(real, rows, np.maximum(rows[:, :1], 0)).astype(np.int64)
+        arrays = places, real.astype(np.float32), np.maximum(counts, 1).astype(np.float32), np.flatnonzero(counts == 0)
+        return _Batch(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
+def workers_together(size: int, batch: int, numbers: int) -> int:
+    """Return how many workers train together, from D, the samples per batch and the numbers per sample alone."""
+    return max(1, _BLOCK_BYTES // (4 * (_MODELS * size + _ACTIVATIONS * batch * numbers)))
+
+
+def _drawn(shapes: list[torch.Size], seed: int) -> Floats:
+    """Draw weights of a usual size to try a module with, (D,); the same in every run."""
+    generator = np.random.default_rng(seed)
+    parts = [
+        generator.normal(0.0, (shape[0] / shape.numel()) ** 0.5, shape.numel())  # one over the inputs of a unit
+        if len(shape) > 1
+        else generator.normal(0.5, 0.1, shape.numel())
+        for shape in shapes
+    ]
+    return np.concatenate(parts).astype(np.float32)
+
+
+def accelerators() -> list[str]:
+    """Return the kinds of GPU that torch can use here, the best first."""
+    found = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    return [name for name, there in found.items() if there]
+
+
+def select_device(name: str) -> torch.device:
+    """Return the device that a user asked for; "auto" is a GPU where there is one."""
+    there = accelerators()
+    if name == "auto":
+        return torch.device(there[0]) if there else CPU
+    if name != "cpu" and name not in there:
+        raise UserError(
+            f"The device {name} was asked for, but torch {torch.__version__} sees none here; it sees: "
+            f"{', '.join(['cpu', *there])}. Use --device auto or --device cpu, or install torch for that GPU.",
+            code="not-supported",
+        )
+    return torch.device(name)
+
+
+def bring_samples(samples: Samples, indices: Indices, device: torch.device) -> tuple[Tensor, Tensor, Indices]:
+    """Copy the indexed samples to a device; return features, labels and the indices into them.
+
+    Every call copies anew: a cache might be out of date, and fill the device.
+    """
+    used, places = np.unique(indices, return_inverse=True)
+    places = places.reshape(indices.shape)
+    if len(used) and used[0] == PADDING:
+        used, places = used[1:], places - 1  # padding comes first, and stays -1
+    features = torch.from_numpy(np.asarray(samples.features[used], np.float32)).to(device)
+    labels = torch.from_numpy(samples.labels[used].astype(np.int64)).to(device)
+    return features, labels, places.astype(np.int32)
+
+
+def generator_states(device: torch.device) -> list[Tensor]:
+    """Return the states of the generators of the CPU and of this device."""
+    own = [] if device.type == "cpu" else [_backend(device).get_rng_state()]
+    return [torch.get_rng_state(), *own]
+
+
+def set_generator_states(states: list[Tensor], device: torch.device) -> None:
+    """Set the generators to states that `generator_states` returned."""
+    torch.set_rng_state(states[0])
+    if device.type != "cpu":
+        _backend(device).set_rng_state(states[1])
+
+
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed the generators of the CPU and of this device."""
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        _backend(device).manual_seed(seed)
+
+
+def are_equal(one: list[Tensor], other: list[Tensor]) -> bool:
+    """Return whether nothing was drawn between two calls of `generator_states`."""
+    return all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
+
+
+@contextmanager
+def keep_generators(device: torch.device) -> Iterator[None]:
+    """Restore the states of the generators at the end."""
+    states = generator_states(device)
+    try:
+        yield
+    finally:
+        set_generator_states(states, device)
+
+
+def _backend(device: torch.device) -> Any:  # noqa: ANN401 - torch.cuda or torch.mps, which share these functions
+    return getattr(torch, device.type)
+
+
+@contextmanager
+def deterministic(device: torch.device) -> Iterator[None]:
+    """Make torch deterministic on a device, in full float32 precision; restore all settings at the end.
+
+    An operation without a deterministic form on the device is a UserError.
+    """
+    workspace = os.environ.get(_WORKSPACE)
+    saved = [(write, read()) for read, write in _SETTINGS if _readable(read)]
+    try:
+        _be_strict()
+        yield
+    except RuntimeError as error:  # torch has no class of its own for what is told from the text
+        if explained := _explained(error, device):
+            raise explained from error
+        raise
+    finally:
+        for write, value in saved:
+            write(value)
+        os.environ.pop(_WORKSPACE, None)
+        if workspace is not None:
+            os.environ[_WORKSPACE] = workspace
+
+
+def _be_strict() -> None:
+    os.environ[_WORKSPACE] = ":4096:8"
+    torch.set_num_threads(1)  # how an operation is split over threads shows in its last digits
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False  # it would choose a kernel by its speed at the moment
+    torch.set_float32_matmul_precision("highest")  # TF32 has ten bits of mantissa
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def _explained(error: RuntimeError, device: torch.device) -> UserError | None:
+    text = str(error)
+    if "out of memory" in text.lower():
+        return UserError(
+            f"The device {device.type} has not enough free memory for this model ({text.splitlines()[0]}). "
+            "Use --device cpu, a smaller model, or a lower local.batch_size.",
+            code="too-large",
+        )
+    if "deterministic" in text and device.type != "cpu":
+        return UserError(
+            f"The model has an operation that does not repeat its numbers on {device.type} "
+            f"({text.splitlines()[0]}). Use --device cpu, or another layer.",
+            code="not-supported",
+        )
+    return None
+
+
+def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:  # noqa: ANN401
+    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+
+def _determinism() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _readable(read: Callable[[], Any]) -> bool:
+    """Return whether torch has a setting and can read it, which fails if its old and new names were mixed."""
+    try:
+        read()
+    except (AttributeError, RuntimeError):
+        return False
+    return True
+
+
+# How to read and how to write each setting that `_be_strict` changes; precision has old names and, since torch 2.9, new
+# ones, which are written last because the old ones change them too.
+_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...] = (
+    (torch.get_num_threads, torch.set_num_threads),
+    (_determinism, lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1])),
+    _attribute(torch.backends.cudnn, "deterministic"),
+    _attribute(torch.backends.cudnn, "benchmark"),
+    _attribute(torch.backends.cuda.matmul, "allow_tf32"),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    _attribute(torch.backends.cudnn, "allow_tf32"),
+    _attribute(torch.backends.cuda.matmul, "fp32_precision"),
+    *(
+        _attribute(getattr(torch.backends.cudnn, name), "fp32_precision")
+        for name in ("conv", "rnn")
+        if hasattr(torch.backends.cudnn, name)
+    ),
+)

@@ -1,7 +1,6 @@
-"""A saved model as the writers of other formats take it: step by step, each with its weights and the shapes around it.
+"""Prepares a saved model for export: steps with weights and shapes, a plan of buffers, weights of eight bits.
 
-What counts only while training is left out, and the scaling of features has become a layer, so that no writer needs to
-know of either.
+Dropout is left out and the scaling of features is a layer, so that no format needs to handle them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from cbdsl.models.saved_model import ModelMetadata, SavedModel
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One layer: what it reads, the shapes of that, the shape it makes, and what it has learned."""
+    """One layer with its inputs, shapes and weights."""
 
     number: int
     layer: Layer
@@ -35,7 +34,7 @@ class Step:
 
     @property
     def count(self) -> int:
-        """Numbers that it makes."""
+        """How many numbers it computes."""
         return math.prod(self.shape)
 
 
@@ -46,11 +45,11 @@ class Program:
     card: ModelMetadata
     graph: Architecture
     steps: tuple[Step, ...]
-    scaling: Scaling | None  # as the first step does it; none: features are taken as they are
+    scaling: Scaling | None  # as in the first step; None: features are used as they are
 
     @property
     def inputs(self) -> int:
-        """Numbers of a sample."""
+        """How many numbers a sample has."""
         return math.prod(self.graph.shape)
 
     @property
@@ -59,7 +58,7 @@ class Program:
         return self.graph.classes
 
     def units(self) -> str:
-        """What the numbers of a sample are, for whoever uses the file."""
+        """Return a sentence about the numbers of a sample, for users of the file."""
         if self.scaling is None:
             return "used as they are, as the training data were" if self.card.scaling is None else "scaled already"
         where = "bytes divided by 255" if self.scaling.shades else "as in the files of the training data"
@@ -67,15 +66,20 @@ class Program:
 
 
 def program_of(model: SavedModel, raw: bool = False) -> Program:
-    """The steps of a model. raw: features come scaled already."""
+    """Return the steps of a model. raw: features are scaled already."""
     if not np.isfinite(model.weights).all():
-        raise UserError(f"The model {model.source} has weights that are not finite: its training failed. Give another.")
+        raise UserError(
+            f"The model {model.source} has weights that are not finite: its training failed. Give another.",
+            code="damaged-file",
+        )
     scaling = None if raw else model.card.scaling
     try:
         graph = model.graph.without_dropout()
         graph = graph if scaling is None else _scaled(graph, scaling)
     except ArchitectureError as error:
-        raise UserError(f"The scaling of features in {model.source} cannot be written: {error}. Use --raw.") from error
+        raise UserError(
+            f"The scaling of features in {model.source} cannot be written: {error}. Use --raw.", code="not-supported"
+        ) from error
     return Program(model.card, graph, tuple(_steps(graph, model.weights)), scaling)
 
 
@@ -104,7 +108,7 @@ def _steps(graph: Architecture, weights: Floats) -> list[Step]:
 
 @dataclass
 class _BufferSpan:
-    """Room for one result, or for several that follow each other: how much, and from which step to which."""
+    """Memory for one result, or for several that overwrite each other, from one step to another."""
 
     size: int
     first: int
@@ -114,20 +118,20 @@ class _BufferSpan:
 
 @dataclass(frozen=True)
 class BufferPlan:
-    """Of every step's result where it begins; OUTPUT for the network's own. size: numbers in all."""
+    """Where the result of every step begins, OUTPUT for the last. size: how many numbers all take."""
 
     offsets: dict[int, int] = field(default_factory=dict)
     size: int = 0
 
 
 OUTPUT = -1
-"""Stands for the caller's array instead of a place in memory."""
+"""The offset that stands for the caller's array."""
 
 
 def plan_buffers(steps: Sequence[Step]) -> BufferPlan:
-    """Places for all results, few numbers in all: the largest first, each as low as it fits beside those it meets."""
+    """Plan memory for all results: the largest first, each at the lowest offset that is free while it lives."""
     last_read = {other: step.number for step in steps for other in step.reads}
-    place_of: dict[int, _BufferSpan | None] = {SAMPLES: None}  # none: what the caller gave
+    place_of: dict[int, _BufferSpan | None] = {SAMPLES: None}  # None: the array of the caller
     places: list[_BufferSpan] = []
     for step in steps[:-1]:
         until = last_read[step.number]
@@ -145,9 +149,9 @@ def plan_buffers(steps: Sequence[Step]) -> BufferPlan:
 
 
 def _shared(step: Step, place_of: dict[int, _BufferSpan | None]) -> _BufferSpan | None:
-    """A place that the step's result can take over; none if it needs one of its own.
+    """Return the memory that a result can overwrite, or None.
 
-    Only what is read once may be overwritten: a sum that reads a tensor twice still needs it after its first term.
+    A sum that reads a tensor twice still needs it after its first term, so such a tensor is not overwritten.
     """
     places = [place_of[other] for other in step.reads]
     if isinstance(step.layer, layers.Flatten):

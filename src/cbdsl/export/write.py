@@ -1,4 +1,4 @@
-"""A saved model as a file for other programs, and what rounding its weights costs."""
+"""Writes a saved model for other programs, and measures the accuracy that eight-bit weights lose."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from cbdsl.util.files import write_atomically
 from cbdsl.util.formatting import format_bytes
 
 ENDINGS = {"onnx": ".onnx", "c": ".c", "safetensors": ".safetensors"}
-"""Formats, and how the names of their files end."""
+"""File name endings by format."""
 
 
 def check_words(to: str, out: Path, raw: bool, int8: bool) -> None:
-    """Refuse a format, a file and options that do not go together, before anything is read."""
+    """Refuse options that do not go together, before anything is read."""
     if to == "torch":
         raise UserError(
             "--to torch is gone: in Python cbdsl.load(path).model is the torch module. Other programs: --to onnx "
@@ -32,11 +32,15 @@ def check_words(to: str, out: Path, raw: bool, int8: bool) -> None:
     if to not in ENDINGS:
         raise unknown("format", to, ENDINGS)
     if out.suffix != ENDINGS[to]:
-        raise UserError(f"--to {to} writes a {ENDINGS[to]} file; given --out {out}. Give a name that ends so.")
+        raise UserError(
+            f"--to {to} writes a {ENDINGS[to]} file; given --out {out}. Give a name that ends so.", code="conflict"
+        )
     if int8 and to != "c":
-        raise UserError(f"--int8 is for --to c; --to {to} keeps weights as they are. Leave it out.")
+        raise UserError(f"--int8 is for --to c; --to {to} keeps weights as they are. Leave it out.", code="no-effect")
     if raw and to == "safetensors":
-        raise UserError("--raw changes nothing with --to safetensors, which copies the model whole. Leave it out.")
+        raise UserError(
+            "--raw changes nothing with --to safetensors, which copies the model whole. Leave it out.", code="no-effect"
+        )
     if out.exists():
         raise UserError(
             f"{out} exists; nothing was overwritten. Give another --out, or remove it.", code="exists-already"
@@ -73,22 +77,25 @@ def _content(model: SavedModel, to: str, raw: bool, int8: bool) -> tuple[bytes, 
 
 
 def accuracies(model: SavedModel, unseen: Unseen, threads: int | None = None) -> tuple[float, float]:
-    """Share of labelled samples that the model, and the same with weights of eight bits, classify correctly."""
+    """Return the accuracy of the model, and of the model with eight-bit weights."""
     rounded = replace(model, weights=rounded_flat(program_of(model, raw=True).steps))
     before, after = (predict(one, unseen, threads).accuracy for one in (model, rounded))
     if before is None or after is None:
-        raise UserError("The data have no labels, so accuracy cannot be measured. Give an .npz file with labels.")
+        raise UserError(
+            "The data have no labels, so accuracy cannot be measured. Give an .npz file with labels.",
+            code="wrong-shape",
+        )
     return before, after
 
 
 def scoring_set(folder: Path, model: SavedModel) -> Unseen:
-    """D_sc of a run: what its workers scored on. An error says why it cannot be had."""
+    """Return D_sc of a run; a UserError says why there is none."""
     spec = specs.read(folder / "spec.toml")
     data = load(spec.data.source, spec.options.of(spec.data.source))
     parts = split(data.train.labels, spec.data, 0, spec.seed, data.clients, iid)
     data, parts = add_shared(data, parts, spec.data)
     rows = parts.shared_scoring
     if not len(rows) or data.shape != model.card.shape:
-        raise UserError("The run has no D_sc, or its data are not what they were.")
+        raise UserError("The run has no D_sc, or its data have changed.", code="not-supported")
     samples = data.train.taken(rows)
     return Unseen(samples.features.reshape(len(rows), *model.graph.shape), samples.labels)

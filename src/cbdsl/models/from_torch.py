@@ -1,4 +1,8 @@
-"""Checks torch modules of users, and reads them into an `Architecture`."""
+"""Reads torch modules of users into an `Architecture`, and checks whether workers can train them.
+
+`read_module` follows a module with torch.fx, in training and in evaluation mode. `GraphReader` translates each
+operation as it is recorded; at the end the description is compared with the module on random samples.
+"""
 
 from __future__ import annotations
 
@@ -28,65 +32,219 @@ from cbdsl.models.architecture import SAMPLES, Architecture, Draft
 from cbdsl.models.layers import ArchitectureError, Layer, Shape
 from cbdsl.models.to_torch import TORCH_LAYERS, ConcatModule, SumModule, TorchLayer, module_of, parameter_count
 
-Numbers = tuple[float, ...]
+_TRACING = threading.Lock()  # torch.fx puts its own methods into nn.Module while it works
+_HERE = Path(__file__).parent
+_TORCH = Path(torch.__file__).parent
+_BY_MODULE: dict[type[nn.Module], TorchLayer] = {row.module: row for row in TORCH_LAYERS}
+_BY_FUNCTION = {function: row for row in TORCH_LAYERS for function in (*row.functions, *row.functions_in_place)}
+_NAMES = ", ".join(kind.__name__ for kind in _BY_MODULE if kind.__module__.startswith("torch."))
+_KNOWN = re.sub(r"(?P<kind>\w+)1d, (?P=kind)2d", r"\g<kind>1d/2d", _NAMES)
+"""All torch layers that can be described, for errors."""
 
 
-def scale(operation: str, constant: Any, shape: Shape, constant_first: bool) -> layers.Scale | None:  # noqa: ANN401
-    """What a sample of `shape` becomes with a constant added, subtracted, multiplied or divided; None if not that."""
-    values = _numbers(constant, shape)
-    match operation, constant_first:
-        case "add", _:
-            return layers.Scale(offsets=values)
-        case "sub", False:
-            return layers.Scale(offsets=_each(values, lambda value: -value))
-        case "sub", True:
-            return layers.Scale((-1.0,), values)
-        case "mul", _:
-            return layers.Scale(values)
-        case "div", False:
-            return layers.Scale(_each(values, lambda value: 1 / value))
-    return None
+def read_module(module: nn.Module, shape: Shape) -> Architecture:
+    """Describe a torch module for samples of `shape`; an ArchitectureError names the layer or line that prevents it."""
+    training, in_order = _read(_copy(module).train(), shape)
+    scoring, _ = _read(_copy(module).eval(), shape)
+    if training.without_dropout() != scoring:
+        raise ArchitectureError("it computes something else while it trains than while it is scored")
+    _compare(_copy(module), training, in_order)
+    return training
 
 
-def _numbers(constant: Any, shape: Shape) -> Numbers:  # noqa: ANN401
-    """One number, or one a channel."""
-    if isinstance(constant, bool) or not isinstance(constant, int | float | Tensor):
-        raise ArchitectureError(f"it computes with {constant!r:.40}; only numbers and tables of numbers are known")
-    table = torch.as_tensor(constant)
-    if table.is_complex() or (table.dtype == torch.float64 and table.dim() > 0):
-        raise ArchitectureError(f"its table is {table.dtype}, which makes all that follows so; write .float()")
-    axes = 1 + len(shape)
-    sizes = (1,) * (axes - table.dim()) + tuple(table.shape)
-    if len(sizes) != axes or (table.numel() != 1 and sizes != (1, shape[0], *(1,) * (axes - 2))):
-        channels = (shape[0],) if axes == 2 else (shape[0], *(1,) * (axes - 2))
-        raise ArchitectureError(
-            f"its table has shape {tuple(table.shape)}; one number for all, or one a channel, {channels}, is native"
-        )
-    return tuple(table.detach().float().flatten().tolist())
+def _copy(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module).to("cpu", torch.float32)
+    except Exception as error:
+        raise ArchitectureError(f"it cannot be copied ({_first_line(error)})") from error
 
 
-def _each(values: Numbers, compute: Callable[[Tensor], Tensor]) -> Numbers:
-    """As torch computes it, in float32; 0 has no sign."""
-    return tuple((compute(torch.tensor(values)) + 0.0).tolist())
+def _read(module: nn.Module, shape: Shape) -> tuple[Architecture, bool]:
+    """Return the description, and whether its layers are in the order of use."""
+    for name, part in module.named_modules():
+        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks:
+            raise ArchitectureError(f"{f'layer {name}' if name else 'the module'} carries hooks; leave them out")
+    whole = _SamplesOnly(module)
+    graph = GraphReader(whole, module, shape)
+    _trace(graph, whole)
+    return graph.architecture()
 
 
-def describe(label: str, part: nn.Module, shape: Shape) -> Layer | None:
-    """One torch layer as plain data; None for one that does nothing.
+class _SamplesOnly(nn.Module):
+    """The module as engines call it: with samples alone, so that other arguments of forward keep their defaults."""
 
-    label: what an error calls it. shape: of the sample that it is given.
-    """
-    return _BY_MODULE[type(part)].describe(label, part, shape)  # the exact class: a subclass may compute anything
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, samples: Tensor) -> Any:  # noqa: ANN401
+        return self.module(samples)
 
 
-def _advice(part: nn.Module) -> str:
-    """Why a layer is none that is known, and what would do."""
-    if isinstance(part, nn.modules.batchnorm._BatchNorm):
-        return f"is not native: it mixes the samples of a batch. Replace {group_norm_instead(part)}"
-    for kinds, words in _ADVICE:
-        if isinstance(part, kinds):
-            return f"is not native: {words}"
-    return f"is not one of {KNOWN}"
+def _trace(graph: GraphReader, whole: nn.Module) -> None:
+    """Trace a module, with a graph reader that follows every operation."""
+    with _TRACING, torch.random.fork_rng(devices=[]):
+        before = _generator_states()
+        try:
+            _Tracer(graph).trace(whole)
+        except ArchitectureError:
+            raise
+        except Exception as error:
+            reason = "write x.size(0) for len(x)" if "'len'" in str(error) else _first_line(error)
+            raise ArchitectureError(f"{_line_of_error(error)}: torch.fx cannot follow it ({reason})") from error
+        if _generator_states() != before:
+            raise ArchitectureError("its forward draws random numbers")
 
+
+def _generator_states() -> tuple[object, ...]:
+    numpy = np.random.get_state()  # noqa: NPY002 - the generator that others use
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), str(numpy)
+
+
+class _Proxy(fx.Proxy):
+    """A proxy that records `x += y` as such; torch.fx would record `x = x + y`, which other references to x miss."""
+
+    def __iadd__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
+        return self._computed(operator.iadd, other)
+
+    def __isub__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
+        return self._computed(operator.isub, other)
+
+    def __imul__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
+        return self._computed(operator.imul, other)
+
+    def __itruediv__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
+        return self._computed(operator.itruediv, other)
+
+    def _computed(self, function: Callable[..., Any], other: Any) -> fx.Proxy:  # noqa: ANN401
+        return self.tracer.create_proxy("call_function", function, (self, other), {})
+
+
+class _Tracer(fx.Tracer):
+    """A tracer of torch.fx whose graph reader knows the sizes."""
+
+    def __init__(self, graph: GraphReader) -> None:
+        super().__init__()
+        self._graph = graph
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        """Return the stand-in for a tensor."""
+        return _Proxy(node, self)
+
+    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
+        """Return the sizes of a shape one by one."""
+        known = self._graph.sizes.get(obj.node)
+        if not isinstance(known, tuple):
+            return super().iter(obj)
+        return iter([operator.getitem(obj, place) for place in range(len(known))])
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Return whether a module counts as one layer: torch's own, and subclasses of known ones."""
+        return super().is_leaf_module(m, module_qualified_name) or GraphReader.is_layer(m)
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:  # noqa: ANN401
+        """Call a module; one that is not part of the traced module was made on the way or belongs to another thread."""
+        if all(m is not part for part in self.root.modules()):
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:  # noqa: ANN401
+        """Record an operation and translate it, with the line of the user's code that asked for it."""
+        node = super().create_node(*args, **kwargs)
+        frame = sys._getframe(1)
+        while frame.f_back is not None and not _is_user_code(frame.f_code):
+            frame = frame.f_back
+        self._graph.follow(node, _line(frame.f_code, frame.f_lineno))
+        return node
+
+    def to_bool(self, obj: fx.Proxy) -> bool:
+        """Return the truth of a value that depends on the shape of a sample alone."""
+        known = self._graph.sizes.get(obj.node)
+        return super().to_bool(obj) if known is None else bool(known)
+
+
+def _is_user_code(code: CodeType) -> bool:
+    folders = Path(code.co_filename).parents
+    return _TORCH not in folders and _HERE not in folders
+
+
+def _line(code: CodeType, number: int) -> str:
+    text = linecache.getline(code.co_filename, number).strip()
+    return f"line {number} of {Path(code.co_filename).name}" + (f" ({text:.80})" if text else "")
+
+
+def _line_of_error(error: Exception) -> str:
+    found, trace = "the module", error.__traceback__
+    while trace is not None:
+        if _is_user_code(trace.tb_frame.f_code):
+            found = _line(trace.tb_frame.f_code, trace.tb_lineno)
+        trace = trace.tb_next
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(" .")
+
+
+class _Size(Enum):
+    BATCH = "the number of samples"
+
+    def __repr__(self) -> str:
+        return self.value
+
+
+_BATCH = _Size.BATCH
+"""The one size that is unknown while a module is read."""
+
+_COMPARISONS: tuple[object, ...] = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+
+_SIZE_FUNCTIONS: tuple[object, ...] = (
+    operator.getitem, operator.mul, operator.floordiv, operator.mod, operator.add, operator.sub, operator.neg,
+    operator.iadd, operator.isub, operator.imul, math.prod, *_COMPARISONS,
+)  # fmt: skip
+"""Functions of sizes that are computed while a module is read."""
+
+_ARITHMETIC: dict[object, str] = {
+    **dict.fromkeys(("add", torch.add, operator.add), "add"),
+    **dict.fromkeys(("add_", operator.iadd), "add_"),
+    **dict.fromkeys(("sub", torch.sub, torch.subtract, operator.sub), "sub"),
+    **dict.fromkeys(("sub_", operator.isub), "sub_"),
+    **dict.fromkeys(("mul", torch.mul, torch.multiply, operator.mul), "mul"),
+    **dict.fromkeys(("mul_", operator.imul), "mul_"),
+    **dict.fromkeys(("div", torch.div, torch.true_divide, operator.truediv), "div"),
+    **dict.fromkeys(("div_", operator.itruediv), "div_"),
+    **dict.fromkeys(("neg", torch.neg, operator.neg), "neg"),
+}
+"""Element-wise arithmetic of two tensors, or of one and constants. A name that ends in _ changes the first."""
+
+_VIEWS: dict[object, str] = {
+    **dict.fromkeys(("view", "reshape", torch.reshape), "reshape"),
+    **dict.fromkeys(("flatten", torch.flatten), "flatten"),
+    **dict.fromkeys(("squeeze", torch.squeeze), "squeeze"),
+    **dict.fromkeys(("unsqueeze", torch.unsqueeze), "unsqueeze"),
+}
+
+_MEANS: tuple[object, ...] = ("mean", torch.mean)
+
+_JOINS: tuple[object, ...] = (torch.cat, torch.concat, torch.concatenate)
+
+
+_PRODUCT = "products of tensors run on torch"
+_HINTS = {
+    "linear": "use nn.Linear",
+    "conv1d": "use nn.Conv1d",
+    "conv2d": "use nn.Conv2d",
+    "batch_norm": "it mixes the samples of a batch; use nn.GroupNorm",
+    "instance_norm": "use nn.InstanceNorm2d",
+    "softmax": "the loss is taken of logits; leave it out",
+    "log_softmax": "the loss is taken of logits; leave it out",
+    **dict.fromkeys(("matmul", "bmm", "mm", "einsum", "scaled_dot_product_attention"), _PRODUCT),
+    **dict.fromkeys(("dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"), "use F.dropout"),
+    "_assert": "leave it out",
+}
+"""What to do about functions that are not native."""
 
 _ADVICE: tuple[tuple[Any, str], ...] = (
     (nn.modules.dropout._DropoutNd, "it drops whole channels, or in another way; use nn.Dropout"),
@@ -105,123 +263,8 @@ _ADVICE: tuple[tuple[Any, str], ...] = (
 )  # fmt: skip
 
 
-def group_norm_instead(part: nn.modules.batchnorm._NormBase) -> str:
-    """What to write in place of a normalisation over the samples of a batch: '... by ...'."""
-    channels = part.num_features
-    affine = "" if part.affine else ", affine=False"
-    return f"nn.{type(part).__name__}({channels}) by nn.GroupNorm({math.gcd(channels, 8)}, {channels}{affine})"
-
-
-_BY_MODULE: dict[type[nn.Module], TorchLayer] = {row.module: row for row in TORCH_LAYERS}
-_BY_FUNCTION = {function: row for row in TORCH_LAYERS for function in (*row.functions, *row.functions_in_place)}
-_NAMES = ", ".join(kind.__name__ for kind in _BY_MODULE if kind.__module__.startswith("torch."))
-KNOWN = re.sub(r"(?P<kind>\w+)1d, (?P=kind)2d", r"\g<kind>1d/2d", _NAMES)
-"""All torch layers that can be described, for errors."""
-
-
-class _Size(Enum):
-    BATCH = "the number of samples"
-
-    def __repr__(self) -> str:
-        return self.value
-
-
-BATCH = _Size.BATCH
-"""The one size that nobody knows while a module is read."""
-
-COMPARISONS: tuple[object, ...] = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
-COMPUTED: tuple[object, ...] = (
-    operator.getitem, operator.mul, operator.floordiv, operator.mod, operator.add, operator.sub, operator.neg,
-    operator.iadd, operator.isub, operator.imul, math.prod, *COMPARISONS,
-)  # fmt: skip
-"""What may be done with sizes."""
-
-
-def asked_of(shape: tuple[Any, ...], asked: tuple[Any, ...]) -> Any:  # noqa: ANN401
-    """A question about a shape, answered; None if it is none."""
-    if asked in [("size",), (getattr, "shape")]:
-        return shape
-    if asked[0] == "size" and len(asked) == 2 and isinstance(asked[1], int) and -len(shape) <= asked[1] < len(shape):
-        return shape[asked[1]]
-    return len(shape) if asked in [("dim",), (getattr, "ndim")] else None
-
-
-def holds_batch(value: Any) -> bool:  # noqa: ANN401
-    """Whether the number of samples is part of it."""
-    return BATCH in value if isinstance(value, tuple) else value is BATCH
-
-
-def reshaped(shape: Shape, *given: Any) -> Shape | None:  # noqa: ANN401
-    """The shape of a sample after view or reshape; None where samples do not stay apart."""
-    sizes: Sequence[Any] = given[0] if len(given) == 1 and isinstance(given[0], tuple) else given
-    numbers = math.prod(shape)
-    batch, *rest = sizes or (None,)
-    if not all(isinstance(size, int) for size in rest) or not (batch is BATCH or batch == -1):
-        return None
-    if batch is BATCH and rest.count(-1) == 1:
-        known = math.prod(size for size in rest if size != -1)
-        rest = [numbers // max(known, 1) if size == -1 else size for size in rest]
-    return tuple(rest) if rest and min(rest) > 0 and math.prod(rest) == numbers else None
-
-
-def flattened(shape: Shape, start_dim: Any = 0, end_dim: Any = -1) -> Shape | None:  # noqa: ANN401
-    """The shape of a sample whose axes from one to another become one."""
-    places = _places((start_dim, end_dim), 1 + len(shape))
-    if places is None or not 1 <= places[0] <= places[1]:
-        return None
-    first, last = places[0] - 1, places[1]
-    return (*shape[:first], math.prod(shape[first:last]), *shape[last:])
-
-
-def squeezed(shape: Shape, dim: Any = None) -> Shape | None:  # noqa: ANN401
-    """The shape of a sample without some axes, where their size is 1; None where samples do not stay apart."""
-    places = _places(dim, 1 + len(shape))
-    if places is None or 0 in places:
-        return None
-    return tuple(size for place, size in enumerate(shape, 1) if place not in places or size != 1) or None
-
-
-def unsqueezed(shape: Shape, dim: Any = None) -> Shape | None:  # noqa: ANN401
-    """The shape of a sample with one axis more."""
-    places = _places(dim, 2 + len(shape))
-    if places is None or len(places) != 1 or places[0] == 0:
-        return None
-    return (*shape[: places[0] - 1], 1, *shape[places[0] - 1 :])
-
-
-def averaged(shape: Shape, dim: Any = None) -> tuple[int, ...] | None:  # noqa: ANN401
-    """The axes of a sample, from 1 for the channels, over which a mean is taken; None unless all lie behind those."""
-    places = _places(dim, 1 + len(shape))
-    return places if places and min(places) > 1 else None
-
-
-def _places(dims: Any, axes: int) -> tuple[int, ...] | None:  # noqa: ANN401
-    """Axes counted from the front; None if they are none."""
-    listed = dims if isinstance(dims, list | tuple) else (dims,)
-    if not all(isinstance(each, int) and not isinstance(each, bool) and -axes <= each < axes for each in listed):
-        return None
-    return tuple(each % axes for each in listed)
-
-
-VIEWED = {"reshape": reshaped, "flatten": flattened, "squeeze": squeezed, "unsqueeze": unsqueezed}
-
-
-@dataclass(eq=False)
-class Value:
-    """A tensor of the module."""
-
-    number: int  # of the layer that made it
-    shape: Shape  # of a sample, as the module sees it
-    memory: list[Value] = field(default_factory=list)  # all that may share its numbers, itself among them
-    odd: str = ""  # why no layer can read it, where the module sees it in a shape that no layer makes
-    changed: str = ""  # the line that changed it by way of another
-
-    def __post_init__(self) -> None:
-        self.memory.append(self)
-
-
-class Tensors:
-    """What is known of a module's tensors, sizes and constants, and the layers that made them so far."""
+class GraphReader:
+    """Follows the operations of a module, and collects the layers that compute the same."""
 
     def __init__(self, whole: nn.Module, module: nn.Module, shape: Shape) -> None:
         """whole: what is traced; module: the part of it whose parameters are flat weights."""
@@ -230,251 +273,32 @@ class Tensors:
         self.draft = Draft(shape)
         self.lines: list[str] = []  # where every layer is written
         self.read_numbers: set[int] = set()
-        self.used: list[Used] = []
-        self.values: dict[fx.Node, Value] = {}
+        self.used: list[UsedParameter] = []
+        self.values: dict[fx.Node, TracedTensor] = {}
         self.tables: dict[fx.Node, Tensor] = {}  # parameters and constants
-
-    def add(self, layer: Layer, label: str, line: str, *reads: int) -> int:
-        """One layer more; label: what an error calls it, line: where it is written."""
-        try:
-            number = self.draft.add(layer, *reads)
-        except ArchitectureError as error:
-            raise ArchitectureError(f"{label}: {error}") from None
-        self.read_numbers.update(reads)
-        self.lines.append(line)
-        return number
-
-    def made(self, node: fx.Node, number: int) -> None:
-        """A new tensor."""
-        self.values[node] = Value(number, self.draft.shape_of(number))
-
-    def changed(self, node: fx.Node, number: int, value: Value, line: str) -> None:
-        """A tensor that was changed in place: whoever reads it from now on gets what this layer made."""
-        for other in value.memory:
-            if (other.number, other.shape) == (value.number, value.shape) and other is not value:
-                other.number = number
-            elif other is not value:
-                other.changed = line
-        value.number = number
-        self.values[node] = value
-
-    def seen(self, node: fx.Node, value: Value, shape: Shape, odd: str, line: str, row: bool = False) -> None:
-        """The same numbers in another shape; odd: the error if no layer makes that. row: add a Flatten anyway."""
-        if value.changed:
-            self.read(value, line)
-        number, odd = value.number, odd if shape != self.draft.shape_of(value.number) else ""
-        if len(shape) == 1 and (odd or row):
-            number, odd = self.add(layers.Flatten(), line, line, number), ""
-        self.values[node] = Value(number, shape, value.memory, odd)
-
-    def tensor(self, given: Any, line: str) -> Value:  # noqa: ANN401
-        """What a layer made, or the samples."""
-        if isinstance(given, fx.Node) and given in self.values:
-            return self.values[given]
-        self.refuse_parameter(given, line)
-        raise ArchitectureError(f"{line}: it is given {given!r:.40} in place of what a layer made; use layers alone")
-
-    def read(self, value: Value, line: str) -> int:
-        """The number of the layer that made a tensor, for a layer that takes it as it is."""
-        if value.changed:
-            raise ArchitectureError(
-                f"{line}: what it reads was changed in place in another shape by {value.changed}; write that without "
-                "inplace"
-            )
-        if value.odd:
-            raise ArchitectureError(value.odd)
-        return value.number
-
-    def refuse_parameter(self, given: Any, line: str) -> None:  # noqa: ANN401
-        """Weights are native inside of layers alone."""
-        if isinstance(given, fx.Node) and isinstance(self.tables.get(given), nn.Parameter):
-            name = str(given.target).removeprefix("module.")
-            raise ArchitectureError(
-                f"{line}: it uses the weights {name} outside of a layer; use a layer that holds them"
-            )
-
-    def value(self, given: Any, line: str) -> Any:  # noqa: ANN401
-        """An argument that is no tensor of samples, sizes and constants filled in."""
-        if isinstance(given, list | tuple):
-            return tuple(self.value(each, line) for each in given)
-        if not isinstance(given, fx.Node):
-            return given
-        self.refuse_parameter(given, line)
-        for known in (self.sizes, self.tables):
-            if given in known:
-                return known[given]
-        raise ArchitectureError(f"{line}: it takes a second tensor; only sums and concatenations of tensors are native")
-
-    def is_size(self, node: fx.Node) -> bool:
-        """Work out what is asked of a tensor's shape, if that is what is asked."""
-        first, *rest = node.args or (None,)
-        if isinstance(first, fx.Node) and first not in self.sizes:
-            shape: tuple[Any, ...] | None = None
-            if first in self.values:
-                shape = (BATCH, *self.values[first].shape)
-            elif first in self.tables:
-                shape = tuple(self.tables[first].shape)
-            answer = None if shape is None else asked_of(shape, (node.target, *rest, *node.kwargs.values()))
-            if answer is not None:
-                self.sizes[node] = answer
-            return answer is not None
-        if node.target not in COMPUTED or not callable(node.target):
-            return False
-        try:
-            values = [self.value(each, "") for each in node.args]
-            if node.target in COMPARISONS and any(holds_batch(each) for each in values):
-                return False
-            self.sizes[node] = node.target(*values)
-        except (ArchitectureError, TypeError, IndexError, ZeroDivisionError):
-            return False
-        return True
-
-
-@dataclass(frozen=True)
-class Used:
-    """A parameter where a layer uses it."""
-
-    label: str  # what an error calls the layer
-    parameter: nn.Parameter
-    layer: int  # number of the layer
-
-
-def in_order_of_definition(architecture: Architecture, used: list[Used], module: nn.Module) -> Architecture:
-    """The same graph, its layers moved where flat weights ask for it and branches allow it.
-
-    Refuses a module that does not use all of its parameters, or not in an order in which layers can run.
-    """
-    labels = {one.layer: one.label for one in used}
-    owners = {id(one.parameter): one.layer for one in used}
-    for name, parameter in module.named_parameters():
-        if id(parameter) not in owners:
-            raise ArchitectureError(f"{name} is never used; leave it out")
-    defined = list(dict.fromkeys(owners[id(parameter)] for parameter in module.parameters()))
-    order = _sorted(architecture, defined, labels)
-    flat = [one.parameter for number in order for one in used if one.layer == number]
-    if [id(one) for one in flat] != [id(one) for one in module.parameters()]:
-        raise ArchitectureError(
-            "the weights of its layers are not defined layer by layer; register them in their order"
-        )
-    if order == sorted(order):
-        return architecture
-    places = {old: new for new, old in enumerate(order)}
-    return Architecture(
-        architecture.shape,
-        tuple(architecture.layers[number] for number in order),
-        tuple(tuple(places.get(other, other) for other in architecture.reads[number]) for number in order),
-    )
-
-
-def _sorted(architecture: Architecture, defined: list[int], labels: Mapping[int, str]) -> list[int]:
-    """Layers in the order of their use, save that those with weights wait for those that are defined before them."""
-    waiting, order, done = list(range(len(architecture.layers))), list[int](), {-1}
-    coming = list(reversed(defined))
-    while waiting:
-        ready = next(
-            (
-                number
-                for number in waiting
-                if done.issuperset(architecture.reads[number]) and (number not in labels or number == coming[-1])
-            ),
-            None,
-        )
-        if ready is None:
-            first, then = coming[-1], min(_before(architecture, coming[-1]) & {*coming})
-            raise ArchitectureError(
-                f"{labels[first]} is defined before {labels[then]} but used after it; define layers in the order of "
-                "their use"
-            )
-        if ready in labels:
-            coming.pop()
-        waiting.remove(ready)
-        order.append(ready)
-        done.add(ready)
-    return order
-
-
-def _before(architecture: Architecture, number: int) -> set[int]:
-    """All layers that one needs."""
-    found, open_ends = set[int](), [number]
-    while open_ends:
-        for other in architecture.reads[open_ends.pop()]:
-            if other >= 0 and other not in found:
-                found.add(other)
-                open_ends.append(other)
-    return found
-
-
-def _module_of_call(row: TorchLayer, function: object, shape: Shape, *args: Any, **kwargs: Any) -> nn.Module:  # noqa: ANN401
-    """Return the module that computes what a function does with these arguments on samples of `shape`."""
-    part = row.module(*args, **kwargs) if row.from_call is None else row.from_call(shape, *args, **kwargs)
-    if function in row.functions_in_place:
-        part.inplace = True  # type: ignore[assignment]  # not all classes have such an argument
-    return part
-
-
-ARITHMETIC: dict[object, str] = {
-    **dict.fromkeys(("add", torch.add, operator.add), "add"),
-    **dict.fromkeys(("add_", operator.iadd), "add_"),
-    **dict.fromkeys(("sub", torch.sub, torch.subtract, operator.sub), "sub"),
-    **dict.fromkeys(("sub_", operator.isub), "sub_"),
-    **dict.fromkeys(("mul", torch.mul, torch.multiply, operator.mul), "mul"),
-    **dict.fromkeys(("mul_", operator.imul), "mul_"),
-    **dict.fromkeys(("div", torch.div, torch.true_divide, operator.truediv), "div"),
-    **dict.fromkeys(("div_", operator.itruediv), "div_"),
-    **dict.fromkeys(("neg", torch.neg, operator.neg), "neg"),
-}
-"""What is computed number by number, of two tensors or of one and constants; one that ends in _ changes the first."""
-
-VIEWS: dict[object, str] = {
-    **dict.fromkeys(("view", "reshape", torch.reshape), "reshape"),
-    **dict.fromkeys(("flatten", torch.flatten), "flatten"),
-    **dict.fromkeys(("squeeze", torch.squeeze), "squeeze"),
-    **dict.fromkeys(("unsqueeze", torch.unsqueeze), "unsqueeze"),
-}
-MEANS: tuple[object, ...] = ("mean", torch.mean)
-JOINS: tuple[object, ...] = (torch.cat, torch.concat, torch.concatenate)
-
-_PRODUCT = "products of tensors run on torch"
-HINTS = {
-    "linear": "use nn.Linear",
-    "conv1d": "use nn.Conv1d",
-    "conv2d": "use nn.Conv2d",
-    "batch_norm": "it mixes the samples of a batch; use nn.GroupNorm",
-    "instance_norm": "use nn.InstanceNorm2d",
-    "softmax": "the loss is taken of logits; leave it out",
-    "log_softmax": "the loss is taken of logits; leave it out",
-    **dict.fromkeys(("matmul", "bmm", "mm", "einsum", "scaled_dot_product_attention"), _PRODUCT),
-    **dict.fromkeys(("dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"), "use F.dropout"),
-    "_assert": "leave it out",
-}
-"""What to do about a function that is none of these."""
-
-
-class Graph(Tensors):
-    """What was read of a module so far."""
 
     @staticmethod
     def is_layer(module: nn.Module) -> bool:
-        """Whether it is not looked into."""
+        """Return whether a module counts as one layer."""
         return isinstance(module, tuple(_BY_MODULE))
 
     def architecture(self) -> tuple[Architecture, bool]:
-        """All of it, layers in the order of flat weights; and whether that is the order of their use."""
+        """Return the network with layers in the order of flat weights, and whether that is the order of use."""
         as_used = self.draft.architecture()
-        ordered = in_order_of_definition(as_used, self.used, self.module)
+        ordered = _order_by_definition(as_used, self.used, self.module)
         return ordered, ordered is as_used
 
     def follow(self, node: fx.Node, line: str) -> None:
-        """One operation more; line: where it is written."""
+        """Translate one operation. line: where it is written."""
         match node.op:
             case "placeholder":
-                self.values[node] = Value(SAMPLES, self.draft.shape)
+                self.values[node] = TracedTensor(SAMPLES, self.draft.shape)
             case "get_attr":
-                self.tables[node] = _table(self.whole, str(node.target))
+                self.tables[node] = _attribute(self.whole, str(node.target))
             case "call_module":
                 self._call_layer(node, line)
             case "call_function" | "call_method":
-                if not self.is_size(node):
+                if not self.compute_size(node):
                     self._call_function(node, line)
             case _:
                 self._end(node.args[0], line)
@@ -485,29 +309,29 @@ class Graph(Tensors):
         label = f"{f'layer {name}' if name else 'the module'} ({type(part).__name__})"
         given = [*node.args, *node.kwargs.values()]
         if isinstance(part, SumModule | ConcatModule):
-            reads = [self.read(self.tensor(each, line), line) for each in given]
+            reads = [self.read(self.tensor_of(each, line), line) for each in given]
             layer = layers.Add() if isinstance(part, SumModule) else layers.Concat()
-            self.made(node, self.add(layer, label, line, *reads))
+            self.add_tensor(node, self.add(layer, label, line, *reads))
             return
         if type(part) not in _BY_MODULE:
             raise ArchitectureError(f"{label} {_advice(part)}")
         if len(given) != 1:
             raise ArchitectureError(f"{label} is given more than one tensor ({line})")
-        value = self.tensor(given[0], line)
+        value = self.tensor_of(given[0], line)
         for parameter in part.parameters(recurse=False):
             if sharing := [one.label for one in self.used if one.parameter is parameter]:
                 again = f"is used twice ({line})" if sharing[0] == label else f"shares its weights with {sharing[0]}"
                 raise ArchitectureError(f"{label} {again}; give every layer weights of its own")
             if not parameter.requires_grad:
                 raise ArchitectureError(f"{label} has frozen weights; native training moves all weights")
-            self.used.append(Used(label, parameter, len(self.lines)))
+            self.used.append(UsedParameter(label, parameter, len(self.lines)))
         if isinstance(part, nn.Flatten):
             self._view(node, "flatten", value, label, part.start_dim, part.end_dim)
         else:
             self._apply(node, part, value, label, line)
 
-    def _apply(self, node: fx.Node, part: nn.Module, value: Value, label: str, line: str) -> None:
-        layer = describe(label, part, value.shape)
+    def _apply(self, node: fx.Node, part: nn.Module, value: TracedTensor, label: str, line: str) -> None:
+        layer = _BY_MODULE[type(part)].describe(label, part, value.shape)
         if layer is None:
             self.values[node] = value
             return
@@ -515,28 +339,28 @@ class Graph(Tensors):
             raise ArchitectureError(f"{label} drops numbers while it is scored, too; give it training=self.training")
         number = self.add(layer, label, line, self.read(value, line))
         if getattr(part, "inplace", False):
-            self.changed(node, number, value, line)
+            self.change_in_place(node, number, value, line)
         else:
-            self.made(node, number)
+            self.add_tensor(node, number)
 
     def _call_function(self, node: fx.Node, line: str) -> None:
         target = node.target
-        if target in ARITHMETIC:
-            self._compute(node, ARITHMETIC[target], line)
+        if target in _ARITHMETIC:
+            self._compute(node, _ARITHMETIC[target], line)
             return
-        if target in JOINS:
+        if target in _JOINS:
             self._join(node, line)
             return
-        if target not in _BY_FUNCTION and target not in VIEWS and target not in MEANS:
-            raise ArchitectureError(f"{line}: {_unknown(node)}")
+        if target not in _BY_FUNCTION and target not in _VIEWS and target not in _MEANS:
+            raise ArchitectureError(f"{line}: {_explain_unknown(node)}")
         first, *rest = (*([node.kwargs["input"]] if "input" in node.kwargs else ()), *node.args) or (None,)
-        value = self.tensor(first, line)
-        given = [self.value(each, line) for each in rest]
-        named = {key: self.value(each, line) for key, each in node.kwargs.items() if key != "input"}
+        value = self.tensor_of(first, line)
+        given = [self.constant_of(each, line) for each in rest]
+        named = {key: self.constant_of(each, line) for key, each in node.kwargs.items() if key != "input"}
         try:
-            if target in VIEWS:
-                self._view(node, VIEWS[target], value, line, *given, **named)
-            elif target in MEANS:
+            if target in _VIEWS:
+                self._view(node, _VIEWS[target], value, line, *given, **named)
+            elif target in _MEANS:
                 self._mean(node, value, line, *given, **named)
             else:
                 part = _module_of_call(_BY_FUNCTION[target], target, value.shape, *given, **named)
@@ -550,13 +374,13 @@ class Graph(Tensors):
         if not isinstance(output, fx.Node):
             count = f"{len(output)} outputs" if isinstance(output, list | tuple | dict) else f"{output!r}"
             raise ArchitectureError(f"its forward gives {count}, not one row of logits")
-        last = self.read(self.tensor(output, line), line)
+        last = self.read(self.tensor_of(output, line), line)
         for number, made in enumerate(self.lines):
             if number != last and number not in self.read_numbers:
                 raise ArchitectureError(f"what {made} makes is never used; leave it out")
 
     def _compute(self, node: fx.Node, name: str, line: str) -> None:
-        """Arithmetic of two tensors, or of one and constants."""
+        """Translate arithmetic of two tensors, or of one and constants."""
         operation, changes = name.removesuffix("_"), name.endswith("_")
         named = dict(node.kwargs)
         given = [*node.args, *(named.pop(key) for key in ("input", "other") if key in named)]
@@ -581,11 +405,11 @@ class Graph(Tensors):
         if changes and given[0] not in self.values:
             raise ArchitectureError(f"{line}: it changes a constant; compute a new tensor")
         if changes:
-            self.changed(node, number, tensors[0], line)
+            self.change_in_place(node, number, tensors[0], line)
         else:
-            self.made(node, number)
+            self.add_tensor(node, number)
 
-    def _combine(self, operation: str, tensors: list[Value], line: str) -> int | None:
+    def _combine(self, operation: str, tensors: list[TracedTensor], line: str) -> int | None:
         first, second = (self.read(each, line) for each in tensors)
         if operation == "sub":
             second = self.add(layers.Scale((-1.0,)), line, line, second)
@@ -595,12 +419,12 @@ class Graph(Tensors):
         place = next(
             (place for place, each in enumerate(given) if isinstance(each, fx.Node) and each in self.values), 0
         )
-        value = self.tensor(given[place], line)
-        constants = [self.value(each, line) for each in given if each is not given[place]]
+        value = self.tensor_of(given[place], line)
+        constants = [self.constant_of(each, line) for each in given if each is not given[place]]
         if len(constants) != 1:
             return None
         try:
-            layer = scale(operation, constants[0], value.shape, constant_first=place == 1)
+            layer = _scale_layer(operation, constants[0], value.shape, constant_first=place == 1)
         except ArchitectureError as error:
             raise ArchitectureError(f"{line}: {error}") from None
         number = self.read(value, line)
@@ -609,39 +433,39 @@ class Graph(Tensors):
         return self.add(layer, line, line, number)
 
     def _join(self, node: fx.Node, line: str) -> None:
-        """Channels side by side."""
+        """Translate a concatenation of channels."""
         tensors, dim = _tensors_and_axis(*node.args, **node.kwargs)
-        values = [self.tensor(each, line) for each in tensors]
+        values = [self.tensor_of(each, line) for each in tensors]
         reads = [self.read(each, line) for each in values]
         if not values or dim not in {1, -len(values[0].shape)}:
             raise ArchitectureError(f"{line}: it joins along axis {dim!r}; only channels are joined: dim=1")
-        self.made(node, reads[0] if len(reads) == 1 else self.add(layers.Concat(), line, line, *reads))
+        self.add_tensor(node, reads[0] if len(reads) == 1 else self.add(layers.Concat(), line, line, *reads))
 
-    def _view(self, node: fx.Node, kind: str, value: Value, label: str, *given: Any, **named: Any) -> None:  # noqa: ANN401
-        """The numbers of a tensor in another shape: native as a row, and as they are."""
-        shape = VIEWED[kind](value.shape, *given, **named)
+    def _view(self, node: fx.Node, kind: str, value: TracedTensor, label: str, *given: Any, **named: Any) -> None:  # noqa: ANN401
+        """Translate a view. Layers read it as a row, or in the shape that a layer made."""
+        shape = _VIEW_SHAPES[kind](value.shape, *given, **named)
         sizes = given[0] if len(given) == 1 and isinstance(given[0], tuple) else (*given, *named.values())
-        asked = ", ".join("N" if size is BATCH else str(size) for size in sizes)
+        asked = ", ".join("N" if size is _BATCH else str(size) for size in sizes)
         hint = ", or data of that shape" if value.number == SAMPLES else ""
-        odd = (
+        obstacle = (
             f"{label}: {kind}({asked}) of N samples of shape {value.shape} is not known; all "
             f"{math.prod(value.shape):,} numbers of a sample in a row are: x.flatten(1){hint}"
         )
         if shape is None:
-            raise ArchitectureError(odd)
-        self.seen(node, value, shape, odd, label, row=kind == "flatten" and len(shape) == 1)
+            raise ArchitectureError(obstacle)
+        self.add_view(node, value, shape, obstacle, label, row=kind == "flatten" and len(shape) == 1)
 
     def _mean(
         self,
         node: fx.Node,
-        value: Value,
+        value: TracedTensor,
         line: str,
         dim: object = None,
         keepdim: bool = False,
         dtype: object = None,
     ) -> None:
-        """A mean over axes behind the channels is a pooling."""
-        places, inner = averaged(value.shape, dim), self.draft.shape_of(value.number)
+        """Translate a mean over axes after the channels, which is a pooling."""
+        places, inner = _mean_axes(value.shape, dim), self.draft.shape_of(value.number)
         if places is None or dtype is not None:
             raise ArchitectureError(
                 f"{line}: a mean over {dim!r} of N samples of shape {value.shape} is not known; those over axes behind "
@@ -653,18 +477,137 @@ class Graph(Tensors):
         elif len({*places}) == len(value.shape) - 1 and len(inner) > 1 and value.shape[0] == inner[0]:
             window = inner[1:]  # in whatever shape a module sees them, it is all numbers of a channel
         else:
-            raise ArchitectureError(value.odd)
+            raise ArchitectureError(value.obstacle)
         pool = layers.AvgPool2d(window, window) if len(inner) == 3 else layers.AvgPool1d(window, window)
         pooled = self.add(pool, line, line, read)
         shape = tuple(1 if place in places else side for place, side in enumerate(value.shape, 1))
         if not keepdim:
             shape = tuple(side for place, side in enumerate(shape, 1) if place not in places)
-        odd = f"{line}: a mean over some axes is known with keepdim=True alone; x.mean((2, 3)) makes rows"
-        self.seen(node, Value(pooled, self.draft.shape_of(pooled)), shape, odd, line)
+        obstacle = f"{line}: a mean over some axes is known with keepdim=True alone; x.mean((2, 3)) makes rows"
+        self.add_view(node, TracedTensor(pooled, self.draft.shape_of(pooled)), shape, obstacle, line)
+
+    def add(self, layer: Layer, label: str, line: str, *reads: int) -> int:
+        """Add a layer; return its number. label: its name in errors, line: where it is written."""
+        try:
+            number = self.draft.add(layer, *reads)
+        except ArchitectureError as error:
+            raise ArchitectureError(f"{label}: {error}") from None
+        self.read_numbers.update(reads)
+        self.lines.append(line)
+        return number
+
+    def add_tensor(self, node: fx.Node, number: int) -> None:
+        """Record that an operation makes a new tensor, the result of a layer."""
+        self.values[node] = TracedTensor(number, self.draft.shape_of(number))
+
+    def change_in_place(self, node: fx.Node, number: int, value: TracedTensor, line: str) -> None:
+        """Record that an operation changed a tensor in place: later readers get the result of this layer."""
+        for other in value.memory:
+            if (other.number, other.shape) == (value.number, value.shape) and other is not value:
+                other.number = number
+            elif other is not value:
+                other.changed = line
+        value.number = number
+        self.values[node] = value
+
+    def add_view(
+        self, node: fx.Node, value: TracedTensor, shape: Shape, obstacle: str, line: str, row: bool = False
+    ) -> None:
+        """Record a view of a tensor. obstacle: the error if no layer makes that shape. row: add a Flatten anyway."""
+        if value.changed:
+            self.read(value, line)
+        number, obstacle = value.number, obstacle if shape != self.draft.shape_of(value.number) else ""
+        if len(shape) == 1 and (obstacle or row):
+            number, obstacle = self.add(layers.Flatten(), line, line, number), ""
+        self.values[node] = TracedTensor(number, shape, value.memory, obstacle)
+
+    def tensor_of(self, given: Any, line: str) -> TracedTensor:  # noqa: ANN401
+        """Return the tensor that an argument stands for."""
+        if isinstance(given, fx.Node) and given in self.values:
+            return self.values[given]
+        self.refuse_parameter(given, line)
+        raise ArchitectureError(f"{line}: it is given {given!r:.40} in place of what a layer made; use layers alone")
+
+    def read(self, value: TracedTensor, line: str) -> int:
+        """Return the number of the layer that made a tensor, for a layer that takes it as it is."""
+        if value.changed:
+            raise ArchitectureError(
+                f"{line}: what it reads was changed in place in another shape by {value.changed}; write that without "
+                "inplace"
+            )
+        if value.obstacle:
+            raise ArchitectureError(value.obstacle)
+        return value.number
+
+    def refuse_parameter(self, given: Any, line: str) -> None:  # noqa: ANN401
+        """Refuse a parameter that is used outside of a layer."""
+        if isinstance(given, fx.Node) and isinstance(self.tables.get(given), nn.Parameter):
+            name = str(given.target).removeprefix("module.")
+            raise ArchitectureError(
+                f"{line}: it uses the weights {name} outside of a layer; use a layer that holds them"
+            )
+
+    def constant_of(self, given: Any, line: str) -> Any:  # noqa: ANN401
+        """Return the value of an argument that is not a tensor of samples."""
+        if isinstance(given, list | tuple):
+            return tuple(self.constant_of(each, line) for each in given)
+        if not isinstance(given, fx.Node):
+            return given
+        self.refuse_parameter(given, line)
+        for known in (self.sizes, self.tables):
+            if given in known:
+                return known[given]
+        raise ArchitectureError(f"{line}: it takes a second tensor; only sums and concatenations of tensors are native")
+
+    def compute_size(self, node: fx.Node) -> bool:
+        """Compute a value that depends on shapes alone; return whether the operation is of that kind."""
+        first, *rest = node.args or (None,)
+        if isinstance(first, fx.Node) and first not in self.sizes:
+            shape: tuple[Any, ...] | None = None
+            if first in self.values:
+                shape = (_BATCH, *self.values[first].shape)
+            elif first in self.tables:
+                shape = tuple(self.tables[first].shape)
+            answer = None if shape is None else _answer_size_query(shape, (node.target, *rest, *node.kwargs.values()))
+            if answer is not None:
+                self.sizes[node] = answer
+            return answer is not None
+        if node.target not in _SIZE_FUNCTIONS or not callable(node.target):
+            return False
+        try:
+            values = [self.constant_of(each, "") for each in node.args]
+            if node.target in _COMPARISONS and any(_contains_batch(each) for each in values):
+                return False
+            self.sizes[node] = node.target(*values)
+        except (ArchitectureError, TypeError, IndexError, ZeroDivisionError):
+            return False
+        return True
 
 
-def _table(whole: nn.Module, name: str) -> Tensor:
-    """A parameter or constant; while torch.fx works, asking for it by name gives what stands for it."""
+@dataclass(eq=False)
+class TracedTensor:
+    """A tensor of the module, of which only the shape is known."""
+
+    number: int  # of the layer that made it
+    shape: Shape  # of a sample, as the module sees it
+    memory: list[TracedTensor] = field(default_factory=list)  # all that may share its numbers, itself among them
+    obstacle: str = ""  # why no layer can read it, where the module sees it in a shape that no layer makes
+    changed: str = ""  # the line that changed it by way of another
+
+    def __post_init__(self) -> None:
+        self.memory.append(self)
+
+
+def _module_of_call(row: TorchLayer, function: object, shape: Shape, *args: Any, **kwargs: Any) -> nn.Module:  # noqa: ANN401
+    """Return the module that computes what a function does with these arguments on samples of `shape`."""
+    part = row.module(*args, **kwargs) if row.from_call is None else row.from_call(shape, *args, **kwargs)
+    if function in row.functions_in_place:
+        part.inplace = True  # type: ignore[assignment]  # not all classes have such an argument
+    return part
+
+
+def _attribute(whole: nn.Module, name: str) -> Tensor:
+    """Return a parameter or constant of the module; getattr would return a proxy while torch.fx works."""
     owner, _, last = name.rpartition(".")
     part = whole.get_submodule(owner)
     found: Tensor = {**vars(part), **part._buffers, **part._parameters}[last]
@@ -675,170 +618,221 @@ def _tensors_and_axis(tensors: Any, dim: Any = 0, axis: Any = None, **_named: An
     return tensors, dim if axis is None else axis
 
 
-def _unknown(node: fx.Node) -> str:
-    """What is wrong with a function, and what to do."""
+def _explain_unknown(node: fx.Node) -> str:
+    """Explain why a function is not native, and what to do."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
-    if node.target in COMPARISONS:
+    if node.target in _COMPARISONS:
         return (
             "what is compared there is the values of a tensor or the number of samples; a described network takes no "
             "decisions"
         )
     if node.target is getattr:
         name = f".{node.args[1]}"
-    if name in HINTS:
-        return f"{name} is not native: {HINTS[name]}"
-    return f"{name} is not one of {KNOWN}, as layers or functions, nor a sum or concatenation"
+    if name in _HINTS:
+        return f"{name} is not native: {_HINTS[name]}"
+    return f"{name} is not one of {_KNOWN}, as layers or functions, nor a sum or concatenation"
 
 
-_TRACING = threading.Lock()  # torch.fx puts its own methods into nn.Module while it works
-_HERE = Path(__file__).parent
-_TORCH = Path(torch.__file__).parent
+def _advice(part: nn.Module) -> str:
+    """Explain why a layer is not native, and what to use instead."""
+    if isinstance(part, nn.modules.batchnorm._BatchNorm):
+        return f"is not native: it mixes the samples of a batch. Replace {group_norm_instead(part)}"
+    for kinds, words in _ADVICE:
+        if isinstance(part, kinds):
+            return f"is not native: {words}"
+    return f"is not one of {_KNOWN}"
 
 
-def read_module(module: nn.Module, shape: Shape) -> Architecture:
-    """Describe a torch module for samples of `shape`; an ArchitectureError names the layer or line that cannot be."""
-    training, in_order = _read(_copied(module).train(), shape)
-    scoring, _ = _read(_copied(module).eval(), shape)
-    if training.without_dropout() != scoring:
-        raise ArchitectureError("it computes something else while it trains than while it is scored")
-    _compare(_copied(module), training, in_order)
-    return training
+def group_norm_instead(part: nn.modules.batchnorm._NormBase) -> str:
+    """Return what to write instead of a normalisation over a batch: '... by ...'."""
+    channels = part.num_features
+    affine = "" if part.affine else ", affine=False"
+    return f"nn.{type(part).__name__}({channels}) by nn.GroupNorm({math.gcd(channels, 8)}, {channels}{affine})"
 
 
-def _copied(module: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(module).to("cpu", torch.float32)
-    except Exception as error:
-        raise ArchitectureError(f"it cannot be copied ({_first_line(error)})") from error
+Numbers = tuple[float, ...]
 
 
-def _read(module: nn.Module, shape: Shape) -> tuple[Architecture, bool]:
-    """The description, and whether its layers are in the order of their use."""
-    for name, part in module.named_modules():
-        if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks:
-            raise ArchitectureError(f"{f'layer {name}' if name else 'the module'} carries hooks; leave them out")
-    whole = _Whole(module)
-    graph = Graph(whole, module, shape)
-    _trace(graph, whole)
-    return graph.architecture()
+def _scale_layer(operation: str, constant: Any, shape: Shape, constant_first: bool) -> layers.Scale | None:  # noqa: ANN401
+    """Return the layer for an arithmetic operation with a constant, or None if there is none."""
+    values = _constant_values(constant, shape)
+    match operation, constant_first:
+        case "add", _:
+            return layers.Scale(offsets=values)
+        case "sub", False:
+            return layers.Scale(offsets=_map_values(values, lambda value: -value))
+        case "sub", True:
+            return layers.Scale((-1.0,), values)
+        case "mul", _:
+            return layers.Scale(values)
+        case "div", False:
+            return layers.Scale(_map_values(values, lambda value: 1 / value))
+    return None
 
 
-class _Whole(nn.Module):
-    """The module as engines call it: with samples alone, so that other arguments of its forward keep their defaults."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, samples: Tensor) -> Any:  # noqa: ANN401
-        return self.module(samples)
-
-
-def _trace(graph: Graph, whole: nn.Module) -> None:
-    """Let a graph follow every operation of a module's forward."""
-    with _TRACING, torch.random.fork_rng(devices=[]):
-        before = _generators()
-        try:
-            _Tracer(graph).trace(whole)
-        except ArchitectureError:
-            raise
-        except Exception as error:
-            reason = "write x.size(0) for len(x)" if "'len'" in str(error) else _first_line(error)
-            raise ArchitectureError(f"{_line_of_error(error)}: torch.fx cannot follow it ({reason})") from error
-        if _generators() != before:
-            raise ArchitectureError("its forward draws random numbers")
+def _constant_values(constant: Any, shape: Shape) -> Numbers:  # noqa: ANN401
+    """Return a constant as one number, or as one per channel."""
+    if isinstance(constant, bool) or not isinstance(constant, int | float | Tensor):
+        raise ArchitectureError(f"it computes with {constant!r:.40}; only numbers and tables of numbers are known")
+    table = torch.as_tensor(constant)
+    if table.is_complex() or (table.dtype == torch.float64 and table.dim() > 0):
+        raise ArchitectureError(f"its table is {table.dtype}, which makes all that follows so; write .float()")
+    axes = 1 + len(shape)
+    sizes = (1,) * (axes - table.dim()) + tuple(table.shape)
+    if len(sizes) != axes or (table.numel() != 1 and sizes != (1, shape[0], *(1,) * (axes - 2))):
+        channels = (shape[0],) if axes == 2 else (shape[0], *(1,) * (axes - 2))
+        raise ArchitectureError(
+            f"its table has shape {tuple(table.shape)}; one number for all, or one a channel, {channels}, is native"
+        )
+    return tuple(table.detach().float().flatten().tolist())
 
 
-def _generators() -> tuple[object, ...]:
-    numpy = np.random.get_state()  # noqa: NPY002 - the generator that others use
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), str(numpy)
+def _map_values(values: Numbers, compute: Callable[[Tensor], Tensor]) -> Numbers:
+    """Compute with torch in float32; -0 becomes 0."""
+    return tuple((compute(torch.tensor(values)) + 0.0).tolist())
 
 
-class _Proxy(fx.Proxy):
-    """Stands for a tensor; torch.fx itself takes `x += y` for `x = x + y`, which others who hold x do not see."""
-
-    def __iadd__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
-        return self._computed(operator.iadd, other)
-
-    def __isub__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
-        return self._computed(operator.isub, other)
-
-    def __imul__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
-        return self._computed(operator.imul, other)
-
-    def __itruediv__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
-        return self._computed(operator.itruediv, other)
-
-    def _computed(self, function: Callable[..., Any], other: Any) -> fx.Proxy:  # noqa: ANN401
-        return self.tracer.create_proxy("call_function", function, (self, other), {})
+def _answer_size_query(shape: tuple[Any, ...], asked: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    """Return the result of a question about a shape, or None if it is not one."""
+    if asked in [("size",), (getattr, "shape")]:
+        return shape
+    if asked[0] == "size" and len(asked) == 2 and isinstance(asked[1], int) and -len(shape) <= asked[1] < len(shape):
+        return shape[asked[1]]
+    return len(shape) if asked in [("dim",), (getattr, "ndim")] else None
 
 
-class _Tracer(fx.Tracer):
-    """torch.fx, with a graph that follows it and knows the sizes."""
-
-    def __init__(self, graph: Graph) -> None:
-        super().__init__()
-        self._graph = graph
-
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        """What a module's forward is given in place of a tensor."""
-        return _Proxy(node, self)
-
-    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        """The sizes of a shape one by one; how many there are is known."""
-        known = self._graph.sizes.get(obj.node)
-        if not isinstance(known, tuple):
-            return super().iter(obj)
-        return iter([operator.getitem(obj, place) for place in range(len(known))])
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Layers of torch, and whatever is derived from one that is known: it may compute anything."""
-        return super().is_leaf_module(m, module_qualified_name) or Graph.is_layer(m)
-
-    def call_module(
-        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:  # noqa: ANN401
-        """A module that is no part of the traced one was made on the way, or belongs to another thread."""
-        if all(m is not part for part in self.root.modules()):
-            return forward(*args, **kwargs)
-        return super().call_module(m, forward, args, kwargs)
-
-    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:  # noqa: ANN401
-        """Follow it, by the line of the user's own code where it was asked for."""
-        node = super().create_node(*args, **kwargs)
-        frame = sys._getframe(1)
-        while frame.f_back is not None and not _is_users(frame.f_code):
-            frame = frame.f_back
-        self._graph.follow(node, _line(frame.f_code, frame.f_lineno))
-        return node
-
-    def to_bool(self, obj: fx.Proxy) -> bool:
-        """A decision that depends on the shape of a sample alone is the same for all of them."""
-        known = self._graph.sizes.get(obj.node)
-        return super().to_bool(obj) if known is None else bool(known)
+def _contains_batch(value: Any) -> bool:  # noqa: ANN401
+    """Return whether the number of samples is part of a value."""
+    return _BATCH in value if isinstance(value, tuple) else value is _BATCH
 
 
-def _is_users(code: CodeType) -> bool:
-    folders = Path(code.co_filename).parents
-    return _TORCH not in folders and _HERE not in folders
+def _reshape(shape: Shape, *given: Any) -> Shape | None:  # noqa: ANN401
+    """Return the shape of a sample after view or reshape; None if samples mix."""
+    sizes: Sequence[Any] = given[0] if len(given) == 1 and isinstance(given[0], tuple) else given
+    numbers = math.prod(shape)
+    batch, *rest = sizes or (None,)
+    if not all(isinstance(size, int) for size in rest) or not (batch is _BATCH or batch == -1):
+        return None
+    if batch is _BATCH and rest.count(-1) == 1:
+        known = math.prod(size for size in rest if size != -1)
+        rest = [numbers // max(known, 1) if size == -1 else size for size in rest]
+    return tuple(rest) if rest and min(rest) > 0 and math.prod(rest) == numbers else None
 
 
-def _line(code: CodeType, number: int) -> str:
-    text = linecache.getline(code.co_filename, number).strip()
-    return f"line {number} of {Path(code.co_filename).name}" + (f" ({text:.80})" if text else "")
+def _flatten(shape: Shape, start_dim: Any = 0, end_dim: Any = -1) -> Shape | None:  # noqa: ANN401
+    """Return the shape of a sample after flatten; None if samples mix."""
+    places = _axes_from_front((start_dim, end_dim), 1 + len(shape))
+    if places is None or not 1 <= places[0] <= places[1]:
+        return None
+    first, last = places[0] - 1, places[1]
+    return (*shape[:first], math.prod(shape[first:last]), *shape[last:])
 
 
-def _line_of_error(error: Exception) -> str:
-    found, trace = "the module", error.__traceback__
-    while trace is not None:
-        if _is_users(trace.tb_frame.f_code):
-            found = _line(trace.tb_frame.f_code, trace.tb_lineno)
-        trace = trace.tb_next
+def _squeeze(shape: Shape, dim: Any = None) -> Shape | None:  # noqa: ANN401
+    """Return the shape of a sample after squeeze; None if samples mix."""
+    places = _axes_from_front(dim, 1 + len(shape))
+    if places is None or 0 in places:
+        return None
+    return tuple(size for place, size in enumerate(shape, 1) if place not in places or size != 1) or None
+
+
+def _unsqueeze(shape: Shape, dim: Any = None) -> Shape | None:  # noqa: ANN401
+    """Return the shape of a sample after unsqueeze; None if samples mix."""
+    places = _axes_from_front(dim, 2 + len(shape))
+    if places is None or len(places) != 1 or places[0] == 0:
+        return None
+    return (*shape[: places[0] - 1], 1, *shape[places[0] - 1 :])
+
+
+def _mean_axes(shape: Shape, dim: Any = None) -> tuple[int, ...] | None:  # noqa: ANN401
+    """Return the axes of a mean, 1 being the channels; None unless all come after the channels."""
+    places = _axes_from_front(dim, 1 + len(shape))
+    return places if places and min(places) > 1 else None
+
+
+def _axes_from_front(dims: Any, axes: int) -> tuple[int, ...] | None:  # noqa: ANN401
+    """Return axes counted from the front; None if there are no such axes."""
+    listed = dims if isinstance(dims, list | tuple) else (dims,)
+    if not all(isinstance(each, int) and not isinstance(each, bool) and -axes <= each < axes for each in listed):
+        return None
+    return tuple(each % axes for each in listed)
+
+
+_VIEW_SHAPES = {"reshape": _reshape, "flatten": _flatten, "squeeze": _squeeze, "unsqueeze": _unsqueeze}
+
+
+@dataclass(frozen=True)
+class UsedParameter:
+    """A parameter, and the layer that uses it."""
+
+    label: str  # what an error calls the layer
+    parameter: nn.Parameter
+    layer: int  # number of the layer
+
+
+def _order_by_definition(architecture: Architecture, used: list[UsedParameter], module: nn.Module) -> Architecture:
+    """Return the same graph with its layers in the order of flat weights, where branches allow it.
+
+    Refuses a module that does not use all of its parameters, or not in an order in which layers can run.
+    """
+    labels = {one.layer: one.label for one in used}
+    owners = {id(one.parameter): one.layer for one in used}
+    for name, parameter in module.named_parameters():
+        if id(parameter) not in owners:
+            raise ArchitectureError(f"{name} is never used; leave it out")
+    defined = list(dict.fromkeys(owners[id(parameter)] for parameter in module.parameters()))
+    order = _layer_order(architecture, defined, labels)
+    flat = [one.parameter for number in order for one in used if one.layer == number]
+    if [id(one) for one in flat] != [id(one) for one in module.parameters()]:
+        raise ArchitectureError(
+            "the weights of its layers are not defined layer by layer; register them in their order"
+        )
+    if order == sorted(order):
+        return architecture
+    places = {old: new for new, old in enumerate(order)}
+    return Architecture(
+        architecture.shape,
+        tuple(architecture.layers[number] for number in order),
+        tuple(tuple(places.get(other, other) for other in architecture.reads[number]) for number in order),
+    )
+
+
+def _layer_order(architecture: Architecture, defined: list[int], labels: Mapping[int, str]) -> list[int]:
+    """Return layers in the order of use, except that those with weights wait for those defined before them."""
+    waiting, order, done = list(range(len(architecture.layers))), list[int](), {-1}
+    coming = list(reversed(defined))
+    while waiting:
+        ready = next(
+            (
+                number
+                for number in waiting
+                if done.issuperset(architecture.reads[number]) and (number not in labels or number == coming[-1])
+            ),
+            None,
+        )
+        if ready is None:
+            first, then = coming[-1], min(_ancestors(architecture, coming[-1]) & {*coming})
+            raise ArchitectureError(
+                f"{labels[first]} is defined before {labels[then]} but used after it; define layers in the order of "
+                "their use"
+            )
+        if ready in labels:
+            coming.pop()
+        waiting.remove(ready)
+        order.append(ready)
+        done.add(ready)
+    return order
+
+
+def _ancestors(architecture: Architecture, number: int) -> set[int]:
+    """Return all layers that one depends on."""
+    found, open_ends = set[int](), [number]
+    while open_ends:
+        for other in architecture.reads[open_ends.pop()]:
+            if other >= 0 and other not in found:
+                found.add(other)
+                open_ends.append(other)
     return found
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(" .")
 
 
 def _compare(module: nn.Module, architecture: Architecture, in_order: bool) -> None:
@@ -857,7 +851,9 @@ def _compare(module: nn.Module, architecture: Architecture, in_order: bool) -> N
         towards = torch.randn(3, architecture.classes)
         for training in (True, False) if in_order or not drops else (False,):
             try:
-                found, expected = (_outcome(each.train(training), features, towards) for each in (again, module))
+                found, expected = (
+                    _output_and_gradients(each.train(training), features, towards) for each in (again, module)
+                )
             except Exception as error:
                 raise ArchitectureError(f"it fails on three random samples ({_first_line(error)})") from error
             if not _close(found, expected):
@@ -869,7 +865,7 @@ def _compare(module: nn.Module, architecture: Architecture, in_order: bool) -> N
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Three samples are not worth waking threads for."""
+    """Use one thread: three samples are not worth more."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -878,8 +874,8 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _outcome(module: nn.Module, features: Tensor, towards: Tensor) -> list[Tensor]:
-    """The outputs, and the gradients of all parameters; zeros where there are none."""
+def _output_and_gradients(module: nn.Module, features: Tensor, towards: Tensor) -> list[Tensor]:
+    """Return the output and the gradients of all parameters, zeros for parameters without one."""
     module.zero_grad()
     torch.manual_seed(1)  # what drops numbers draws them
     output = module(features.clone())
@@ -899,10 +895,7 @@ def _close(found: Iterable[Tensor], expected: Iterable[Tensor]) -> bool:
     )
 
 
-SampleShape = tuple[int, ...]
-
-
-def check_model(module: nn.Module, shape: SampleShape, classes: int) -> None:
+def check_model(module: nn.Module, shape: Shape, classes: int) -> None:
     """Refuse a module that cannot be trained on samples of one shape and this many classes, and say what to do.
 
     Copies of it are given two samples of zeros, as in training and as in scoring. Neither the module nor the state of
@@ -910,19 +903,19 @@ def check_model(module: nn.Module, shape: SampleShape, classes: int) -> None:
     """
     check_layers(module)
     for training in (True, False):
-        probe = _copied_module(module).train(training)
+        probe = _copy_for_workers(module).train(training)
         before = buffers_of(probe)
         with torch.random.fork_rng(devices=[]), torch.inference_mode(not training):
-            output = _output(probe, shape, training)
+            output = _probe_output(probe, shape, training)
         _check_output(output, classes)
         check_buffers(before, probe)
 
 
 def check_layers(module: nn.Module) -> None:
-    """Refuse what can be told without a sample: no parameters, or layers of torch's own with running statistics."""
+    """Refuse a module without parameters, or with torch layers that keep running statistics."""
     if parameter_count(module) == 0:
-        raise UserError("The model has no parameters; there is nothing to learn.")
-    probe = _copied_module(module).train()  # a layer that is kept out of training keeps its statistics as they are
+        raise UserError("The model has no parameters; there is nothing to learn.", code="invalid-part")
+    probe = _copy_for_workers(module).train()  # a layer that is kept out of training keeps its statistics as they are
     norms = [
         (name, layer)
         for name, layer in probe.named_modules()
@@ -930,65 +923,69 @@ def check_layers(module: nn.Module) -> None:
     ]
     if names := [buffer for name, layer in norms for buffer, _ in layer.named_buffers(name)]:
         lines = [group_norm_instead(layer) for _, layer in norms if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
-        raise _stateful(names, f" Here: replace {lines[0]}." if lines else "")
+        raise _stateful_error(names, f" Here: replace {lines[0]}." if lines else "")
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:
-    """Everything that a module holds beside its parameters, copied."""
+    """Return copies of all buffers of a module."""
     return {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
 
 
 def check_buffers(before: Mapping[str, Tensor], module: nn.Module) -> None:
-    """Refuse a module whose buffers are not what they were before it ran; constant ones may be any."""
+    """Refuse a module whose buffers changed while it ran."""
     after = dict(module.named_buffers())
-    if names := [name for name in {**before, **after} if not _same(before.get(name), after.get(name))]:
-        raise _stateful(names)
+    if names := [name for name in {**before, **after} if not _equal(before.get(name), after.get(name))]:
+        raise _stateful_error(names)
 
 
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
     if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
         return False
     return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
-def _stateful(names: list[str], line: str = "") -> UserError:
+def _stateful_error(names: list[str], line: str = "") -> UserError:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return UserError(
         f"The model keeps state beside its parameters ({', '.join(names[:3])}{more}), which workers do not exchange: "
         "it changes while the model runs. Use layers without running statistics: GroupNorm or LayerNorm instead of "
         f"BatchNorm, or track_running_stats=False.{line} Tables that never change are fine; fill them when the model "
-        "is built."
+        "is built.",
+        code="not-supported",
     )
 
 
-def _copied_module(module: nn.Module) -> nn.Module:
-    """The module as engines use it: a copy, on the CPU, in float32."""
+def _copy_for_workers(module: nn.Module) -> nn.Module:
+    """Copy a module to the CPU in float32, as engines do."""
     try:
         return copy.deepcopy(module).to("cpu", torch.float32)
     except Exception as error:
         raise UserError(
-            f"The model cannot be copied, and every worker needs a copy ({_message_line(error)}). "
-            "Let its attributes be parameters, buffers and plain values, nothing that was computed from parameters."
+            f"The model cannot be copied, and every worker needs a copy ({_first_line(error)}). "
+            "Let its attributes be parameters, buffers and plain values, nothing that was computed from parameters.",
+            code="invalid-part",
         ) from error
 
 
-def _output(probe: nn.Module, shape: SampleShape, training: bool) -> object:
+def _probe_output(probe: nn.Module, shape: Shape, training: bool) -> object:
     try:
         return probe(torch.zeros(2, *shape))
     except Exception as error:
         if _takes_whole_numbers(probe, shape):
             raise UserError(
-                f"The model takes whole numbers, but features are float32 ({_message_line(error)}). "
+                f"The model takes whole numbers, but features are float32 ({_first_line(error)}). "
                 "Let its forward begin with x.long(), for example in a small module before nn.Embedding; "
-                "float32 holds whole numbers up to 16,777,216 exactly."
+                "float32 holds whole numbers up to 16,777,216 exactly.",
+                code="wrong-type",
             ) from error
         raise UserError(
             f"The model fails in {'training' if training else 'scoring'} on two float32 samples of shape {shape}, "
-            f"the shape of the data ({_message_line(error)}). Build it for samples of that shape, or reshape the data."
+            f"the shape of the data ({_first_line(error)}). Build it for samples of that shape, or reshape the data.",
+            code="wrong-shape",
         ) from error
 
 
-def _takes_whole_numbers(probe: nn.Module, shape: SampleShape) -> bool:
+def _takes_whole_numbers(probe: nn.Module, shape: Shape) -> bool:
     try:
         probe(torch.zeros(2, *shape, dtype=torch.int64))
     except Exception:
@@ -996,23 +993,24 @@ def _takes_whole_numbers(probe: nn.Module, shape: SampleShape) -> bool:
     return True
 
 
-def _message_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(" .")
-
-
 def _check_output(output: object, classes: int) -> None:
-    wanted = f"give one row of {classes} logits a sample, (N, {classes})"
+    wanted = f"give one row of {classes} logits per sample, (N, {classes})"
     if not isinstance(output, Tensor):
-        raise UserError(f"The model returns a {type(output).__name__}, not a tensor, for {classes} classes; {wanted}.")
+        raise UserError(
+            f"The model returns a {type(output).__name__}, not a tensor, for {classes} classes; {wanted}.",
+            code="wrong-type",
+        )
     if not output.is_floating_point():
-        raise UserError(f"The model returns numbers of type {output.dtype}, not float32; {wanted}.")
+        raise UserError(f"The model returns numbers of type {output.dtype}, not float32; {wanted}.", code="wrong-type")
     if output.ndim != 2 or len(output) != 2:
         raise UserError(
             f"The model makes an output of shape {tuple(output.shape)} from 2 samples, but the data has {classes} "
-            f"classes; {wanted}, here (2, {classes}). End with nn.Flatten() and nn.Linear(..., {classes})."
+            f"classes; {wanted}, here (2, {classes}). End with nn.Flatten() and nn.Linear(..., {classes}).",
+            code="wrong-shape",
         )
     if output.shape[1] < classes:
         raise UserError(
             f"The model has {output.shape[1]} outputs, but the data has {classes} classes; "
-            f"give its last layer {classes} outputs."
+            f"give its last layer {classes} outputs.",
+            code="wrong-shape",
         )

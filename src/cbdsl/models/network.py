@@ -1,6 +1,6 @@
-"""One network: described as data or built by a user's function; its initial weights, and its weights as named tensors.
+"""A run's network, described as data or built by a user's function: initial weights, named tensors, module.
 
-torch is imported only where a module is asked for, or where the network is a user's own module.
+torch is imported only for a module.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SLOPE = math.sqrt(5.0)  # torch's `a` of kaiming_uniform_ for dense layers and 
 
 
 def initial_weights(architecture: Architecture, seed: int) -> Floats:
-    """Flat weights of a network as torch initialises them after `torch.manual_seed(seed)`, bit for bit, (D,)."""
+    """Return the flat weights (D,) that torch draws after `torch.manual_seed(seed)`, equal to the bit."""
     # RandomState, because its numbers never change with numpy's version. Of the seed, torch uses 32 bits as well.
     drawn = sum(layer.size for layer in architecture.layers if layer.drawn_inputs())
     words = np.random.RandomState(seed & 0xFFFFFFFF).bytes(4 * drawn)
@@ -50,7 +50,7 @@ def initial_weights(architecture: Architecture, seed: int) -> Floats:
 
 
 def _bound(layer: Layer, name: str) -> float:
-    """How large a weight or a bias is at most; in the order of torch's arithmetic."""
+    """Return the largest initial weight or bias, in the order of torch's arithmetic."""
     inputs = layer.drawn_inputs()
     if name == "bias":
         return 1 / math.sqrt(inputs)
@@ -74,7 +74,7 @@ class Network:
 
     @property
     def size(self) -> int:
-        """D."""
+        """D, the number of parameters."""
         if self.described is not None:
             return self.described.size
         return sum(int(np.prod(shape)) for _, shape in self.tensor_shapes())
@@ -96,7 +96,7 @@ class Network:
             return error
 
     def build(self) -> nn.Module:
-        """A fresh torch module."""
+        """Build a new torch module."""
         if self.builder is not None:
             import torch  # noqa: PLC0415
 
@@ -109,7 +109,7 @@ class Network:
         return module_of(self.described)
 
     def initial_weights(self, seed: int) -> Floats:
-        """Weights as torch draws them by default under this seed, (D,)."""
+        """Return the weights (D,) that torch draws by default under this seed."""
         if self.described is not None:
             return initial_weights(self.described, seed)
         from cbdsl.models import to_torch  # noqa: PLC0415
@@ -118,7 +118,7 @@ class Network:
         return to_torch.module_weights(self.builder, seed)
 
     def module(self, weights: Floats) -> nn.Module:
-        """A torch module with these weights in it, ready to predict."""
+        """Build a torch module with these weights, in evaluation mode."""
         from cbdsl.models.to_torch import load_flat  # noqa: PLC0415
 
         module = self.build()
@@ -126,7 +126,7 @@ class Network:
         return module.eval()
 
     def tensor_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """The names and shapes of the parameters, in the order of flat weights, as a torch module calls them."""
+        """Yield names and shapes of the parameters in the order of flat weights."""
         if self.described is None:
             module = self.subject
             yield from ((name, tuple(each.shape)) for name, each in module.named_parameters())  # type: ignore[union-attr]
@@ -134,7 +134,7 @@ class Network:
         yield from self.described.tensors().items()
 
     def tensors(self, weights: Floats) -> dict[str, Floats]:
-        """Flat weights (D,) as named tensors, and the constants of a user's module beside them."""
+        """Return flat weights (D,) as named tensors, with the constants of a user's module."""
         named, start = {}, 0
         for name, shape in self.tensor_shapes():
             end = start + int(np.prod(shape))
@@ -146,30 +146,33 @@ class Network:
         return named
 
     def flat(self, tensors: Mapping[str, Any], source: str) -> Floats:
-        """Named tensors as flat weights (D,); an error if they are not of this network."""
+        """Return named tensors as flat weights (D,); refuse those of another network."""
         parts = []
         for name, shape in self.tensor_shapes():
             if name not in tensors or tuple(tensors[name].shape) != shape:
                 found = tuple(tensors[name].shape) if name in tensors else "missing"
                 raise UserError(
-                    f"{source} is not a model of this network: {name} should have the shape {shape} and is {found}."
+                    f"{source} is not a model of this network: {name} should have the shape {shape} and is {found}.",
+                    code="wrong-shape",
                 )
             parts.append(np.asarray(tensors[name], np.float32).reshape(-1))
         return np.concatenate(parts)
 
 
 def network_of(spec: Spec, shape: tuple[int, ...], classes: int, builder: object = None) -> Network:
-    """The network that a spec names, or that a user's function builds."""
+    """Return the network that a spec names, or that a user's function builds."""
     if builder is not None:
         return _checked(builder, shape, classes)
     if spec.model == CUSTOM:
-        raise UserError("The model of this run was given in Python; give it again with model=...")
+        raise UserError("The model of this run was given in Python; give it again with model=...", code="invalid-part")
     make = register.model.make(spec.model, spec.options.of(spec.model))
     made = make(shape, classes)
     if not isinstance(made, Architecture):
         return _checked(lambda: make(shape, classes), shape, classes)
     if made.classes < classes:
-        raise UserError(f"The model '{spec.model}' has {made.classes} outputs; the data has {classes} classes.")
+        raise UserError(
+            f"The model '{spec.model}' has {made.classes} outputs; the data has {classes} classes.", code="wrong-shape"
+        )
     return Network(shape, classes, made)
 
 
@@ -180,31 +183,37 @@ def _checked(builder: object, shape: tuple[int, ...], classes: int) -> Network:
     try:
         from torch import nn  # noqa: PLC0415
     except ImportError as error:
-        raise UserError("A model of your own needs torch. Install it: pip install 'cbdsl[torch]'") from error
+        raise UserError(
+            "A model of your own needs torch. Install it: pip install 'cbdsl[torch]'", code="missing-package"
+        ) from error
     from cbdsl.models.from_torch import check_model  # noqa: PLC0415
 
     if isinstance(builder, nn.Module):
         raise UserError(
             "model is a module that is built already; workers and tests need fresh ones. Give the class itself, or a "
-            "function without arguments: model=lambda: Net(10)."
+            "function without arguments: model=lambda: Net(10).",
+            code="wrong-type",
         )
     if not callable(builder):
-        raise UserError(f"model is a {type(builder).__name__}; give a function without arguments that builds a module.")
+        raise UserError(
+            f"model is a {type(builder).__name__}; give a function without arguments that builds a module.",
+            code="wrong-type",
+        )
     network = Network(shape, classes, None, builder)
     try:
         module = network.subject
     except TypeError as error:
         raise UserError(
-            f"model cannot be built without arguments ({error}). Bind them: model=lambda: Net(10)."
+            f"model cannot be built without arguments ({error}). Bind them: model=lambda: Net(10).", code="invalid-part"
         ) from error
     if not isinstance(module, nn.Module):
-        raise UserError(f"model builds a {type(module).__name__}, not a torch nn.Module.")
+        raise UserError(f"model builds a {type(module).__name__}, not a torch nn.Module.", code="wrong-type")
     check_model(module, shape, classes)
     return network
 
 
 def read_tensors(path: Path) -> dict[str, Any]:
-    """The named tensors of a .safetensors file."""
+    """Read the named tensors of a .safetensors file."""
     from safetensors import SafetensorError  # noqa: PLC0415 - a device needs no models from files
     from safetensors.numpy import load  # noqa: PLC0415
 
@@ -212,5 +221,6 @@ def read_tensors(path: Path) -> dict[str, Any]:
         return load(path.read_bytes())
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise UserError(
-            f"The model {path} cannot be read ({error}). Give a finished run's folder or a .safetensors file."
+            f"The model {path} cannot be read ({error}). Give a finished run's folder or a .safetensors file.",
+            code="unreadable-file",
         ) from error

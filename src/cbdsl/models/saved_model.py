@@ -1,8 +1,7 @@
-"""A trained model in a file that explains itself: weights, and beside them what they are the weights of.
+"""Reads and writes the file of a trained model: its weights, its network and how features were scaled.
 
-The file is a .safetensors; its metadata, strings by name, hold the network as a graph, the shape of a sample, what was
-done to features before the network saw them, and the names of classes. What is read may come from anybody: whatever the
-bytes, the answer is a model whose parts fit together, or an error that says what does not.
+The file is a .safetensors. Its metadata hold the network as a graph, the shape of a sample, the scaling of features and
+the names of classes. Files may come from strangers: malformed ones raise a UserError.
 """
 
 from __future__ import annotations
@@ -39,15 +38,15 @@ _LONGEST_NAME = 100
 
 
 class _DamagedError(ValueError):
-    """What is wrong with metadata, as the end of a sentence."""
+    """Malformed metadata; the message is the end of a sentence."""
 
 
 @dataclass(frozen=True)
 class ModelMetadata:
-    """What a model's file says beside the weights."""
+    """The metadata of a model's file."""
 
     shape: tuple[int, ...]  # of a sample
-    graph: Architecture | None  # none where the network cannot be described
+    graph: Architecture | None  # None if the network cannot be described
     tensors: tuple[str, ...]  # in the order of flat weights
     scaling: Scaling | None = None
     class_names: tuple[str, ...] = ()
@@ -55,7 +54,7 @@ class ModelMetadata:
 
     @staticmethod
     def of(network: Network, scaling: Scaling | None = None, class_names: tuple[str, ...] = ()) -> ModelMetadata:
-        """That of a network, and of the data it was trained on."""
+        """Return the metadata of a network and of the data that it was trained on."""
         graph, obstacle = None, ""
         try:
             graph = network.description()
@@ -66,7 +65,7 @@ class ModelMetadata:
         return ModelMetadata(network.shape, graph, tensors, scaling, names, obstacle)
 
     def metadata(self) -> dict[str, str]:
-        """As safetensors keeps it."""
+        """Return the strings for a .safetensors file."""
         values = {
             "graph": None if self.graph is None else self.graph.to_dict(),
             "shape": self.shape,
@@ -80,18 +79,22 @@ class ModelMetadata:
 
     @staticmethod
     def read(metadata: Mapping[str, str], source: str, again: str) -> ModelMetadata:
-        """The card in a file's metadata; an error if there is none, or none that holds together.
+        """Read the metadata of a file; refuse missing or inconsistent ones.
 
-        source: the file, as errors call it. again: how to get a better one.
+        source: the file's name in errors. again: how to get a better file.
         """
         version = metadata.get(f"{_PREFIX}format")
         if version is None:
             raise UserError(
                 f"{source} holds weights alone and does not say of which network: an earlier version or another "
-                f"program wrote it. {again}"
+                f"program wrote it. {again}",
+                code="not-supported",
             )
         if version != FORMAT:
-            raise UserError(f"{source} is written in format {version!r:.20}; this version reads {FORMAT}. {again}")
+            raise UserError(
+                f"{source} is written in format {version!r:.20}; this version reads {FORMAT}. {again}",
+                code="not-supported",
+            )
         try:
             values = {name: _value(metadata, name) for name in _KEYS}
             card = ModelMetadata(
@@ -101,11 +104,11 @@ class ModelMetadata:
             )  # fmt: skip
             card._check()
         except (_DamagedError, UserError, ArchitectureError) as error:
-            raise UserError(f"{source} is damaged or made up: {error} {again}") from error
+            raise UserError(f"{source} is damaged or made up: {error} {again}", code="damaged-file") from error
         return card
 
     def _check(self) -> None:
-        """That the parts belong together."""
+        """Refuse parts that do not fit together."""
         if self.scaling is not None and len(self.scaling.mean) != self.shape[0]:
             raise _DamagedError(
                 f"it scales {len(self.scaling.mean)} channels, and a sample of shape {self.shape} has {self.shape[0]}."
@@ -120,7 +123,7 @@ class ModelMetadata:
 
 @dataclass(frozen=True, eq=False)
 class SavedModel:
-    """A card and the weights it speaks of."""
+    """A trained model from a file."""
 
     card: ModelMetadata
     weights: Floats  # (D,)
@@ -128,7 +131,7 @@ class SavedModel:
 
     @property
     def graph(self) -> Architecture:
-        """The network as data; an error that says why there is none."""
+        """The network as data; a UserError says why there is none."""
         if self.card.graph is None:
             raise UserError(
                 f"The network of {self.source} is not described ({self.card.obstacle or 'no reason is given'}). Only "
@@ -143,12 +146,12 @@ class SavedModel:
         return Network(self.graph.shape, self.graph.classes, self.graph).module(self.weights)
 
     def class_name(self, label: int) -> str:
-        """What a class is called; its number if it has no name."""
+        """Return the name of a class, or its number if it has none."""
         return self.card.class_names[label] if label < len(self.card.class_names) else str(label)
 
 
 def file_of(card: ModelMetadata, tensors: Mapping[str, Any], notes: Mapping[str, str]) -> bytes:
-    """A model's file: what the card says, some words beside it, the tensors. The same bytes for the same model."""
+    """Return the bytes of a model's file; the same for the same model. notes: more strings for its metadata."""
     from safetensors.numpy import save  # noqa: PLC0415 - a device that keeps no model does without
 
     metadata = {"format": "pt", **card.metadata(), **{f"{_PREFIX}{name}": text for name, text in notes.items()}}
@@ -162,7 +165,7 @@ def file_of(card: ModelMetadata, tensors: Mapping[str, Any], notes: Mapping[str,
 
 
 def notes_of(path: Path) -> dict[str, str]:
-    """The words beside a card in a model's file, and the card's own; nothing if there is no such file."""
+    """Read the strings in the metadata of a model's file; return {} if there is no such file."""
     from safetensors import SafetensorError  # noqa: PLC0415
 
     try:
@@ -182,7 +185,7 @@ def load(source: Path | str) -> SavedModel:
     path = init_file(str(source))
     if not path.is_file():
         where = f"{source} has no model.safetensors" if path != Path(source) else f"{source} is not there"
-        raise UserError(f"{where}. Give the folder of a finished run or a .safetensors file.")
+        raise UserError(f"{where}. Give the folder of a finished run or a .safetensors file.", code="missing-file")
     is_run = path != Path(source)
     again = f"Write it again from the rest: cbdsl resume {source}" if is_run else "Give a model that `cbdsl run` wrote."
     require_memory(3 * path.stat().st_size, f"The model {path} takes", "Give a smaller one.")
@@ -203,11 +206,13 @@ def _flat(card: ModelMetadata, tensors: Mapping[str, Any], damaged: str, again: 
     for name in card.tensors:
         if name not in tensors or tensors[name].dtype.kind != "f":
             found = f"holds {tensors[name].dtype}" if name in tensors else "is missing"
-            raise UserError(f"{damaged} the tensor {shown(name)} {found}. {again}")
+            raise UserError(f"{damaged} the tensor {shown(name)} {found}. {again}", code="damaged-file")
     parts = [np.asarray(tensors[name], np.float32).reshape(-1) for name in card.tensors]
     flat: Floats = np.concatenate(parts) if parts else np.zeros(0, np.float32)
     if card.graph is not None and len(flat) != card.graph.size:
-        raise UserError(f"{damaged} it has {len(flat):,} weights, its network {card.graph.size:,}. {again}")
+        raise UserError(
+            f"{damaged} it has {len(flat):,} weights, its network {card.graph.size:,}. {again}", code="damaged-file"
+        )
     return flat
 
 
@@ -220,7 +225,7 @@ def _value(metadata: Mapping[str, str], name: str) -> Any:  # noqa: ANN401 - wha
     try:
         return read_json(text)
     except ValueError as error:
-        raise _DamagedError(f"its {name} is no JSON ({error}).") from error
+        raise _DamagedError(f"its {name} is not JSON ({error}).") from error
 
 
 def _shape(value: object) -> tuple[int, ...]:
@@ -250,7 +255,7 @@ def _scaling(value: object) -> Scaling | None:
 
 
 def _texts(name: str, value: object, longest: int) -> tuple[str, ...]:
-    """Names that can be printed and written into files."""
+    """Return printable names; refuse others."""
     if value == "":
         return ()
     if not isinstance(value, list) or not all(isinstance(text, str) and len(text) <= longest for text in value):

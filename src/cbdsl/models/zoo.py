@@ -1,8 +1,4 @@
-"""The networks that come with the package, as descriptions: layers and sizes, no weights, no torch.
-
-`cbdsl.models.network` draws their first weights, an engine trains them, and
-`cbdsl.models.to_torch` builds the torch module where one is wanted.
-"""
+"""The networks that come with the package, as descriptions."""
 
 from __future__ import annotations
 
@@ -74,7 +70,8 @@ def har_cnn(shape: Shape, classes: int) -> Architecture:
     if len(shape) != 2 or shape[0] < 1 or shape[1] < 16:
         raise UserError(
             "The model 'har-cnn' needs windows of shape (channels, length) of at least 16 readings; the data has shape "
-            f"{shape}. Choose --model cnn for images, --model mlp for anything else, or give a module of your own."
+            f"{shape}. Choose --model cnn for images, --model mlp for anything else, or give a module of your own.",
+            code="wrong-shape",
         )
     channels, length = shape
     return _network(
@@ -154,32 +151,35 @@ USUAL: dict[str, tuple[Shape, int]] = {
     "resnet8": ((3, 32, 32), 10),  # CIFAR-10
     "mobilenet-025": ((3, 96, 96), 2),  # visual wake words
 }
-"""Samples and classes that a network was made for, where these are not MNIST's."""
+"""Sample shape and classes that a network was designed for, if not those of MNIST."""
 
 
 def usual(name: str) -> Architecture:
-    """A network of the zoo for the samples it was made for."""
+    """Return a network for the samples that it was designed for."""
     made = register.model.get(name)(*USUAL.get(name, ((1, 28, 28), 10)))
     if not isinstance(made, Architecture):
-        raise UserError(f"The model '{name}' is a torch module; only networks that are described are measured.")
+        raise UserError(
+            f"The model '{name}' is a torch module; only networks that are described are measured.",
+            code="not-supported",
+        )
     return made
 
 
 def _convolve(net: Draft, layer: Conv2d, *reads: int) -> int:
-    """A convolution, its norm, a ReLU."""
+    """Add a convolution, its norm and a ReLU; return the number of the result."""
     net.add(layer, *reads)
     net.add(GroupNorm(math.gcd(_GROUPS, layer.outputs), layer.outputs))
     return net.add(Relu())
 
 
 def _separable(net: Draft, inputs: int, outputs: int, stride: int) -> None:
-    """Every channel by itself, then all channels at every place."""
+    """Add a depthwise and a pointwise convolution."""
     _convolve(net, Conv2d(inputs, inputs, (3, 3), (1, 1), False, (stride, stride), groups=inputs))
     _convolve(net, Conv2d(inputs, outputs, (1, 1), (0, 0), False))
 
 
 def _classified(net: Draft, classes: int) -> Architecture:
-    """The mean of every channel, and a dense layer."""
+    """Add the mean of every channel and a dense layer; return the network."""
     channels, height, width = net.shape_of(net.last)
     net.add(AvgPool2d((height, width), (height, width)))
     net.add(Flatten())
@@ -191,18 +191,21 @@ def _need_images(name: str, shape: Shape, side: int) -> None:
     if len(shape) != 3 or shape[0] < 1 or min(shape[1:]) < side:
         raise UserError(
             f"The model '{name}' needs images of shape (channels, height, width) with at least {side} x {side} pixels; "
-            f"the data has shape {shape}. Choose {_others(shape)}, or give a module of your own."
+            f"the data has shape {shape}. Choose {_others(shape)}, or give a module of your own.",
+            code="wrong-shape",
         )
 
 
 def _others(shape: Shape) -> str:
-    """Models for data that are no images."""
+    """Return options for data that are not images."""
     return f"{'--model har-cnn, ' * (len(shape) == 2)}--model mlp or --model softmax"
 
 
 def _network(name: str, shape: Shape, *layers: Layer) -> Architecture:
-    """One layer after the other; samples with more axes than images have count as rows, which is how they are read."""
+    """Return a chain of layers; samples with more axes than images become rows."""
     try:
         return Architecture(shape if len(shape) <= 3 else (math.prod(shape),), layers)
     except ArchitectureError as error:
-        raise UserError(f"The model '{name}' cannot be built for data of shape {shape}: {error}.") from error
+        raise UserError(
+            f"The model '{name}' cannot be built for data of shape {shape}: {error}.", code="wrong-shape"
+        ) from error

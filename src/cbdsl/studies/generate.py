@@ -33,7 +33,7 @@ from cbdsl.codecs.envelope import make_codecs
 from cbdsl.data.dataset import Dataset, Scaling, load
 from cbdsl.data.partition import alter_features, split
 from cbdsl.data.shared import SharedSet, check_source, unscale_to_floats, write_shared
-from cbdsl.engines.base import Sgd, one_model
+from cbdsl.engines.base import Sgd, check_one_model
 from cbdsl.engines.native_engine import default_threads
 from cbdsl.engines.torch_engine import TorchEngine
 from cbdsl.errors import UserError
@@ -285,7 +285,7 @@ class GeneratorEngine(TorchEngine):
     def sample_losses(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
         """See `Engine.sample_losses`; the bound at the mean of a sample's encoding."""
         features, labels, indices = self._tensors(samples, indices)
-        module = _as_generator(self._load(one_model(weights, self.size)).module)
+        module = _as_generator(self._load(check_one_model(weights, self.size)).module)
         chosen = torch.from_numpy(indices)
 
         def losses(chunk: int) -> Doubles:
@@ -298,7 +298,7 @@ class GeneratorEngine(TorchEngine):
 
     def make_samples(self, weights: Floats, count: int, seed: int) -> Samples:
         """Return samples of a model, equally many of all classes and shuffled, (count, *shape)."""
-        generator = _as_generator(self._load(one_model(weights, self.size)).module)
+        generator = _as_generator(self._load(check_one_model(weights, self.size)).module)
         random, kind = torch.Generator().manual_seed(seed), generator.kind
         labels = (torch.arange(count) % kind.classes)[torch.randperm(count, generator=random)]
 
