@@ -19,6 +19,7 @@ from cbdsl.flower.flower_messages import Context
 from cbdsl.runs import loop as simulator
 from support.flower_federation import SMALL, own_files, played, rounds_of, simulated
 from support.local_grid import HANDLERS, LocalGrid, federation
+from support.refusals import refused_as
 
 
 @pytest.fixture
@@ -135,7 +136,7 @@ def test_what_cannot_be_run_is_said(tmp_path: Path, wishes: dict[str, Any], mess
 
 def test_another_run_in_the_folder_is_left_alone(tmp_path: Path) -> None:
     played(tmp_path, rounds=1)
-    with pytest.raises(UserError, match="holds another run"):
+    with refused_as("wrong-run", tmp_path / "run"):
         played(tmp_path, f"{SMALL} seed=1", rounds=1)
 
 
@@ -148,7 +149,7 @@ def test_the_simulator_does_not_go_on_with_a_run_whose_workers_are_nodes(tmp_pat
 def test_a_damaged_number_of_the_run_is_said(tmp_path: Path) -> None:
     played(tmp_path, rounds=1)
     (tmp_path / "run/flower.json").write_text("{")
-    with pytest.raises(UserError, match=r"flower.json is damaged.*Restore it"):
+    with refused_as("damaged-file", "flower.json"):
         played(tmp_path, rounds=1)
 
 
