@@ -292,9 +292,9 @@ def _study_method(study: Study, command: str) -> Section:
     took = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.0f} minutes"
     took = f"{seconds:.0f} seconds" if seconds < 120 else took
     rotation = [run.spec for run in study.runs if run.spec.selection.name == "rotation"]
-    turns = f"In verified rotation {rotation[0].selection.k} workers upload in turn, 4 bits per number. " * bool(
-        rotation
-    )
+    turns = ""
+    if rotation:
+        turns = f"In verified rotation {rotation[0].selection.k} workers upload in turn, 4 bits per number. "
     attack = describe_attack(benchmark_datasets.ATTACK["attack.name"]) if study.plan.attacked else ""
     text = (
         f": {len(study.runs)} runs, {took} one after the other. "
