@@ -1,0 +1,38 @@
+"""Every UserError that the package raises has a code, and codes are few."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import cbdsl
+
+SOURCE = Path(cbdsl.__file__).parent
+MOST = 40  # a program that handles errors by code should need few of them
+
+
+def errors() -> Iterator[tuple[str, ast.expr | None]]:
+    """Yield the place and the code of each UserError in the source."""
+    for path in sorted(SOURCE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("UserError"):
+                code = next((one.value for one in node.keywords if one.arg == "code"), None)
+                yield f"{path.relative_to(SOURCE)}:{node.lineno}", code
+
+
+def literals(code: ast.expr | None) -> set[str]:
+    """Return the codes that an expression can be; those of another error, `error.code`, are found where it is raised."""
+    return {one.value for one in ast.walk(code or ast.Pass()) if isinstance(one, ast.Constant) and one.value != ""}
+
+
+def test_every_error_has_a_code() -> None:
+    without = [place for place, code in errors() if code is None]
+    assert not without, "\n".join(without)
+
+
+def test_codes_are_few_and_written_alike() -> None:
+    codes = {name for _, code in errors() for name in literals(code)}
+    assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", code) for code in codes), codes
+    assert len(codes) <= MOST, f"{len(codes)}: {sorted(codes)}"
