@@ -23,8 +23,12 @@ def errors() -> Iterator[tuple[str, ast.expr | None]]:
 
 
 def literals(code: ast.expr | None) -> set[str]:
-    """Return the codes that an expression can be; those of another error, `error.code`, are found where it is raised."""
-    return {one.value for one in ast.walk(code or ast.Pass()) if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+    """Return the codes that an expression can be.
+
+    `error.code` has none: the codes of another error are found where that is raised.
+    """
+    values = [one.value for one in ast.walk(code or ast.Pass()) if isinstance(one, ast.Constant)]
+    return {value for value in values if isinstance(value, str)}
 
 
 def test_every_error_has_a_code() -> None:
