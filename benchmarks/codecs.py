@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cbdsl.arrays import Doubles, Floats
-from cbdsl.codecs.base import Codec, Packs, Scores, Sent
+from cbdsl.codecs.codec import Codec, Packs, Scores, Sent
 from cbdsl.codecs.envelope import Codecs
 from cbdsl.presets import preset
 from cbdsl.runs.build import Experiment

@@ -37,7 +37,7 @@ _SECTIONS = {
     "runs.callbacks": "Callbacks",
     "attacks": "Attacks",
     "algorithm.methods": "Methods and workers",
-    "algorithm.worker": "Methods and workers",
+    "algorithm.worker_round": "Methods and workers",
     "algorithm.particles": "Methods and workers",
     "algorithm": "The server: claims, selections, aggregators",
     "codecs": "Codecs",

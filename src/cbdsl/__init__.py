@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from cbdsl.algorithm.particles import Particles
     from cbdsl.algorithm.selection import Candidate, RoundContext, Selection, SelectionResult, VerifiedUpload
     from cbdsl.algorithm.verification import Verifier
-    from cbdsl.algorithm.worker import WorkerRound
+    from cbdsl.algorithm.worker_round import WorkerRound
     from cbdsl.arrays import Samples
-    from cbdsl.attacks.base import Attack, AttackContext, AttackPreparation
-    from cbdsl.codecs.base import Codec, CodecError
+    from cbdsl.attacks.attack import Attack, AttackContext, AttackPreparation
+    from cbdsl.codecs.codec import Codec, CodecError
     from cbdsl.data.dataset import Dataset
     from cbdsl.data.partition import Partition, Pool
-    from cbdsl.engines.base import Engine
+    from cbdsl.engines.engine import Engine
     from cbdsl.errors import UserError
     from cbdsl.models.architecture import Architecture
     from cbdsl.models.saved_model import load
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
 _HOMES = {
     "AggregationRule": "algorithm.aggregators",
     "Architecture": "models.architecture",
-    "Attack": "attacks.base",
-    "AttackContext": "attacks.base",
-    "AttackPreparation": "attacks.base",
+    "Attack": "attacks.attack",
+    "AttackContext": "attacks.attack",
+    "AttackPreparation": "attacks.attack",
     "AveragingMethod": "algorithm.methods",
     "Callback": "runs.callbacks",
     "Candidate": "algorithm.selection",
     "Claim": "algorithm.messages",
-    "Codec": "codecs.base",
-    "CodecError": "codecs.base",
+    "Codec": "codecs.codec",
+    "CodecError": "codecs.codec",
     "Dataset": "data.dataset",
-    "Engine": "engines.base",
+    "Engine": "engines.engine",
     "Method": "algorithm.methods",
     "Order": "algorithm.messages",
     "Particles": "algorithm.particles",
@@ -71,7 +71,7 @@ _HOMES = {
     "UserError": "errors",
     "VerifiedUpload": "algorithm.selection",
     "Verifier": "algorithm.verification",
-    "WorkerRound": "algorithm.worker",
+    "WorkerRound": "algorithm.worker_round",
     "load": "models.saved_model",
     "preset": "presets",
     "resume": "runs.loop",

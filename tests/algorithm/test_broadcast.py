@@ -19,7 +19,7 @@ from cbdsl.algorithm.broadcast import (
 )
 from cbdsl.algorithm.messages import ServerState
 from cbdsl.arrays import Floats
-from cbdsl.codecs.base import CodecError
+from cbdsl.codecs.codec import CodecError
 from cbdsl.codecs.envelope import KEPT_VERSIONS, Codecs, apply_update, wrap_version
 from cbdsl.codecs.quantize import Q4, Q8
 

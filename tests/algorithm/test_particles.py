@@ -15,7 +15,7 @@ from cbdsl.algorithm.particles import (
     remember,
     swarm_terms,
 )
-from cbdsl.algorithm.worker import initial_particles
+from cbdsl.algorithm.worker_round import initial_particles
 
 
 def floats(*rows: list[float]) -> np.ndarray:

@@ -10,9 +10,9 @@ import pytest
 import cbdsl
 from cbdsl.algorithm.messages import Swarm
 from cbdsl.algorithm.verification import measure_claims
-from cbdsl.algorithm.worker import make_scorer
+from cbdsl.algorithm.worker_round import make_scorer
 from cbdsl.data.dataset import Dataset
-from cbdsl.engines.base import Sgd
+from cbdsl.engines.engine import Sgd
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.zoo import usual

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 from cbdsl import register
 from cbdsl.arrays import Doubles, Samples
-from cbdsl.engines.base import Sgd
+from cbdsl.engines.engine import Sgd
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import LAYERS, Linear, Relu, Sigmoid, Tanh

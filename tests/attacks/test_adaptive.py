@@ -20,7 +20,7 @@ from cbdsl.attacks.adaptive import (
     excess,
     layer_pairs,
 )
-from cbdsl.attacks.base import Attack, AttackContext, ClaimsBetter, make_attack
+from cbdsl.attacks.attack import Attack, AttackContext, ClaimsBetter, make_attack
 from cbdsl.attacks.protocol import stamp_trigger
 from cbdsl.attacks.weights import Gaussian
 from cbdsl.engines.native_engine import NativeEngine

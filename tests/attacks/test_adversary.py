@@ -13,7 +13,7 @@ import pytest
 
 from cbdsl.algorithm.messages import WorkerId
 from cbdsl.arrays import Doubles, Floats
-from cbdsl.attacks.base import Attack, AttackContext, Truthful
+from cbdsl.attacks.attack import Attack, AttackContext, Truthful
 from cbdsl.runs.build import Experiment, UserParts
 from cbdsl.runs.resolve import resolve
 from cbdsl.swarms.local import LocalSwarm

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Samples
-from cbdsl.attacks.base import Attack, AttackContext, AttackPreparation, make_attack
+from cbdsl.attacks.attack import Attack, AttackContext, AttackPreparation, make_attack
 from cbdsl.attacks.protocol import stamp_trigger
 from cbdsl.attacks.weights import alie_z, largest_gamma
-from cbdsl.engines.base import Sgd
+from cbdsl.engines.engine import Sgd
 from cbdsl.spec import AttackSpec, Spec
 from support.refusals import refused_as
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import cbdsl
-from cbdsl.attacks.base import Attack, AttackContext, Truthful
+from cbdsl.attacks.attack import Attack, AttackContext, Truthful
 from cbdsl.errors import UserError
 from support.helpers import blobs, perceptron, small_spec
 from support.refusals import refused_as

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cbdsl import register
 from cbdsl.arrays import Doubles, Floats
-from cbdsl.codecs.base import Codec, CodecError, deflate, inflate
+from cbdsl.codecs.codec import Codec, CodecError, deflate, inflate
 from cbdsl.codecs.quantize import Q2, Q3, Q4, Q8, Adaptive, Uniform, Whole
 from cbdsl.codecs.topk import TopK
 from support.refusals import refused_as

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cbdsl.arrays import PADDING, Floats, Indices
-from cbdsl.engines.base import Sgd
+from cbdsl.engines.engine import Sgd
 from cbdsl.models.architecture import Architecture
 from support.networks import (
     ENGINES,

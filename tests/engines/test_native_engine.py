@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.engines import native_engine
-from cbdsl.engines.base import Sgd, floats
+from cbdsl.engines.engine import Sgd, floats
 from cbdsl.engines.native_engine import NativeEngine, available, info, peak_multiply_adds
 from cbdsl.models.architecture import Architecture, from_module
 from cbdsl.models.layers import Conv2d, Flatten, Layer, Linear, MaxPool2d, Relu, Sigmoid, Tanh

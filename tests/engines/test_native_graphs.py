@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from cbdsl import register
 from cbdsl.arrays import Floats, Samples
-from cbdsl.engines.base import Sgd
+from cbdsl.engines.engine import Sgd
 from cbdsl.engines.native_engine import NativeEngine, available
 from cbdsl.models.architecture import Architecture, Draft, from_module
 from cbdsl.models.layers import (

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from cbdsl.arrays import PADDING, Samples, Seeds
-from cbdsl.engines.base import Sgd
+from cbdsl.engines.engine import Sgd
 from cbdsl.engines.torch_engine import TorchEngine
 from cbdsl.errors import UserError
 from cbdsl.models.to_torch import load_flat, to_flat

@@ -15,8 +15,8 @@ from torch.nn.functional import dropout
 import cbdsl
 from cbdsl.arrays import PADDING, Floats, Samples
 from cbdsl.engines import torch_engine
-from cbdsl.engines.base import Sgd
 from cbdsl.engines.choose import Choice
+from cbdsl.engines.engine import Sgd
 from cbdsl.engines.torch_engine import StackedTorchEngine, TorchEngine, accelerators, workers_together
 from cbdsl.models.to_torch import to_flat
 from support.helpers import blobs, module_named, perceptron, small_spec

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from cbdsl import register
 from cbdsl.arrays import Samples
-from cbdsl.engines.base import Sgd
+from cbdsl.engines.engine import Sgd
 from cbdsl.engines.torch_engine import TorchEngine
 from cbdsl.errors import UserError
 from cbdsl.models.from_torch import check_model

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cbdsl.arrays import Floats
-from cbdsl.engines.base import Sgd
 from cbdsl.engines.choose import choose_engine
+from cbdsl.engines.engine import Sgd
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.engines.torch_engine import TorchEngine
 from cbdsl.models.architecture import Architecture, from_module

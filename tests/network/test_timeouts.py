@@ -10,7 +10,7 @@ import pytest
 
 from cbdsl.network import topics, wire
 from cbdsl.network.server import NetworkSwarm
-from cbdsl.network.timeouts import Deadlines, Punctuality, RateLimiter, everybodys_limit, upload_limit
+from cbdsl.network.timeouts import Deadlines, Punctuality, RateLimiter, compute_common_limit, upload_limit
 from cbdsl.network.topics import MessageOrigin
 from cbdsl.network.wire import Hello, OrderMessage, Status, Welcome
 from support.bus import Bus
@@ -23,13 +23,13 @@ LIMITS = Deadlines(round_seconds=600, upload_seconds=60, slack=10, least_seconds
 
 
 def test_the_others_have_so_many_times_as_long_as_most_took() -> None:
-    assert everybodys_limit([], 5, LIMITS) == 600
-    assert everybodys_limit([1, 2], 5, LIMITS) == 600  # no majority yet
-    assert everybodys_limit([1, 2, 3], 5, LIMITS) == 30
-    assert everybodys_limit([1, 2, 3, 59], 5, LIMITS) == 30  # a late answer moves nothing
-    assert everybodys_limit([0.01, 0.01, 0.02], 5, LIMITS) == pytest.approx(0.2)
-    assert everybodys_limit([90, 90, 90], 5, LIMITS) == 600
-    assert everybodys_limit([1], 2, LIMITS) == 600  # one of two is no majority
+    assert compute_common_limit([], 5, LIMITS) == 600
+    assert compute_common_limit([1, 2], 5, LIMITS) == 600  # no majority yet
+    assert compute_common_limit([1, 2, 3], 5, LIMITS) == 30
+    assert compute_common_limit([1, 2, 3, 59], 5, LIMITS) == 30  # a late answer moves nothing
+    assert compute_common_limit([0.01, 0.01, 0.02], 5, LIMITS) == pytest.approx(0.2)
+    assert compute_common_limit([90, 90, 90], 5, LIMITS) == 600
+    assert compute_common_limit([1], 2, LIMITS) == 600  # one of two is no majority
 
 
 def test_uploads_have_so_many_times_as_long_as_they_took_before() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cbdsl.algorithm.messages import Claim
-from cbdsl.algorithm.worker import initial_particles
+from cbdsl.algorithm.worker_round import initial_particles
 from cbdsl.arrays import Samples
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import Linear

@@ -13,9 +13,9 @@ import cbdsl
 from cbdsl import testing
 from cbdsl.algorithm.particles import Particles
 from cbdsl.algorithm.selection import Best, Candidate, RoundContext, SelectionResult, VerifiedUpload
-from cbdsl.algorithm.worker import WorkerRound
+from cbdsl.algorithm.worker_round import WorkerRound
 from cbdsl.arrays import Floats, Samples
-from cbdsl.attacks.base import AttackPreparation
+from cbdsl.attacks.attack import AttackPreparation
 
 Situation = cbdsl.AttackContext
 Rng = np.random.Generator

@@ -7,7 +7,7 @@ from torch import nn
 import cbdsl
 from cbdsl import register
 from cbdsl.algorithm.selection import COPIED
-from cbdsl.algorithm.worker import pad_rows
+from cbdsl.algorithm.worker_round import pad_rows
 from cbdsl.arrays import Floats
 from cbdsl.data.dataset import Dataset
 from cbdsl.engines.native_engine import available

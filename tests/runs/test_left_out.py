@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import cbdsl
-from cbdsl.attacks.base import Attack, AttackContext
+from cbdsl.attacks.attack import Attack, AttackContext
 from cbdsl.report import figures
 from cbdsl.report.figures import new_figure
 from cbdsl.runs.records import RoundRecord

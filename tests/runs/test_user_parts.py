@@ -17,7 +17,7 @@ from cbdsl.algorithm.messages import Claim, Order, Upload
 from cbdsl.algorithm.methods import FedProx
 from cbdsl.algorithm.selection import Soup
 from cbdsl.arrays import Doubles, Floats
-from cbdsl.attacks.base import Attack, AttackContext
+from cbdsl.attacks.attack import Attack, AttackContext
 from cbdsl.attacks.weights import Scaled
 from cbdsl.cli.app import app
 from cbdsl.errors import UserError

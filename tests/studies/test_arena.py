@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from cbdsl import register
-from cbdsl.attacks.base import make_attack
+from cbdsl.attacks.attack import make_attack
 from cbdsl.cli.main import main
 from cbdsl.errors import UserError
 from cbdsl.runs.build import byzantine_workers

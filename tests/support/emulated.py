@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from cbdsl.arrays import Doubles, Floats, Indices, Samples, Seeds
-from cbdsl.engines.base import Sgd
+from cbdsl.engines.engine import Sgd
 from cbdsl.engines.native_engine import LayerTable
 from cbdsl.models.architecture import Architecture
 

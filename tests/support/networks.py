@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from cbdsl.arrays import Floats, Indices, Samples
-from cbdsl.engines.base import Engine, Sgd
+from cbdsl.engines.engine import Engine, Sgd
 from cbdsl.engines.native_engine import NativeEngine, available
 from cbdsl.engines.torch_engine import TorchEngine
 from cbdsl.models.architecture import SAMPLES, Architecture, Draft

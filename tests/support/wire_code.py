@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 import cbdsl
 from cbdsl import Claim, CodecError, UserError
 from cbdsl.algorithm.messages import commitment_of
-from cbdsl.algorithm.worker import draw_batches as batches_of
-from cbdsl.codecs.base import deflate as squeezed
-from cbdsl.codecs.base import inflate as expanded
+from cbdsl.algorithm.worker_round import draw_batches as batches_of
+from cbdsl.codecs.codec import deflate as squeezed
+from cbdsl.codecs.codec import inflate as expanded
 from cbdsl.codecs.envelope import KEPT_VERSIONS, Codecs
 from cbdsl.codecs.envelope import apply_update as updated
 from cbdsl.codecs.envelope import unwrap_version as unwrapped

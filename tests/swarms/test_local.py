@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import cbdsl
 from cbdsl import register
 from cbdsl.algorithm.messages import Order, commitment_of
-from cbdsl.algorithm.worker import draw_batches, pad_rows
+from cbdsl.algorithm.worker_round import draw_batches, pad_rows
 from cbdsl.arrays import PADDING, Floats, Indices
 from cbdsl.runs.build import Experiment, UserParts
 from cbdsl.runs.resolve import resolve

@@ -107,7 +107,7 @@ def commitment_of(weights: Floats) -> bytes:
 
 @dataclass(frozen=True)
 class BackOff:
-    """A worker that was invited in vain: it uploaded nothing, or nothing but a copy of w^g."""
+    """How often in a row a worker was silent, suspicious or stale, and until which round it is not invited."""
 
     times: int  # in a row
     until: int  # the last round in which it is passed over

@@ -16,7 +16,7 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.algorithm.particles import Particles, move_particles, recover_lost
-from cbdsl.algorithm.worker import WorkerRound
+from cbdsl.algorithm.worker_round import WorkerRound
 from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
 from cbdsl.spec import Shared

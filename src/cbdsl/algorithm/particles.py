@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from cbdsl.arrays import Bools, Doubles, Floats, Indices
-from cbdsl.codecs.base import Packs, Sent
+from cbdsl.codecs.codec import Packs, Sent
 
 
 @dataclass(frozen=True, eq=False)

@@ -50,7 +50,7 @@ from cbdsl.algorithm.selection import (
 )
 from cbdsl.algorithm.verification import Verifier, find_claim_flaw, find_model_flaw
 from cbdsl.arrays import Doubles, Floats
-from cbdsl.codecs.base import CodecError
+from cbdsl.codecs.codec import CodecError
 from cbdsl.codecs.envelope import Codecs
 from cbdsl.errors import UserError
 from cbdsl.rng import stream

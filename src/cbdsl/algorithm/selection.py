@@ -26,7 +26,7 @@ COPIED = "hardly more than a copy of the global model or of another upload"
 HARMFUL = "the new global model is better without it on the private hold-out"
 FAR = "its weights are far from everything that training makes of the global model"
 OPPOSED = "it undoes what the shared training set teaches"
-EQUAL = "another upload of the round says the same"
+EQUAL = "equal to another upload of the round"
 LEFT_OUT = "the others of the round do far better together on the private hold-out"
 CAUSES = frozenset({COPIED, FAR, HARMFUL, OPPOSED, MEMORISED, UNTRAINABLE})  # after these a worker is backed off
 

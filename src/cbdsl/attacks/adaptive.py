@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Samples
-from cbdsl.attacks.base import Attack, AttackContext, Truthful, as_floats
+from cbdsl.attacks.attack import Attack, AttackContext, Truthful, as_floats
 from cbdsl.attacks.protocol import stamp_trigger
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import Conv1d, Conv2d, Layer, Linear, Relu

@@ -12,12 +12,12 @@ from typing import Protocol
 import numpy as np
 
 from cbdsl.algorithm.messages import Order, Upload, WorkerId, commitment_of
-from cbdsl.algorithm.worker import TrainingSet, draw_batches, make_scorer
+from cbdsl.algorithm.worker_round import TrainingSet, draw_batches, make_scorer
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
-from cbdsl.attacks.base import Attack, AttackContext, AttackPreparation
-from cbdsl.codecs.base import Codec
+from cbdsl.attacks.attack import Attack, AttackContext, AttackPreparation
+from cbdsl.codecs.codec import Codec
 from cbdsl.codecs.envelope import encode_content
-from cbdsl.engines.base import Engine, Sgd
+from cbdsl.engines.engine import Engine, Sgd
 from cbdsl.errors import UserError, shown
 from cbdsl.models.architecture import Architecture
 from cbdsl.rng import stream

@@ -10,8 +10,8 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.arrays import Floats, Samples
-from cbdsl.attacks.base import Attack, AttackContext, AttackPreparation, Truthful, noise, wrong_labels
-from cbdsl.engines.base import Sgd
+from cbdsl.attacks.attack import Attack, AttackContext, AttackPreparation, Truthful, noise, wrong_labels
+from cbdsl.engines.engine import Sgd
 
 
 @register.attack("label-flip")

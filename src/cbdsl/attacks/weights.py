@@ -10,7 +10,15 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.arrays import Doubles, Floats
-from cbdsl.attacks.base import Attack, AttackContext, ClaimsBetter, as_floats, crowd_statistics, honest_models, noise
+from cbdsl.attacks.attack import (
+    Attack,
+    AttackContext,
+    ClaimsBetter,
+    as_floats,
+    compute_honest_statistics,
+    honest_models,
+    noise,
+)
 
 
 @register.attack("gaussian")
@@ -85,7 +93,7 @@ class Alie(ClaimsBetter):
 
     def upload(self, seen: AttackContext) -> Floats:
         """Return a model just inside the crowd."""
-        mean, spread = crowd_statistics(seen)
+        mean, spread = compute_honest_statistics(seen)
         return as_floats(mean - (self.scale or alie_z(seen.workers, seen.attackers)) * spread)
 
 
@@ -106,7 +114,7 @@ class InnerProduct(ClaimsBetter):
 
     def upload(self, seen: AttackContext) -> Floats:
         """Return a step against the average one."""
-        mean, _ = crowd_statistics(seen)
+        mean, _ = compute_honest_statistics(seen)
         return as_floats(seen.global_best - self.scale * (mean - seen.global_best))
 
 
@@ -139,7 +147,7 @@ class MinMax(ClaimsBetter):
 
     def upload(self, seen: AttackContext) -> Floats:
         """Return a model at the rim of the crowd."""
-        mean, spread = crowd_statistics(seen)
+        mean, spread = compute_honest_statistics(seen)
         rows = honest_models(seen).astype(np.float64)
         return as_floats(mean - largest_gamma(rows, mean, spread) * spread)
 

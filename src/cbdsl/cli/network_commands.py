@@ -203,7 +203,7 @@ def work(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Run one worker. Its samples never leave this machine."""
     from cbdsl.engines.native_engine import default_threads  # noqa: PLC0415
-    from cbdsl.network.budget import ResourceLimits, half_of_the_machine  # noqa: PLC0415
+    from cbdsl.network.budget import ResourceLimits, get_half_of_memory  # noqa: PLC0415
     from cbdsl.network.mqtt import (  # noqa: PLC0415
         LastWill,
         Link,
@@ -230,7 +230,7 @@ def work(  # noqa: PLR0913, PLR0917 - one parameter per option
         return MqttLink(address, handle, greet, meter, will)
 
     own = read_samples(data)
-    allowed = parse_bytes(memory, "--memory") if memory else half_of_the_machine()
+    allowed = parse_bytes(memory, "--memory") if memory else get_half_of_memory()
     budget = ResourceLimits(own, threads or default_threads(), allowed, longest_round)
     budget.enforce()
     worker = Worker(swarm, name, own, state or Path(name), connect, budget, attack)

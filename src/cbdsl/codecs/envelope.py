@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from cbdsl import register
 from cbdsl.arrays import Floats
-from cbdsl.codecs.base import Codec, CodecError, Packs, deflate
+from cbdsl.codecs.codec import Codec, CodecError, Packs, deflate
 from cbdsl.codecs.quantize import Q8, Whole
 from cbdsl.errors import UserError
 from cbdsl.spec import Spec

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cbdsl import register
 from cbdsl.arrays import Floats
-from cbdsl.codecs.base import Codec, CodecError, Scores, Sent
+from cbdsl.codecs.codec import Codec, CodecError, Scores, Sent
 from cbdsl.errors import UserError
 
 

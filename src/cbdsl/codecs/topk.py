@@ -8,7 +8,7 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.arrays import Floats
-from cbdsl.codecs.base import Codec, CodecError
+from cbdsl.codecs.codec import Codec, CodecError
 from cbdsl.codecs.quantize import Q8
 from cbdsl.errors import UserError
 

@@ -1,1 +1,1 @@
-"""Engines train and score stacks of models; `base.Engine` is the interface."""
+"""Engines train and score stacks of models; `engine.Engine` is the interface."""

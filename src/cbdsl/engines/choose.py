@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from cbdsl.engines import native_engine
-from cbdsl.engines.base import Engine
+from cbdsl.engines.engine import Engine
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.errors import UserError, missing, unknown
 from cbdsl.models.architecture import Architecture, from_module

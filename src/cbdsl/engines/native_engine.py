@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
-from cbdsl.engines.base import (
+from cbdsl.engines.engine import (
     Sgd,
     as_int32,
     check_corrections,
@@ -162,7 +162,7 @@ def _image(shape: Shape) -> Shape:
 
 
 class NativeEngine:
-    """One network on the native kernels; implements `base.Engine`."""
+    """One network on the native kernels; implements `Engine`."""
 
     name = "native"
 

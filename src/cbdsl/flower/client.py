@@ -19,7 +19,7 @@ import numpy as np
 from cbdsl import __version__, register
 from cbdsl import spec as specs
 from cbdsl.arrays import Floats, Samples
-from cbdsl.codecs.base import CodecError
+from cbdsl.codecs.codec import CodecError
 from cbdsl.codecs.envelope import apply_update
 from cbdsl.data import download
 from cbdsl.data.dataset import load

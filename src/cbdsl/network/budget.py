@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cbdsl.algorithm.worker import count_steps
+from cbdsl.algorithm.worker_round import count_steps
 from cbdsl.arrays import Samples
 from cbdsl.codecs.envelope import KEPT_VERSIONS, longest_update
 from cbdsl.engines import native_engine
@@ -48,7 +48,7 @@ def resident(key: str = "VmRSS") -> int:
         return 0
 
 
-def half_of_the_machine() -> int:
+def get_half_of_memory() -> int:
     """Return half of this machine's memory in bytes; 0 if not known."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -25,7 +25,7 @@ from cbdsl.engines import native_engine
 from cbdsl.errors import UserError
 from cbdsl.models import saved_model
 from cbdsl.network import topics, wire
-from cbdsl.network.budget import LONGEST_ROUND, ResourceLimits, half_of_the_machine, needs_of
+from cbdsl.network.budget import LONGEST_ROUND, ResourceLimits, get_half_of_memory, needs_of
 from cbdsl.network.mqtt import Address, exposure_warning
 from cbdsl.network.samples import read_samples
 from cbdsl.network.tls import (
@@ -344,7 +344,7 @@ class DeviceResources:
         yield self._check_memory(announcement, assignment, own)
 
     def _check_memory(self, announcement: Announcement, assignment: Assignment, own: Samples) -> DoctorFinding:
-        allowed = self.memory or half_of_the_machine()
+        allowed = self.memory or get_half_of_memory()
         try:
             ResourceLimits(own, self.threads, allowed, LONGEST_ROUND).understand(announcement)
         except (WireError, UserError) as error:

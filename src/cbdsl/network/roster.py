@@ -21,7 +21,7 @@ from cbdsl.util.files import read_json, read_text, write_json
 
 _log = logging.getLogger("cbdsl.network")
 
-_MOST_SAMPLES = 2**31 - 1  # that a greeting can state
+_MOST_SAMPLES = 2**31 - 1  # that a hello can state
 _SETTLED_SECONDS = 0.5  # a file that has not changed for this long is not being written any more
 
 
@@ -194,7 +194,7 @@ class Roster:
             self._noted = True
 
     def save(self) -> None:
-        """Write what was noted; once for many, since thousands may greet at once."""
+        """Write what was noted; once for many, since thousands of hellos may arrive at once."""
         if self._noted:
             self._noted = False
             self._write()

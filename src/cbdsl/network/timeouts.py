@@ -46,7 +46,7 @@ class Deadlines:
         return max(1, math.ceil(self.quorum * expected - 1e-9))
 
 
-def everybodys_limit(times: Sequence[float], expected: int, deadlines: Deadlines) -> float:
+def compute_common_limit(times: Sequence[float], expected: int, deadlines: Deadlines) -> float:
     """Return how many seconds every worker has in a round; times: seconds of the answers so far, in their order."""
     majority = expected // 2 + 1
     if len(times) < majority:
@@ -190,7 +190,7 @@ class Attendance(Generic[_Worker]):
         waited = [self._records[one].punctuality for one in missing if self.is_waited_for(one, round_number)]
         expected = len(answered) + len(waited)
         patience = max((punctuality.patience for punctuality in waited), default=0.0)
-        limit = everybodys_limit(answered, expected, self._deadlines) + patience
+        limit = compute_common_limit(answered, expected, self._deadlines) + patience
         return expected, min(self._deadlines.round_seconds, limit)
 
     def close_round(
@@ -207,7 +207,7 @@ class Attendance(Generic[_Worker]):
         it closed by its quorum; then no connected worker was late.
         """
         expected, _ = self.expect(round_number, list(answered.values()), missing)
-        common = everybodys_limit(list(answered.values()), expected, self._deadlines)
+        common = compute_common_limit(list(answered.values()), expected, self._deadlines)
         started = time.monotonic() - seconds
         for worker, taken in answered.items():
             punctuality = self._records[worker].punctuality

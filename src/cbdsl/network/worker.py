@@ -20,7 +20,7 @@ import numpy as np
 
 from cbdsl import __version__
 from cbdsl.arrays import Floats, Samples
-from cbdsl.codecs.base import CodecError
+from cbdsl.codecs.codec import CodecError
 from cbdsl.codecs.envelope import KEPT_VERSIONS, apply_update, longest_update
 from cbdsl.network import topics, wire
 from cbdsl.network.budget import ResourceLimits

@@ -19,12 +19,12 @@ from cbdsl import spec as specs
 from cbdsl.algorithm.messages import Claim, Order
 from cbdsl.algorithm.methods import Method
 from cbdsl.algorithm.particles import Particles
-from cbdsl.algorithm.worker import LocalWorkers, TrainingSet, WorkerData
+from cbdsl.algorithm.worker_round import LocalWorkers, TrainingSet, WorkerData
 from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.codecs.envelope import Codecs, make_codecs
 from cbdsl.data.dataset import Scaling
 from cbdsl.engines import native_engine
-from cbdsl.engines.base import Engine
+from cbdsl.engines.engine import Engine
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.errors import UserError
 from cbdsl.models.architecture import Architecture
@@ -263,7 +263,7 @@ def _make_adversary(
 ) -> Adversary:
     """Build the one attacker of a device. honest: its training set without the attack. scoring: D_sc, same pool."""
     from cbdsl.attacks.adversary import Adversary, PublicData  # noqa: PLC0415 - only devices of a test attack
-    from cbdsl.attacks.base import make_attack  # noqa: PLC0415
+    from cbdsl.attacks.attack import make_attack  # noqa: PLC0415
 
     spec, samples = assignment.spec, honest.samples
     made = make_attack(replace(spec, attack=replace(spec.attack, name=attack)))

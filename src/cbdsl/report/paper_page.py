@@ -11,7 +11,7 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from cbdsl.attacks.base import make_attack
+from cbdsl.attacks.attack import make_attack
 from cbdsl.presets import preset
 from cbdsl.report.figures import (
     ACCURACY_HEAD,

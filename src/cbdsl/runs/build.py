@@ -25,16 +25,16 @@ from cbdsl.algorithm.verification import (
     measure_claims,
     trust_uploads,
 )
-from cbdsl.algorithm.worker import LocalWorkers, TrainingSet, WorkerData, draw_batches, make_scorer, pad_rows
+from cbdsl.algorithm.worker_round import LocalWorkers, TrainingSet, WorkerData, draw_batches, make_scorer, pad_rows
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
 from cbdsl.attacks.adversary import Adversary, PublicData
-from cbdsl.attacks.base import Attack, make_attack
+from cbdsl.attacks.attack import Attack, make_attack
 from cbdsl.codecs.envelope import make_codecs
 from cbdsl.data.dataset import Dataset, load
 from cbdsl.data.partition import Partition, Split, alter_features, split
 from cbdsl.data.shared import add_shared
-from cbdsl.engines.base import Engine, Sgd
 from cbdsl.engines.choose import choose_engine
+from cbdsl.engines.engine import Engine, Sgd
 from cbdsl.engines.native_engine import default_threads
 from cbdsl.errors import UserError
 from cbdsl.models.architecture import Architecture

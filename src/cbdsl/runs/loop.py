@@ -14,7 +14,7 @@ from cbdsl.algorithm.aggregators import AggregationRule
 from cbdsl.algorithm.messages import Order, RoundLog, ServerState, Swarm, WorkerId
 from cbdsl.algorithm.methods import Method
 from cbdsl.algorithm.selection import Selection
-from cbdsl.attacks.base import Attack
+from cbdsl.attacks.attack import Attack
 from cbdsl.data.dataset import Dataset
 from cbdsl.data.partition import Partition
 from cbdsl.errors import UserError

@@ -11,7 +11,7 @@ from cbdsl import __version__
 from cbdsl.algorithm.ledger import NUMBER_BYTES, Kind, by_kind, payload
 from cbdsl.algorithm.messages import RoundLog, ServerState
 from cbdsl.algorithm.methods import Method
-from cbdsl.engines.base import Engine
+from cbdsl.engines.engine import Engine
 from cbdsl.spec import Spec
 from cbdsl.util.formatting import format_bytes, format_duration
 from cbdsl.util.serialize import from_plain

@@ -1,7 +1,8 @@
 """Resolves a spec: looks up names, writes out what the method decides, refuses settings without effect.
 
-Everything that can be wrong with a spec by itself is found here, before data is read or a folder is made. What a change
-of one setting means for others is in `Spec.with_settings`, because only there it is known what is changed.
+Names, contradictions and settings without effect are found here, before data is read or a folder is made; ranges of
+single settings are checked in `spec.py`. What a change of one setting means for others is in `Spec.with_settings`,
+because only there it is known what is changed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 from cbdsl import register
 from cbdsl.algorithm.aggregators import check_majority, parse_aggregator
 from cbdsl.algorithm.methods import Method
-from cbdsl.attacks.base import make_attack
+from cbdsl.attacks.attack import make_attack
 from cbdsl.codecs.envelope import Codecs, make_codecs
 from cbdsl.engines.choose import check_device
 from cbdsl.errors import UserError
@@ -119,10 +120,10 @@ def _check_defence(spec: Spec, method: Method) -> None:
             code="conflict",
         )
     if method.conversation != "swarm" and spec.selection.name != "best":
-        raise UserError(_no_effect("selection.name", spec, method), code="no-effect")
+        raise UserError(_explain_no_effect("selection.name", spec, method), code="no-effect")
     if spec.defence.aggregator != "mean":
         if method.conversation != "average":
-            raise UserError(_no_effect("defence.aggregator", spec, method), code="no-effect")
+            raise UserError(_explain_no_effect("defence.aggregator", spec, method), code="no-effect")
         if method.vectors > 1:
             raise UserError(
                 f"The method '{spec.method}' sends more than a model, and robust aggregators are for models alone; "
@@ -147,12 +148,12 @@ def refuse_idle(points: Sequence[Spec], given: Iterable[str]) -> None:
     points: resolved specs; one for a run, all of a grid for a sweep. given: dotted keys.
     """
     for key in given:
-        reasons = [_no_effect(key, spec, None) for spec in points]
+        reasons = [_explain_no_effect(key, spec, None) for spec in points]
         if reasons and all(reasons):
             raise UserError(reasons[0], code="no-effect")
 
 
-def _no_effect(key: str, spec: Spec, method: Method | None) -> str:
+def _explain_no_effect(key: str, spec: Spec, method: Method | None) -> str:
     """Return why a setting changes nothing in a run; empty if it changes something."""
     if method is None:
         if spec.method == CUSTOM:
@@ -176,24 +177,24 @@ def _no_effect(key: str, spec: Spec, method: Method | None) -> str:
     return ""
 
 
-def _among(*keys: str) -> Callable[[str], bool]:
+def _is_one_of(*keys: str) -> Callable[[str], bool]:
     return lambda key: key in keys
 
 
 _RULES: tuple[tuple[Callable[[str], bool], Callable[[Spec, Method], bool], str], ...] = (
     (
-        _among("device"),
+        _is_one_of("device"),
         lambda spec, _: spec.engine == "native",
         "the native engine runs on the CPU alone. Leave it out, or use --engine torch.",
     ),
     (
-        _among("defence.aggregator"),
+        _is_one_of("defence.aggregator"),
         lambda _, method: method.conversation != "average",
         "'{method}' takes verified models one by one and has nothing to aggregate. Aggregators are for methods in "
         "which everybody uploads: add --method fedavg.",
     ),
     (
-        _among("attack.name", "attack.scale"),
+        _is_one_of("attack.name", "attack.scale"),
         lambda spec, _: spec.attack.byzantine == 0,
         "no worker is an attacker. Say how many are: --byzantine 5.",
     ),
@@ -213,48 +214,48 @@ _RULES: tuple[tuple[Callable[[str], bool], Callable[[Spec, Method], bool], str],
         "in '{method}' everybody uploads and nobody is invited. It is for cb-dsl.",
     ),
     (
-        _among("defence.guard", "defence.false_alarm", "verification.tolerance"),
+        _is_one_of("defence.guard", "defence.false_alarm", "verification.tolerance"),
         lambda spec, method: not (method.conversation == "swarm" and method.verifies and spec.shares_scoring),
         "uploads are not verified in this run: that takes a method that verifies and a shared D_sc. Use cb-dsl with "
         "--shared both.",
     ),
     (
-        _among("defence.false_alarm"),
+        _is_one_of("defence.false_alarm"),
         lambda spec, _: not spec.defence.guard,
         "there is no guard. Add --guard.",
     ),
     (
-        _among("selection.k"),
+        _is_one_of("selection.k"),
         lambda spec, _: spec.selection.name == "best",
         "the selection 'best' takes one model. Use --select soup.",
     ),
     (
-        _among("server.momentum"),
+        _is_one_of("server.momentum"),
         lambda spec, _: "momentum" not in register.selection.settings(spec.selection.name),
         "only a selection that averages has momentum. Use --select rotation.",
     ),
     (
-        _among("shared"),
+        _is_one_of("shared"),
         lambda spec, method: spec.shared == "score" and method.conversation == "average",
         "in '{method}' nobody scores, so D_sc is not used. Use --shared train, or leave it out.",
     ),
     (
-        _among("shared"),
+        _is_one_of("shared"),
         lambda spec, method: spec.shared == "train" and not method.gradients,
         "in '{method}' nobody trains, so D_tr is not used. Use --shared score, or leave it out.",
     ),
     (
-        _among("data.shared_source"),
+        _is_one_of("data.shared_source"),
         lambda spec, _: spec.shared == "none" and spec.defence.aggregator == "mean",
         "nobody uses D_G in this run. Add --shared both (or train, or score).",
     ),
     (
-        _among("defence.declared"),
+        _is_one_of("defence.declared"),
         lambda spec, method: method.conversation == "average" and spec.defence.aggregator == "mean",
         "a mean takes every model as it is. Use a robust aggregator, such as --aggregator krum.",
     ),
     (
-        _among("local.epochs"),
+        _is_one_of("local.epochs"),
         lambda spec, _: spec.local.steps > 0,
         "local.steps says how many batches a worker trains on, and comes first. Leave one out.",
     ),

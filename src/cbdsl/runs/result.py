@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
-from cbdsl.engines.base import Engine
+from cbdsl.engines.engine import Engine
 from cbdsl.errors import UserError
 from cbdsl.models.network import Network
 from cbdsl.runs.records import RoundRecord, Summary, summary_rows

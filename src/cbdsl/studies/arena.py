@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cbdsl import register
-from cbdsl.attacks.base import make_attack
+from cbdsl.attacks.attack import make_attack
 from cbdsl.errors import UserError, unknown
 from cbdsl.presets import preset
 from cbdsl.runs.records import Summary, lowest_of

@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 
 from cbdsl import register
 from cbdsl.arrays import Indices, Samples
-from cbdsl.engines.base import Sgd
+from cbdsl.engines.engine import Sgd
 from cbdsl.engines.native_engine import NativeEngine, available, default_threads, peak_multiply_adds
 from cbdsl.models.to_torch import module_of
 from cbdsl.models.zoo import usual

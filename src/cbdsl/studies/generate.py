@@ -25,15 +25,15 @@ from cbdsl.algorithm.messages import ServerState, WorkerId
 from cbdsl.algorithm.methods import FedAvgM
 from cbdsl.algorithm.round import Combination, Server, ServerPolicy
 from cbdsl.algorithm.verification import trust_uploads
-from cbdsl.algorithm.worker import LocalWorkers, TrainingSet, WorkerData
+from cbdsl.algorithm.worker_round import LocalWorkers, TrainingSet, WorkerData
 from cbdsl.arrays import PADDING, Bools, Doubles, Floats, Indices, Samples, Seeds
 from cbdsl.attacks.adversary import Adversary, PublicData
-from cbdsl.attacks.base import Attack
+from cbdsl.attacks.attack import Attack
 from cbdsl.codecs.envelope import make_codecs
 from cbdsl.data.dataset import Dataset, Scaling, load
 from cbdsl.data.partition import alter_features, split
 from cbdsl.data.shared import SharedSet, check_source, unscale_to_floats, write_shared
-from cbdsl.engines.base import Sgd, check_one_model
+from cbdsl.engines.engine import Sgd, check_one_model
 from cbdsl.engines.native_engine import default_threads
 from cbdsl.engines.torch_engine import TorchEngine
 from cbdsl.errors import UserError

@@ -14,7 +14,7 @@ import numpy as np
 from cbdsl.algorithm.messages import Claim, Order, Upload, WorkerId, commitment_of
 from cbdsl.algorithm.methods import Method, encode_moved
 from cbdsl.algorithm.particles import Coefficients, Particles
-from cbdsl.algorithm.worker import LocalWorkers, initial_particles
+from cbdsl.algorithm.worker_round import LocalWorkers, initial_particles
 from cbdsl.arrays import Doubles, Floats, Indices
 from cbdsl.codecs.envelope import content_of
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 import cbdsl
 from cbdsl.algorithm.messages import Order, Upload, WorkerId
 from cbdsl.algorithm.methods import Method
-from cbdsl.algorithm.worker import LocalWorkers, TrainingSet, WorkerData
+from cbdsl.algorithm.worker_round import LocalWorkers, TrainingSet, WorkerData
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples
-from cbdsl.codecs.base import Codec
+from cbdsl.codecs.codec import Codec
 from cbdsl.engines import native_engine
 from cbdsl.engines.choose import choose_engine
 from cbdsl.errors import UserError

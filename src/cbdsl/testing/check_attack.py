@@ -13,8 +13,8 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Samples
-from cbdsl.attacks.base import Attack, AttackContext, AttackPreparation
-from cbdsl.engines.base import Sgd
+from cbdsl.attacks.attack import Attack, AttackContext, AttackPreparation
+from cbdsl.engines.engine import Sgd
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import Linear, Relu
 from cbdsl.testing.laws import Laws, is_floats, is_identical, make_part

@@ -6,7 +6,7 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.arrays import Floats
-from cbdsl.codecs.base import Codec, CodecError
+from cbdsl.codecs.codec import Codec, CodecError
 from cbdsl.testing.laws import Laws, is_floats, is_identical, make_part
 
 _SIZES = (1, 7, 300, 1000)

@@ -12,8 +12,8 @@ from cbdsl import register
 from cbdsl.arrays import Indices, Samples
 from cbdsl.data.dataset import Dataset
 from cbdsl.data.partition import Altering, Partition, Pool
-from cbdsl.engines.base import Sgd
 from cbdsl.engines.choose import choose_engine
+from cbdsl.engines.engine import Sgd
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.network import Network, network_of
 from cbdsl.spec import DataSpec, Spec

@@ -14,10 +14,10 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from cbdsl.algorithm.worker import pad_rows
+from cbdsl.algorithm.worker_round import pad_rows
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
 from cbdsl.data.partition import Labels
-from cbdsl.engines.base import Engine
+from cbdsl.engines.engine import Engine
 
 
 class Problem(Protocol):

@@ -11,11 +11,11 @@ import numpy as np
 
 from cbdsl.algorithm.messages import Order
 from cbdsl.algorithm.particles import Coefficients, Particles, move_particles
-from cbdsl.algorithm.worker import count_steps as steps_in_round
-from cbdsl.algorithm.worker import draw_batches
+from cbdsl.algorithm.worker_round import count_steps as steps_in_round
+from cbdsl.algorithm.worker_round import draw_batches
 from cbdsl.arrays import Doubles, Floats, Indices
 from cbdsl.data.dataset import Dataset
-from cbdsl.engines.base import Sgd
+from cbdsl.engines.engine import Sgd
 from cbdsl.rng import seed_of, stream
 from cbdsl.runs.build import Experiment, ModelBuilder, holdings, honest_workers
 from cbdsl.runs.loop import play_rounds

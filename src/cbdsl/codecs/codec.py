@@ -30,7 +30,7 @@ class CodecError(ValueError):
     >>> raise CodecError("not a packed model")
     Traceback (most recent call last):
     ...
-    cbdsl.codecs.base.CodecError: not a packed model
+    cbdsl.codecs.codec.CodecError: not a packed model
     """
 
 

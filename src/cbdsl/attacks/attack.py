@@ -15,7 +15,7 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
-from cbdsl.engines.base import Sgd
+from cbdsl.engines.engine import Sgd
 from cbdsl.errors import UserError
 from cbdsl.models.architecture import Architecture
 from cbdsl.spec import Spec
@@ -170,7 +170,7 @@ def honest_models(seen: AttackContext) -> Floats:
     return seen.model[None] if seen.honest is None or not len(seen.honest) else seen.honest
 
 
-def crowd_statistics(seen: AttackContext) -> tuple[Doubles, Doubles]:
+def compute_honest_statistics(seen: AttackContext) -> tuple[Doubles, Doubles]:
     """Return mean and standard deviation of the honest models, coordinate by coordinate."""
     rows = honest_models(seen)
     return rows.mean(0, dtype=np.float64), rows.std(0, dtype=np.float64)

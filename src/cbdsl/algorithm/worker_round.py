@@ -9,10 +9,10 @@ import numpy as np
 
 from cbdsl.algorithm.particles import Coefficients, Particles, remember, remember_sent
 from cbdsl.arrays import PADDING, Bools, Doubles, Floats, Indices, Samples
-from cbdsl.codecs.base import Codec, Sent
+from cbdsl.codecs.codec import Codec, Sent
 from cbdsl.codecs.envelope import KEPT_VERSIONS
 from cbdsl.codecs.quantize import Whole
-from cbdsl.engines.base import Engine, Sgd
+from cbdsl.engines.engine import Engine, Sgd
 from cbdsl.rng import seed_of, stream
 from cbdsl.spec import LocalSpec, SwarmSpec
 
