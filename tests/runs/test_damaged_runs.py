@@ -18,7 +18,7 @@ from cbdsl.runs.folder import RunFolder, read_result
 from cbdsl.runs.loop import resume, run
 from cbdsl.spec import Spec
 from cbdsl.studies.compare import compare
-from cbdsl.util.files import load_arrays
+from cbdsl.util.npz import load_arrays
 from support.refusals import refused_as
 
 SPEC = preset("paper-iid").with_settings(

@@ -32,7 +32,7 @@ from cbdsl.swarms.shard import (
     code_digest,
     take_workers,
 )
-from cbdsl.util.files import InBlocks, load_arrays, map_arrays, save_arrays
+from cbdsl.util.npz import InBlocks, load_arrays, map_arrays, save_arrays
 from support.helpers import blobs, small_spec
 from support.refusals import refused_as
 

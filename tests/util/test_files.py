@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbdsl.util import files
-from cbdsl.util.files import load_arrays, private_file, private_folder, read_json, read_text, write_atomically
+from cbdsl.util import files, npz
+from cbdsl.util.files import private_file, private_folder, read_json, read_text, write_atomically
+from cbdsl.util.npz import load_arrays
 
 
 @pytest.fixture
@@ -74,7 +75,7 @@ def test_an_archive_that_unpacks_to_more_than_the_memory_is_refused(
     bomb = tmp_path / "bomb.npz"
     bomb.write_bytes(packed(features=np.zeros((1000, 1000), np.float32)))
     assert bomb.stat().st_size < 10_000
-    monkeypatch.setattr(files, "free_memory", lambda: 1_000_000)
+    monkeypatch.setattr(npz, "free_memory", lambda: 1_000_000)
     with pytest.raises(ValueError, match=r"more than the 1\.0 MB of memory"):
         load_arrays(bomb)
 

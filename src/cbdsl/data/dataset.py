@@ -20,8 +20,8 @@ from cbdsl import register
 from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.errors import UserError, shown
 from cbdsl.register import CUSTOM
-from cbdsl.util.files import load_arrays
 from cbdsl.util.memory import require_memory
+from cbdsl.util.npz import load_arrays
 
 SCALES = ("feature_mean", "feature_deviation")
 SHADES = np.arange(256) / 255.0  # (256,)

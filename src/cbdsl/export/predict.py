@@ -15,8 +15,8 @@ from cbdsl.engines.native_engine import NativeEngine, default_threads
 from cbdsl.errors import UserError
 from cbdsl.models.saved_model import SavedModel
 from cbdsl.runs.result import log_probabilities
-from cbdsl.util.files import load_arrays
 from cbdsl.util.memory import require_memory
+from cbdsl.util.npz import load_arrays
 
 _NAMES = (("features", "labels"), ("test_features", "test_labels"))  # a file of its own; one that `run` takes, too
 

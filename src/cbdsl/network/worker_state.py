@@ -32,8 +32,9 @@ from cbdsl.network.samples import SharedLayout, unpack_shared
 from cbdsl.network.wire import NO_DIGEST, RUN_BYTES, Announcement, OrderMessage, WireError, digest_of, weights_to_bytes
 from cbdsl.spec import Spec
 from cbdsl.swarms.local import LocalSwarm
-from cbdsl.util.files import load_arrays, private_folder, write_atomically
+from cbdsl.util.files import private_folder, write_atomically
 from cbdsl.util.formatting import single_line
+from cbdsl.util.npz import load_arrays
 
 if TYPE_CHECKING:
     from cbdsl.attacks.adversary import Adversary

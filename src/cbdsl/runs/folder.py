@@ -30,17 +30,15 @@ from cbdsl.runs.records import RoundRecord, Summary, describe
 from cbdsl.spec import Spec
 from cbdsl.util.files import (
     is_free,
-    load_arrays,
-    map_arrays,
     private_file,
     private_folder,
     read_json,
     read_text,
     replace_atomically,
-    save_arrays,
     write_atomically,
     write_json,
 )
+from cbdsl.util.npz import load_arrays, map_arrays, save_arrays
 from cbdsl.util.serialize import from_plain
 
 README = """\

@@ -41,8 +41,8 @@ from cbdsl.swarms.shard import (
     describe_build,
     take_workers,
 )
-from cbdsl.util.files import InBlocks
 from cbdsl.util.formatting import format_bytes
+from cbdsl.util.npz import InBlocks
 
 if TYPE_CHECKING:
     from cbdsl.runs.build import Experiment

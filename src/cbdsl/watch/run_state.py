@@ -18,8 +18,8 @@ from typing import Any
 from cbdsl.algorithm.ledger import NUMBER_BYTES
 from cbdsl.runs.records import RoundRecord, RunTotals, finite
 from cbdsl.spec import Spec, from_toml
-from cbdsl.util.files import map_arrays
 from cbdsl.util.formatting import single_line
+from cbdsl.util.npz import map_arrays
 from cbdsl.watch.folder_reader import FileTail, Stamp, parse_object, read_file, read_object, stamp_of
 
 PHASES = ("train", "wait", "upload", "verify")
