@@ -119,7 +119,7 @@ def _documented(name: str) -> str:
         return f".. automodule:: cbdsl.{name}\n   :members:\n   :exclude-members: {', '.join(cbdsl.__all__)}\n"
     if isinstance(value, GenericAlias):  # a name for a type, with a text behind it
         source = inspect.getsource(import_module(f"cbdsl.{cbdsl._HOMES[name]}"))
-        ((meant, words),) = re.findall(rf'^{name} = (.+)\n"""(.+)"""$', source, re.MULTILINE)
+        ((meant, words),) = re.findall(rf'^{name} = (.+)\n"""(.+)$', source, re.MULTILINE)
         return f".. py:currentmodule:: cbdsl\n\n.. py:data:: {name}\n\n   ``{meant}``. {_plain_rst(words)}\n"
     if inspect.isclass(value):
         hidden = "   :exclude-members: __init__\n" if is_dataclass(value) else ""

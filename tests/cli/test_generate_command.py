@@ -70,10 +70,10 @@ def test_the_measures_come_as_json_and_data_of_the_server_s_own_will_do(folder: 
         (["--participation", "0.5"], "participation has no effect here"),
         (["--codec", "q4"], "codec.up has no effect here"),
         (["--from", ""], "--from is empty"),
-        (["--from", "workers", "--holdout", "9"], "the server's secret"),
+        (["--from", "workers", "--holdout", "9"], "must be secret"),
         (["--samples", "2", "--scoring", "2"], "cannot have all 3 classes"),
         (["--set", "data.shared_scoring=100000"], "data.holdout lower"),
-        (["--workers", "100", "--from", "workers"], "Ask for fewer workers"),
+        (["--workers", "100", "--from", "workers"], "Use fewer workers"),
         (["--set", "data.shared_source=x.npz"], "Leave it out"),
     ],
 )

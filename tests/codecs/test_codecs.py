@@ -85,7 +85,6 @@ def test_bytes_that_grow_without_end_are_refused_before_they_do() -> None:
 _ELSEWHERE = """
 import hashlib, numpy as np
 from cbdsl import register
-from support.refusals import refused_as
 rng = np.random.default_rng(3)
 reference = rng.normal(size=5000).astype(np.float32)
 model = (reference + rng.normal(size=5000) * 1e-3).astype(np.float32)

@@ -16,7 +16,7 @@ from support.outside_parts import forget_guests, numbers, outside_file, outside_
 COUNTING = '''
 import numpy as np
 import cbdsl
-from cbdsl.algorithm.selection import Best, Combined
+from cbdsl.algorithm.selection import Best, SelectionResult
 
 calls = 0
 
@@ -62,7 +62,7 @@ class NanModel(Best):
 
     def combine(self, believed, view):
         made = super().combine(believed, view)
-        return Combined(made.model * np.float32(np.nan), 0.1) if view.round > 2 else made
+        return SelectionResult(made.model * np.float32(np.nan), 0.1) if view.round > 2 else made
 
 
 @cbdsl.register.partition("strangers")
@@ -150,7 +150,7 @@ def test_an_object_that_went_wrong_can_be_mended_too() -> None:
 
     outside_file(Path())
     spec = outside_spec("my_parts.py", method="fedavg")
-    with pytest.raises(UserError, match=r"aggregator .*rule gives numbers that are not finite"):
+    with pytest.raises(UserError, match=r"aggregator .*rule returns numbers that are not finite"):
         cbdsl.run(spec, aggregator=rule, out="run", callbacks=[])
     broken = False
     assert len(cbdsl.resume("run", aggregator=rule, callbacks=[]).rounds) == 4

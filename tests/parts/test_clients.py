@@ -178,8 +178,8 @@ def test_of_more_clients_than_workers_some_are_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("clients", "words"),
     [
-        (None, "needs to know whose each sample is"),
-        (np.arange(599), "one for each of 600 training samples"),
+        (None, "needs each sample's client"),
+        (np.arange(599), "one per training sample \\(600\\)"),
         (np.zeros(600), "whole numbers"),
         (np.full(600, -2), "whole numbers from 0"),
         (np.full(600, -1), "samples of 0 clients"),

@@ -211,7 +211,7 @@ def test_fewer_samples_than_classes_are_refused_before_anything_is_learned(sourc
 
 
 def test_a_hold_out_that_every_worker_could_make_is_refused(source: Path) -> None:
-    with pytest.raises(UserError, match=r"--holdout 25 .*the server's secret. Leave --holdout out"):
+    with pytest.raises(UserError, match=r"--holdout 25 .*must be secret. Leave --holdout out"):
         GenerationPlan(spec_of(source), "workers", 30, 80, holdout=25)
     GenerationPlan(spec_of(source), "server", 30, 80, holdout=25)
 

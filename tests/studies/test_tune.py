@@ -96,7 +96,7 @@ def test_a_try_never_sees_the_test_set(tmp_path: Path, monkeypatch: pytest.Monke
         raise AssertionError("the test set was looked at")
 
     monkeypatch.setattr(Experiment, "test_accuracy", forbidden)
-    monkeypatch.setattr(Experiment, "finale", forbidden)
+    monkeypatch.setattr(Experiment, "measure_final", forbidden)
     task = Task(START, TRIAL)
     prepare_trial(task, tmp_path, EarlyStopping())
     run_trial(task.spec, task.folder(tmp_path), 1, lambda _: None)
@@ -146,7 +146,7 @@ def test_a_search_connects_to_its_cluster_once_and_not_when_it_is_done(
         yield
         said.append("over")
 
-    monkeypatch.setattr("cbdsl.studies.sweep.do_all", done_here)
+    monkeypatch.setattr("cbdsl.studies.sweep.run_pool", done_here)
     monkeypatch.setattr("cbdsl.studies.tune.connected", connected)
     run_search(PLAN, tmp_path, on="ray")
     assert said == ["ray", "over"]
@@ -157,7 +157,7 @@ def test_a_search_connects_to_its_cluster_once_and_not_when_it_is_done(
 def test_another_plan_in_a_folder_finds_what_it_would_find_in_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cbdsl.studies.sweep.do_all", done_here)
+    monkeypatch.setattr("cbdsl.studies.sweep.run_pool", done_here)
     early = replace(PLAN, by=("swarm",), budget=12, confirm=0)
     whole = replace(early, early=False)
     fresh = [vars(one) for one in run_search(whole, tmp_path / "fresh").candidates]
@@ -319,12 +319,12 @@ def test_the_command_searches_and_refuses(tmp_path: Path) -> None:
     ("words", "expected"),
     [
         (["--over", "swarm.sozial=0..2"], "swarm.social"),
-        (["--over", "swarm.social=0..2", "--budget", "0"], "--budget takes a whole number from 1"),
+        (["--over", "swarm.social=0..2", "--budget", "0"], "--budget must be at least 1"),
         (["--over", "swarm.social=2..0"], "it must begin below its end"),
         (["--over", "local.learning_rate=0..1:log"], "a logarithmic range begins above 0"),
-        (["--over", "model=1..5"], "model is no number"),
-        (["--over", "model=cnn"], "leaves no choice"),
-        (["--over", "seed=0..4"], "seed is nothing to tune"),
+        (["--over", "model=1..5"], "model is not a number"),
+        (["--over", "model=cnn"], "has no two values"),
+        (["--over", "seed=0..4"], "seed cannot be tuned"),
         (["--over", "swarm.social=0..2", "--over", "swarm.social=0..1"], "can be searched once"),
         (["--over", "swarm.social=0..2", "--set", "swarm.social=1"], "Leave one out"),
         (["--over", "data.partition=iid,nonsense,shards"], "Unknown partition 'nonsense'"),

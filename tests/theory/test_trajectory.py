@@ -50,5 +50,5 @@ def test_a_method_without_swarm_or_gradients_is_refused_with_the_ones_that_can(m
 
 
 def test_a_swarm_of_attackers_alone_is_refused() -> None:
-    with pytest.raises(UserError, match="nobody is left"):
+    with pytest.raises(UserError, match="none is left"):
         prepare_measurement(small_spec(attack__byzantine=6), 1, perceptron, blobs())

@@ -39,7 +39,7 @@ def test_watch_says_where_the_page_is_and_ctrl_c_how_to_look_again(tmp_path: Pat
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "goes on. Look again with: cbdsl watch" in errors
+    assert "Watch it again with: cbdsl watch" in errors
     assert "Traceback" not in errors
 
 
@@ -47,7 +47,7 @@ def test_watch_refuses_a_file_and_a_port_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = cbdsl("watch", "file", cwd=tmp_path)
     assert done.returncode == 2
-    assert "file is a file. Give the folder of a run or of a sweep." in done.stderr
+    assert "file is a file. Give the folder of a run or sweep." in done.stderr
     assert cbdsl("watch", ".", "--port", "70000", cwd=tmp_path).returncode == 2
 
 
