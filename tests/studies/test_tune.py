@@ -147,7 +147,7 @@ def test_a_search_connects_to_its_cluster_once_and_not_when_it_is_done(
         said.append("over")
 
     monkeypatch.setattr("cbdsl.studies.sweep.run_pool", done_here)
-    monkeypatch.setattr("cbdsl.studies.tune.connected", connected)
+    monkeypatch.setattr("cbdsl.studies.tune.connect_ray", connected)
     run_search(PLAN, tmp_path, on="ray")
     assert said == ["ray", "over"]
     run_search(PLAN, tmp_path, on="ray")
