@@ -158,7 +158,7 @@ def test_auto_without_a_cluster_is_one_message(tmp_path: Path) -> None:
         pytest.skip("somebody's Ray runs on this machine: --on auto would find it")
     done = cbdsl("run", *SPEC, "--rounds", "1", "--out", tmp_path / "none", "--on", "auto")
     assert done.returncode == 2, done.stderr
-    assert "Ray cannot be had at 'auto'" in done.stderr
+    assert "Ray cannot be reached at 'auto'" in done.stderr
     assert not (tmp_path / "none").exists()
 
 
