@@ -54,7 +54,8 @@ def test_every_part_has_a_name_settings_and_a_line() -> None:
     for kind, parts in register.ALL.items():
         rows = rows_of(kind)
         assert [row["name"] for row in rows] == parts.names()
-        assert all(row["summary"] for row in rows)
+        own = [row for row in rows if parts.get(row["name"]).__module__.startswith("cbdsl.")]  # other tests load plugins
+        assert all(row["summary"] for row in own)
 
 
 def test_every_kind_is_listed_and_readable_by_programs(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ def test_a_reproduction_of_one_round_ends_with_a_page_that_says_so(tmp_path: Pat
     rows = {row["id"]: row for row in json.loads((tmp_path / "out" / "claims.json").read_text())}
     assert rows["divergence-flattens"]["verdict"] == "not judged"
     page = write_reproduction(made, "cbdsl reproduce").read_text(encoding="utf-8")
-    assert "too few rounds to say" in page
+    assert "too few rounds: 1 instead of" in page
     assert '<p class="lead">A quick look: 1 of 10 to 15 rounds, one seed (0). No claim is judged' in page
     assert not any(mark in page for mark in "✓✗")
     assert "Not the paper's experiment (rounds = 1," in page.replace("&#x27;", "'")
