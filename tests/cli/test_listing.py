@@ -54,7 +54,7 @@ def test_every_part_has_a_name_settings_and_a_line() -> None:
     for kind, parts in register.ALL.items():
         rows = rows_of(kind)
         assert [row["name"] for row in rows] == parts.names()
-        own = [row for row in rows if parts.get(row["name"]).__module__.startswith("cbdsl.")]  # other tests load plugins
+        own = [row for row in rows if parts.get(row["name"]).__module__.startswith("cbdsl.")]  # others are plugins
         assert all(row["summary"] for row in own)
 
 

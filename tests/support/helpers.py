@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import numpy as np
 from torch import nn
@@ -16,6 +20,7 @@ from torch import nn
 from cbdsl import register
 from cbdsl.algorithm.messages import Order, ServerState
 from cbdsl.arrays import Floats
+from cbdsl.cli.main import main
 from cbdsl.data.dataset import Dataset
 from cbdsl.models.to_torch import module_of
 from cbdsl.runs.callbacks import Callback
@@ -70,12 +75,62 @@ SMALL = [
 ]
 
 
-def cbdsl(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Run the command as a user would."""
-    environment = {**os.environ, "COLUMNS": "100", "NO_COLOR": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "cbdsl", *words], cwd=cwd, capture_output=True, text=True, check=False, env=environment
-    )
+@dataclass(frozen=True)
+class CommandResult:
+    """What a command printed, its exit code, and the code of the error that it ended with."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    error: str = ""
+
+
+def cbdsl(*words: str, cwd: Path) -> CommandResult:
+    """Run the command in this process, as a user would in the folder `cwd`."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", errors="backslashreplace") for _ in range(2))
+    modules, plugins, code, error = set(sys.modules), set(register._loaded), 0, ""
+    with (
+        contextlib.chdir(cwd),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        mock.patch.dict(os.environ, _ENVIRONMENT),
+        mock.patch.object(sys, "argv", ["cbdsl", *words]),
+        mock.patch.object(sys, "path", [str(cwd), *sys.path]),
+    ):
+        try:
+            main()
+        except SystemExit as ended:
+            code, error = _exit_code(ended), getattr(ended.__context__, "code", "")
+        finally:
+            _forget_plugins(plugins, modules, cwd)
+    for stream in (out, err):
+        stream.seek(0)
+    return CommandResult(code, out.read(), err.read(), error)
+
+
+_ENVIRONMENT = {"COLUMNS": "100", "NO_COLOR": "1"}
+
+
+def _exit_code(ended: SystemExit) -> int:
+    return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+
+
+def _forget_plugins(plugins: set[str], modules: set[str], cwd: Path) -> None:
+    """Undo what a command loaded from files, so that the next one starts without it."""
+    for name in set(register._loaded) - plugins:
+        register._forget(register._loaded.pop(name)[1])
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(cwd)):
+            del sys.modules[name]
+
+
+def cbdsl_process(*words: str, cwd: Path) -> CommandResult:
+    """Run the command in a process of its own, where that matters."""
+    done = subprocess.run(
+        [sys.executable, "-m", "cbdsl", *words], cwd=cwd, capture_output=True, text=True, check=False,
+        env={**os.environ, **_ENVIRONMENT},
+    )  # fmt: skip
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 def shape_for(model: str) -> tuple[int, ...]:
