@@ -81,6 +81,7 @@ def test_a_trained_model_predicts_and_is_exported_without_torch(tmp_path: Path) 
     [
         (["reproduce", "--quick"], "matplotlib", "study"),
         (["arena", "--quick"], "matplotlib", "study"),
+        (["watch", "run"], "uvicorn", "watch"),
         (["bench"], "torch", "torch"),
         (["run", *SMALL, "--engine", "torch"], "torch", "torch"),
         (["provision", "keys", "--workers", "2"], "cryptography", "deploy"),

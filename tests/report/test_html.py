@@ -42,7 +42,7 @@ def test_a_table_has_a_head_and_a_labelled_cell_for_every_word_of_it() -> None:
 
 def test_a_wide_table_scrolls_and_has_no_cards() -> None:
     found = table(("Name",), [("a",)], wide=True)
-    assert found.startswith('<div class="scroll" tabindex="0"')
+    assert found.startswith('<div class="scroll wide" tabindex="0"')
     assert "cards" not in found
 
 
@@ -111,4 +111,4 @@ def test_a_document_links_to_its_sections_and_allows_nothing_from_outside() -> N
     assert '<section id="one"><h2>All &lt; there is</h2><ul><li><i>a</i></li><li>b</li></ul></section>' in page
     assert "<title>A &lt;title&gt;</title>" in page
     assert "default-src 'none'" in page
-    assert "@media screen and (prefers-color-scheme:dark)" in page  # and print is light
+    assert "@media screen and (prefers-color-scheme: dark)" in page  # and print is light

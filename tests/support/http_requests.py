@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
-from cbdsl.watch.http import PageServer, start
+from cbdsl.watch.page_server import PageServer, start
 
 
-@contextmanager
-def page(folder: Path, host: str = "127.0.0.1") -> Iterator[PageServer]:
-    server = start(folder, host, 0)
-    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        yield server
-    finally:
-        server.stopping.set()
-        server.shutdown()
-        server.server_close()
+def page(folder: Path, host: str = "127.0.0.1") -> PageServer:
+    return start(folder, host, 0, tick_seconds=0.05)
 
 
 def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
     """Status, headers and text of an answer; keywords are headers, with _ for -."""
-    connection = HTTPConnection("127.0.0.1", server.server_address[1], timeout=20)
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=20)
     connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
     for name, value in headers.items():
         connection.putheader(name.replace("_", "-"), value)
@@ -36,11 +25,11 @@ def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> t
     answer = connection.getresponse()
     text = "" if answer.length is None else answer.read().decode()  # a stream has no end
     connection.close()
-    return answer.status, dict(answer.getheaders()), text
+    return answer.status, {name.lower(): value for name, value in answer.getheaders()}, text
 
 
 def raw(server: PageServer, request: bytes) -> bytes:
-    with socket.create_connection(("127.0.0.1", server.server_address[1]), timeout=20) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         connection.sendall(request)
         found = b""
         while read := connection.recv(2**16):
@@ -52,7 +41,7 @@ class Stream:
     """One page's events."""
 
     def __init__(self, server: PageServer, path: str = "/events") -> None:
-        self._connection = HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
+        self._connection = HTTPConnection("127.0.0.1", server.port, timeout=60)
         self._connection.request("GET", path)
         self.answer: HTTPResponse = self._connection.getresponse()
 

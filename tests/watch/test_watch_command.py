@@ -20,6 +20,7 @@ from cbdsl.network.server import Phases
 from cbdsl.runs.folder import read_result
 from support.deployment import pictures, tiny_spec, wait_until
 from support.helpers import cbdsl
+from support.refusals import refused_as
 from support.run_folders import line, write_run
 
 BEST = "mosquitto" if find_mosquitto() else "embedded"
@@ -43,12 +44,10 @@ def test_watch_says_where_the_page_is_and_ctrl_c_how_to_look_again(tmp_path: Pat
     assert "Traceback" not in errors
 
 
-def test_watch_refuses_a_file_and_a_port_that_is_none(tmp_path: Path) -> None:
+def test_watch_refuses_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = cbdsl("watch", "file", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "file is a file. Give the folder of a run or sweep." in done.stderr
-    assert cbdsl("watch", ".", "--port", "70000", cwd=tmp_path).returncode == 2
+    with refused_as("wrong-type", "file"):
+        network_commands.watch(tmp_path / "file")
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])

@@ -81,22 +81,17 @@ def watch(
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Show a run or sweep in a browser while it runs: accuracy, bytes, workers, bans. Only reads the folder."""
-    from cbdsl.watch.http import start  # noqa: PLC0415
+    from cbdsl.watch.page_server import start  # noqa: PLC0415
 
     if run.exists() and not run.is_dir():
         raise UserError(f"{run} is a file. Give the folder of a run or sweep.", code="wrong-type")
     INTERRUPTS.advise(f"The run itself continues. Watch it again with: {command_line()}")
-    server = start(run, host, port)
     waits = "" if run.is_dir() else f"; the page waits for {run}, which does not exist yet"
-    typer.echo(f"watch {run} at {server.url}{waits}")
-    sys.stdout.flush()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with start(run, host, port) as server:
+        typer.echo(f"watch {run} at {server.url}{waits}")
+        sys.stdout.flush()
         while parent is None or os.getppid() == parent:
-            server.stopping.wait(_PARENT_SECONDS)
-    finally:
-        server.stopping.set()
-        server.shutdown()
+            time.sleep(_PARENT_SECONDS)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,9 @@ from cbdsl.spec import Spec, parse_setting
 EXTRAS = {
     "torch": "torch",
     "matplotlib": "study",
+    "jinja2": "study",
+    "starlette": "watch",
+    "uvicorn": "watch",
     "cryptography": "deploy",
     "amqtt": "deploy",
     "onnx": "export",

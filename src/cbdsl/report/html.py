@@ -15,7 +15,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from cbdsl.report.figures import SHADES, make_themed_svg, save
+from cbdsl.report.figures import make_themed_svg, save
 from cbdsl.util.files import write_atomically
 
 SYMBOLS = {
@@ -61,7 +61,7 @@ def document(title: str, lead: str, sections: Sequence[Section]) -> str:
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_style()}</style></head><body>"
+        f"<title>{escape(title)}</title><style>{_file('page.css')}</style></head><body>"
         f'<header><h1>{escape(title)}</h1><p class="lead">{lead}</p>{_symbols(lead + body)}<nav>{links}</nav></header>'
         f"<main>{body}</main><script>{script}</script></body></html>\n"
     )
@@ -123,7 +123,7 @@ def table(
     body = "".join(f"{opening}{cells}</tr>" for opening, cells in zip(openings, written, strict=True))
     kind = "" if wide else ' class="cards"'
     made = f"<table{kind}><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="scroll" tabindex="0" role="region" aria-label="Table">{made}</div>' if wide else made
+    return f'<div class="scroll wide" tabindex="0" role="region" aria-label="Table">{made}</div>' if wide else made
 
 
 def _sort_key(cell: str) -> str:
@@ -150,24 +150,6 @@ def picture(svg: str, caption: str = "", anchor: str = "", numbers: tuple[str, s
 def bullet_list(items: Iterable[str]) -> str:
     """Return a list; the items are HTML."""
     return f"<ul>{''.join(f'<li>{item}</li>' for item in items)}</ul>"
-
-
-_LIGHT = (
-    "--ink:#222;--soft:#555;--pale:#d8d8d8;--page:#fff;--card:#f4f5f7;"
-    "--yes:#00704f;--no:#b3261e;--open:#8a6100;--link:#0b5cad;"
-)
-_DARK = (
-    "--ink:#e8e8e8;--soft:#b5b5b5;--pale:#3d4148;--page:#16181c;--card:#1f2228;"
-    "--yes:#4fd1a5;--no:#ff8a80;--open:#f0c14b;--link:#7db8f0;"
-)
-
-
-def _style() -> str:
-    """Return the style sheet: the variables of both themes, then the rules."""
-    light = _LIGHT + "".join(f"--{key}:{shades[0]};" for key, shades in SHADES.items())
-    dark = _DARK + "".join(f"--{key}:{shades[1]};" for key, shades in SHADES.items())
-    themes = f":root{{color-scheme:light dark;{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
-    return f"{themes}\n{_file('page.css')}"
 
 
 def _file(name: str) -> str:

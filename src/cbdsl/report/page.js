@@ -1,5 +1,5 @@
 "use strict";
-// Tables are whole without this. Each heading becomes a button: upwards, downwards, as it was.
+// Sorts tables, which are complete without it. Each heading becomes a button: ascending, descending, original order.
 const EMPTY = ["", "–"];
 
 function key(row, column) {
@@ -28,6 +28,7 @@ function sort(table, given, head, column) {
 for (const table of document.querySelectorAll("table")) {
   const given = [...table.tBodies[0].rows];
   if (given.length < 2) continue;
+  table.classList.add("sortable");
   [...table.tHead.rows[0].cells].forEach((head, column) => {
     const button = document.createElement("button");
     button.type = "button";

@@ -1,5 +1,5 @@
 "use strict";
-// Line charts as SVG elements. Whatever is written goes in as text, never as markup.
+// Line charts as SVG elements. Text is always inserted as text, never as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDTH = 520, HEIGHT = 210, LEFT = 58, RIGHT = 12, TOP = 12, BOTTOM = 26;

@@ -6,27 +6,26 @@ import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from cbdsl.util.files import read_json
-
-_MARK = 64  # bytes before the position by which a file is known to be the one it was
 
 Stamp = tuple[int, int, int]
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """Return a value that changes when the file is written, or None if there is no such file."""
-    if not path.is_file():
+    """Return inode, size and time of a file, which change when it is written; None if there is no such file."""
+    try:
+        found = path.stat()
+    except OSError:
         return None
-    found = path.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def read_file(path: Path, most: int | None = None) -> bytes:
     """Return the content of a file, or its last `most` bytes; nothing if there is no such file."""
     try:
-        with _open(path) as file:
+        with path.open("rb") as file:
             if most is not None:
                 file.seek(max(0, os.fstat(file.fileno()).st_size - most))
             return file.read()
@@ -52,55 +51,39 @@ class FileTail:
     """The lines of a growing file. Each is read once; a line without its end is left for the next time."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._inode, self._position, self._mark = 0, 0, b""
+        self._path, self._inode, self._position = path, 0, 0
 
     def starts_anew(self) -> bool:
-        """Return whether the lines read so far are no longer in the file; then all of it is read again."""
-        if not self._position or self._continues():
+        """Return whether the file was replaced since its lines were read; then all of it is read again."""
+        inode, size, _ = stamp_of(self._path) or (0, 0, 0)
+        if not self._position or (inode == self._inode and size >= self._position):
             return False
-        self._position, self._mark = 0, b""
+        self._position = 0
         return True
 
     def new_lines(self) -> Iterator[tuple[int, bytes]]:
         """Yield the lines that were written since the last call, each with its position in the file."""
         try:
-            file = _open(self._path)
+            file = self._path.open("rb")
         except OSError:
             return
         with file:
-            found = os.fstat(file.fileno())
-            self._inode = found.st_ino
+            self._inode = os.fstat(file.fileno()).st_ino
             file.seek(self._position)
-            while self._position < found.st_size:  # what is written meanwhile is for the next time
-                line = file.readline()
+            for line in file:
                 if not line.endswith(b"\n"):
                     return
                 start = self._position
-                self._position, self._mark = start + len(line), line[-_MARK:]
+                self._position += len(line)
                 yield start, line
 
     def read_again(self, start: int, count: int) -> list[bytes]:
         """Return lines that were read before, from a position on; nothing if the file has been replaced."""
         try:
-            with _open(self._path) as file:
+            with self._path.open("rb") as file:
                 if os.fstat(file.fileno()).st_ino != self._inode:
                     return []
                 file.seek(start)
                 return list(itertools.islice(file, count))
         except OSError:
             return []
-
-    def _continues(self) -> bool:
-        try:
-            with _open(self._path) as file:
-                file.seek(self._position - len(self._mark))
-                return os.fstat(file.fileno()).st_ino == self._inode and file.read(len(self._mark)) == self._mark
-        except OSError:
-            return False
-
-
-def _open(path: Path) -> IO[bytes]:
-    if not path.is_file():  # to open a pipe could block
-        raise FileNotFoundError(f"{path} is not a file")
-    return path.open("rb")

@@ -1,6 +1,6 @@
 "use strict";
-// The page of one folder: told of everything new by /events, it shows a run or a table of runs.
-// Names and reasons come from strangers; they are only ever written as text.
+// The page of one folder: shows a run or a table of runs from the messages of /events.
+// Names and reasons come from untrusted workers; they are only ever written as text.
 
 const get = (id) => document.getElementById(id);
 const [ROUND, ACCURACY, SCORE, UP, DOWN, SECONDS, TRAIN, WAIT, UPLOAD, VERIFY] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9];
@@ -107,7 +107,6 @@ function showSlider(facts) {
   const slider = get("slider");
   slider.max = Math.max(1, facts.round);
   slider.disabled = facts.round < 2;
-  if (!view.replay && document.activeElement !== slider) slider.value = facts.round;
   if (!view.replay) slider.value = facts.round;
   get("where").textContent = `round ${view.replay ? view.replay.round : facts.round} of ${facts.rounds}`;
   get("live").hidden = !view.replay;
@@ -126,7 +125,7 @@ function showFigures(facts, shown) {
   const wire = facts.wire || {};
   get("wire").textContent = wire.sent && !view.replay ? `MQTT: ${size(wire.sent)} sent, ${size(wire.received)} received` : "payload alone";
   get("banned").textContent = shown.banned;
-  get("refused").textContent = facts.served ? `${facts.refused.toLocaleString("en")} messages refused` : "of the workers";
+  get("refused").textContent = facts.served ? `${facts.refused.toLocaleString("en")} messages refused` : "workers";
   get("seconds").textContent = known(now[SECONDS], seconds);
   const phases = [["train", TRAIN], ["wait", WAIT], ["upload", UPLOAD], ["verify", VERIFY]].filter((one) => now[one[1]] !== null);
   const split = phases.map(([name, index]) => `${name} ${seconds(now[index])}`).join(", ");
@@ -139,7 +138,7 @@ function showStates(facts, shown) {
   const total = Object.assign(document.createElement("span"), { textContent: `of ${facts.workers.toLocaleString("en")}` });
   get("present").replaceChildren(`${present.toLocaleString("en")} `, total);
   const others = STATES.filter((state) => states[state] && state !== (gone ? "done" : "here")).map((state) => `${states[state]} ${state}`);
-  const words = [...(gone ? ["to the end"] : []), ...others].join(", ") || "everybody is here";
+  const words = [...(gone ? ["to the end"] : []), ...others].join(", ") || "all connected";
   get("states").textContent = view.replay ? `as of now: ${words}` : words;
   const bans = [...(view.replay ? view.replay.workers : run.workers.values())].filter((row) => row[BAN]);
   get("bans-section").hidden = !bans.length;
@@ -195,7 +194,7 @@ function showSweep(news) {
   document.body.dataset.runs = news.runs.length;
 }
 
-// --- what a person does, and what the server says
+// --- input of the user, and messages of the server
 
 async function replay(round) {
   const answer = await fetch(`round?number=${round}`);

@@ -51,8 +51,8 @@ class ViewerPosition:
 class RunView:
     """A run's folder, followed while it is written. Any thread may ask."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._lock = folder, threading.Lock()
+    def __init__(self, folder: Path, least_seconds: float = _READ_SECONDS) -> None:
+        self.folder, self._least_seconds, self._lock = folder, least_seconds, threading.Lock()
         self.facts = FolderFacts(folder)
         self._events, self._claim_lines = FileTail(folder / "events.jsonl"), FileTail(folder / "claims.jsonl")
         self._history = self._version = 0
@@ -79,7 +79,7 @@ class RunView:
     def refresh(self) -> None:
         """Read what was written since the last time, unless that was a moment ago."""
         with self._lock:
-            if time.monotonic() - self._looked < _READ_SECONDS:
+            if time.monotonic() - self._looked < self._least_seconds:
                 return
             another_run = self.facts.refresh()
             if self._round_lines.starts_anew() or another_run:

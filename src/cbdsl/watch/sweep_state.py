@@ -26,8 +26,8 @@ _LAST_BYTES = 256 * 1024  # of rounds.jsonl, which contain the last whole line
 class SweepView:
     """The runs of a folder. Any thread may ask."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._lock = folder, threading.Lock()
+    def __init__(self, folder: Path, least_seconds: float = _READ_SECONDS) -> None:
+        self.folder, self._least_seconds, self._lock = folder, least_seconds, threading.Lock()
         self._looked = float("-inf")
         self._cache: dict[str, tuple[object, dict[str, Any]]] = {}
         self._rows: dict[str, dict[str, Any]] = {}
@@ -35,20 +35,17 @@ class SweepView:
 
     def has_runs(self) -> bool:
         """Return whether there is any run."""
-        return next(self._names(), None) is not None
+        return next(self.names(), None) is not None
 
-    def names(self) -> list[str]:
-        """Return the names of the runs' folders, sorted."""
-        return list(itertools.islice(self._names(), _MOST_RUNS))
-
-    def _names(self) -> Iterator[str]:
+    def names(self) -> Iterator[str]:
+        """Yield the names of the runs' folders, sorted."""
         runs = self.folder / RUNS
         paths = sorted(runs.iterdir()) if runs.is_dir() else []
-        return (path.name for path in paths if not path.name.startswith(".") and (path / "spec.toml").is_file())
+        return (path.name for path in paths if (path / "spec.toml").is_file())
 
     def run(self, name: str) -> RunView | None:
         """Return a run of this folder, followed from now on, or None if there is no such run."""
-        if name not in self._names():
+        if name not in self.names():
             return None
         with self._lock:
             view = self._open.pop(name, None) or RunView(self.folder / RUNS / name)
@@ -60,8 +57,10 @@ class SweepView:
     def rows(self) -> dict[str, dict[str, Any]]:
         """Return what is known of each run."""
         with self._lock:
-            if time.monotonic() - self._looked >= _READ_SECONDS:
-                self._rows = {name: self._row(self.folder / RUNS / name) for name in self.names()}
+            if time.monotonic() - self._looked >= self._least_seconds:
+                self._rows = {
+                    name: self._row(self.folder / RUNS / name) for name in itertools.islice(self.names(), _MOST_RUNS)
+                }
                 self._cache = {name: one for name, one in self._cache.items() if name in self._rows}
                 self._looked = time.monotonic()
             return self._rows

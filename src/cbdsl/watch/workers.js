@@ -1,5 +1,5 @@
 "use strict";
-// The workers of a run: a tile and a row for each. Only what has changed is written, so that a thousand are no trouble.
+// The workers of a run: a tile and a row for each. Only changes are written, so that a thousand workers are fast.
 
 const STATES = ["here", "late", "away", "unseen", "done", "banned"];
 const [, NAME, STATE, , CLAIM, , , , , , BAN] = [...Array(12).keys()];
@@ -16,7 +16,7 @@ function showWorkers(changed) {
   }
   table.tBodies[0].append(...fresh);
   if (fresh.length || view.sort[0] !== 0) sortRows();
-  get("mosaic").hidden = view.cells.size < 25;  // of so few the table shows all at once
+  get("mosaic").hidden = view.cells.size < 25;  // the table shows so few at once
   showFilters();
   filterRows();
 }
@@ -42,7 +42,7 @@ function makeRow(row) {
   return made;
 }
 
-// A cell's text: nothing for a count of none, so that what there is stands out.
+// A cell's text: empty for a count of zero, so that other counts stand out.
 function wordsOf(column, value) {
   if (column === CLAIM) return value === null ? "" : decimal(value);
   return column > CLAIM && !value ? "" : String(value);
