@@ -1,17 +1,31 @@
 # Two commands do all set-up: `make run` and `make test`. The environment lives in .venv and is made when needed.
+# `make run` installs the core, its engine and figures; `make test` adds the tools of development to the same environment.
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+CORE   := $(VENV)/.core
 READY  := $(VENV)/.ready
 FLOWER := .venv-flower
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist worksteal
 
-.PHONY: run test test-cluster flower-test explore hostile arm-test package-test lint docs bench sanitize clean
+.PHONY: run test test-all test-rest test-slow test-cluster flower-test explore hostile arm-test package-test lint docs bench sanitize clean
 
-run: $(READY)
+run: $(CORE)
 	$(BIN)/cbdsl run --preset paper-iid
 
+# Lint, types, and every test that needs no broker, browser, cluster or process of its own.
 test: $(READY) lint
-	$(BIN)/pytest --numprocesses 2 --dist loadfile
+	$(PYTEST)
+
+# Everything. Chromium, mosquitto and the ARM tools are Debian packages; a test without them is skipped with their names.
+test-all: test test-rest
+
+test-rest: test-slow test-cluster flower-test hostile arm-test package-test
+
+# Processes, brokers, browsers, documents and whole runs.
+test-slow: $(READY)
+	$(PYTEST) -m slow
 
 # Runs on a Ray cluster of two nodes on this machine, with actors, nodes and drivers that are killed; minutes.
 test-cluster: $(READY)
@@ -19,11 +33,11 @@ test-cluster: $(READY)
 
 # The Flower app in an environment of its own, without torch: flwr wants another Ray, typer and rich than the rest.
 flower-test: $(FLOWER)/.ready
-	$(FLOWER)/bin/pytest tests/flower
+	$(FLOWER)/bin/pytest tests/flower -m "slow or not slow"
 
 # Property tests on fresh random examples, more of them; `make test` always takes the same ones.
 explore: $(READY)
-	CBDSL_EXAMPLES=fresh $(BIN)/pytest --numprocesses 2 --dist loadfile -m hypothesis
+	CBDSL_EXAMPLES=fresh $(PYTEST) -m hypothesis
 
 # Hostile members, servers and strangers against real processes and a real broker, for minutes; all on the loopback.
 hostile: $(READY)
@@ -51,16 +65,20 @@ docs: $(READY)
 bench: $(READY)
 	$(BIN)/cbdsl bench
 
-$(READY): pyproject.toml constraints.txt
+$(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(PIP) --editable '.[study]'
+	touch $(CORE)
+
+$(READY): $(CORE)
+	$(PIP) 'cbdsl[dev]'
 	touch $(READY)
 
 $(FLOWER)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FLOWER)
 	grep -E '^(cbor2|hypothesis|numpy|paho-mqtt|pytest|safetensors|tomli_w)==' constraints.txt >$(FLOWER)/constraints.txt
 	$(FLOWER)/bin/pip install --quiet --disable-pip-version-check --constraint $(FLOWER)/constraints.txt \
-		'flwr[simulation]==1.41.0' hypothesis pytest --editable .
+		'flwr[simulation]==1.42.0' hypothesis pytest --editable .
 	touch $(FLOWER)/.ready
 
 clean:

@@ -4,7 +4,7 @@ import os
 import signal
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from cbdsl.data.dataset import Dataset, load
 
@@ -13,8 +13,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples every time, so that a change is judged by what it changed. `make explore` draws fresh ones.
-settings.register_profile("same", derandomize=True, deadline=None)
-settings.register_profile("fresh", max_examples=1000, deadline=None)
+settings.register_profile("always", deadline=None, suppress_health_check=list(HealthCheck))
+settings.register_profile("same", settings.get_profile("always"), derandomize=True, max_examples=50)
+settings.register_profile("fresh", settings.get_profile("always"), max_examples=1000)
 settings.load_profile(os.environ.get("CBDSL_EXAMPLES", "same"))
 
 

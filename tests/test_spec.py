@@ -9,7 +9,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbdsl import register
@@ -244,7 +244,6 @@ _PIECES = ["workers", "options", "a", "=", ".", "[", "]", "{", "}", '"', "'", "1
            "2020-01-01", "\n", ",", "true", "#", "\\u0000", "\t"]  # fmt: skip
 
 
-@settings(max_examples=300)
 @given(st.lists(st.sampled_from(_PIECES), max_size=25).map("".join) | st.text(max_size=40))
 def test_whatever_the_text_it_is_a_spec_or_an_error_in_words(text: str) -> None:
     try:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 
@@ -296,7 +296,6 @@ def test_arrays_that_cannot_be_learned_from_are_refused_and_their_file_is_named(
         load(str(tmp_path / "some.npz"))
 
 
-@settings(max_examples=200)
 @given(st.binary(max_size=60), st.booleans(), st.booleans())
 def test_whatever_the_bytes_of_an_idx_file_it_is_read_or_named(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, headed: bool, zipped: bool

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbdsl import register
@@ -26,7 +26,6 @@ def all_parts(parts: Split) -> list[np.ndarray]:
 
 @pytest.mark.parametrize("partition", ["iid", "shards", "dirichlet", "similarity"])
 @given(seed=st.integers(0, 1000), workers=st.integers(1, 40))
-@settings(max_examples=20)
 def test_every_partition_is_disjoint_and_of_the_size_asked_for(partition: str, seed: int, workers: int) -> None:
     parts = split(LABELS, replace(SMALL, partition=partition), workers, seed)
     together = np.concatenate(all_parts(parts))
@@ -114,7 +113,6 @@ def quantity(workers: int, seed: int, **options: float) -> Split:
 
 
 @given(seed=st.integers(0, 1000), workers=st.integers(1, 40), beta=st.sampled_from([1e-3, 0.1, 1.0, 100.0]))
-@settings(max_examples=40)
 def test_quantities_differ_and_all_samples_asked_for_are_dealt_once(seed: int, workers: int, beta: float) -> None:
     parts = quantity(workers, seed, beta=beta, least=7)
     together = np.concatenate(parts.workers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbdsl.arrays import PADDING, Floats, Indices
@@ -21,7 +21,6 @@ from support.networks import (
     samples_for,
 )
 
-PROPERTY = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 BENT = Sgd(0.1, momentum=0.9, weight_decay=0.01, proximal=0.5)
 
 
@@ -39,7 +38,6 @@ def random_batches(workers: int, steps: int, batch: int, samples: int = 60) -> I
 
 
 @pytest.mark.parametrize("name", ENGINES)
-@PROPERTY
 @given(
     architecture=architectures(),
     batch=st.integers(1, 40),

@@ -11,7 +11,7 @@ from threading import Thread
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbdsl.arrays import Floats, Indices, Samples
@@ -46,10 +46,8 @@ def _one_torch_thread() -> Iterator[None]:
 
 # The examples are always the same ones: a float32 result may fall on the other side of a ReLU's corner once in a
 # million, and a test must not fail on that day.
-PROPERTY = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 
 
-@PROPERTY
 @given(
     architecture=architectures(),
     batch=st.integers(1, 40),
@@ -70,7 +68,6 @@ def test_weights_after_45_steps_are_those_of_torch(
     assert distance(trained[1], expected) < 1e-5
 
 
-@PROPERTY
 @given(architecture=architectures(), count=st.integers(1, 90))
 def test_losses_accuracies_and_gradients_are_those_of_torch(architecture: Architecture, count: int) -> None:
     engine = NativeEngine(architecture, threads=2)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
@@ -41,9 +41,6 @@ from support.networks import distance, graphs, reference, reference_loss, refere
 
 pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
 
-# The same examples every time, and no more than a loaded machine stands; `make explore` takes others.
-PROPERTY = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-
 
 @pytest.fixture(autouse=True)
 def _one_torch_thread() -> Iterator[None]:
@@ -75,19 +72,16 @@ def check_against_torch(architecture: Architecture, count: int, tolerance: float
         assert distance(gradients[worker], gradient) < tolerance
 
 
-@PROPERTY
 @given(architecture=graphs(dropout=True), count=st.integers(1, 40))
 def test_losses_and_gradients_of_any_graph_are_those_of_torch(architecture: Architecture, count: int) -> None:
     check_against_torch(architecture, count)
 
 
-@PROPERTY
 @given(architecture=graphs(dropout=True, wide=True, most=7), count=st.integers(1, 20))
 def test_losses_and_gradients_of_many_channels_are_those_of_torch(architecture: Architecture, count: int) -> None:
     check_against_torch(architecture, count)
 
 
-@settings(PROPERTY, max_examples=40)
 @given(
     architecture=st.one_of(graphs(), graphs(wide=True, most=6)),
     batch=st.integers(1, 20),

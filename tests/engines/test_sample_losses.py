@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbdsl.arrays import Doubles, Indices, Samples
@@ -24,15 +24,12 @@ from support.networks import (
     samples_for,
 )
 
-PROPERTY = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-
 
 def drawn(count: int, samples: int = 100, seed: int = 2) -> Indices:
     return np.random.default_rng(seed).integers(0, samples, count).astype(np.int32)
 
 
 @pytest.mark.parametrize("name", ENGINES)
-@PROPERTY
 @given(architecture=architectures(), count=st.integers(1, 300))
 def test_losses_of_single_samples_are_those_of_the_model_in_double_precision(
     name: str, architecture: Architecture, count: int
@@ -51,7 +48,6 @@ def mean_in_order(losses: Doubles) -> float:
 
 
 @needs_native
-@PROPERTY
 @given(architecture=architectures(), count=st.integers(1, 1200), threads=st.integers(1, 4))
 def test_natively_their_sum_in_order_is_the_mean_loss_to_the_bit(
     architecture: Architecture, count: int, threads: int
@@ -75,7 +71,6 @@ def test_on_torch_their_mean_is_the_mean_loss_up_to_rounding() -> None:
 
 
 @needs_native
-@PROPERTY
 @given(architecture=architectures(), seed=st.integers(0, 1000), parts=st.integers(1, 40), threads=st.integers(1, 4))
 def test_natively_order_grouping_and_threads_never_change_a_bit(
     architecture: Architecture, seed: int, parts: int, threads: int

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from cbdsl.data.dataset import Scaling
 from cbdsl.export.c_source import c_file
@@ -35,7 +35,6 @@ def dead_after(steps: Sequence[Step]) -> dict[int, int]:
     return {step.number: max(other.number for other in steps if step.number in other.reads) for step in steps[:-1]}
 
 
-@settings(max_examples=80)
 @given(architecture=graphs(most=14))
 def test_no_result_is_overwritten_before_it_was_read_for_the_last_time(architecture: Architecture) -> None:
     steps = program_of(model_of(architecture)).steps

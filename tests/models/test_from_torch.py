@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
@@ -121,7 +121,6 @@ STYLES: list[Callable[[Architecture], nn.Module]] = [
 
 
 @needs_native
-@settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(architecture=architectures(), style=st.sampled_from(STYLES), momentum=st.sampled_from([0.0, 0.9]))
 def test_a_chain_is_the_same_network_in_every_style_and_the_native_engine_trains_it_as_torch_does(
     architecture: Architecture, style: Callable[[Architecture], nn.Module], momentum: float

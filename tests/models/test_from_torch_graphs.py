@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -52,7 +52,6 @@ def test_a_module_as_people_write_it_is_described_exactly(name: str) -> None:
     check_same(module, described)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(graphs(dropout=True))
 def test_a_random_graph_survives_json_and_the_way_through_torch(architecture: Architecture) -> None:
     assert Architecture.from_dict(json.loads(json.dumps(architecture.to_dict()))) == architecture

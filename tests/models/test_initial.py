@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbdsl import register
@@ -52,7 +52,6 @@ def test_any_network_starts_as_torch_starts_it(architecture: Architecture, seed:
 
 @one_rounding
 @pytest.mark.parametrize("name", register.model.names())
-@settings(max_examples=20)
 @given(seed=SEEDS)
 def test_the_packages_networks_start_as_torch_starts_them(name: str, seed: int) -> None:
     network = register.model.get(name)(shape_for(name), 10)
@@ -60,7 +59,6 @@ def test_the_packages_networks_start_as_torch_starts_them(name: str, seed: int) 
 
 
 @one_rounding
-@settings(max_examples=30)
 @given(st.integers(1, 200_000), st.booleans(), SEEDS)
 def test_wide_layers_have_torchs_bounds(inputs: int, bias: bool, seed: int) -> None:
     network = Architecture((inputs,), (Linear(inputs, 2, bias),))

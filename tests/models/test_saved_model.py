@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
@@ -211,7 +211,6 @@ def damaged(draw: st.DrawFn) -> dict[str, str]:
     return metadata | {key: json.dumps(whole[0])}
 
 
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(metadata=damaged())
 def test_whatever_the_metadata_hold_the_answer_is_a_model_or_a_reason(metadata: dict[str, str], tmp_path: Path) -> None:
     path = write(tmp_path / "model.safetensors", metadata)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from torch import nn
 
 from cbdsl import register
@@ -19,7 +19,6 @@ def test_a_module_is_described_as_what_it_was_built_from(architecture: Architect
     assert from_module(module_of(architecture), architecture.shape) == architecture
 
 
-@settings(deadline=None)
 @given(architectures() | graphs(dropout=True))
 def test_a_module_takes_samples_and_gives_logits(architecture: Architecture) -> None:
     assert module_of(architecture)(torch.zeros(2, *architecture.shape)).shape == (2, architecture.classes)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbdsl.arrays import Samples
@@ -115,7 +115,6 @@ SHAPES = ["[8]", "[8]", "[1, 8, 8]", "[2, 4]", "[1048575, 1048575]", "[0]", "[]"
         shared_size=st.sampled_from([0, 5, 2**20, 2**30]),
     )
 )  # fmt: skip
-@settings(max_examples=400)
 def test_any_announcement_is_played_within_the_limits_or_refused(what: Announcement) -> None:
     budget = small_budget()
     try:
@@ -143,7 +142,6 @@ def test_any_announcement_is_played_within_the_limits_or_refused(what: Announcem
     number=st.sampled_from([0.1, 0.0, 3e38, -1e20, float("nan"), float("inf")]),
     version=st.sampled_from([0, 1, 5, 2**31 - 1]), task=st.sampled_from(["swarm", "average"]),
 )  # fmt: skip
-@settings(max_examples=300)
 def test_any_order_is_carried_out_or_refused(
     spec: str, rate: float, inertia: float, number: float, version: int, task: str
 ) -> None:

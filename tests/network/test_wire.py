@@ -7,7 +7,7 @@ import struct
 import cbor2
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cbdsl.network import wire
@@ -55,7 +55,6 @@ any_message = st.one_of(list(MESSAGES.values()))
 
 
 @given(any_message)
-@settings(deadline=None)
 def test_a_message_comes_back_as_it_was(message: Message) -> None:
     again = wire.decode(wire.encode(message), type(message))
     assert repr(again) == repr(message)  # by text: NaN is not equal to itself
@@ -68,7 +67,6 @@ def test_a_message_comes_back_as_it_was(message: Message) -> None:
 @example(b"\x86\x02\x06\x5b" + b"\x7f" * 8, ClaimMessage)  # a byte string of exabytes
 @example(b"\x85\x04\x07\xc5\x82\x3b" + b"\x7f" * 8 + b"\x01\x01", Invitation)  # a bigfloat that would take for ever
 @example(b"\x85\x04\x07\xd8\x23\x61(\x01", Invitation)  # a regular expression
-@settings(max_examples=600, deadline=None)
 def test_any_bytes_are_a_message_or_a_wire_error(payload: bytes, kind: type[Message]) -> None:
     try:
         message = wire.decode(payload, kind)
@@ -78,7 +76,6 @@ def test_any_bytes_are_a_message_or_a_wire_error(payload: bytes, kind: type[Mess
 
 
 @given(any_message, st.data())
-@settings(max_examples=300, deadline=None)
 def test_a_damaged_message_is_a_message_or_a_wire_error(message: Message, data: st.DataObject) -> None:
     payload = bytearray(wire.encode(message))
     for _ in range(data.draw(st.integers(1, 4))):
@@ -104,7 +101,6 @@ _trees = st.recursive(
 
 
 @given(st.lists(_trees, max_size=12), st.sampled_from(KINDS))
-@settings(max_examples=100, deadline=None)
 def test_other_cbor_is_a_message_or_a_wire_error(tree: list[object], kind: type[Message]) -> None:
     code = KINDS.index(kind) + 1
     with contextlib.suppress(WireError):
@@ -149,7 +145,6 @@ def test_the_largest_piece_fits_what_managed_brokers_take() -> None:
     copies=st.integers(1, 3),
     lost=st.booleans(),
 )
-@settings(max_examples=40, deadline=None)
 def test_pieces_make_the_whole_in_any_order_and_however_often(size: int, seed: int, copies: int, lost: bool) -> None:
     rng = random.Random(seed)
     content = rng.randbytes(size)
@@ -184,7 +179,6 @@ def test_a_false_hash_is_found() -> None:
 
 
 @given(st.sets(st.integers(0, 300)))
-@settings(deadline=None)
 def test_participants_as_bits(workers: set[int]) -> None:
     bits = wire.pack_bits(tuple(workers))
     assert {worker for worker in range(310) if wire.has_bit(bits, worker)} == workers

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -347,7 +347,6 @@ def test_a_worker_imports_no_torch() -> None:
 @given(topic=st.sampled_from(["down/spec", "down/order", "down/model/0", "down/shared/3", "to/w0/welcome",
                               "to/w0/invitation", "to/w0/start/0", "to/w0", "from/w0/claim", "x"]),
        payload=st.binary(max_size=200))  # fmt: skip
-@settings(max_examples=150, deadline=None)
 def test_no_bytes_upset_a_worker(topic: str, payload: bytes) -> None:
     stage_announcement = Announcement(b"run-0001", small_spec().to_toml(), "", 5, 1, "[8]", 3, 0, 0, bytes(16), 0)
     inbox = WorkerInbox("s", "w0", Events())

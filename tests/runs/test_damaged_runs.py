@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbdsl.errors import UserError
@@ -94,7 +94,6 @@ def test_a_comparison_names_every_folder_that_cannot_be_read(played: Path, tmp_p
         compare([bad[0], played, bad[1]])
 
 
-@settings(max_examples=100)
 @given(st.data())
 def test_whatever_the_bytes_of_a_checkpoint_it_is_read_or_named(played: Path, data: st.DataObject) -> None:
     content = bytearray((played / "checkpoint.npz").read_bytes())

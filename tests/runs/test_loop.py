@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import nn
@@ -122,7 +122,6 @@ def test_the_global_score_never_rises_and_is_what_was_measured() -> None:
     partition=st.sampled_from(["iid", "shards", "dirichlet"]),
     draw=st.sampled_from(["worker", "parameter"]),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_honest_worker_is_ever_banned_in_a_clean_run(
     seed: int, batch: int, model: str, method: str, partition: str, draw: str
 ) -> None:

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbdsl.theory.constants import DirectionBounds, MeasuredConstants, ValueRange
@@ -153,7 +153,6 @@ def test_a_pull_uphill_breaks_the_printed_bound_and_silences_the_corrected_one()
     assert math.isnan(found.corrected.bound)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0, 1.5), st.floats(0, 2), st.floats(0, 2), st.floats(0.01, 0.4))
 def test_the_played_form_holds_wherever_it_speaks(
     seed: int, inertia: float, first: float, second: float, rate: float

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbdsl.theory.measure import GenieStep, Observations, observe
@@ -70,7 +70,6 @@ def test_replacing_the_personal_velocity_lets_the_printed_bound_be_zero_while_mo
     assert found.corrected.holds
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0, 1.5), st.floats(0, 2), st.floats(0, 2), st.floats(0.01, 2.0))
 def test_the_corrected_bound_holds_on_every_round_whatever_the_coefficients(
     seed: int, inertia: float, first: float, second: float, rate: float
@@ -85,7 +84,6 @@ def test_the_corrected_bound_holds_on_every_round_whatever_the_coefficients(
     assert found.corrected_whole.holds  # reading alpha as something else moves it into the residual
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.floats(0.0, 1.0))
 def test_the_corrected_bound_holds_when_local_work_is_anything_at_all(seed: int, noise: float) -> None:
     rng = np.random.default_rng(seed)

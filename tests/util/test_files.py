@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cbdsl.util import files, npz
@@ -104,7 +104,6 @@ def test_arrays_come_back_as_they_were(tmp_path: Path) -> None:
 WHOLE = packed(features=np.arange(12, dtype=np.float32).reshape(3, 4), labels=np.arange(3))
 
 
-@settings(max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.binary(max_size=8)), max_size=4), st.integers(0, 2000))
 def test_whatever_the_bytes_of_an_archive_the_answer_is_arrays_or_a_value_error(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, bytes]], end: int
