@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cbdsl import register
 from cbdsl import spec as specs
-from cbdsl.cli.options import SpecWords
+from cbdsl.cli.spec_options import SpecWords
 from cbdsl.cli.study_commands import resolve_grid
 from cbdsl.errors import UserError
 from cbdsl.presets import PRESETS, preset, preset_or_file

@@ -17,7 +17,7 @@ from typer.main import get_command
 
 import cbdsl
 from cbdsl.cli.app import app as commands
-from cbdsl.cli.options import _PANEL
+from cbdsl.cli.spec_options import _PANEL
 from cbdsl.network import wire
 from cbdsl.runs.folder import README
 from cbdsl.runs.records import RoundRecord, Summary

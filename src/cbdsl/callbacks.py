@@ -1,8 +1,8 @@
 """The public module of callbacks; `cbdsl.runs.callbacks` defines them."""
 
 import warnings
+from importlib import import_module
 
-from cbdsl.runs import callbacks as _defined
 from cbdsl.runs.callbacks import (
     Bar,
     Callback,
@@ -12,7 +12,6 @@ from cbdsl.runs.callbacks import (
     TensorBoard,
     WandB,
     default_callbacks,
-    drawn,
     flat,
     in_notebook,
 )
@@ -26,17 +25,20 @@ __all__ = [
     "TensorBoard",
     "WandB",
     "default_callbacks",
-    "drawn",
     "flat",
     "in_notebook",
 ]
-_RENAMED = {"Many": "CallbackList", "Start": "RunStart"}  # old names, until 1.0
+_RENAMED = {  # old names, until 1.0
+    "Many": "cbdsl.runs.callbacks.CallbackList",
+    "Start": "cbdsl.runs.callbacks.RunStart",
+    "drawn": "cbdsl.util.console.progress_html",
+}
 
 
 def __getattr__(name: str) -> object:
-    """Return a class by its old name, with a warning."""
+    """Return a class or function by its old name, with a warning."""
     if name not in _RENAMED:
         raise AttributeError(f"module 'cbdsl.callbacks' has no attribute '{name}'")
-    new = _RENAMED[name]
+    module, _, new = _RENAMED[name].rpartition(".")
     warnings.warn(f"cbdsl.callbacks.{name} is now {new}; the old name goes in 1.0", DeprecationWarning, stacklevel=2)
-    return getattr(_defined, new)
+    return getattr(import_module(module), new)

@@ -119,9 +119,23 @@ def test_a_run_with_json_loads_neither_torch_nor_matplotlib(tmp_path: Path) -> N
     assert not modules & set(LIBRARIES)
 
 
-def test_help_loads_no_library_that_computes(tmp_path: Path) -> None:
-    assert not loaded("--help", cwd=tmp_path) & {"numpy", "cbdsl.runs.loop", *LIBRARIES}
-    assert not loaded("run", "--help", cwd=tmp_path) & {"numpy", "cbdsl.runs.loop", *LIBRARIES}
+def test_help_loads_no_command_and_a_command_s_help_no_other_command(tmp_path: Path) -> None:
+    ours = {name for name in loaded("--help", cwd=tmp_path) if name.startswith("cbdsl.")}
+    assert ours == {
+        "cbdsl.cli",
+        "cbdsl.cli.app",
+        "cbdsl.cli.interrupts",
+        "cbdsl.cli.main",
+        "cbdsl.errors",
+    }
+    modules = loaded("run", "--help", cwd=tmp_path)
+    assert "cbdsl.cli.study_commands" not in modules
+    assert not modules & set(LIBRARIES)
+
+
+def test_a_worker_loads_nothing_of_the_server(tmp_path: Path) -> None:
+    modules = loaded("work", "--help", cwd=tmp_path)
+    assert not modules & {"cbdsl.runs.loop", "cbdsl.network.server", "cbdsl.attacks.attack", *LIBRARIES}
 
 
 def test_a_generator_says_that_it_needs_torch(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from cbdsl.cli.app import app
-from cbdsl.cli.network_commands import serve, swarm
-from cbdsl.cli.options import SpecWords, read_words
+from cbdsl.cli.measure_commands import theory
 from cbdsl.cli.run_commands import run
-from cbdsl.cli.study_commands import resolve_grid, sweep, theory
+from cbdsl.cli.serve_commands import _with_roster, serve, swarm
+from cbdsl.cli.spec_options import SpecWords, read_words
+from cbdsl.cli.study_commands import resolve_grid, sweep
 from cbdsl.engines.native_engine import available
 from cbdsl.engines.torch_engine import accelerators
 from cbdsl.errors import UserError
@@ -222,7 +223,6 @@ def test_a_server_of_real_workers_takes_no_option_of_simulated_ones(tmp_path: Pa
 
 
 def test_a_run_that_has_begun_keeps_its_number_of_workers_whatever_the_roster_names_now(tmp_path: Path) -> None:
-    from cbdsl.cli.network_commands import _with_roster  # noqa: PLC0415
     from cbdsl.network.roster import RosterFile  # noqa: PLC0415
 
     (tmp_path / "roster.txt").write_text("east\nwest\nnorth\n")
@@ -252,7 +252,6 @@ def test_folders_are_named_after_what_was_run() -> None:
 
 
 def test_another_method_or_number_of_attackers_leaves_nothing_of_the_old_behind(tmp_path: Path) -> None:
-    from cbdsl.cli.options import SpecWords  # noqa: PLC0415
     from cbdsl.runs.resolve import resolve  # noqa: PLC0415
     from cbdsl.spec import Spec  # noqa: PLC0415
 

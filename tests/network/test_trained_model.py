@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 import cbdsl
 from cbdsl.cli.app import app
-from cbdsl.cli.options import read_words
+from cbdsl.cli.spec_options import read_words
 from cbdsl.data.dataset import Scaling
 from cbdsl.models.saved_model import notes_of
 from cbdsl.network import topics, wire

@@ -22,11 +22,11 @@ from cbdsl.runs.callbacks import (
     TensorBoard,
     WandB,
     default_callbacks,
-    drawn,
     flat,
 )
 from cbdsl.runs.records import RoundRecord
 from cbdsl.runs.result import Result
+from cbdsl.util.console import progress_html
 from support.helpers import blobs, perceptron, small_spec
 from support.refusals import refused_as
 
@@ -298,8 +298,8 @@ def test_no_bar_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_bar_is_as_long_as_the_run() -> None:
-    assert "round 3/6  half of it" in drawn(3, 6, "half of it")
-    assert drawn(6, 6, "").count("━") == 60
+    assert "round 3/6  half of it" in progress_html(3, 6, "half of it")
+    assert progress_html(6, 6, "").count("━") == 60
 
 
 def test_a_spec_as_flat_settings() -> None:

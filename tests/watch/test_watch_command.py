@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from cbdsl.cli import network_commands
-from cbdsl.cli.display import ConnectionNews
+from cbdsl.cli import watch_command
+from cbdsl.cli.network_display import ConnectionNews
 from cbdsl.network.broker import find_mosquitto
 from cbdsl.network.journal import Events
 from cbdsl.network.server import Phases
@@ -162,7 +162,7 @@ def test_a_page_that_does_not_start_does_not_keep_the_run_waiting(
     silent.write_text("#!/bin/sh\nexec sleep 60\n")
     silent.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(silent))
-    monkeypatch.setattr(network_commands, "_START_SECONDS", 0.1)
-    monkeypatch.setattr(network_commands, "_LAST_NEWS_SECONDS", 0.0)
-    with network_commands.page_beside(tmp_path, wanted=True):
+    monkeypatch.setattr(watch_command, "_START_SECONDS", 0.1)
+    monkeypatch.setattr(watch_command, "_LAST_NEWS_SECONDS", 0.0)
+    with watch_command.page_beside(tmp_path, wanted=True):
         assert "the run goes on without it" in capsys.readouterr().err

@@ -1,22 +1,157 @@
-"""The command line application: all commands by group. A command imports what it needs when it is called."""
+"""The command line application: a table of the commands. The module of a command is imported when it is used."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from cbdsl import __version__
-from cbdsl.cli.data_commands import data
-from cbdsl.cli.doctor_command import doctor
-from cbdsl.cli.list_commands import list_parts, presets
-from cbdsl.cli.model_commands import export, predict
-from cbdsl.cli.network_commands import flower, provision, serve, swarm, watch, work
-from cbdsl.cli.run_commands import resume, run
-from cbdsl.cli.study_commands import arena, bench, compare, generate, reproduce, study, sweep, theory, tune
+from cbdsl.cli.interrupts import INTERRUPTS
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+COMMANDS = {  # by panel of the help page: name, place, and the first paragraph of the docstring there
+    "Run": {
+        "run": (
+            "run_commands:run",
+            "Run one experiment and write its records, its model and a summary into a folder.",
+        ),
+        "resume": (
+            "run_commands:resume",
+            "Resume an interrupted run. The result is identical to an uninterrupted one.",
+        ),
+        "watch": (
+            "watch_command:watch",
+            "Show a run or sweep in a browser while it runs: accuracy, bytes, workers, bans. Only reads the folder.",
+        ),
+        "generate": (
+            "generate_command:generate",
+            "Train a generator and write a synthetic shared set (D_tr, D_sc), with measures of its privacy.",
+        ),
+    },
+    "Study": {
+        "sweep": ("study_commands:sweep", "Run a grid of experiments in parallel. Finished runs are not repeated."),
+        "compare": (
+            "study_commands:compare",
+            "Compare finished runs: the settings in which they differ, and the results as mean ± deviation over seeds.",
+        ),
+        "study": (
+            "study_commands:study",
+            "Compare methods on hapt, fashion or cifar10, clean and attacked: a table and a page.",
+        ),
+        "tune": (
+            "study_commands:tune",
+            "Search for good settings with a particle swarm. The server's hold-out decides, never the test set.",
+        ),
+        "reproduce": (
+            "study_commands:reproduce",
+            "Reproduce the paper's figures, claims and theorems as one report.",
+        ),
+        "arena": (
+            "study_commands:arena",
+            "Run every attack against every defence and write one report: heatmaps, worst cases, detection, cost.",
+        ),
+        "theory": ("measure_commands:theory", "Repeat a run and compare it with the paper's two theorems."),
+        "bench": (
+            "measure_commands:bench",
+            "Measure the native engine against torch in one run: trust the ratios, not the times.",
+        ),
+    },
+    "Use the model": {
+        "predict": (
+            "model_commands:predict",
+            "Predict the class of every sample in a file with a trained model; print class and probability.",
+        ),
+        "export": (
+            "model_commands:export",
+            "Write a trained model for other programs: ONNX, one C file, or a copy of its safetensors file.",
+        ),
+    },
+    "Deploy": {
+        "swarm": (
+            "serve_commands:swarm",
+            "Run a whole deployment on this machine: a broker, the server, and one process per worker.",
+        ),
+        "provision": (
+            "provision_command:provision",
+            "Create certificates for a swarm on real machines, and the broker's configuration.",
+        ),
+        "serve": (
+            "serve_commands:serve",
+            "Run the parameter server: the rounds of a spec, with workers behind an MQTT broker.",
+        ),
+        "work": ("work_command:work", "Run one worker. Its samples never leave this machine."),
+        "flower": ("flower_command:flower", "Run CB-DSL as a Flower app."),
+    },
+    "Look up": {
+        "list": (
+            "list_commands:list_parts",
+            "List what there is to choose from: attacks, methods, settings, ...; without KIND, the kinds.",
+        ),
+        "presets": ("list_commands:presets", "Explain the presets; with NAME print one of them whole, as TOML."),
+        "doctor": (
+            "doctor_command:doctor",
+            "Show what this installation supports; with --broker or --on, check the connection to a broker or Ray "
+            "cluster.",
+        ),
+        "data": ("data_commands:data", "Download data sets, describe them, and draw partitions."),
+    },
+}
+
+
+class LazyCommands(Mapping[str, Any]):
+    """The commands by name; looking one up imports its module."""
+
+    def __init__(self) -> None:
+        self._places = {name: place for panel in COMMANDS.values() for name, (place, _) in panel.items()}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, name: str) -> Any:  # noqa: ANN401 - typer's type of a command is private
+        module, function = self._places[name].split(":")
+        INTERRUPTS.hold()
+        try:
+            command = getattr(import_module(f"cbdsl.cli.{module}"), function)
+        finally:
+            INTERRUPTS.release()
+        if not isinstance(command, typer.Typer):
+            single = typer.Typer(add_completion=False)
+            single.command(name)(command)
+            command = single
+        return typer.main.get_command(command)
+
+
+class LazyGroup(TyperGroup):
+    """A group that imports a command when it is used, and none to list them."""
+
+    def __init__(self, **given: Any) -> None:  # noqa: ANN401 - what typer passes
+        super().__init__(**given | {"commands": LazyCommands()})
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002
+        """See `TyperGroup.list_commands`."""
+        return list(self.commands)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401
+        """Print the help page from the table."""
+        lazy, self.commands = (
+            self.commands,
+            {
+                name: TyperCommand(name=name, help=text, rich_help_panel=panel)
+                for panel, entries in COMMANDS.items()
+                for name, (_, text) in entries.items()
+            },
+        )
+        super().format_help(ctx, formatter)
+        self.commands = lazy
+
+
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 
 
 def _print_version(wanted: bool) -> None:
@@ -25,34 +160,10 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-_Version = Annotated[
-    bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
-]
-
-
 @app.callback()
-def common(version: _Version = False) -> None:
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
+) -> None:
     """Distributed swarm learning: communication-efficient, Byzantine-robust (CB-DSL, arXiv 2208.05578)."""
-
-
-_GROUPS: dict[str, dict[str, Callable[..., None]]] = {
-    "Run": {"run": run, "resume": resume, "watch": watch, "generate": generate},
-    "Study": {
-        "sweep": sweep,
-        "compare": compare,
-        "study": study,
-        "tune": tune,
-        "reproduce": reproduce,
-        "arena": arena,
-        "theory": theory,
-        "bench": bench,
-    },
-    "Use the model": {"predict": predict, "export": export},
-    "Deploy": {"swarm": swarm, "provision": provision, "serve": serve, "work": work},
-    "Look up": {"list": list_parts, "presets": presets, "doctor": doctor},
-}
-for _title, _commands in _GROUPS.items():
-    for _name, _command in _commands.items():
-        app.command(_name, rich_help_panel=_title)(_command)
-app.add_typer(flower, name="flower", rich_help_panel="Deploy")
-app.add_typer(data, name="data", rich_help_panel="Look up")

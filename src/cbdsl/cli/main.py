@@ -10,7 +10,7 @@ import sys
 
 from cbdsl.cli.interrupts import INTERRUPTS
 
-_FILES = {
+_CORRECTABLE = {
     errno.EACCES,
     errno.EPERM,
     errno.EROFS,
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _run() -> None:
-    from cbdsl.errors import UserError  # noqa: PLC0415
+    from cbdsl.errors import UserError  # noqa: PLC0415 - Ctrl-C is handled by now
 
     try:
         from cbdsl.cli.app import app  # noqa: PLC0415
@@ -44,14 +44,14 @@ def _run() -> None:
     except UserError as error:
         _end(str(error))
     except MemoryError as error:
-        _end(f"the memory is not enough ({error or 'nothing is left'}). Ask for fewer workers, epochs or samples.")
+        _end(f"there is not enough memory ({error or 'nothing is left'}). Ask for fewer workers, epochs or samples.")
     except OSError as error:
         where = f" at {error.filename}" if error.filename else ""
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-            _end(f"the disk is full{where}. What was recorded before is safe: make room and go on.")
-        if error.errno not in _FILES or not where:
+            _end(f"the disk is full{where}. Everything recorded so far is safe: make room and continue.")
+        if error.errno not in _CORRECTABLE or not where:
             raise
-        _end(f"{error.filename} cannot be used: {error.strerror}. Look at what it is and who may read and write it.")
+        _end(f"{error.filename} cannot be used: {error.strerror}. Check what it is and who may read and write it.")
 
 
 def _end(message: str) -> None:

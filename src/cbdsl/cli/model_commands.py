@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cbdsl.cli import interrupts, options
 from cbdsl.cli.options import Threads
 from cbdsl.errors import UserError
-
-if TYPE_CHECKING:
-    from cbdsl.models.saved_model import SavedModel
+from cbdsl.export.predict import predict as predict_samples
+from cbdsl.export.predict import read_unseen
+from cbdsl.export.write import accuracies, check_words, scoring_set, write
+from cbdsl.models import saved_model
+from cbdsl.models.saved_model import SavedModel
+from cbdsl.util.formatting import format_bytes
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A finished run's folder, or a .safetensors file.")]
 
@@ -28,13 +31,10 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, alone on standard output.")] = False,
 ) -> None:
     """Predict the class of every sample in a file with a trained model; print class and probability."""
-    interrupts.start_again()
-    from cbdsl.export.predict import predict as predictions_of  # noqa: PLC0415
-    from cbdsl.export.predict import read_unseen  # noqa: PLC0415
-    from cbdsl.models import saved_model  # noqa: PLC0415
+    interrupts.advise_start_again()
 
     saved = saved_model.load(model)
-    found = predictions_of(saved, read_unseen(data, saved, raw), threads)
+    found = predict_samples(saved, read_unseen(data, saved, raw), threads)
     rows = [
         (int(label), saved.class_name(int(label)), round(float(chance), 6))
         for label, chance in zip(found.labels, found.probabilities, strict=True)
@@ -65,13 +65,11 @@ def export(
     ] = None,
 ) -> None:
     """Write a trained model for other programs: ONNX, one C file, or a copy of its safetensors file."""
-    interrupts.start_again()
+    interrupts.advise_start_again()
     if data is not None and not int8:
         raise UserError(
             "--data is for --int8, whose loss of accuracy is measured on it. Leave it out.", code="no-effect"
         )
-    from cbdsl.export.write import check_words, write  # noqa: PLC0415
-    from cbdsl.models import saved_model  # noqa: PLC0415
 
     check_words(to, out, raw, int8)
     if to == "onnx":
@@ -85,15 +83,12 @@ def export(
 
 
 def _size(path: Path) -> str:
-    from cbdsl.util.formatting import format_bytes  # noqa: PLC0415
 
     return format_bytes(path.stat().st_size)
 
 
 def _lost(saved: SavedModel, model: Path, data: Path | None, raw: bool) -> str:
     """Return a line about the accuracy lost with eight bits, or why it was not measured."""
-    from cbdsl.export.predict import read_unseen  # noqa: PLC0415
-    from cbdsl.export.write import accuracies, scoring_set  # noqa: PLC0415
 
     if data is not None:
         unseen, where = read_unseen(data, saved, raw), str(data)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cbdsl.cli import interrupts, options
-from cbdsl.cli.options import Json, On, Shards, SpecWords, Threads, takes_spec
-
-if TYPE_CHECKING:
-    from cbdsl.runs.result import Result
+from cbdsl.cli.display import Display, print_summary
+from cbdsl.cli.options import Json, On, Shards, Threads
+from cbdsl.cli.spec_options import SpecWords, takes_spec
+from cbdsl.runs import loop
+from cbdsl.runs.folder import run_folder
+from cbdsl.runs.result import Result
 
 
 @takes_spec()
@@ -27,15 +29,9 @@ def run(
 ) -> None:
     """Run one experiment and write its records, its model and a summary into a folder."""
     spec = words.resolved()
-    from cbdsl.cli.display import Display  # noqa: PLC0415
-    from cbdsl.runs import loop  # noqa: PLC0415
-    from cbdsl.runs.folder import run_folder  # noqa: PLC0415
-
     folder = out or run_folder(spec)
-    interrupts.go_on_in(folder, on)
-    with Display() as display:
-        result = loop.run_resolved(spec, out=folder, threads=threads, on=on, shards=shards, callbacks=[display])
-    conclude(result, as_json)
+    interrupts.advise_resume(folder, on)
+    conclude(loop.run_resolved(spec, out=folder, threads=threads, on=on, shards=shards, callbacks=[Display()]), as_json)
 
 
 def resume(
@@ -46,13 +42,8 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Resume an interrupted run. The result is identical to an uninterrupted one."""
-    interrupts.go_on_in(folder, on)
-    from cbdsl.cli.display import Display  # noqa: PLC0415
-    from cbdsl.runs import loop  # noqa: PLC0415
-
-    with Display() as display:
-        result = loop.resume(folder, threads=threads, on=on, shards=shards, callbacks=[display])
-    conclude(result, as_json)
+    interrupts.advise_resume(folder, on)
+    conclude(loop.resume(folder, threads=threads, on=on, shards=shards, callbacks=[Display()]), as_json)
 
 
 def conclude(result: Result, as_json: bool) -> None:
@@ -60,8 +51,6 @@ def conclude(result: Result, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(asdict(result.summary), indent=2))
         return
-    from cbdsl.cli.tables import print_summary  # noqa: PLC0415
-
     print_summary(result)
     draw(result)
 
@@ -74,6 +63,6 @@ def draw(result: Result) -> None:
         how = options.how_to_install("matplotlib")
         typer.echo(f"accuracy.png is left out: matplotlib is not installed ({how}).", err=True)
         return
-    from cbdsl.report.figures import save_accuracy_plot  # noqa: PLC0415 - matplotlib loads slowly
+    from cbdsl.report.figures import save_accuracy_plot  # noqa: PLC0415 - it needs matplotlib
 
     save_accuracy_plot(result.folder / "accuracy.png", result.summary, result.rounds)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from cbdsl.errors import UserError
 from cbdsl.runs.records import RoundRecord, RunTotals
 from cbdsl.spec import Spec
-from cbdsl.util.formatting import format_bytes, format_duration
+from cbdsl.util.formatting import format_bytes
 
 if TYPE_CHECKING:
     from cbdsl.runs.result import Result
+    from cbdsl.util.console import ProgressLine
 
 
 @dataclass(frozen=True)
@@ -223,87 +224,37 @@ class Bar(_Metrics):
 
     def __init__(self) -> None:
         super().__init__()
-        self._screen: Any = None
+        self._line: ProgressLine | None = None
 
     def start(self, run: RunStart) -> None:
         """See `Callback.start`."""
         super().start(run)
-        self._rounds, self._spent, self._here = run.spec.rounds, 0.0, 0
-        self._screen = _Cell() if in_notebook() else _Terminal()
-        self._screen.show(run.played, self._rounds, run.note or "first round")
+        self._rounds, self._line = run.spec.rounds, self._open_line()
+        self._line.show(run.played, self._rounds, run.note or "first round")
 
     def round(self, record: RoundRecord) -> None:
         """See `Callback.round`."""
-        values = self._values(record)
-        self._spent, self._here = self._spent + record.seconds, self._here + 1
-        left = format_duration((self._rounds - record.round) * self._spent / self._here)
-        words = (
-            f"accuracy {record.test_accuracy:.2%}  uploads {values['uploads']:,}  bans {values['bans']}  "
-            f"uplink {format_bytes(values['uplink_bytes'])}  {left} left"
-        )
-        self._screen.show(record.round, self._rounds, words)
+        if self._line is not None:
+            self._line.show(record.round, self._rounds, self._describe(record))
 
     def close(self) -> None:
         """See `Callback.close`."""
-        if self._screen is not None:
-            self._screen.close()
-            self._screen = None
+        if self._line is not None:
+            self._line.close()
+            self._line = None
 
+    def _open_line(self) -> ProgressLine:
+        from cbdsl.util.console import NotebookProgress, ProgressLine  # noqa: PLC0415 - rich is slow to import
 
-class _Terminal:
-    """A line at the bottom of a terminal; nothing elsewhere."""
+        return NotebookProgress("round") if in_notebook() else ProgressLine("round", log_seconds=None)
 
-    def __init__(self) -> None:
-        from rich.console import Console  # noqa: PLC0415 - slow to import
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # noqa: PLC0415
-
-        console = Console(stderr=True)
-        columns = TextColumn("round"), MofNCompleteColumn(), BarColumn(bar_width=16), TextColumn("{task.description}")
-        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._task = self._bar.add_task("")
-        self._bar.start()
-
-    def show(self, done: int, rounds: int, words: str) -> None:
-        self._bar.update(self._task, completed=done, total=rounds, description=words)
-
-    def close(self) -> None:
-        self._bar.stop()
-
-
-class _Cell:
-    """Two lines in the output of a notebook's cell, drawn by rich and replaced each round; no widgets needed."""
-
-    def __init__(self) -> None:
-        self._display = import_module("IPython.display")
-        self._handle: Any = None
-        self._drawn = 0.0
-
-    def show(self, done: int, rounds: int, words: str) -> None:
-        now = time.monotonic()
-        if self._handle is not None and done < rounds and now - self._drawn < 0.1:  # at most ten times per second
-            return
-        self._drawn = now
-        content = self._display.HTML(drawn(done, rounds, words))
-        if self._handle is None:
-            self._handle = self._display.display(content, display_id=True)
-        else:
-            self._handle.update(content)
-
-    def close(self) -> None:
-        """Leave the last output in the cell."""
-
-
-def drawn(done: int, rounds: int, words: str) -> str:
-    """Return a progress bar as HTML."""
-    import io  # noqa: PLC0415
-
-    from rich.console import Console, Group  # noqa: PLC0415
-    from rich.progress_bar import ProgressBar  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
-
-    console = Console(file=io.StringIO(), record=True, width=100, force_jupyter=False, color_system="truecolor")
-    console.print(Group(Text(f"round {done}/{rounds}  {words}"), ProgressBar(total=rounds, completed=done, width=60)))
-    return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
+    def _describe(self, record: RoundRecord) -> str:
+        values = self._values(record)
+        score = "" if record.global_score is None else f"  F^g {record.global_score:.4f}"
+        return (
+            f"accuracy {record.test_accuracy:6.2%}{score}  uploads {values['uploads']:,}  bans {values['bans']}  "
+            f"uplink {format_bytes(values['uplink_bytes'])}"
+        )
 
 
 def in_notebook() -> bool:

@@ -1,50 +1,26 @@
-"""Prints results as tables on standard output."""
+"""Prints the results of studies as tables on standard output."""
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
-from cbdsl.runs.records import summary_rows
+from cbdsl.cli.display import new_list, new_table
 from cbdsl.spec import setting_values
+from cbdsl.studies.arena import Arena, get_defence
+from cbdsl.studies.benchmark_datasets import Study, describe_study, study_table
+from cbdsl.studies.compare import PAIRED, Comparison, comparison_rows, format_percent, format_value
+from cbdsl.studies.paper import JudgedClaim
+from cbdsl.studies.sweep import FinishedRun
+from cbdsl.util.console import plain_console
 from cbdsl.util.formatting import format_bytes
 
 if TYPE_CHECKING:
-    from cbdsl.runs.result import Result
-    from cbdsl.studies.arena import Arena
-    from cbdsl.studies.benchmark_datasets import Study
-    from cbdsl.studies.compare import Comparison
-    from cbdsl.studies.paper import JudgedClaim
-    from cbdsl.studies.sweep import FinishedRun
     from cbdsl.studies.tune import Tuning
-
-_WIDE = 160  # columns of a study_table that goes into a file or a pipe
-
-
-def plain_console(stderr: bool = False, soft_wrap: bool = False) -> Console:
-    """Return a console that does not interpret markup; styled text is a `rich.text.Text`."""
-    narrow = (sys.stderr if stderr else sys.stdout).isatty() or "COLUMNS" in os.environ
-    width = None if narrow else _WIDE
-    return Console(stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False, width=width)
-
-
-def _new_table(*headings: str, **more: Any) -> Table:  # noqa: ANN401 - options of Table
-    return Table(*headings, box=None, pad_edge=False, padding=(0, 2, 0, 0), **more)
-
-
-def _new_list() -> Table:
-    """Return a table of two columns without headings: names in bold, and values."""
-    table = _new_table(show_header=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column()
-    return table
 
 
 def _print_page(console: Console, page: Path) -> None:
@@ -60,9 +36,7 @@ def _shorten(keys: Sequence[str]) -> list[str]:
 
 def print_sweep(results: Sequence[FinishedRun], axes: Sequence[str], out: Path) -> None:
     """Print the results of a grid as a table."""
-    from cbdsl.studies.compare import format_value  # noqa: PLC0415
-
-    table = _new_table(*_shorten(axes))
+    table = new_table(*_shorten(axes))
     for heading in ("accuracy", "best", "uploads", "uplink", "banned"):
         table.add_column(heading, justify="right")
     for result in results:
@@ -82,8 +56,6 @@ def print_sweep(results: Sequence[FinishedRun], axes: Sequence[str], out: Path) 
 
 def print_comparison(comparison: Comparison) -> None:
     """Print groups of runs, mean ± deviation over the seeds of each."""
-    from cbdsl.studies.compare import PAIRED, comparison_rows  # noqa: PLC0415
-
     console, settings = plain_console(), len(comparison.keys)
     heads, rows = comparison_rows(comparison)
     columns = dict(zip((*_shorten(comparison.keys), *heads[settings:]), zip(*rows, strict=True), strict=True))
@@ -95,7 +67,7 @@ def print_comparison(comparison: Comparison) -> None:
         if sum(max(map(len, (head, *cells))) + 2 for head, cells in columns.items()) > console.width:
             dropped.append(heading)
             del columns[heading]
-    table = _new_table()
+    table = new_table()
     for place, heading in enumerate(columns):
         table.add_column(heading, justify="left" if place < settings else "right")
     for row in zip(*columns.values(), strict=True):
@@ -113,10 +85,8 @@ def print_comparison(comparison: Comparison) -> None:
 
 def print_study(study: Study, page: Path) -> None:
     """Print what was run in a study and its table."""
-    from cbdsl.studies.benchmark_datasets import describe_study, study_table  # noqa: PLC0415
-
     headings, rows = study_table(study)
-    table = _new_table()
+    table = new_table()
     for heading in headings:
         table.add_column(heading, justify="right" if heading else "left", no_wrap=not heading)
     for row in rows:
@@ -127,27 +97,24 @@ def print_study(study: Study, page: Path) -> None:
     _print_page(console, page)
 
 
-def print_tuning(tuning: Tuning, out: Path) -> None:
-    """Print the best settings of a search and their result on other seeds."""
-    from cbdsl.studies.compare import format_percent  # noqa: PLC0415
-    from cbdsl.studies.tune import describe_gain  # noqa: PLC0415
-
+def print_tuning(tuning: Tuning, gain: str, out: Path) -> None:
+    """Print the best settings of a search and their result on other seeds, the gain."""
     best = tuning.outcome.best
-    table = _new_list()
+    table = new_list()
     for key, value in best.values.items():
         table.add_row(key, str(value))
     table.add_row("hold-out", f"{best.error:.2%} wrong; trial {best.number} of {tuning.plan.budget} by {best.search}")
     if tuning.plan.repeats > 1 or len(tuning.plan.by) > 1:
         for name in tuning.plan.by:
             table.add_row(f"by {name}", f"{format_percent(tuning.lowest_errors(name))} wrong on the hold-out at best")
-    table.add_row("test set", describe_gain(tuning))
+    table.add_row("test set", gain)
     table.add_row("spec", str(out / "best.toml"))
     plain_console().print(table, highlight=False, soft_wrap=True)
 
 
 def print_claims(claims: Sequence[JudgedClaim], page: Path) -> None:
     """Print the verdicts on the paper's claims."""
-    table = _new_table("fig.", "claim", "regime", "verdict", "measured")
+    table = new_table("fig.", "claim", "regime", "verdict", "measured")
     colours = {"holds": "green", "holds in this regime": "green", "undecided": "yellow", "does not hold": "red"}
     for claim in claims:
         verdict = Text(claim.verdict, style=colours.get(claim.verdict, ""))
@@ -159,11 +126,9 @@ def print_claims(claims: Sequence[JudgedClaim], page: Path) -> None:
 
 def print_arena(arena: Arena, page: Path) -> None:
     """Print the worst match of every defence."""
-    from cbdsl.studies.arena import get_defence  # noqa: PLC0415
-
     console = plain_console()
     for preset in arena.plan.presets:
-        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+        table = new_table()
         table.add_column(f"defence, {preset}")
         for heading in ("clean", "worst", "under", "loss", "lost\nmatches", "uplink", "honest\nbanned"):
             table.add_column(heading, justify="left" if heading == "under" else "right")
@@ -184,14 +149,3 @@ def print_arena(arena: Arena, page: Path) -> None:
         console.print(table, highlight=False)
     console.print("loss: the largest, in points, against the same defence with the attackers absent", highlight=False)
     _print_page(console, page)
-
-
-def print_summary(result: Result) -> None:
-    """Print the summary of a run."""
-    console, table = plain_console(), _new_list()
-    for name, text in summary_rows(result.summary):
-        table.add_row(name, text)
-    if result.folder is not None:
-        table.add_row("folder", str(result.folder))
-    console.print()
-    console.print(table, highlight=False, soft_wrap=True)
