@@ -104,10 +104,7 @@ def test_an_interrupted_study_goes_on_with_the_same_command(words: list[str], pl
         pattern = "here/runs/*/rounds.jsonl" if playing else "here"
         return any(tmp_path.glob(pattern))
 
-    if not playing:  # the pool's processes are being started
-        result = interrupted([*words, "--out", "here"], tmp_path, 1.5)
-    else:
-        result = interrupted([*words, "--out", "here"], tmp_path, started)
+    result = interrupted([*words, "--out", "here"], tmp_path, started)
     check(*result, f"Go on with: cbdsl {re.escape(words[0])} .*--out here")
 
 
@@ -138,8 +135,8 @@ def test_an_interrupted_server_goes_on_with_the_same_command(tmp_path: Path) -> 
 
 
 def test_an_interrupted_measurement_is_started_again(tmp_path: Path) -> None:
-    check(*interrupted(["theory", *LONG], tmp_path, 2.5), "Nothing was kept of it. Start again with: cbdsl theory .*")
-    check(*interrupted(["bench"], tmp_path, 4.0), "Nothing was kept of it. Start again with: cbdsl bench")
+    check(*interrupted(["theory", *LONG], tmp_path, 2.5), "(Nothing was kept of it. )?Start again with: cbdsl theory .*")
+    check(*interrupted(["bench"], tmp_path, 4.0), "(Nothing was kept of it. )?Start again with: cbdsl bench")
 
 
 def test_a_second_one_ends_at_once(tmp_path: Path) -> None:
