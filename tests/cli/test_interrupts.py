@@ -135,7 +135,9 @@ def test_an_interrupted_server_goes_on_with_the_same_command(tmp_path: Path) -> 
 
 
 def test_an_interrupted_measurement_is_started_again(tmp_path: Path) -> None:
-    check(*interrupted(["theory", *LONG], tmp_path, 2.5), "(Nothing was kept of it. )?Start again with: cbdsl theory .*")
+    check(
+        *interrupted(["theory", *LONG], tmp_path, 2.5), "(Nothing was kept of it. )?Start again with: cbdsl theory .*"
+    )
     check(*interrupted(["bench"], tmp_path, 4.0), "(Nothing was kept of it. )?Start again with: cbdsl bench")
 
 

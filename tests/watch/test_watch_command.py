@@ -47,7 +47,7 @@ def test_watch_says_where_the_page_is_and_ctrl_c_how_to_look_again(tmp_path: Pat
 def test_watch_refuses_a_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refused_as("wrong-type", "file"):
-        network_commands.watch(tmp_path / "file")
+        watch_command.watch(tmp_path / "file")
 
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
