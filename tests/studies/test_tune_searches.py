@@ -1,81 +1,139 @@
-"""Searches: they find the bottom of a bowl, stay in the cube, and depend on their seed and what they are told alone."""
+"""Searches: they find the bottom of a bowl, stay in their ranges, and depend on their seed and their scores alone."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import optuna
 import pytest
 
-from cbdsl.arrays import Doubles, Floats
-from cbdsl.errors import UserError
+from cbdsl.presets import preset
+from cbdsl.spec import Spec
 from cbdsl.studies import tune
-from cbdsl.studies.tune import SEARCHES, Search, first_points
+from cbdsl.studies.pool import PoolProgress
+from cbdsl.studies.sweep import Task
+from cbdsl.studies.trial import TRIAL
+from cbdsl.studies.tune import SEARCHES, Axis, SearchPlan, Space, SwarmSampler, TriedSettings, run_search
+from cbdsl.util.files import write_json
 
-BOTTOM = np.array([0.7, 0.2], np.float32)
-HERE = [name for name in SEARCHES if name != "tpe" or find_spec("optuna")]
-
-
-def bowl(points: Floats) -> Doubles:
-    return np.asarray(((points - BOTTOM) ** 2).sum(1), np.float64)
-
-
-def played(search: Search, generations: int) -> tuple[list[Floats], float]:
-    asked, best = [], np.inf
-    for _ in range(generations):
-        points = search.ask()
-        scores = bowl(points)
-        asked.append(points.copy())
-        best = min(best, float(scores.min()))
-        search.tell(scores)
-    return asked, best
+START = replace(preset("paper-iid"), rounds=3).with_settings({"data.holdout": 100})
+AXES = (Axis("swarm.social", 0.0, 1.0), Axis("swarm.cognitive", 0.0, 1.0))
+BOTTOM = (0.7, 0.2)
 
 
-@pytest.mark.parametrize("name", HERE)
-def test_a_search_stays_in_the_cube_and_repeats_itself(name: str) -> None:
-    first = first_points(6, 2, 3, None)
-    asked, _ = played(SEARCHES[name](first, 3), 5)
-    again, _ = played(SEARCHES[name](first_points(6, 2, 3, None), 3), 5)
-    other, _ = played(SEARCHES[name](first_points(6, 2, 4, None), 4), 5)
-    for one, two in zip(asked, again, strict=True):
-        assert np.array_equal(one, two)
-        assert one.shape == (6, 2)
-        assert ((one >= 0) & (one <= 1)).all()
-    assert not np.array_equal(asked[-1], other[-1])
+def bowl(spec: Spec) -> float:
+    return (spec.swarm.social - BOTTOM[0]) ** 2 + (spec.swarm.cognitive - BOTTOM[1]) ** 2
 
 
-@pytest.mark.parametrize("name", HERE)
-def test_every_search_begins_with_the_same_points_and_the_known_one_first(name: str) -> None:
-    known = np.array([0.25, 0.75], np.float32)
-    asked, _ = played(SEARCHES[name](first_points(5, 2, 0, known), 0), 1)
-    assert asked[0][0] == pytest.approx(known)
-    assert asked[0] == pytest.approx(first_points(5, 2, 0, known), abs=1e-6)
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[Spec], float]], list[Task]]:
+    """Replace trials by a function of their settings; the list has the tasks that were run."""
+    run: list[Task] = []
+
+    def install(error_of: Callable[[Spec], float]) -> list[Task]:
+        def pool(tasks: Sequence[Task], out: Path, *_: object) -> Iterator[PoolProgress]:
+            for task in tasks:
+                run.append(task)
+                errors = [error_of(task.spec)] * task.spec.rounds
+                result = {"errors": errors, "loss": 0.0, "stopped": False, "uplink_bytes": 0}
+                write_json(task.folder(out) / TRIAL.done_file, result)
+                yield PoolProgress((), ())
+
+        monkeypatch.setattr("cbdsl.studies.sweep.run_pool", pool)
+        return run
+
+    return install
+
+
+def plan_of(name: str, seed: int = 3, axes: tuple[Axis, ...] = AXES, budget: int = 14) -> SearchPlan:
+    return SearchPlan(Space(replace(START, seed=seed), axes), budget, (name,), confirm=0, early=False)
+
+
+def values_of(candidates: Sequence[TriedSettings]) -> list[tuple[Any, ...]]:
+    return [tuple(one.values.values()) for one in candidates]
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+def test_a_search_stays_in_its_ranges_and_repeats_itself(name: str, tmp_path: Path, quick: Any) -> None:  # noqa: ANN401
+    quick(bowl)
+    axes = (*AXES, Axis("local.batch_size", choices=(5, 10)), Axis("local.epochs", 1, 3, whole=True))
+    tried = values_of(run_search(plan_of(name, axes=axes), tmp_path / "a").candidates)
+    assert len(tried) == 14
+    assert all(0 <= social <= 1 and 0 <= cognitive <= 1 for social, cognitive, *_ in tried)
+    assert {size for _, _, size, _ in tried} == {5, 10}
+    assert {epochs for *_, epochs in tried} == {1, 2, 3}
+    assert values_of(run_search(plan_of(name, axes=axes), tmp_path / "b").candidates) == tried
+    assert values_of(run_search(plan_of(name, 4, axes), tmp_path / "c").candidates) != tried
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("stop", [1, 5, 8])
+def test_a_search_that_fails_in_a_trial_is_resumed_as_the_same_search(
+    name: str,
+    stop: int,
+    tmp_path: Path,
+    quick: Any,  # noqa: ANN401
+) -> None:
+    def fail(spec: Spec) -> float:
+        if len(run) == stop:
+            raise MemoryError
+        return bowl(spec)
+
+    quick(bowl)
+    whole = run_search(plan_of(name), tmp_path / "whole")
+    run = quick(fail)
+    run.clear()
+    with pytest.raises(MemoryError):
+        run_search(plan_of(name), tmp_path / "stopped")
+    quick(bowl)
+    resumed = run_search(plan_of(name), tmp_path / "stopped")
+    assert [vars(one) for one in resumed.candidates] == [vars(one) for one in whole.candidates]
+    assert len(run) == 15  # nothing twice but the trial that failed
+
+
+@pytest.mark.parametrize("damage", [b"", b'{"op_code"', b"no JSON\n{}\n"])
+def test_a_search_goes_on_without_its_journal(damage: bytes, tmp_path: Path, quick: Any) -> None:  # noqa: ANN401
+    run = quick(bowl)
+    first = run_search(plan_of("tpe"), tmp_path)
+    (tmp_path / tune.JOURNAL).write_bytes(damage)
+    (tmp_path / f"{tune.JOURNAL}.lock").symlink_to("of a process that was killed")
+    again = run_search(plan_of("tpe"), tmp_path)
+    assert [vars(one) for one in again.candidates] == [vars(one) for one in first.candidates]
+    assert len(run) == 14
+
+
+def test_a_longer_search_of_the_same_generations_goes_on(tmp_path: Path, quick: Any) -> None:  # noqa: ANN401
+    run = quick(bowl)
+    first = run_search(plan_of("tpe", budget=9), tmp_path)
+    longer = run_search(plan_of("tpe", budget=12), tmp_path)
+    assert values_of(longer.candidates)[:9] == values_of(first.candidates)
+    assert len(run) == 12
+
+
+def lowest(sampler: optuna.samplers.BaseSampler) -> float:
+    def objective(trial: optuna.Trial) -> float:
+        values = [float(axis.suggest(trial)) for axis in AXES]
+        return float(np.sum(np.square(np.subtract(values, BOTTOM))))
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study = optuna.create_study(sampler=sampler)
+    study.optimize(objective, 96)
+    return study.best_value
 
 
 def test_a_swarm_gets_closer_to_the_bottom_of_a_bowl_than_chance() -> None:
-    ends = {
-        name: np.mean([played(SEARCHES[name](first_points(8, 2, seed, None), seed), 12)[1] for seed in range(10)])
-        for name in ("swarm", "random")
-    }
-    assert ends["swarm"] < ends["random"] / 5
+    space = Space(START, AXES)
+    swarms = [lowest(SwarmSampler(AXES, space.first_points(8, seed), seed)) for seed in range(5)]
+    chance = [lowest(optuna.samplers.RandomSampler(seed)) for seed in range(5)]
+    assert np.mean(swarms) < np.mean(chance) / 5
 
 
-def test_a_swarm_moves_on_where_everything_failed() -> None:
-    search = SEARCHES["swarm"](first_points(4, 2, 0, None), 0)
-    before = search.ask().copy()
-    search.tell(np.full(4, np.inf))
-    assert np.isfinite(search.ask()).all()
-    assert not np.array_equal(search.ask(), before)
-
-
-def test_no_two_particles_try_the_leader_again_at_once() -> None:
-    search = SEARCHES["swarm"](first_points(6, 2, 1, None), 1)
-    first = search.ask().copy()
-    search.tell(bowl(first))
-    assert not any((search.ask() == point).all() for point in first)
-
-
-def test_without_optuna_its_search_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune, "find_spec", lambda _name: None)
-    with pytest.raises(UserError, match=r"pip install 'cbdsl\[tune\]'"):
-        SEARCHES["tpe"](first_points(4, 2, 0, None), 0)
+def test_a_swarm_moves_where_all_scores_are_the_same(tmp_path: Path, quick: Any) -> None:  # noqa: ANN401
+    quick(lambda _spec: 1.0)
+    tried = values_of(run_search(plan_of("swarm", budget=14), tmp_path).candidates)
+    assert len(set(tried)) == len(tried)
+    assert np.isfinite(tried).all()

@@ -223,7 +223,7 @@ def tune(  # noqa: PLR0913, PLR0917 - one parameter per option
         typer.Option(metavar="KEY=RANGE", help="swarm.inertia=0.1..1, or local.learning_rate=1e-3..1e-1:log."),
     ],
     budget: Annotated[int, typer.Option(help="Number of settings that each search tries.")] = 60,
-    by: Annotated[str, typer.Option(help="swarm, random, tpe (with optuna); several are compared.")] = "swarm",
+    by: Annotated[str, typer.Option(help="swarm, random, tpe; several are compared.")] = "swarm",
     seeds: Annotated[int, typer.Option(help="Runs per trial, one per seed; their mean counts.")] = 1,
     repeat: Annotated[int, typer.Option(help="Searches of each kind, one per seed.")] = 1,
     confirm: Annotated[

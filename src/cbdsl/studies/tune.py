@@ -1,4 +1,4 @@
-"""Search for good settings: the space of settings, the searches, and their trials.
+"""Search for good settings with optuna: the space of settings, the particle swarm as a sampler, and the search itself.
 
 A point of the space has one number from 0 to 1 for every searched setting. Each value of a setting that is not a real
 number has an equal part of that interval.
@@ -6,17 +6,15 @@ number has an equal part of that interval.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import itertools
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
-from importlib import import_module
-from importlib.util import find_spec
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -27,23 +25,20 @@ from cbdsl.errors import UserError, missing, shown, unknown
 from cbdsl.rng import seed_of, stream
 from cbdsl.runs.build import Experiment
 from cbdsl.runs.folder import RunFolder
-from cbdsl.runs.loop import play_rounds
-from cbdsl.runs.records import RunTotals
 from cbdsl.runs.resolve import resolve, resolve_all
 from cbdsl.spec import Spec, at_least, dotted_keys, parse_setting, setting_values, unknown_setting, words
 from cbdsl.studies.compare import Spread, format_percent
-from cbdsl.studies.sweep import (
-    FinishedRun,
-    OnProgress,
-    Task,
-    TaskKind,
-    refuse_other_results,
-    run_all,
-    run_tasks,
-    write_rows,
-)
+from cbdsl.studies.sweep import FinishedRun, OnProgress, Task, read_run, refuse_other_results, run_tasks, write_rows
+from cbdsl.studies.trial import TRIAL, Limits, Trial, check_holdout, median_limits, prepare_trial, read_trial
 from cbdsl.swarms.ray_swarm import connect_ray
 from cbdsl.util.files import write_atomically, write_json
+
+try:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+except ImportError as error:
+    raise missing("optuna", "tune", "it searches for settings") from error
 
 _EXAMPLES = (
     "Write --over swarm.inertia=0.1..1, --over local.learning_rate=1e-3..1e-1:log, or --over local.batch_size=5,10,20."
@@ -75,7 +70,7 @@ class Axis:
             if self.log:
                 return min(max(round(self._interpolate(share)), low), high)
             return min(low + int(share * (high - low + 1)), high)
-        return min(max(float(f"{self._interpolate(share):.{_DIGITS}g}"), self.low), self.high)
+        return self._shorten(self._interpolate(share))
 
     def place(self, value: Any) -> float | None:  # noqa: ANN401 - any value of a spec
         """Return where a value lies, from 0 to 1, or None if it is outside."""
@@ -87,6 +82,22 @@ class Axis:
             return (value - self.low + 0.5) / (self.high - self.low + 1)
         low, high, at = (math.log(x) if self.log else x for x in (self.low, self.high, value))
         return (at - low) / (high - low)
+
+    def suggest(self, trial: optuna.Trial) -> Any:  # noqa: ANN401 - any value of a spec
+        """Return the value that a trial of optuna has, or gets from the sampler."""
+        if self.choices:
+            chosen = trial.suggest_categorical(self.key, [repr(choice) for choice in self.choices])
+            return next(choice for choice in self.choices if repr(choice) == chosen)
+        if self.whole:
+            return trial.suggest_int(self.key, int(self.low), int(self.high), log=self.log)
+        return self._shorten(trial.suggest_float(self.key, self.low, self.high, log=self.log))
+
+    def to_optuna(self, value: Any) -> Any:  # noqa: ANN401 - any value of a spec
+        """Return a value as a sampler has to: optuna stores choices as text."""
+        return repr(value) if self.choices else value
+
+    def _shorten(self, value: float) -> float:
+        return min(max(float(f"{value:.{_DIGITS}g}"), self.low), self.high)
 
     def _interpolate(self, share: float) -> float:
         low, high = (math.log(end) if self.log else end for end in (self.low, self.high))
@@ -130,6 +141,14 @@ class Space:
         usual = {one.key: one.value(0.0) for one in self.axes}
         values = axis.choices or [axis.value(place) for place in _CHECKED_PLACES]
         return [{**usual, axis.key: value} for value in values]
+
+    def first_points(self, count: int, seed: int) -> Floats:
+        """Return the first points of every search, (N, K): the spec's own, if it is inside, and random ones."""
+        points = stream(seed, "search").random((count, len(self.axes)), np.float32)
+        known = self.start_point()
+        if known is not None:
+            points[0] = known
+        return points
 
     def start_point(self) -> Floats | None:
         """Return the point of the spec itself, (K,), or None if it is outside."""
@@ -212,47 +231,51 @@ def _collapse_pair(value: Any) -> Any:  # noqa: ANN401 - any value of a spec
 
 _INERTIA = 0.7298  # c0; with _PULL = delta_1 = delta_2 and c1, c2 ~ U(0, delta) the swarm converges
 _PULL = 1.49618  # (Clerc and Kennedy, 2002)
+SEARCHES = ("swarm", "random", "tpe")
 
 
-class Search(Protocol):
-    """An optimiser that proposes points of the cube [0, 1]^K."""
+class SwarmSampler(optuna.samplers.BaseSampler):
+    """Particle swarm optimisation of settings: the swarm terms of Eq. (5) and the memory of Eq. (6), without SGD.
 
-    def ask(self) -> Floats:
-        """Return the points of the next generation, (N, K)."""
-        ...
+    Trials come in generations, one trial per particle. The points of a generation follow from the first points, the
+    seed and the scores of earlier generations, so that a resumed search asks for the same points.
+    """
 
-    def tell(self, scores: Doubles) -> None:
-        """Take the scores of these points, (N,): lower is better, infinite for points that were not tried."""
-        ...
-
-
-def first_points(count: int, size: int, seed: int, known: Floats | None) -> Floats:
-    """Return the points with which every search begins, (N, K): the known one, if any, and random ones."""
-    points = stream(seed, "search").random((count, size), np.float32)
-    if known is not None:
-        points[0] = known
-    return points
-
-
-class SwarmSearch:
-    """Particle swarm optimisation of settings: the swarm terms of Eq. (5) and the memory of Eq. (6), without SGD."""
-
-    def __init__(self, first: Floats, seed: int) -> None:
+    def __init__(self, axes: Sequence[Axis], first: Floats, seed: int) -> None:
         targets = stream(seed, "search", 1).random(first.shape, np.float32)
         velocities = (targets - first) / np.float32(2)  # with velocity 0 the first leader would not move
         self._particles = Particles(first, velocities, first.copy(), np.full(len(first), np.inf))
-        self._generation, self._seed = 1, seed
+        self._columns = {axis.key: (axis, column) for column, axis in enumerate(axes)}
+        self._generation, self._seed = 0, seed
 
-    def ask(self) -> Floats:
-        """See `Search.ask`."""
-        return self._particles.positions
+    def infer_relative_search_space(self, _study: optuna.Study, _trial: optuna.trial.FrozenTrial) -> dict[str, Any]:
+        """Return no settings: `sample_independent` draws all of them."""
+        return {}
 
-    def tell(self, scores: Doubles) -> None:
-        """See `Search.tell`; update the personal bests, then move."""
+    def sample_relative(
+        self, _study: optuna.Study, _trial: optuna.trial.FrozenTrial, _search_space: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return no settings: `sample_independent` draws all of them."""
+        return {}
+
+    def sample_independent(
+        self, study: optuna.Study, trial: optuna.trial.FrozenTrial, param_name: str, _distribution: object
+    ) -> Any:  # noqa: ANN401 - any value of a spec
+        """Return one setting of a trial: that of its particle in its generation."""
+        count = len(self._particles.positions)
+        generation, row = divmod(trial.number, count)
+        while self._generation < generation:
+            own = study.get_trials(deepcopy=False)[self._generation * count :][:count]
+            self._move(np.array([math.inf if one.value is None else one.value for one in own]))
+        axis, column = self._columns[param_name]
+        return axis.to_optuna(axis.value(float(self._particles.positions[row, column])))
+
+    def _move(self, scores: Doubles) -> None:
+        """Update the personal bests with the scores of a generation (N,), then move to the next one."""
         kept = remember(self._particles, self._particles.positions, self._particles.velocities, scores)
         self._generation += 1
         leader = kept.personal_best[int(np.argmin(kept.personal_score))]  # w^g, (K,)
-        draws = stream(self._seed, "search", self._generation)
+        draws = stream(self._seed, "search", self._generation + 1)
         cognitive, social = draws.random((2, *kept.positions.shape), np.float32) * np.float32(_PULL)
         velocities = swarm_terms(kept, leader, Coefficients(_INERTIA, cognitive, social))  # (N, K)
         moved = kept.positions + velocities
@@ -261,173 +284,9 @@ class SwarmSearch:
         self._particles = replace(kept, positions=inside, velocities=velocities)
 
 
-class RandomSearch:
-    """Random points: the baseline of every search (Bergstra and Bengio, 2012)."""
-
-    def __init__(self, first: Floats, seed: int) -> None:
-        self._points, self._seed, self._generation = first, seed, 1
-
-    def ask(self) -> Floats:
-        """See `Search.ask`."""
-        return self._points
-
-    def tell(self, _scores: Doubles) -> None:
-        """See `Search.tell`."""
-        self._generation += 1
-        self._points = stream(self._seed, "search", self._generation).random(self._points.shape, np.float32)
-
-
-class TpeSearch:
-    """The tree-structured Parzen estimator of optuna (Bergstra et al., 2011)."""
-
-    def __init__(self, first: Floats, seed: int) -> None:
-        require_search("tpe")
-        optuna: Any = import_module("optuna")
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._names = [str(number) for number in range(first.shape[1])]
-        self._ranges = dict.fromkeys(self._names, optuna.distributions.FloatDistribution(0, 1))
-        sampler = optuna.samplers.TPESampler(seed=seed_of(seed, "search") % 2**32, n_startup_trials=len(first))
-        self._study = optuna.create_study(sampler=sampler)
-        for point in first:
-            self._study.enqueue_trial(dict(zip(self._names, map(float, point), strict=True)))
-        self._count, self._asked = len(first), []  # type: tuple[int, list[Any]]
-
-    def ask(self) -> Floats:
-        """See `Search.ask`."""
-        self._asked = [self._study.ask(self._ranges) for _ in range(self._count)]
-        return np.array([[trial.params[name] for name in self._names] for trial in self._asked], np.float32)
-
-    def tell(self, scores: Doubles) -> None:
-        """See `Search.tell`."""
-        for trial, score in zip(self._asked, scores, strict=True):
-            self._study.tell(trial, float(score) if np.isfinite(score) else 1e9)
-
-
-SEARCHES: dict[str, Callable[[Floats, int], Search]] = {
-    "swarm": SwarmSearch,
-    "random": RandomSearch,
-    "tpe": TpeSearch,
-}
-"""Searches by name; each takes the first points and a seed."""
-
-
-def require_search(name: str) -> None:
-    """Raise if a search is unknown or not installed."""
-    if name not in SEARCHES:
-        raise unknown("search", name, SEARCHES)
-    if name == "tpe" and find_spec("optuna") is None:
-        raise missing("optuna", "tune", "it has the search 'tpe'")
-
-
-LEAST_HOLDOUT = 100  # samples on which settings are compared
-_LOSS_WEIGHT = 1e-6  # of the loss in a score: it orders trials with the same error
-
-TRIAL = TaskKind("trial", f"{__name__}:run_trial", "trial.json", "trials")
-
-
-@dataclass(frozen=True)
-class Trial:
-    """The result of one run of some settings."""
-
-    errors: tuple[float, ...]  # share of the hold-out that w^g gets wrong, after every round
-    loss: float  # at the end; infinite if it is not finite
-    stopped: bool  # before its last round
-    uplink_bytes: int
-
-    @property
-    def score(self) -> float:
-        """Return the score; lower is better."""
-        return self.errors[-1] + _LOSS_WEIGHT * min(self.loss, 1e3)
-
-
-@dataclass(frozen=True)
-class EarlyStopping:
-    """The rounds after which a trial may be stopped, and the largest error that continues."""
-
-    rounds: tuple[int, ...] = ()
-    errors: tuple[float, ...] = ()
-
-    def stops(self, round_number: int, error: float) -> bool:
-        """Return whether a trial with this error after this round is stopped."""
-        return any(at == round_number and error > limit for at, limit in zip(self.rounds, self.errors, strict=True))
-
-    def matches(self, trial: Trial) -> bool:
-        """Return whether a trial ended as it would have with this rule."""
-        stops = [self.stops(number, error) for number, error in enumerate(trial.errors, 1)]
-        return not any(stops[:-1]) and stops[-1] == trial.stopped
-
-
-def median_rule(known: Sequence[Trial], total: int) -> EarlyStopping:
-    """Return the median rule (Golovin et al., 2017), after a third and two thirds of all rounds."""
-    rounds = tuple(sorted({total // 3, 2 * total // 3} - {0, total}))
-    limits = []
-    for at in rounds:
-        seen = [trial.errors[at - 1] for trial in known if len(trial.errors) >= at]
-        limits.append(float(np.median(seen)) if seen else 1.0)
-    return EarlyStopping(rounds, tuple(limits))
-
-
-def prepare_trial(task: Task, out: Path, stop: EarlyStopping) -> None:
-    """Write a trial's stopping rule into its folder; keep the result of another search if it would be the same."""
-    folder = task.folder(out)
-    if task.is_done(out):
-        if stop.matches(read_trial(task, out)):
-            return
-        (folder / TRIAL.done_file).unlink()
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "spec.toml", task.spec.to_toml().encode())
-    write_json(folder / "stop.json", asdict(stop))
-
-
-def _small_holdout(count: int) -> UserError:
-    return UserError(
-        f"Settings are judged on the server's hold-out, {LEAST_HOLDOUT} samples or more; data.holdout is {count}.",
-        code="out-of-range",
-    )
-
-
-def run_trial(spec: Spec, folder: Path, threads: int, report: Callable[[object], None]) -> None:
-    """Run a trial; see `pool.TaskFunction`."""
-    rule = json.loads((folder / "stop.json").read_text(encoding="utf-8"))
-    stop = EarlyStopping(tuple(rule["rounds"]), tuple(rule["errors"]))
-    experiment = Experiment.prepare(spec, threads=threads)
-    own, train = experiment.split.holdout, experiment.dataset.train
-    if len(own) < LEAST_HOLDOUT:
-        raise _small_holdout(len(own))
-    errors: list[float] = []
-    totals, stopped, state = RunTotals(), False, experiment.first_state()
-    for played in play_rounds(experiment, state, measured=False):
-        state = played.state
-        totals.add(played.record)
-        errors.append(1.0 - float(experiment.engine.accuracies(state.global_best[None], train, own)[0]))
-        report(played.record)
-        if stop.stops(played.record.round, errors[-1]):
-            stopped = played.record.round < spec.rounds
-            break
-    loss = float(experiment.engine.losses(state.global_best[None], train, own)[0])
-    loss = loss if math.isfinite(loss) else math.inf
-    trial = {"errors": errors, "loss": None if math.isinf(loss) else loss, "stopped": stopped}
-    write_json(folder / TRIAL.done_file, {**trial, "uplink_bytes": totals.uplink_bytes})
-
-
-def read_trial(task: Task, out: Path) -> Trial:
-    """Read the result of a finished trial."""
-    path = task.folder(out) / TRIAL.done_file
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not values["errors"]:
-            raise ValueError("it has no rounds")
-        loss = math.inf if values["loss"] is None else float(values["loss"])
-        return Trial(tuple(map(float, values["errors"])), loss, bool(values["stopped"]), int(values["uplink_bytes"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path} is damaged ({error}). Remove its folder and start again; the trial is repeated.",
-            code="damaged-file",
-        ) from error
-
-
 _CONFIRM_FROM = 1000  # the first seed of the confirmation, counted from the spec's own
 MOST = 10_000  # trials
+JOURNAL = "trials.journal"  # of optuna; one study per search
 _BUILT = ("data.", "options.", "workers", "model", "init")  # settings of parts that are built before a run
 
 
@@ -449,19 +308,32 @@ class SearchPlan:
         at_least(1, "--seeds", self.seeds, MOST)
         at_least(0, "--confirm", self.confirm, MOST)
         for name in self.by:
-            require_search(name)
+            if name not in SEARCHES:
+                raise unknown("search", name, SEARCHES)
         if not self.by or len(set(self.by)) < len(self.by):
             raise UserError(
                 f"Name searches, each once: {', '.join(SEARCHES)}; given {shown(','.join(self.by))}.", code="conflict"
             )
-        if self.space.start.data.holdout < LEAST_HOLDOUT:
-            raise _small_holdout(self.space.start.data.holdout)
+        check_holdout(self.space.start.data.holdout)
         _check_space(self.space)
 
     @property
     def generation(self) -> int:
         """Return how many settings are tried at once: about the square root of the budget, at least 4."""
         return min(self.budget, max(4, math.isqrt(self.budget) + 2))
+
+    @property
+    def runs(self) -> int:
+        """Return the number of runs of all searches and of the confirmation."""
+        return self.budget * self.seeds * len(self.by) * self.repeats + 2 * self.confirm
+
+    def digest(self) -> str:
+        """Return a hash of what decides which trials a search makes, and how they end."""
+        space = self.space
+        specs = [space.spec(values, space.start.seed) for axis in space.axes for values in space.vary_one(axis)]
+        keys = [resolve(spec).key() for spec in (space.start, *specs)]
+        parts = (space.axes, self.generation, self.seeds, self.early, keys)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, eq=False)
@@ -520,72 +392,93 @@ def run_search(
     folder = RunFolder.take(out)
     try:
         with ExitStack() as connections:
-            return _run_searches(plan, _TrialPool(out, jobs, on, connections), on_progress)
+            runner = _Runner(plan, out, jobs, on_progress, on, connections)
+            candidates: list[TriedSettings] = []
+            for repeat, name in itertools.product(range(plan.repeats), plan.by):
+                candidates += _search(plan, name, repeat, runner)
+            best = min((one for one in candidates if not one.stopped), key=lambda one: (one.score, one.number))
+            tuning = Tuning(plan, tuple(candidates), _confirm(plan, best, runner))
     finally:
         folder.close()
-
-
-def _run_searches(plan: SearchPlan, pool: _TrialPool, on_progress: OnProgress | None) -> Tuning:
-    candidates: list[TriedSettings] = []
-    rounds, trials = plan.space.start.rounds, plan.budget * plan.seeds * len(plan.by) * plan.repeats
-    total = rounds * (trials + 2 * plan.confirm)
-    progress = _Progress(on_progress, total)
-    for repeat in range(plan.repeats):
-        for name in plan.by:
-            candidates += _run_search(plan, name, repeat, pool, progress)
-    best = min((one for one in candidates if not one.stopped), key=lambda one: (one.score, one.number))
-    outcome = _confirm(plan, best, pool, progress)
-    tuning = Tuning(plan, tuple(candidates), outcome)
-    _write_results(tuning, pool.out)
+    _write_results(tuning, out)
     return tuning
 
 
-def _run_search(plan: SearchPlan, name: str, repeat: int, pool: _TrialPool, progress: _Progress) -> list[TriedSettings]:
-    space, seed = plan.space, plan.space.start.seed + repeat
-    first = first_points(plan.generation, len(space.axes), seed, space.start_point())
-    search = SEARCHES[name](first, seed)
-    tried: list[TriedSettings] = []
+def _search(plan: SearchPlan, name: str, repeat: int, runner: _Runner) -> list[TriedSettings]:
+    """Run one search, a generation at a time, or the rest of it."""
+    space, rounds, seed = plan.space, plan.space.start.rounds, plan.space.start.seed + repeat
+    study = _open_study(runner.out / JOURNAL, f"{name}-{repeat}-{plan.digest()}")
+    swarm = SwarmSampler(space.axes, space.first_points(plan.generation, seed), seed)
+    candidates: list[TriedSettings] = []
     known: list[Trial] = []
-    while len(tried) < plan.budget:
-        points = search.ask()
-        wanted = points[: plan.budget - len(tried)]
-        stop = median_rule(known, space.start.rounds) if plan.early else EarlyStopping()
-        tasks = [[_task(space, point, space.start.seed + run) for run in range(plan.seeds)] for point in wanted]
-        flat = [task for group in tasks for task in group]
-        for task in flat:
-            if task not in pool.tried:  # the first search that tries it sets its stopping rule
-                prepare_trial(task, pool.out, stop)
-        pool.tried.update(flat)
-        pool.connect(flat)
-        run_tasks(flat, pool.out, pool.jobs, progress.start(space.start.rounds * len(flat)), pool.on)
-        scores = np.full(len(points), np.inf)
-        for place, (point, group) in enumerate(zip(wanted, tasks, strict=True)):
-            trials = [read_trial(task, pool.out) for task in group]
-            known += trials
-            scores[place] = float(np.mean([trial.score for trial in trials]))
-            error = float(np.mean([trial.errors[-1] for trial in trials]))
-            stopped = any(trial.stopped for trial in trials)
-            values = space.values(point)
-            tried.append(TriedSettings(name, repeat, len(tried) + 1, values, scores[place], error, stopped))
-        search.tell(scores)
-    return tried
+    for first in range(0, plan.budget, plan.generation):
+        trials = []
+        for number in range(first, min(first + plan.generation, plan.budget)):
+            study.sampler = swarm if first == 0 else _make_sampler(name, swarm, plan, seed_of(seed, "search", number))
+            begun = study.get_trials(deepcopy=False)[number:]
+            trial = optuna.Trial(study, begun[0]._trial_id) if begun else study.ask()
+            trials.append((trial, {axis.key: axis.suggest(trial) for axis in space.axes}))
+        limits = median_limits(known, rounds) if plan.early else {}
+        results = runner.run_trials([values for _, values in trials], limits)
+        for (trial, values), runs in zip(trials, results, strict=True):
+            known += runs
+            score = float(np.mean([run.score for run in runs]))
+            error = float(np.mean([run.errors[-1] for run in runs]))
+            stopped = any(run.stopped for run in runs)
+            candidates.append(TriedSettings(name, repeat, trial.number + 1, values, score, error, stopped))
+            _tell(study, trial, score, stopped, max(len(run.errors) for run in runs))
+    return candidates
 
 
-def _task(space: Space, point: Floats, seed: int) -> Task:
-    return Task(resolve(space.spec(space.values(point), seed)), TRIAL)
+def _open_study(path: Path, name: str) -> optuna.Study:
+    """Open the study of one search in the journal of the folder.
+
+    A journal that is damaged is begun again: the results are in trials/, and the search asks for the same points.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    path.with_name(f"{path.name}.lock").unlink(missing_ok=True)  # of a process that was killed: this one has the folder
+    if path.exists() and not path.read_bytes().endswith(b"\n"):
+        path.unlink()
+    try:
+        storage = JournalStorage(JournalFileBackend(str(path)))
+    except (ValueError, KeyError, TypeError):
+        path.unlink()
+        storage = JournalStorage(JournalFileBackend(str(path)))
+    return optuna.create_study(storage=storage, study_name=name, load_if_exists=True)
 
 
-def _confirm(plan: SearchPlan, best: TriedSettings, pool: _TrialPool, progress: _Progress) -> TuneOutcome:
+def _make_sampler(name: str, swarm: SwarmSampler, plan: SearchPlan, seed: int) -> optuna.samplers.BaseSampler:
+    """Return the sampler of one trial; it has a seed of its own, so that a resumed search asks for the same points."""
+    if name == "random":
+        return optuna.samplers.RandomSampler(seed % 2**32)
+    if name == "tpe":
+        return optuna.samplers.TPESampler(seed=seed % 2**32, n_startup_trials=plan.generation)
+    return swarm
+
+
+def _tell(study: optuna.Study, trial: optuna.Trial, score: float, stopped: bool, rounds: int) -> None:
+    """Store the score of a trial, unless it is stored already."""
+    stored = study.get_trials(deepcopy=False)[trial.number]
+    if stored.state.is_finished():
+        return
+    if stopped:
+        if not stored.intermediate_values:  # a process that was killed may have reported it
+            trial.report(score, rounds)
+        study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+    else:
+        study.tell(trial, score)
+
+
+def _confirm(plan: SearchPlan, best: TriedSettings, runner: _Runner) -> TuneOutcome:
     """Run the best settings and the original spec on seeds that the search did not use."""
     start = plan.space.start
     seeds = range(start.seed + _CONFIRM_FROM, start.seed + _CONFIRM_FROM + plan.confirm)
     ours = [plan.space.spec(best.values, seed) for seed in seeds]
     theirs = [replace(start, seed=seed) for seed in seeds]
-    if not plan.confirm:
-        return TuneOutcome(best, (), ())
-    pool.connect([Task(resolve(spec)) for spec in (*ours, *theirs)])
-    show = progress.start(start.rounds * 2 * plan.confirm)
-    runs = run_all([*ours, *theirs], pool.out, pool.jobs, show, pool.on)
+    tasks = [Task(resolve(spec)) for spec in (*ours, *theirs)]
+    if tasks:
+        runner.run(tasks)
+    runs = [read_run(task.folder(runner.out)) for task in tasks]
     return TuneOutcome(best, tuple(runs[: plan.confirm]), tuple(runs[plan.confirm :]))
 
 
@@ -613,40 +506,48 @@ def build_searched_parts(plan: SearchPlan) -> None:
 
 
 @dataclass
-class _TrialPool:
-    """Where trials run, and the folder of their results."""
+class _Runner:
+    """Runs the trials of a search here or on a cluster, with their results in a folder."""
 
+    plan: SearchPlan
     out: Path
     jobs: int | None
+    on_progress: OnProgress | None
     on: str | None
     connections: ExitStack
     is_connected: bool = False
+    started: int = 0  # tasks, those that were done before among them
     tried: set[Task] = field(default_factory=set)  # by this command; the folder may have others
 
-    def connect(self, tasks: Sequence[Task]) -> None:
-        """Connect to the cluster, if any, once there is something to run: it takes seconds."""
-        if self.on is not None and not self.is_connected and not all(task.is_done(self.out) for task in tasks):
-            self.connections.enter_context(connect_ray(self.on))
-            self.is_connected = True
+    def run_trials(self, settings: Sequence[Mapping[str, Any]], limits: Limits) -> Iterator[list[Trial]]:
+        """Run the trials of one generation that are not done; return the results of each, by seed."""
+        space, seed = self.plan.space, self.plan.space.start.seed
+        groups = [
+            [Task(resolve(space.spec(values, seed + run)), TRIAL) for run in range(self.plan.seeds)]
+            for values in settings
+        ]
+        tasks = [task for group in groups for task in group]
+        for task in tasks:
+            if task not in self.tried:  # the first search that tries it sets its limits
+                prepare_trial(task, self.out, limits)
+        self.tried.update(tasks)
+        self.run(tasks)
+        return ([read_trial(task, self.out) for task in group] for group in groups)
 
-
-class _Progress:
-    """Converts the progress of one generation after the other into that of the whole command."""
-
-    def __init__(self, report: OnProgress | None, total: int) -> None:
-        self._report, self._total, self._started = report, total, 0
-
-    def start(self, rounds: int) -> OnProgress:
-        """Begin a part of this many rounds; return the function for its progress."""
-        before = self._started
-        self._started += rounds
+    def run(self, tasks: Sequence[Task]) -> None:
+        """Run the tasks that are not done."""
+        rounds, start = self.plan.space.start.rounds, self.started
+        self.started += len(tasks)
 
         def show(_played: int, _total: int, share: float) -> None:
-            if self._report is not None:
-                played = before + share * rounds
-                self._report(round(played), self._total, min(played / self._total, 1.0))
+            if self.on_progress is not None:
+                done = start + share * len(tasks)
+                self.on_progress(round(done * rounds), self.plan.runs * rounds, min(done / self.plan.runs, 1.0))
 
-        return show
+        if self.on is not None and not self.is_connected and not all(task.is_done(self.out) for task in tasks):
+            self.connections.enter_context(connect_ray(self.on))  # once, and not if nothing is left: it takes seconds
+            self.is_connected = True
+        run_tasks(tasks, self.out, self.jobs, show, self.on)
 
 
 def _write_results(tuning: Tuning, out: Path) -> None:

@@ -1,0 +1,118 @@
+"""One trial of a search for settings: a run that is judged on the server's hold-out and may be stopped early.
+
+Processes of a search import this module and not `tune`, which loads optuna.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from cbdsl.errors import UserError
+from cbdsl.runs.build import Experiment
+from cbdsl.runs.loop import play_rounds
+from cbdsl.runs.records import RunTotals
+from cbdsl.spec import Spec
+from cbdsl.studies.sweep import Task, TaskKind
+from cbdsl.util.files import write_atomically, write_json
+
+LEAST_HOLDOUT = 100  # samples on which settings are compared
+_LOSS_WEIGHT = 1e-6  # of the loss in a score: it orders trials with the same error
+
+TRIAL = TaskKind("trial", f"{__name__}:run_trial", "trial.json", "trials")
+
+Limits = Mapping[int, float]
+"""By round: the largest error on the hold-out with which a trial goes on."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The result of one run of some settings."""
+
+    errors: tuple[float, ...]  # share of the hold-out that w^g gets wrong, after every round
+    loss: float  # at the end; infinite if it is not finite
+    stopped: bool  # before its last round
+    uplink_bytes: int
+
+    @property
+    def score(self) -> float:
+        """Return the score; lower is better."""
+        return self.errors[-1] + _LOSS_WEIGHT * min(self.loss, 1e3)
+
+    def fits(self, limits: Limits) -> bool:
+        """Return whether the trial ended as it would have with these limits."""
+        stops = [error > limits.get(number, math.inf) for number, error in enumerate(self.errors, 1)]
+        return not any(stops[:-1]) and stops[-1] == self.stopped
+
+
+def median_limits(known: Sequence[Trial], total: int) -> Limits:
+    """Return the limits of the median rule (Golovin et al., 2017), after a third and two thirds of all rounds."""
+    limits = {}
+    for at in {total // 3, 2 * total // 3} - {0, total}:
+        seen = [trial.errors[at - 1] for trial in known if len(trial.errors) >= at]
+        limits[at] = float(np.median(seen)) if seen else 1.0
+    return limits
+
+
+def prepare_trial(task: Task, out: Path, limits: Limits) -> None:
+    """Write a trial's limits into its folder; keep the result of another search if it would be the same."""
+    folder = task.folder(out)
+    if task.is_done(out):
+        if read_trial(task, out).fits(limits):
+            return
+        (folder / TRIAL.done_file).unlink()
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "spec.toml", task.spec.to_toml().encode())
+    write_json(folder / "stop.json", limits)
+
+
+def run_trial(spec: Spec, folder: Path, threads: int, report: Callable[[object], None]) -> None:
+    """Run a trial; see `pool.TaskFunction`."""
+    stop = json.loads((folder / "stop.json").read_text(encoding="utf-8"))
+    limits = {int(at): limit for at, limit in stop.items()}
+    experiment = Experiment.prepare(spec, threads=threads)
+    own, train = experiment.split.holdout, experiment.dataset.train
+    check_holdout(len(own))
+    errors: list[float] = []
+    totals, stopped, state = RunTotals(), False, experiment.first_state()
+    for played in play_rounds(experiment, state, measured=False):
+        state = played.state
+        totals.add(played.record)
+        errors.append(1.0 - float(experiment.engine.accuracies(state.global_best[None], train, own)[0]))
+        report(played.record)
+        if errors[-1] > limits.get(played.record.round, math.inf):
+            stopped = played.record.round < spec.rounds
+            break
+    loss = float(experiment.engine.losses(state.global_best[None], train, own)[0])
+    trial = {"errors": errors, "loss": loss if math.isfinite(loss) else None, "stopped": stopped}
+    write_json(folder / TRIAL.done_file, {**trial, "uplink_bytes": totals.uplink_bytes})
+
+
+def check_holdout(count: int) -> None:
+    """Raise if the hold-out is too small to compare settings."""
+    if count < LEAST_HOLDOUT:
+        raise UserError(
+            f"Settings are judged on the server's hold-out, {LEAST_HOLDOUT} samples or more; data.holdout is {count}.",
+            code="out-of-range",
+        )
+
+
+def read_trial(task: Task, out: Path) -> Trial:
+    """Read the result of a finished trial."""
+    path = task.folder(out) / TRIAL.done_file
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not values["errors"]:
+            raise ValueError("it has no rounds")
+        loss = math.inf if values["loss"] is None else float(values["loss"])
+        return Trial(tuple(map(float, values["errors"])), loss, bool(values["stopped"]), int(values["uplink_bytes"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path} is damaged ({error}). Remove its folder and start again; the trial is repeated.",
+            code="damaged-file",
+        ) from error
