@@ -37,8 +37,12 @@ def make_page() -> str:
         rows = []
         for line in group.lines:
             meaning = line.meaning.replace("|", "\\|")
-            rows.append(f"| `{line.key}` | `{as_text(line.default)}` | {meaning} |")
-        parts.append("\n".join([f"## {group.title}\n", "| setting | default | meaning |", "|---|---|---|", *rows, ""]))
+            rows.append(f"| `{line.key}` | `{as_text(line.default)}` | {line.allowed} | {meaning} |")
+        parts.append(
+            "\n".join(
+                [f"## {group.title}\n", "| setting | default | allowed | meaning |", "|---|---|---|---|", *rows, ""]
+            )
+        )
     return "\n".join(parts)
 
 

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from cbdsl.errors import UserError, unknown
+from cbdsl.util.serialize import from_plain
 
 CUSTOM = "custom"  # what a spec calls a part that has no name
 OWN = 'One of your own comes with its file: --plugin FILE, in Python Spec(plugins=("FILE",)).'
@@ -135,15 +136,12 @@ class Register:
 
 def _convert(value: Any, default: Any, what: str) -> Any:  # noqa: ANN401 - any setting
     """Return a value as the type of the default, or raise UserError."""
-    kind = type(default)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if kind is tuple and isinstance(value, list):
-        return tuple(value)
-    fits = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-    if default is inspect.Parameter.empty or default is None or fits:
+    if default is inspect.Parameter.empty or default is None:
         return value
-    raise UserError(f"{what} takes a value like {default!r}; given {value!r}.", code="wrong-type")
+    try:
+        return from_plain(tuple[Any, ...] if isinstance(default, tuple) else type(default), value)
+    except UserError as error:
+        raise UserError(f"{what} takes a value like {default!r}; given {value!r}.", code=error.code) from error
 
 
 attack = Register("attack", tuple(f"cbdsl.attacks.{name}" for name in ("weights", "protocol", "adaptive")))

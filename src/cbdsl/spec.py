@@ -9,102 +9,95 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-import math
 import tomllib
-import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import tomli_w
 
 from cbdsl import register
 from cbdsl.errors import UserError, close_to, shown, unknown
 from cbdsl.util.files import read_text
+from cbdsl.util.serialize import Bounds, check_fields, field_types, from_plain, setting, to_plain
 
 Shared = Literal["default", "none", "score", "train", "both"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 
 
-def setting(default: Any, meaning: str) -> Any:  # noqa: ANN401 - a field of any type
-    """Return a dataclass field with a default and the one line that `cbdsl list settings` prints."""
-    return field(default=default, metadata={"meaning": meaning})
+# The types of settings, with their limits.
+_MOST = 10**9
+Text = Annotated[str, Bounds(printable=True)]
+Count = Annotated[int, Bounds(0, _MOST)]
+CountFromOne = Annotated[int, Bounds(1, _MOST)]
+Positive = Annotated[float, Bounds(0.0, above=True)]
+Share = Annotated[float, Bounds(0.0, 1.0)]
+Momentum = Annotated[float, Bounds(0.0, 0.9999)]
+Inertia = Annotated[float, Bounds(0.0, 10.0)]
+Attraction = Annotated[float, Bounds(0.0, 100.0)]
+
+
+class _Group:
+    """Settings that belong together; `LocalSpec` has those that begin with `local.`"""
+
+    def __post_init__(self) -> None:
+        check_fields(self, f"{type(self).__name__.removesuffix('Spec').lower()}.")
 
 
 @dataclass(frozen=True)
-class DataSpec:
+class DataSpec(_Group):
     """Which data, and which worker holds which samples (Sec. VI.A)."""
 
-    source: str = setting("mnist", "a data set's name (see `cbdsl list data`), a folder of IDX files, or an .npz file")
-    partition: str = setting(
+    source: Text = setting("mnist", "a data set's name (see `cbdsl list data`), a folder of IDX files, or an .npz file")
+    partition: Text = setting(
         "iid", "who holds which sample: iid, shards, dirichlet, similarity, quantity, feature, by-client"
     )
-    samples_per_worker: int = setting(300, "samples that each worker holds, K_i, not for shards and by-client")
-    shard_size: int = setting(300, "samples in a shard")
-    shards_per_worker: int = setting(2, "shards that each worker holds")
-    dirichlet_alpha: float = setting(0.5, "for dirichlet: the smaller, the fewer classes each worker has")
-    similarity: float = setting(0.1, "gamma, the share of a worker's samples that is drawn i.i.d.")
-    shared_training: int = setting(150, "samples in the shared training set, |D_tr|")
-    shared_scoring: int = setting(2000, "samples in the shared scoring set, |D_sc|")
-    holdout: int = setting(2000, "samples in the server's private set")
-    shared_source: str = setting(
+    samples_per_worker: CountFromOne = setting(300, "samples that each worker holds, K_i, not for shards and by-client")
+    shard_size: CountFromOne = setting(300, "samples in a shard")
+    shards_per_worker: CountFromOne = setting(2, "shards that each worker holds")
+    dirichlet_alpha: Positive = setting(0.5, "for dirichlet: the smaller, the fewer classes each worker has")
+    similarity: Share = setting(0.1, "gamma, the share of a worker's samples that is drawn i.i.d.")
+    shared_training: Count = setting(150, "samples in the shared training set, |D_tr|")
+    shared_scoring: CountFromOne = setting(2000, "samples in the shared scoring set, |D_sc|")
+    holdout: Count = setting(2000, "samples in the server's private set")
+    shared_source: Text = setting(
         "", "D_tr and D_sc from this file of `cbdsl generate`; empty: training samples of the source"
     )
 
-    def __post_init__(self) -> None:
-        for key in ("samples_per_worker", "shard_size", "shards_per_worker", "shared_scoring"):
-            at_least(1, f"data.{key}", getattr(self, key))
-        for key in ("shared_training", "holdout"):
-            at_least(0, f"data.{key}", getattr(self, key))
-        positive("data.dirichlet_alpha", self.dirichlet_alpha)
-        within(0.0, 1.0, "data.similarity", self.similarity)
-
 
 @dataclass(frozen=True)
-class LocalSpec:
+class LocalSpec(_Group):
     """How a worker trains in one round: mini-batch SGD (Sec. VI.B)."""
 
-    epochs: int = setting(1, "passes over D_i and D_tr")
-    steps: int = setting(0, "if not 0: this many batches instead of whole epochs")
-    batch_size: int = setting(10, "samples in a mini-batch")
-    learning_rate: float = setting(0.005, "of SGD, alpha")
-    momentum: float = setting(0.0, "of SGD; starts at zero in every round")
-    weight_decay: float = setting(0.0, "L2 penalty of SGD")
-    decay: float = setting(1.0, "the learning rate is multiplied by this after every round")
-
-    def __post_init__(self) -> None:
-        at_least(0, "local.epochs", self.epochs, 100_000)
-        at_least(0, "local.steps", self.steps, 100_000_000)
-        at_least(1, "local.batch_size", self.batch_size, 10_000_000)
-        positive("local.learning_rate", self.learning_rate)
-        within(0.0, 0.9999, "local.momentum", self.momentum)
-        within(0.0, 1e6, "local.weight_decay", self.weight_decay)
-        positive("local.decay", self.decay)
+    epochs: Annotated[int, Bounds(0, 100_000)] = setting(1, "passes over D_i and D_tr")
+    steps: Annotated[int, Bounds(0, 100_000_000)] = setting(0, "if not 0: this many batches instead of whole epochs")
+    batch_size: Annotated[int, Bounds(1, 10_000_000)] = setting(10, "samples in a mini-batch")
+    learning_rate: Positive = setting(0.005, "of SGD, alpha")
+    momentum: Momentum = setting(0.0, "of SGD; starts at zero in every round")
+    weight_decay: Annotated[float, Bounds(0.0, 1e6)] = setting(0.0, "L2 penalty of SGD")
+    decay: Positive = setting(1.0, "the learning rate is multiplied by this after every round")
 
 
 @dataclass(frozen=True)
-class SwarmSpec:
+class SwarmSpec(_Group):
     """The coefficients and variants of the update equation (Sec. III.C)."""
 
-    inertia: tuple[float, float] = setting(
+    inertia: tuple[Inertia, Inertia] = setting(
         (1.0, 0.0), "c0 in the first and in the last round; one number means constant"
     )
-    cognitive: float = setting(1.0, "delta_1: c1 ~ U(0, delta_1)")
-    social: float = setting(1.0, "delta_2: c2 ~ U(0, delta_2)")
+    cognitive: Attraction = setting(1.0, "delta_1: c1 ~ U(0, delta_1)")
+    social: Attraction = setting(1.0, "delta_2: c2 ~ U(0, delta_2)")
     draw: Literal["worker", "parameter"] = setting("worker", "one c1 and c2 per worker and round, or one per parameter")
     sgd_from: Literal["current", "moved"] = setting("current", "SGD starts at w_t (as printed) or after the swarm move")
     velocity: Literal["full", "swarm"] = setting("full", "v = w_{t+1} - w_t (as printed) or the swarm terms alone")
     start: Literal["together", "apart"] = setting("together", "one initial model for all, or one per worker")
-    storage: str = setting("float32", "type of positions and velocities; only float32 is left")
+    storage: Text = setting("float32", "type of positions and velocities; only float32 is left")
 
     def __post_init__(self) -> None:
-        for value in self.inertia:
-            within(0.0, 10.0, "swarm.inertia", value)
-        within(0.0, 100.0, "swarm.cognitive", self.cognitive)
-        within(0.0, 100.0, "swarm.social", self.social)
+        super().__post_init__()
         if self.storage != "float32":
             raise UserError(
                 f"swarm.storage={shown(self.storage)} was removed: positions and velocities are float32. Leave it out.",
@@ -113,76 +106,64 @@ class SwarmSpec:
 
 
 @dataclass(frozen=True)
-class VerificationSpec:
+class VerificationSpec(_Group):
     """How the server measures a claim (Algorithm 1, line 11)."""
 
-    tolerance: float = setting(1e-4, "|measured - claimed| <= tolerance * max(1, claimed)")
-
-    def __post_init__(self) -> None:
-        within(0.0, 1.0, "verification.tolerance", self.tolerance)
+    tolerance: Share = setting(1e-4, "|measured - claimed| <= tolerance * max(1, claimed)")
 
 
 @dataclass(frozen=True)
-class DefenceSpec:
+class DefenceSpec(_Group):
     """Defences of the server beyond Algorithm 1; the defaults are the paper's server."""
 
-    declared: int = setting(-1, "how many attackers the server assumes; -1: as many as there are")
-    aggregator: str = setting("mean", "how averaging methods combine models, such as 'median' or 'nnm+krum'")
-    invitations: int = setting(10, "at most this many per round, or K more than the declared attackers; 0: no limit")
+    declared: Annotated[int, Bounds(-1, _MOST)] = setting(
+        -1, "how many attackers the server assumes; -1: as many as there are"
+    )
+    aggregator: Text = setting("mean", "how averaging methods combine models, such as 'median' or 'nnm+krum'")
+    invitations: Count = setting(10, "at most this many per round, or K more than the declared attackers; 0: no limit")
     guard: bool = setting(False, "measure uploads on the private hold-out, too")
-    false_alarm: float = setting(1e-4, "chance that the guard declines one honest upload as memorised")
+    false_alarm: Annotated[float, Bounds(1e-300, 0.5)] = setting(
+        1e-4, "chance that the guard declines one honest upload as memorised"
+    )
     commitment: bool = setting(False, "a claim comes with a digest of its model")
 
-    def __post_init__(self) -> None:
-        at_least(-1, "defence.declared", self.declared)
-        at_least(0, "defence.invitations", self.invitations)
-        within(1e-300, 0.5, "defence.false_alarm", self.false_alarm)
-
 
 @dataclass(frozen=True)
-class SelectionSpec:
+class SelectionSpec(_Group):
     """Which workers the server invites, and how it combines the models that it verified."""
 
-    name: str = setting(
+    name: Text = setting(
         "best", "'best' (the paper's), 'soup' (an average of the K best), 'rotation' (K in turn), or your own"
     )
-    k: int = setting(0, "K: how many models may be combined; 0: the rule's own default")
-
-    def __post_init__(self) -> None:
-        at_least(0, "selection.k", self.k)
+    k: Count = setting(0, "K: how many models may be combined; 0: the rule's own default")
 
 
 @dataclass(frozen=True)
-class ServerSpec:
+class ServerSpec(_Group):
     """How the server applies an average of uploads."""
 
-    momentum: float = setting(
+    momentum: Momentum = setting(
         0.5, "m <- momentum m + mean step, w^g <- w^g + m; for selections that take an average's step"
     )
 
-    def __post_init__(self) -> None:
-        within(0.0, 0.9999, "server.momentum", self.momentum)
-
 
 @dataclass(frozen=True)
-class CodecSpec:
+class CodecSpec(_Group):
     """How models are compressed; `cbdsl list codecs` has all codecs."""
 
-    up: str = setting("none", "from workers to the server, against the w^g that they have")
-    down: str = setting("none", "from the server to workers, against the w^g that they had")
+    up: Text = setting("none", "from workers to the server, against the w^g that they have")
+    down: Text = setting("none", "from the server to workers, against the w^g that they had")
 
 
 @dataclass(frozen=True)
-class AttackSpec:
+class AttackSpec(_Group):
     """Which workers attack, and with which attack."""
 
-    name: str = setting("liar", "what the attackers do; `cbdsl list attacks` has all of them")
-    byzantine: int = setting(0, "how many of the workers are attackers")
-    scale: float = setting(0.0, "how strong, in the attack's own measure; 0: the attack's default")
-
-    def __post_init__(self) -> None:
-        at_least(0, "attack.byzantine", self.byzantine)
-        within(0.0, 1e9, "attack.scale", self.scale)
+    name: Text = setting("liar", "what the attackers do; `cbdsl list attacks` has all of them")
+    byzantine: Count = setting(0, "how many of the workers are attackers")
+    scale: Annotated[float, Bounds(0.0, 1e9)] = setting(
+        0.0, "how strong, in the attack's own measure; 0: the attack's default"
+    )
 
 
 MINIMAL_HOLDOUT = 20  # samples: fewer say nothing about a model
@@ -202,22 +183,22 @@ class Spec:
     cbdsl.errors.UserError: rounds must be at least 1; given 0.
     """
 
-    preset: str = setting("", "the preset it starts from: what a TOML file leaves out is as there, or the default")
-    method: str = setting("cb-dsl", "how workers learn together; `cbdsl list methods` has all of them")
+    preset: Text = setting("", "the preset it starts from: what a TOML file leaves out is as there, or the default")
+    method: Text = setting("cb-dsl", "how workers learn together; `cbdsl list methods` has all of them")
     shared: Shared = setting("default", "which part of D_G workers use; the default is the method's own")
-    workers: int = setting(50, "how many workers there are, U")
+    workers: Annotated[int, Bounds(1, MOST_WORKERS)] = setting(50, "how many workers there are, U")
     participation: float = setting(
         1.0, "workers in a round: a fraction (0.5 is half, 1 is all), or a whole number from 2"
     )
-    rounds: int = setting(30, "communication rounds, T")
-    seed: int = setting(0, "seed of everything random")
-    model: str = setting("cnn", "a network's name, or 'custom': a module given in Python")
-    init: str = setting("", "start from this model: a run's folder or a .safetensors file; empty: drawn at random")
-    engine: str = setting("auto", "auto, native or torch")
+    rounds: CountFromOne = setting(30, "communication rounds, T")
+    seed: Annotated[int, Bounds(0, 2**128)] = setting(0, "seed of everything random")
+    model: Text = setting("cnn", "a network's name, or 'custom': a module given in Python")
+    init: Text = setting("", "start from this model: a run's folder or a .safetensors file; empty: drawn at random")
+    engine: Text = setting("auto", "auto, native or torch")
     device: Device = setting(
         "auto", "where torch runs: cpu, cuda or mps; auto: a GPU if torch runs the model and sees one"
     )
-    plugins: tuple[str, ...] = setting((), "files or modules that register parts of your own")
+    plugins: tuple[Text, ...] = setting((), "files or modules that register parts of your own")
     data: DataSpec = field(default_factory=DataSpec)
     local: LocalSpec = field(default_factory=LocalSpec)
     swarm: SwarmSpec = field(default_factory=SwarmSpec)
@@ -228,13 +209,12 @@ class Spec:
     codec: CodecSpec = field(default_factory=CodecSpec)
     attack: AttackSpec = field(default_factory=AttackSpec)
     options: Options = field(
-        default_factory=lambda: Options({}), metadata={"meaning": "settings of parts by name: options.fedprox.mu=0.1"}
+        default_factory=lambda: Options({}),
+        metadata={"description": "settings of parts by name: options.fedprox.mu=0.1"},
     )
 
     def __post_init__(self) -> None:
-        at_least(1, "workers", self.workers, MOST_WORKERS)
-        at_least(1, "rounds", self.rounds)
-        at_least(0, "seed", self.seed, 2**128)
+        check_fields(self)
         whole = float(self.participation).is_integer() and 1 <= self.participation <= self.workers
         if not (0 < self.participation <= 1 or whole):
             raise UserError(
@@ -281,7 +261,8 @@ class Spec:
 
     def to_tree(self) -> dict[str, Any]:
         """Return the spec as nested dictionaries of plain values."""
-        return {each.name: _plain(getattr(self, each.name)) for each in fields(self)}
+        tree: dict[str, Any] = to_plain(self, finite=False)
+        return tree
 
     def key(self) -> str:
         """Return a hash of everything that decides a run's numbers.
@@ -354,6 +335,27 @@ class Options(Mapping[str, Mapping[str, "str | int | float | bool"]]):
         """Return the settings of one part; empty if none are set."""
         return self._tree.get(part, {})
 
+    @staticmethod
+    def from_plain(value: object, place: str) -> Options:
+        """Read a table of settings per part: numbers, text, true or false, or lists of them."""
+        if isinstance(value, Options):
+            return value
+        if not isinstance(value, Mapping) or not all(isinstance(each, Mapping) for each in value.values()):
+            raise UserError(
+                f"{place} takes a table of settings per part, such as [options.fedprox]; given {shown(value)}.",
+                code="wrong-type",
+            )
+        for part, values in value.items():
+            for name, one in values.items():
+                for item in one if isinstance(one, (list, tuple)) else [one]:
+                    _check_option(item, f"{place}.{part}.{name}")
+        return Options(value)
+
+
+def _check_option(value: object, place: str) -> None:
+    if not isinstance(value, bool):
+        from_plain(Text if isinstance(value, str) else float, value, place)  # also no number that a float cannot hold
+
 
 def _resets(start: Spec, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that return to their defaults when others change, unless they are given, too.
@@ -379,29 +381,12 @@ def _resets(start: Spec, settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def at_least(least: int, key: str, value: int, most: int = 10**9) -> None:
-    """Refuse a value below `least` or above `most`."""
-    if value < least:
-        raise UserError(f"{key} must be at least {least}; given {shown(value)}.", code="out-of-range")
-    if value > most:
-        raise UserError(f"{key} must be at most {most:,}; given {shown(value)}.", code="out-of-range")
-
-
-def positive(key: str, value: float) -> None:
-    """Refuse a value that is not positive and finite."""
-    if not (math.isfinite(value) and value > 0):
-        raise UserError(f"{key} must be a positive number; given {value}.", code="out-of-range")
-
-
-def within(low: float, high: float, key: str, value: float) -> None:
-    """Refuse a value that is not between `low` and `high`."""
-    if not low <= value <= high:
-        raise UserError(f"{key} must be between {low:g} and {high:g}; given {value}.", code="out-of-range")
-
-
 def from_mapping(tree: Mapping[str, Any]) -> Spec:
     """Build a spec from nested mappings, as TOML gives them; keys left out keep their defaults."""
-    return _build(Spec, tree, "")
+    swarm = tree.get("swarm")
+    if isinstance(swarm, Mapping) and isinstance(swarm.get("inertia"), (int, float)):  # one number stands for both
+        tree = {**tree, "swarm": {**swarm, "inertia": [swarm["inertia"]] * 2}}
+    return from_plain(Spec, tree, defaults=True, unknown_key=unknown_setting)
 
 
 def from_toml(text: str, name: str = "the spec") -> Spec:
@@ -436,97 +421,6 @@ def read_tree(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError(f"The spec {path} cannot be read: {error}.", code="unreadable-file") from error
     return _toml_tree(text, str(path))
-
-
-_Section = TypeVar("_Section")
-_LARGEST = 1.7e308  # numbers that a float holds
-
-
-def _build(kind: type[_Section], tree: Mapping[str, Any], prefix: str) -> _Section:
-    hints = get_type_hints(kind)
-    values: dict[str, Any] = {}
-    for key, value in tree.items():
-        if key not in hints:
-            raise unknown_setting(prefix + key)
-        values[key] = _convert(hints[key], value, prefix + key)
-    return kind(**values)
-
-
-def _convert(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401 - any type of a spec's field
-    """Convert a plain value to a field's type."""
-    if is_dataclass(hint) and isinstance(hint, type):
-        if isinstance(value, Mapping):
-            return _build(hint, value, key + ".")
-        raise UserError(
-            f"{key} is a group of settings, not a value; given {shown(value)}. Set one of its keys, such as {key}.x=1.",
-            code="wrong-type",
-        )
-    if get_origin(hint) is Literal:
-        allowed = get_args(hint)
-        if value in allowed:
-            return value
-        raise unknown(f"value of {key}", value if isinstance(value, str) else shown(value), allowed)
-    if hint is Options:
-        if not isinstance(value, Mapping) or not all(isinstance(each, Mapping) for each in value.values()):
-            raise UserError(
-                f"{key} takes a table of settings per part, such as [options.fedprox]; given {shown(value)}.",
-                code="wrong-type",
-            )
-        return Options(
-            {
-                part: {name: _option(one, f"{key}.{part}.{name}") for name, one in values.items()}
-                for part, values in value.items()
-            }
-        )
-    if get_origin(hint) is tuple:
-        return _convert_several(hint, value, key)
-    return _convert_single(hint, value, key)
-
-
-def _convert_several(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401
-    if hint == tuple[str, ...]:
-        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-            raise UserError(f"{key} takes a list of texts; given {shown(value)}.", code="wrong-type")
-        return tuple(_convert_single(str, item, key) for item in value)
-    pair = value if isinstance(value, (list, tuple)) else (value, value)  # one number stands for both
-    if len(pair) != 2:
-        raise UserError(f"{key} takes one number or two, [first, last]; given {shown(value)}.", code="wrong-type")
-    return tuple(_convert_single(float, item, key) for item in pair)
-
-
-def _convert_single(hint: Any, value: Any, key: str) -> Any:  # noqa: ANN401
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is float and is_number and not (isinstance(value, int) and abs(value) > _LARGEST):
-        return float(value)
-    if hint is int and is_number and (isinstance(value, int) or value.is_integer()):
-        return int(value)
-    if (hint is str and isinstance(value, str) and _is_text(value)) or (hint is bool and isinstance(value, bool)):
-        return value
-    words = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
-    extra = " without control characters, in UTF-8" if hint is str and isinstance(value, str) else ""
-    raise UserError(f"{key} takes {words[hint]}{extra}; given {shown(value)}.", code="wrong-type")
-
-
-def _is_text(value: str) -> bool:
-    """Return whether text can be written to a file and printed on a terminal."""
-    return not any(unicodedata.category(sign) in {"Cc", "Cs"} for sign in value)
-
-
-def _option(value: Any, key: str) -> Any:  # noqa: ANN401 - a setting of a part
-    """Check a part's setting: a plain value, or a list of them."""
-    for item in value if isinstance(value, (list, tuple)) else [value]:
-        huge = isinstance(item, int) and abs(item) > _LARGEST
-        if huge or not isinstance(item, (bool, int, float, str)) or (isinstance(item, str) and not _is_text(item)):
-            raise UserError(f"{key} takes numbers, text, true or false; given {shown(value)}.", code="wrong-type")
-    return value
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401 - any value of a spec
-    if is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return list(value) if isinstance(value, tuple) else value
 
 
 _ADDED_LATER = (("", "device", "auto"), ("data", "shared_source", ""), ("swarm", "storage", "float32"))
@@ -651,16 +545,6 @@ def option_keys(specs: Iterable[Spec]) -> list[str]:
     return list(found)
 
 
-def explanations() -> dict[str, str]:
-    """Return the meaning of every setting in one line, by its dotted name."""
-    return {
-        f"{group}.{each.name}" if group else each.name: each.metadata["meaning"]
-        for group, kind in sections().items()
-        for each in fields(kind)
-        if "meaning" in each.metadata
-    }
-
-
 @dataclass(frozen=True)
 class SettingLine:
     """One setting of the reference."""
@@ -668,6 +552,7 @@ class SettingLine:
     key: str
     default: Any
     meaning: str
+    allowed: str  # its choices or limits; empty: any value of the default's type
 
 
 @dataclass(frozen=True)
@@ -679,14 +564,18 @@ class SettingGroup:
 
 
 def reference() -> list[SettingGroup]:
-    """Return every setting with its default and its meaning, in groups."""
-    meanings, defaults = explanations(), setting_values(Spec(), dotted_keys())
-    groups = []
-    for group, kind in sections().items():
-        keys = [key for key in dotted_keys() if key.rpartition(".")[0] == group and key in meanings]
-        title = f"{group}: {inspect.getdoc(kind)}" if group else "The run"
-        groups.append(SettingGroup(title, tuple(SettingLine(key, defaults[key], meanings[key]) for key in keys)))
-    return groups
+    """Return every setting with its default, its meaning and its limits, in groups."""
+    groups, found = sections(), []
+    for group, kind in groups.items():
+        own = [each for each in field_types(kind) if group or each.name not in groups]
+        keys = [f"{group}.{each.name}" if group else each.name for each in own]
+        defaults = setting_values(Spec(), keys)
+        lines = (
+            SettingLine(key, defaults[key], each.description, each.allowed())
+            for key, each in zip(keys, own, strict=True)
+        )
+        found.append(SettingGroup(f"{group}: {inspect.getdoc(kind)}" if group else "The run", tuple(lines)))
+    return found
 
 
 def as_text(value: Any) -> str:  # noqa: ANN401 - any value of a spec

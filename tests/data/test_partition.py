@@ -15,6 +15,7 @@ from cbdsl.data.partition import FeatureSkew, Split, alter_features, split
 from cbdsl.errors import UserError
 from cbdsl.presets import preset
 from cbdsl.spec import DataSpec
+from support.refusals import refused_as
 
 LABELS = np.random.default_rng(3).integers(0, 10, 3000).astype(np.int32)
 SMALL = DataSpec(samples_per_worker=40, shard_size=20, shared_training=50, shared_scoring=100, holdout=70)
@@ -131,8 +132,8 @@ def test_a_small_beta_gives_much_to_few_and_a_large_one_the_same_to_all() -> Non
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"beta": 0.0}, "options.quantity.beta must be a positive number"),
-        ({"beta": float("nan")}, "options.quantity.beta must be a positive number"),
+        ({"beta": 0.0}, "options.quantity.beta must be above 0"),
+        ({"beta": float("nan")}, "options.quantity.beta must be above 0"),
         ({"least": 0}, "options.quantity.least must be at least 1"),
         ({"least": 41}, "options.quantity.least is 41, above data.samples_per_worker, 40"),
     ],
@@ -173,7 +174,7 @@ def test_what_a_worker_sees_is_named_by_the_seed_and_the_worker() -> None:
 
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
 def test_a_skew_out_of_range_is_an_error(value: float) -> None:
-    with pytest.raises(UserError, match=r"options.feature.noise must be between 0 and 1000"):
+    with refused_as("out-of-range", "options.feature.noise", value):
         FeatureSkew(noise=value)
 
 

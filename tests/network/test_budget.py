@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tomllib
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -143,7 +143,7 @@ def test_any_announcement_is_played_within_the_limits_or_refused(what: Announcem
     version=st.sampled_from([0, 1, 5, 2**31 - 1]), task=st.sampled_from(["swarm", "average"]),
 )  # fmt: skip
 def test_any_order_is_carried_out_or_refused(
-    spec: str, rate: float, inertia: float, number: float, version: int, task: str
+    spec: str, rate: float, inertia: float, number: float, version: int, task: Literal["swarm", "average"]
 ) -> None:
     try:
         named = tomllib.loads(spec).get("method", "cb-dsl")

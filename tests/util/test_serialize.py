@@ -3,13 +3,14 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cbdsl.util.serialize import from_plain, to_plain
+from cbdsl.util.serialize import Bounds, field_types, from_plain, setting, to_plain
+from support.refusals import refused_as
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def test_what_was_written_is_read_again(shape: Shape) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_json_has_no_number_for_is_null_and_becomes_nan(value: float) -> None:
     assert to_plain(Point(value, 1.0)) == {"across": None, "up": 1.0, "note": None}
-    again = from_plain(Point, {"across": None, "up": 1, "note": None})
+    again = from_plain(Point, {"across": None, "up": 1, "note": None}, nan=True)
     assert math.isnan(again.across)
     assert type(again.up) is float
     assert again.note is None
@@ -76,7 +77,7 @@ def shape() -> dict[str, Any]:
 
 
 def test_a_float_that_may_be_none_stays_none_and_one_in_a_list_does_not() -> None:
-    found = from_plain(Shape, shape())
+    found = from_plain(Shape, shape(), nan=True)
     assert found.best is None
     assert math.isnan(found.weights[0])
     assert found.span == (1, 2.0)
@@ -97,28 +98,86 @@ def test_a_missing_field_is_named_even_if_it_has_a_default(path: list[Any], name
     for step in path[:-1]:
         branch = branch[step]
     del branch[path[-1]]
-    with pytest.raises(KeyError) as raised:
-        from_plain(Shape, tree)
-    assert raised.value.args == (named,)
+    with refused_as("missing-value", f"{named} is missing"):
+        from_plain(Shape, tree, nan=True)
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("centre", None, "centre must be an object with keys; found None"),
-        ("centre", [1, 2], "centre must be an object"),
-        ("corners", "ab", "corners must be a list; found 'ab'"),
-        ("span", [1], "span has 1 items instead of 2"),
-        ("by_name", [], "by_name must be an object"),
-    ],
+    ("key", "value"),
+    [("centre", None), ("centre", [1, 2]), ("corners", "ab"), ("span", [1]), ("by_name", [])],
 )
-def test_a_value_of_the_wrong_make_is_named(key: str, value: object, message: str) -> None:
-    with pytest.raises(TypeError, match=message):
-        from_plain(Shape, {**shape(), key: value})
+def test_a_value_of_the_wrong_make_is_named(key: str, value: object) -> None:
+    with refused_as("wrong-type", key, repr(value)):
+        from_plain(Shape, {**shape(), key: value}, nan=True)
 
 
 def test_a_key_that_nobody_knows_is_passed_over() -> None:
-    assert to_plain(from_plain(Shape, {**shape(), "colour": "red"})) == shape()
+    assert to_plain(from_plain(Shape, {**shape(), "colour": "red"}, nan=True)) == shape()
+
+
+def test_the_caller_decides_about_unknown_keys_and_defaults() -> None:
+    point = from_plain(Point, {"across": 1, "up": 2}, defaults=True)
+    assert point == Point(1.0, 2.0, None)
+    with pytest.raises(LookupError, match=r"^here\.colour$"):
+        from_plain(Point, {"across": 1, "up": 2, "colour": 3}, "here", defaults=True, unknown_key=LookupError)
+    with refused_as("missing-value", "up"):
+        from_plain(Point, {"across": 1}, defaults=True)
+    with refused_as("wrong-type", "across", "None"):
+        from_plain(Point, {"across": None, "up": 1}, defaults=True)
+
+
+@dataclass(frozen=True)
+class Limited:
+    count: Annotated[int, Bounds(1, 9)]
+    rate: Annotated[float, Bounds(0.0, above=True)]
+    kind: Literal["a", "b"]
+    run: Annotated[bytes, Bounds(2, 2)]
+    names: tuple[Annotated[str, Bounds(0, 3, printable=True)], ...] = setting((), "who is there", key="who")
+
+
+LIMITED: dict[str, Any] = {"count": 3, "rate": 0.5, "kind": "a", "run": "00ff", "who": ["ada"]}
+
+
+def test_limits_choices_and_bytes_are_read_by_type() -> None:
+    found = from_plain(Limited, LIMITED)
+    assert found == Limited(3, 0.5, "a", b"\x00\xff", ("ada",))
+    assert to_plain(found) == LIMITED
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "code"),
+    [
+        ("count", 0, "out-of-range"),
+        ("count", 10, "out-of-range"),
+        ("count", 10**400, "out-of-range"),
+        ("rate", 0, "out-of-range"),
+        ("rate", math.nan, "out-of-range"),
+        ("rate", math.inf, "out-of-range"),
+        ("rate", 10**400, "wrong-type"),
+        ("kind", "c", "unknown-name"),
+        ("kind", ["a"], "unknown-name"),
+        ("run", "00", "out-of-range"),
+        ("run", "zz00", "wrong-type"),
+        ("run", "00f", "wrong-type"),
+        ("who", ["adam"], "wrong-type"),
+        ("who", ["\x1b"], "wrong-type"),
+    ],
+)
+def test_a_value_outside_its_limits_is_refused_by_name(key: str, value: object, code: str) -> None:
+    with refused_as(code, key):
+        from_plain(Limited, {**LIMITED, key: value})
+
+
+def test_descriptions_and_limits_can_be_read_from_the_fields() -> None:
+    count, rate, kind, run, names = field_types(Limited)
+    assert [each.allowed() for each in (count, rate, kind)] == ["from 1 to 9", "above 0", "a, b"]
+    assert (names.key, names.description, names.has_default) == ("who", "who is there", True)
+    assert run.accepts(b"ab")
+    assert not run.accepts("ab")
+    assert not count.accepts(True)
+    assert not count.accepts(3.0)
+    assert kind.accepts("b")
+    assert not kind.accepts(["b"])
 
 
 def test_lists_of_dataclasses_can_be_read_by_themselves() -> None:

@@ -75,7 +75,7 @@ def rows_of(kind: str) -> list[dict[str, Any]]:
     """Return everything of one kind, as plain values."""
     if kind == "settings":
         return [
-            {"key": line.key, "default": line.default, "meaning": line.meaning}
+            {"key": line.key, "default": line.default, "meaning": line.meaning, "allowed": line.allowed}
             for each in reference()
             for line in each.lines
         ]
@@ -149,7 +149,7 @@ def _own(spec: Spec) -> dict[str, Any]:
 def _print_settings() -> None:
     for group in reference():
         typer.echo(f"{group.title}\n")
-        _print_table(None, [[line.key, as_text(line.default), line.meaning] for line in group.lines])
+        _print_table(None, [[line.key, as_text(line.default), line.allowed, line.meaning] for line in group.lines])
         typer.echo()
     typer.echo("Parts have settings of their own, such as options.fedprox.mu: see `cbdsl list methods` and the others.")
 

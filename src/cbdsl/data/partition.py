@@ -18,8 +18,9 @@ from cbdsl import register
 from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.errors import UserError
 from cbdsl.rng import stream
-from cbdsl.spec import DataSpec, at_least, positive, within
+from cbdsl.spec import DataSpec
 from cbdsl.util.memory import require_memory
+from cbdsl.util.serialize import Bounds, check_value
 
 Labels = NDArray[np.int32]
 
@@ -239,8 +240,8 @@ def quantity(
 
     With a smaller beta fewer workers have most of the samples. least: samples that every worker has at least.
     """
-    positive("options.quantity.beta", beta)
-    at_least(1, "options.quantity.least", least)
+    check_value(beta, Bounds(0.0, above=True), "options.quantity.beta")
+    check_value(least, Bounds(1), "options.quantity.least")
     count = spec.samples_per_worker
     _require(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each on average")
     if least > count:
@@ -269,7 +270,7 @@ class FeatureSkew:
 
     def __post_init__(self) -> None:
         for name in ("noise", "shift"):
-            within(0.0, 1000.0, f"options.feature.{name}", getattr(self, name))
+            check_value(getattr(self, name), Bounds(0.0, 1000.0), f"options.feature.{name}")
 
     def __call__(self, pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
         """K_i distinct samples per worker, drawn at random."""

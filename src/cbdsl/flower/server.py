@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 from cbdsl.algorithm.messages import Claim, Order, Upload, WorkerId
 from cbdsl.algorithm.round import average_by_samples
@@ -35,6 +35,7 @@ from cbdsl.runs.resolve import refuse_idle, resolve
 from cbdsl.runs.result import Result
 from cbdsl.spec import Spec, parse_setting
 from cbdsl.util.formatting import single_line
+from cbdsl.util.serialize import Bounds, from_plain, setting
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -56,31 +57,23 @@ _TakeReply = Callable[[WorkerId, int, FlowerMessage | None], None]
 class AppConfig:
     """The configuration of a run, by the keys of `[tool.flwr.app.config]`."""
 
-    spec: str = "paper-iid"  # a preset, or a spec's TOML file on the server's machine
-    rounds: int = 0  # 0: as many as the spec says
-    settings: str = ""  # any settings of a spec: "workers=8 attack.byzantine=1"
-    runs: str = "runs"  # where runs go
-    out: str = ""  # the run's folder, there or elsewhere; empty: a new one
-    own_data: bool = False  # use the nodes' own samples instead of parts of the spec's data set
-    round_seconds: float = 600.0
-    upload_seconds: float = 60.0
-    join_seconds: float = 300.0
+    spec: str = setting("paper-iid", "a preset, or a spec's TOML file on the server's machine")
+    rounds: Annotated[int, Bounds(0)] = setting(0, "0: as many as the spec says")
+    settings: str = setting("", "any settings of a spec: 'workers=8 attack.byzantine=1'")
+    runs: str = setting("runs", "where runs go")
+    out: str = setting("", "the run's folder, there or elsewhere; empty: a new one")
+    own_data: bool = setting(False, "use the nodes' own samples instead of parts of the spec's data set", "own-data")
+    round_seconds: float = setting(600.0, "time for a round", "round-seconds")
+    upload_seconds: float = setting(60.0, "time for an upload", "upload-seconds")
+    join_seconds: float = setting(300.0, "time for nodes to join", "join-seconds")
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> AppConfig:
         """Read a run's configuration; unknown keys are ignored: they may belong to other parts of the app."""
-        given: dict[str, Any] = {}
-        for key, default in vars(AppConfig()).items():
-            value = config.get(key.replace("_", "-"), default)
-            value = float(value) if type(default) is float and type(value) is int else value
-            if type(value) is not type(default):
-                raise UserError(
-                    f"The run's configuration has {key.replace('_', '-')}={value!r}; give a {type(default).__name__}, "
-                    f"such as {default!r}.",
-                    code="wrong-type",
-                )
-            given[key] = value
-        return AppConfig(**given)
+        try:
+            return from_plain(AppConfig, config, defaults=True)
+        except UserError as error:
+            raise UserError(f"The run's configuration cannot be used: {error}", code=error.code) from error
 
     def resolve_spec(self) -> Spec:
         """Return the spec that the configuration describes."""

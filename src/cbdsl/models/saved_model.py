@@ -9,23 +9,24 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 from cbdsl.arrays import Floats
 from cbdsl.data.dataset import Scaling
-from cbdsl.errors import UserError, shown
+from cbdsl.errors import UserError, shown, unknown
 from cbdsl.models.architecture import Architecture
-from cbdsl.models.layers import ArchitectureError, is_size
+from cbdsl.models.layers import LARGEST, ArchitectureError
 from cbdsl.models.network import Network, read_tensors
 from cbdsl.spec import init_file
 from cbdsl.util.files import read_json
 from cbdsl.util.formatting import single_line
 from cbdsl.util.memory import require_memory
+from cbdsl.util.serialize import Bounds, field_types, from_plain, setting, to_plain
 
 if TYPE_CHECKING:
     from torch import nn
@@ -45,11 +46,11 @@ class _DamagedError(ValueError):
 class ModelMetadata:
     """The metadata of a model's file."""
 
-    shape: tuple[int, ...]  # of a sample
+    shape: Annotated[tuple[Annotated[int, Bounds(1, LARGEST)], ...], Bounds(1, 16)]  # of a sample
     graph: Architecture | None  # None if the network cannot be described
-    tensors: tuple[str, ...]  # in the order of flat weights
+    tensors: tuple[Annotated[str, Bounds(0, 2**16)], ...]  # in the order of flat weights
     scaling: Scaling | None = None
-    class_names: tuple[str, ...] = ()
+    class_names: tuple[Annotated[str, Bounds(0, _LONGEST_NAME)], ...] = setting((), "of the classes", "classes")
     obstacle: str = ""  # why there is no graph
 
     @staticmethod
@@ -66,13 +67,8 @@ class ModelMetadata:
 
     def metadata(self) -> dict[str, str]:
         """Return the strings for a .safetensors file."""
-        values = {
-            "graph": None if self.graph is None else self.graph.to_dict(),
-            "shape": self.shape,
-            "scaling": None if self.scaling is None else asdict(self.scaling),
-            "classes": self.class_names,
-            "tensors": self.tensors,
-        }
+        values = to_plain(replace(self, graph=None, obstacle=""))
+        values["graph"] = None if self.graph is None else self.graph.to_dict()
         texts = {name: "" if value is None else json.dumps(value, allow_nan=False) for name, value in values.items()}
         texts |= {"format": FORMAT, "obstacle": self.obstacle}
         return {f"{_PREFIX}{name}": text for name, text in texts.items()}
@@ -96,19 +92,20 @@ class ModelMetadata:
                 code="not-supported",
             )
         try:
-            values = {name: _value(metadata, name) for name in _KEYS}
-            card = ModelMetadata(
-                _shape(values["shape"]), _graph(values["graph"]), _texts("tensors", values["tensors"], 2**16),
-                _scaling(values["scaling"]), _texts("classes", values["classes"], _LONGEST_NAME),
-                single_line(str(values["obstacle"])),
-            )  # fmt: skip
+            given = {name: _value(metadata, name) for name in _KEYS}
+            values = {"tensors": [], **{name: value for name, value in given.items() if value != ""}}
+            values["graph"] = _graph(values.get("graph"))
+            card = from_plain(ModelMetadata, values, defaults=True, unknown_key=_unknown_key)
             card._check()
         except (_DamagedError, UserError, ArchitectureError) as error:
             raise UserError(f"{source} is damaged or made up: {error} {again}", code="damaged-file") from error
         return card
 
     def _check(self) -> None:
-        """Refuse parts that do not fit together."""
+        """Refuse names that cannot be printed, and parts that do not fit together."""
+        for text in (*self.tensors, *self.class_names):
+            if not text.isprintable():
+                raise _DamagedError(f"one of its names is {shown(text)}, which cannot be printed.")
         if self.scaling is not None and len(self.scaling.mean) != self.shape[0]:
             raise _DamagedError(
                 f"it scales {len(self.scaling.mean)} channels, and a sample of shape {self.shape} has {self.shape[0]}."
@@ -221,46 +218,21 @@ def _value(metadata: Mapping[str, str], name: str) -> Any:  # noqa: ANN401 - wha
     if len(text) > _LONGEST:
         raise _DamagedError(f"its {name} is longer than {_LONGEST:,} letters.")
     if name == "obstacle" or not text:
-        return text
+        return single_line(text)
     try:
         return read_json(text)
     except ValueError as error:
         raise _DamagedError(f"its {name} is not JSON ({error}).") from error
 
 
-def _shape(value: object) -> tuple[int, ...]:
-    if not isinstance(value, list) or not 1 <= len(value) <= 16 or not all(is_size(side) for side in value):
-        raise _DamagedError(f"the shape of a sample is {shown(value)}; it must be a few whole numbers of at least 1.")
-    return tuple(value)
-
-
-def _graph(value: object) -> Architecture | None:
-    if value == "":
+def _graph(value: Any) -> Architecture | None:  # noqa: ANN401 - what JSON holds; `from_dict` refuses what is invalid
+    if value is None:
         return None
     try:
-        return Architecture.from_dict(value)  # type: ignore[arg-type]  # it says what is wrong with anything else
+        return Architecture.from_dict(value)
     except ArchitectureError as error:
         raise _DamagedError(f"its network cannot be: {single_line(str(error))}.") from error
 
 
-def _scaling(value: object) -> Scaling | None:
-    if value == "":
-        return None
-    if not isinstance(value, dict) or set(value) != {"mean", "deviation", "shades"}:
-        raise _DamagedError(f"its scaling is {shown(value)}; it must have mean, deviation and shades.")
-    mean, deviation = (
-        tuple(value[name]) if isinstance(value[name], list) else value[name] for name in ("mean", "deviation")
-    )
-    return Scaling(mean, deviation, value["shades"])
-
-
-def _texts(name: str, value: object, longest: int) -> tuple[str, ...]:
-    """Return printable names; refuse others."""
-    if value == "":
-        return ()
-    if not isinstance(value, list) or not all(isinstance(text, str) and len(text) <= longest for text in value):
-        raise _DamagedError(f"its {name} are {shown(value)}; they must be texts of at most {longest} letters.")
-    for text in value:
-        if not text.isprintable():
-            raise _DamagedError(f"one of its {name} is {shown(text)}, which cannot be printed.")
-    return tuple(value)
+def _unknown_key(name: str) -> UserError:
+    return unknown("key", name, [each.key for kind in (ModelMetadata, Scaling) for each in field_types(kind)])

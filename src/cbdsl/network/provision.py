@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 from cbdsl.errors import UserError
 from cbdsl.network import topics, wire
@@ -22,6 +23,8 @@ from cbdsl.network.broker import MESSAGE_LIMIT, QUEUE_LIMIT
 from cbdsl.network.certificates import AUTHORITY_DAYS, Authority, IssuedCertificate, is_name, serials
 from cbdsl.network.tls import MONITOR_NAME, SERVER_NAME, organization_of
 from cbdsl.network.wire import piece_count
+from cbdsl.util.files import read_json
+from cbdsl.util.serialize import Bounds, from_plain, to_plain
 
 DAYS = 825
 PORT = 8883
@@ -46,16 +49,16 @@ _HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
 class ProvisionedSwarm:
     """The settings of a folder of certificates, and the broker's limits that follow from them."""
 
-    folder: Path
     swarm: str
-    hosts: tuple[str, ...]  # of the broker; the first one is in the command lines
+    hosts: Annotated[tuple[str, ...], Bounds(1, 1000)]  # of the broker; the first one is in the command lines
     port: int
     days: int  # validity of a certificate
-    workers: tuple[str, ...]  # all that ever had a certificate
     revoked: tuple[str, ...] = ()
     server_host: str = "localhost"  # where server and monitor reach the broker
     server_port: int = 0  # of their own listener
     largest_model: int = LARGEST_MODEL  # numbers in it
+    folder: Path = Path()
+    workers: tuple[str, ...] = ()  # all that ever had a certificate
 
     @property
     def url(self) -> str:
@@ -138,9 +141,16 @@ def provision(  # noqa: PLR0913 - the last ones by name
     if inner == port:
         raise UserError(f"Workers and server need a port each; both were given {port}.", code="conflict")
     made = ProvisionedSwarm(
-        out, swarm, tuple(dict.fromkeys(hosts)), port, days, tuple(workers),
-        server_host=server_host, server_port=inner, largest_model=largest_model,
-    )  # fmt: skip
+        swarm,
+        tuple(dict.fromkeys(hosts)),
+        port,
+        days,
+        server_host=server_host,
+        server_port=inner,
+        largest_model=largest_model,
+        folder=out,
+        workers=tuple(workers),
+    )
     with _writing(out), _all_or_nothing(out) as folder:
         authority = Authority.new(organization_of(swarm))
         (folder / "ca" / "issued").mkdir(parents=True)
@@ -232,25 +242,17 @@ def read_settings(out: Path) -> ProvisionedSwarm:
     """Read the settings of a folder."""
     path = out / "provision.json"
     try:
-        stored = json.loads(path.read_text(encoding="utf-8"))
-        return ProvisionedSwarm(
-            folder=out,
-            swarm=topics.check_name(stored["swarm"], "swarm"),
-            hosts=tuple(map(str, stored["hosts"])),
-            port=int(stored["port"]),
-            days=int(stored["days"]),
-            workers=tuple(sorted(record.stem for record in (out / "ca" / "issued").glob("*.crt"))),
-            revoked=tuple(map(str, stored["revoked"])),
-            server_host=str(stored.get("server_host", LOCAL_HOSTS[0])),
-            server_port=int(stored.get("server_port", _next_port(int(stored["port"])))),
-            largest_model=int(stored.get("largest_model", LARGEST_MODEL)),
-        )
+        stored = from_plain(ProvisionedSwarm, read_json(path.read_text(encoding="utf-8")), defaults=True)
+        topics.check_name(stored.swarm, "swarm")
     except FileNotFoundError as error:
         raise UserError(
             f"{out} was not made by this command. Make it: cbdsl provision {out} --workers 8", code="missing-file"
         ) from error
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}). Restore it.", code="damaged-file") from error
+    workers = sorted(record.stem for record in (out / "ca" / "issued").glob("*.crt"))
+    inner = stored.server_port or _next_port(stored.port)  # older folders have none
+    return replace(stored, folder=out, workers=tuple(workers), server_port=inner)
 
 
 def _check_workers(workers: Sequence[str]) -> None:
@@ -374,9 +376,8 @@ def _write_pair(folder: Path, stem: str, issued: IssuedCertificate) -> None:
 
 
 def _write_settings(folder: Path, known: ProvisionedSwarm) -> None:
-    names = ("swarm", "hosts", "port", "days", "revoked", "server_host", "server_port", "largest_model")
-    stored = {name: getattr(known, name) for name in names}
-    _write(folder / "provision.json", (json.dumps(stored, indent=2) + "\n").encode())
+    stored = {key: value for key, value in to_plain(known).items() if key not in {"folder", "workers"}}
+    _write(folder / "provision.json", json.dumps(stored, indent=2) + "\n")
 
 
 def _write(path: Path, content: bytes | str, mode: int = 0o644) -> None:

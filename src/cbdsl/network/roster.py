@@ -12,12 +12,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 from cbdsl.errors import UserError
 from cbdsl.network.topics import check_name
 from cbdsl.network.wire import MAX_WORKERS
 from cbdsl.util.files import read_json, read_text, write_json
+from cbdsl.util.serialize import Bounds, from_plain, to_plain
 
 _log = logging.getLogger("cbdsl.network")
 
@@ -87,6 +90,16 @@ def _read_names(path: Path, whole: bool = False) -> tuple[str, ...]:
             f"The roster {path} contains '{name}' {times} times; every worker needs its own name.", code="conflict"
         )
     return tuple(names)
+
+
+@dataclass(frozen=True)
+class _StoredRoster:
+    """The file of a roster."""
+
+    names: list[str]
+    closed: bool
+    samples: dict[str, Annotated[int, Bounds(0, _MOST_SAMPLES)]]
+    left: list[str] = field(default_factory=list)
 
 
 class Roster:
@@ -201,20 +214,18 @@ class Roster:
 
     def _read(self) -> None:
         try:
-            stored = read_json(self._path.read_text(encoding="utf-8"))
-            self._names = [check_name(name, "worker") for name in stored["names"]]
-            self._samples = {str(name): int(count) for name, count in stored["samples"].items()}
-            if any(not 0 <= count <= _MOST_SAMPLES for count in self._samples.values()):
-                raise ValueError("impossible numbers of samples")
-            self._closed, left = bool(stored["closed"]), stored.get("left", [])
-            self._left = frozenset(name for name in self._names if name in left)
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            stored = from_plain(_StoredRoster, read_json(self._path.read_text(encoding="utf-8")), defaults=True)
+            self._names = [check_name(name, "worker") for name in stored.names]
+        except (OSError, ValueError) as error:
             message = f"{self._path} is damaged ({error}). Restore it: it contains the workers' numbers."
             raise UserError(message, code="damaged-file") from error
+        self._samples, self._closed = stored.samples, stored.closed
+        self._left = frozenset(stored.left) & set(self._names)
 
     def _write(self) -> None:
         with self._writing:
-            stored = {"names": list(self._names), "closed": self._closed, "samples": dict(self._samples)}
-            if self._left:
-                stored["left"] = [name for name in self._names if name in self._left]
+            left = [name for name in self._names if name in self._left]
+            stored = to_plain(_StoredRoster(list(self._names), self._closed, dict(self._samples), left))
+            if not left:
+                del stored["left"]
             write_json(self._path, stored, private=True)

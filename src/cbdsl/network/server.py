@@ -684,7 +684,12 @@ class RetainedMessages:
                 self._publish(topic, self._retained.get(topic, b""))
 
     def set_order(
-        self, round_number: int, task: str, participants: bytes = b"", inertia: float = 0.0, learning_rate: float = 0.0
+        self,
+        round_number: int,
+        task: Literal["swarm", "average", "finish"],
+        participants: bytes = b"",
+        inertia: float = 0.0,
+        learning_rate: float = 0.0,
     ) -> None:
         """Publish an order for the present w^g."""
         message = OrderMessage(

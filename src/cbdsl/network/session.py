@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from cbdsl.runs.result import Result
 from cbdsl.spec import DataSpec, DefenceSpec, Options, SelectionSpec, ServerSpec, Spec, VerificationSpec
 from cbdsl.spec import read as read_spec
 from cbdsl.util.files import read_json, read_text, write_atomically, write_json
+from cbdsl.util.serialize import Bounds, from_plain
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,6 +295,14 @@ def save_secret(out: Path, secret: int) -> None:
         write_atomically(path, f"{secret:x}\n".encode(), private=True)
 
 
+@dataclass(frozen=True)
+class _StoredRun:
+    """The file by which workers recognise a run."""
+
+    run: Annotated[bytes, Bounds(wire.RUN_BYTES, wire.RUN_BYTES)]
+    swarm: str = ""
+
+
 def load_run_id(path: Path, swarm: str = "") -> bytes:
     """Return the number by which workers recognise a run, kept in this file so that they continue with their state.
 
@@ -303,14 +312,13 @@ def load_run_id(path: Path, swarm: str = "") -> bytes:
         named = {"swarm": swarm} if swarm else {}
         write_json(path, {"run": os.urandom(wire.RUN_BYTES).hex(), **named}, private=True)
     try:
-        stored = read_json(read_text(path))
-        run, stored_swarm = bytes.fromhex(stored["run"]), str(stored["swarm"]) if swarm else ""
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        stored = from_plain(_StoredRun, read_json(read_text(path)), defaults=True)
+    except (OSError, ValueError) as error:
         message = f"{path} is damaged ({error}). Restore it: workers recognise the run by its content."
         raise UserError(message, code="damaged-file") from error
-    if stored_swarm != swarm:
+    if swarm and stored.swarm != swarm:
         raise UserError(
-            f"{path.parent} is a run of the swarm '{stored_swarm}', not of '{swarm}'. Give --swarm {stored_swarm}.",
+            f"{path.parent} is a run of the swarm '{stored.swarm}', not of '{swarm}'. Give --swarm {stored.swarm}.",
             code="wrong-run",
         )
-    return run
+    return stored.run

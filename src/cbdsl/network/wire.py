@@ -10,15 +10,16 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar
 
 import cbor2
 import numpy as np
 
 from cbdsl.algorithm.messages import Claim
 from cbdsl.arrays import Floats
+from cbdsl.util.serialize import Bounds, FieldType, field_types
 
 VERSION = 5
 MAX_MESSAGE = 100 * 1024  # managed brokers refuse more
@@ -36,54 +37,32 @@ class WireError(ValueError):
     """Bytes that are not a valid message; the text is the reason, short and always the same for one cause."""
 
 
-_Check = Callable[[Any], bool]
+class _Float32(Bounds):
+    """A number that a float32 has exactly; NaN and infinity are judged where scores are judged."""
+
+    def problem(self, value: float) -> str:
+        """Return how a value has to be, or ""."""
+        if not math.isfinite(value):
+            return ""
+        fits = abs(value) <= float(np.finfo(np.float32).max)
+        return "" if fits and struct.unpack("<f", struct.pack("<f", value))[0] == value else "a float32"
 
 
-def _integer(low: int, high: int) -> _Check:
-    return lambda value: type(value) is int and low <= value <= high
-
-
-def _bytes(low: int, high: int | None = None) -> _Check:
-    return lambda value: type(value) is bytes and low <= len(value) <= (low if high is None else high)
-
-
-def _text(longest: int, *allowed: str) -> _Check:
-    return lambda value: type(value) is str and len(value) <= longest and (not allowed or value in allowed)
-
-
-def _boolean(value: object) -> bool:
-    return type(value) is bool
-
-
-def _double(value: object) -> bool:
-    return type(value) is float and math.isfinite(value)
-
-
-def _single(value: object) -> bool:
-    """Return whether a float32 has this value exactly; NaN and infinity are judged where scores are judged."""
-    if type(value) is not float:
-        return False
-    if not math.isfinite(value):
-        return True
-    return abs(value) <= float(np.finfo(np.float32).max) and struct.unpack("<f", struct.pack("<f", value))[0] == value
-
-
-# The types of fields, each with the check of its values.
-_Run = Annotated[bytes, _bytes(RUN_BYTES)]
-_Digest = Annotated[bytes, _bytes(DIGEST_BYTES)]
-_Session = Annotated[bytes, _bytes(SESSION_BYTES)]
-_Round = Annotated[int, _integer(0, MAX_ROUND)]
-_Count = Annotated[int, _integer(0, 2**31 - 1)]
-_Bool = Annotated[bool, _boolean]
-_Double = Annotated[float, _double]
-_LongText = Annotated[str, _text(20_000)]
+# The types of fields, with their limits.
+_Run = Annotated[bytes, Bounds(RUN_BYTES, RUN_BYTES)]
+_Digest = Annotated[bytes, Bounds(DIGEST_BYTES, DIGEST_BYTES)]
+_Session = Annotated[bytes, Bounds(SESSION_BYTES, SESSION_BYTES)]
+_Round = Annotated[int, Bounds(0, MAX_ROUND)]
+_Count = Annotated[int, Bounds(0, 2**31 - 1)]
+_Double = Annotated[float, Bounds()]
+_LongText = Annotated[str, Bounds(0, 20_000)]
 
 
 @dataclass(frozen=True)
 class Status:
     """A worker is connected or not; retained, and its last will."""
 
-    online: _Bool
+    online: bool
     session: _Session  # of one connection: the will of an older one says nothing about a newer one
 
 
@@ -97,7 +76,7 @@ class Hello:
     run: _Run  # the run it has state of; zeros if none
     model_version: _Round  # of the w^g that it had in that round
     model_digest: _Digest
-    release: Annotated[str, _text(64)]
+    release: Annotated[str, Bounds(0, 64)]
 
 
 @dataclass(frozen=True)
@@ -105,18 +84,18 @@ class Announcement:
     """What is run: enough for a worker that has only its own samples and the native engine."""
 
     run: _Run
-    spec: Annotated[str, _text(40_000)]  # TOML
-    architecture: Annotated[str, _text(50_000)]  # JSON of `models.Architecture`; empty if only torch can run the model
-    size: Annotated[int, _integer(1, MAX_WHOLE // 4)]  # D
-    vectors: Annotated[int, _integer(1, 8)]  # V: how many times D numbers a message with a model contains
-    shape: Annotated[str, _text(200)]  # of a sample, JSON
-    classes: Annotated[int, _integer(1, 2**31 - 1)]
+    spec: Annotated[str, Bounds(0, 40_000)]  # TOML
+    architecture: Annotated[str, Bounds(0, 50_000)]  # JSON of an `Architecture`; empty if only torch can run the model
+    size: Annotated[int, Bounds(1, MAX_WHOLE // 4)]  # D
+    vectors: Annotated[int, Bounds(1, 8)]  # V: how many times D numbers a message with a model contains
+    shape: Annotated[str, Bounds(0, 200)]  # of a sample, JSON
+    classes: Annotated[int, Bounds(1, 2**31 - 1)]
     shared_training: _Count  # samples of D_tr in the shared set
     shared_scoring: _Count  # samples of D_sc in it
     shared_digest: _Digest
-    shared_size: Annotated[int, _integer(0, MAX_WHOLE)]  # bytes as sent; 0 if nothing is shared
-    scaling: Annotated[bytes, _bytes(0, 60_000)] = b""  # float64 means, then deviations, per channel; empty: unscaled
-    shades: _Bool = False  # of the scaling: the features were bytes, of which 255 counts as 1
+    shared_size: Annotated[int, Bounds(0, MAX_WHOLE)]  # bytes as sent; 0 if nothing is shared
+    scaling: Annotated[bytes, Bounds(0, 60_000)] = b""  # float64 means, then deviations, per channel; empty: unscaled
+    shades: bool = False  # of the scaling: the features were bytes, of which 255 counts as 1
     class_names: _LongText = "[]"  # JSON
     tensors: _LongText = "[]"  # JSON: the names of the weights in the network's own code; empty: those of its layers
 
@@ -126,7 +105,7 @@ class Welcome:
     """The server sends a worker its number."""
 
     run: _Run
-    worker: Annotated[int, _integer(0, MAX_WORKERS - 1)]
+    worker: Annotated[int, Bounds(0, MAX_WORKERS - 1)]
     start_digest: _Digest  # of the model it starts from, where workers start apart; zeros where they start together
     forget: _Round  # a state of this round is of a history the server does not have: start anew; 0: keep the state
     newest: _Round  # the last round that has begun, or is next: an order of a later one is of another history
@@ -138,8 +117,8 @@ class OrderMessage:
 
     run: _Run
     round: _Round
-    task: Annotated[str, _text(10, "swarm", "average", "finish")]
-    participants: Annotated[bytes, _bytes(0, MAX_WORKERS // 8)]  # one bit per worker, the lowest first
+    task: Literal["swarm", "average", "finish"]
+    participants: Annotated[bytes, Bounds(0, MAX_WORKERS // 8)]  # one bit per worker, the lowest first
     inertia: _Double
     learning_rate: _Double
     version: _Round  # of w^g
@@ -152,8 +131,8 @@ class ClaimMessage:
 
     run: _Run
     round: _Round
-    score: Annotated[float, _single]
-    commitment: Annotated[bytes, _bytes(0, DIGEST_BYTES)]
+    score: Annotated[float, _Float32()]
+    commitment: Annotated[bytes, Bounds(0, DIGEST_BYTES)]
 
 
 @dataclass(frozen=True)
@@ -166,7 +145,7 @@ class Invitation:
 
     run: _Run
     round: _Round
-    claim: Annotated[bytes, _bytes(0, 4 + DIGEST_BYTES)]  # as of `pack_claim`; empty where there are no claims
+    claim: Annotated[bytes, Bounds(0, 4 + DIGEST_BYTES)]  # as of `pack_claim`; empty where there are no claims
 
 
 @dataclass(frozen=True)
@@ -176,9 +155,9 @@ class Piece:
     run: _Run
     round: _Round
     digest: _Digest
-    size: Annotated[int, _integer(1, MAX_WHOLE)]
-    index: Annotated[int, _integer(0, MAX_WHOLE // CHUNK)]
-    data: Annotated[bytes, _bytes(1, CHUNK)]
+    size: Annotated[int, Bounds(1, MAX_WHOLE)]
+    index: Annotated[int, Bounds(0, MAX_WHOLE // CHUNK)]
+    data: Annotated[bytes, Bounds(1, CHUNK)]
 
 
 Message = Status | Hello | Announcement | Welcome | OrderMessage | ClaimMessage | Invitation | Piece
@@ -194,9 +173,7 @@ _KINDS: dict[type[Any], int] = {
     Invitation: 7,
     Piece: 8,
 }
-_CHECKS: dict[type[Any], tuple[_Check, ...]] = {
-    kind: tuple(hint.__metadata__[0] for hint in get_type_hints(kind, include_extras=True).values()) for kind in _KINDS
-}
+_FIELDS: dict[type[Any], tuple[FieldType, ...]] = {kind: field_types(kind) for kind in _KINDS}
 
 
 def encode(message: Message) -> bytes:
@@ -211,7 +188,7 @@ def decode(payload: bytes, expected: type[_M]) -> _M:
     """Return the message of the expected kind in these bytes; raise WireError for anything else."""
     if len(payload) > MAX_MESSAGE:
         raise WireError("too large")
-    _check_outline(payload, 2 + len(_CHECKS[expected]))
+    _check_outline(payload, 2 + len(_FIELDS[expected]))
     try:
         values = cbor2.loads(payload)
     except Exception as error:  # the decoder's own errors differ by version
@@ -228,7 +205,7 @@ def decode(payload: bytes, expected: type[_M]) -> _M:
 
 
 def _are_valid(kind: type[Any], values: Sequence[Any]) -> bool:
-    return all(check(value) for check, value in zip(_CHECKS[kind], values, strict=True))
+    return all(field.accepts(value) for field, value in zip(_FIELDS[kind], values, strict=True))
 
 
 def _check_outline(payload: bytes, items: int) -> None:

@@ -9,7 +9,7 @@ import logging
 import math
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,22 @@ from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.errors import UserError
 from cbdsl.models.architecture import Architecture
 from cbdsl.network.samples import SharedLayout, unpack_shared
-from cbdsl.network.wire import NO_DIGEST, RUN_BYTES, Announcement, OrderMessage, WireError, digest_of, weights_to_bytes
+from cbdsl.network.wire import (
+    MAX_ROUND,
+    NO_DIGEST,
+    RUN_BYTES,
+    Announcement,
+    OrderMessage,
+    WireError,
+    digest_of,
+    weights_to_bytes,
+)
 from cbdsl.spec import Spec
 from cbdsl.swarms.local import LocalSwarm
 from cbdsl.util.files import private_folder, write_atomically
 from cbdsl.util.formatting import single_line
 from cbdsl.util.npz import load_arrays
+from cbdsl.util.serialize import Bounds, from_plain, to_plain
 
 if TYPE_CHECKING:
     from cbdsl.attacks.adversary import Adversary
@@ -322,6 +332,18 @@ class WorkerState:
     initial: Floats | None = None  # the model that it started from, (D,); attackers alone need it
 
 
+@dataclass(frozen=True)
+class _StateMeta:
+    """What the file of a state holds beside arrays."""
+
+    run: Annotated[bytes, Bounds(RUN_BYTES, RUN_BYTES)]
+    worker: int
+    round: Annotated[int, Bounds(0, MAX_ROUND)]
+    claim: tuple[str, bytes] | None  # the score as a hexadecimal float, and the commitment
+    version: int
+    model: bytes  # digest
+
+
 class StateSummary(NamedTuple):
     """Run, round and model version of a saved state."""
 
@@ -348,14 +370,8 @@ class WorkerStateFolder:
     def save(self, state: WorkerState) -> None:
         """Write the state atomically."""
         claim = state.claim
-        meta = {
-            "run": state.run.hex(),
-            "worker": state.worker,
-            "round": state.round,
-            "claim": None if claim is None else [float(claim.score).hex(), claim.commitment.hex()],
-            "version": state.version,
-            "model": state.model_digest.hex(),
-        }
+        made = None if claim is None else (float(claim.score).hex(), claim.commitment)
+        meta = to_plain(_StateMeta(state.run, state.worker, state.round, made, state.version, state.model_digest))
         arrays = {**vars(state.particles), "received": state.received, "initial": state.initial}
         there = {name: array for name, array in arrays.items() if array is not None}
         buffer = io.BytesIO()
@@ -368,23 +384,13 @@ class WorkerStateFolder:
             return None
         try:
             meta = self._meta()
-            if meta["run"] != run.hex() or meta["worker"] != worker:
+            if (meta.run, meta.worker) != (run, worker):
                 return None
-            claim = meta["claim"] and Claim(float.fromhex(meta["claim"][0]), bytes.fromhex(meta["claim"][1]))
+            claim = None if meta.claim is None else Claim(float.fromhex(meta.claim[0]), meta.claim[1])
             arrays = self._arrays(size, pack)
             received, initial = arrays.pop("received", None), arrays.pop("initial", None)
-            digest = bytes.fromhex(meta["model"])
-            return WorkerState(
-                run,
-                worker,
-                int(meta["round"]),
-                Particles(**arrays),
-                claim,
-                int(meta["version"]),
-                digest,
-                received,
-                initial,
-            )
+            particles = Particles(**arrays)
+            return WorkerState(run, worker, meta.round, particles, claim, meta.version, meta.model, received, initial)
         except Exception as error:  # damaged content fails in many ways, and none may stop the worker
             text = single_line(str(error)) or type(error).__name__
             _log.warning("%s cannot be used (%s); starting from the global model", self._state, text)
@@ -394,8 +400,7 @@ class WorkerStateFolder:
         """Return run, round and model version of the saved state, whichever run it is of; zeros if there is none."""
         try:
             meta = self._meta()
-            run, digest = bytes.fromhex(meta["run"]), bytes.fromhex(meta["model"])
-            return StateSummary(run, int(meta["round"]), int(meta["version"]), digest)
+            return StateSummary(meta.run, meta.round, meta.version, meta.model)
         except Exception:  # as above; `load` logs what is wrong with it
             return _NEVER
 
@@ -418,11 +423,8 @@ class WorkerStateFolder:
         self._shared_digest = digest_of(content)
         return content if self._shared_digest == digest else None
 
-    def _meta(self) -> dict[str, Any]:
-        meta = json.loads(str(load_arrays(self._state, ["meta"], most=_MOST_META)["meta"]))
-        if not isinstance(meta, dict) or not 0 <= int(meta["round"]) < 2**31 or len(bytes.fromhex(meta["run"])) != 8:
-            raise ValueError("an invalid state")
-        return meta
+    def _meta(self) -> _StateMeta:
+        return from_plain(_StateMeta, json.loads(str(load_arrays(self._state, ["meta"], most=_MOST_META)["meta"])))
 
     def _arrays(self, size: int, pack: int) -> dict[str, NDArray[Any]]:
         """Read one worker's particles and, of an attacker, what the server sent and the initial model."""

@@ -39,7 +39,7 @@ from cbdsl.util.files import (
     write_json,
 )
 from cbdsl.util.npz import load_arrays, map_arrays, save_arrays
-from cbdsl.util.serialize import from_plain
+from cbdsl.util.serialize import from_plain, to_plain
 
 README = """\
 A run of cbdsl. `cbdsl watch` shows it in a browser, while it runs and afterwards.
@@ -78,6 +78,21 @@ class Checkpoint:
 
     state: ServerState
     particles: Particles | None  # None once the run is finished, or if workers keep nothing between rounds
+
+
+@dataclass(frozen=True)
+class _CheckpointMeta:
+    """What a checkpoint holds beside arrays; floats are hexadecimal, so that they are exact."""
+
+    key: str
+    round: int
+    global_score: str
+    version: int
+    told: list[tuple[int, int]]  # worker, version of w^g
+    updates: list[int]  # their lengths
+    banned: list[int]
+    back_offs: list[tuple[int, int, int]]  # worker, times, until
+    last_uploaded: list[tuple[int, str]]  # worker, claim
 
 
 _ROWS = tuple(each.name for each in fields(Particles))
@@ -194,7 +209,7 @@ class RunFolder:
         try:
             lines = path.read_bytes().splitlines() if path.exists() else []
             records.extend(RoundRecord.from_json(read_json(line.decode("utf-8"))) for line in lines[:count])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
             raise UserError(
                 f"{path} is damaged in line {len(records) + 1} ({error}). Nothing was changed. Restore it, or remove "
                 "it and checkpoint.npz to run again from the first round.",
@@ -215,21 +230,21 @@ class RunFolder:
 
     def save_checkpoint(self, state: ServerState, rows: Mapping[str, Any] | None, key: str) -> None:
         """Write a checkpoint atomically. rows: the workers' arrays by name, if they are to be kept."""
-        meta = {
-            "key": key,
-            "round": state.round,
-            "global_score": state.global_score.hex(),
-            "version": state.version,
-            "told": sorted(state.told.items()),
-            "updates": [len(update) for update in state.updates],
-            "banned": sorted(state.banned),
-            "back_offs": [[worker, one.times, one.until] for worker, one in sorted(state.back_offs.items())],
-            "last_uploaded": [[worker, claim.hex()] for worker, claim in sorted(state.last_uploaded.items())],
-        }
+        meta = _CheckpointMeta(
+            key=key,
+            round=state.round,
+            global_score=state.global_score.hex(),
+            version=state.version,
+            told=sorted(state.told.items()),
+            updates=[len(update) for update in state.updates],
+            banned=sorted(state.banned),
+            back_offs=[(worker, one.times, one.until) for worker, one in sorted(state.back_offs.items())],
+            last_uploaded=[(worker, claim.hex()) for worker, claim in sorted(state.last_uploaded.items())],
+        )
         arrays: dict[str, Any] = {"global_best": state.global_best, "memory": state.memory}
         arrays["references"] = np.array(state.references, np.float32)
         arrays["updates"] = np.frombuffer(b"".join(state.updates), np.uint8)
-        arrays["meta"] = np.array(json.dumps(meta))
+        arrays["meta"] = np.array(json.dumps(to_plain(meta)))
         arrays |= rows or {}
         replace_atomically(self.path / "checkpoint.npz", lambda file: save_arrays(file, arrays), self._private)
 
@@ -245,31 +260,31 @@ class RunFolder:
             return None
         try:
             arrays = load_arrays(path, without=_ROWS if mapped else ())
-            meta = read_json(str(arrays.pop("meta")))
+            meta = from_plain(_CheckpointMeta, read_json(str(arrays.pop("meta"))))
             state = ServerState(
-                round=int(meta["round"]),
+                round=meta.round,
                 global_best=arrays.pop("global_best"),
-                global_score=float.fromhex(meta["global_score"]),
-                version=int(meta["version"]),
-                told={int(worker): int(version) for worker, version in meta["told"]},
-                banned=frozenset(int(worker) for worker in meta["banned"]),
-                back_offs={int(worker): BackOff(int(times), int(until)) for worker, times, until in meta["back_offs"]},
-                last_uploaded={int(worker): float.fromhex(claim) for worker, claim in meta["last_uploaded"]},
+                global_score=float.fromhex(meta.global_score),
+                version=meta.version,
+                told=dict(meta.told),
+                banned=frozenset(meta.banned),
+                back_offs={worker: BackOff(times, until) for worker, times, until in meta.back_offs},
+                last_uploaded={worker: float.fromhex(claim) for worker, claim in meta.last_uploaded},
                 memory=arrays.pop("memory"),
                 references=tuple(arrays.pop("references")),
-                updates=_cut(arrays.pop("updates").tobytes(), meta["updates"]),
+                updates=_cut(arrays.pop("updates").tobytes(), meta.updates),
             )
             particles = self.mapped_rows() if mapped else Particles(**arrays) if arrays else None
             _check_sizes(state, particles)
-        except (OSError, ArithmeticError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ArithmeticError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{path} is damaged ({error}). Nothing was changed. "
                 "Remove that file to run again from the first round.",
                 code="damaged-file",
             ) from error
-        if meta["key"] != key:
+        if meta.key != key:
             raise UserError(
-                f"{path} belongs to another spec or engine ({meta['key']}) than this run's ({key}): was spec.toml "
+                f"{path} belongs to another spec or engine ({meta.key}) than this run's ({key}): was spec.toml "
                 "edited, or the package installed again without its native engine? Nothing was changed.",
                 code="wrong-run",
             )
@@ -338,12 +353,12 @@ def _compare_plugin(path: Path, name: str) -> None:
 def read_result(path: Path) -> tuple[Spec, Summary, list[RoundRecord]]:
     """Read spec, summary and records of a finished run."""
     try:
-        summary = from_plain(Summary, read_json(read_text(path / "summary.json")))
+        summary = from_plain(Summary, read_json(read_text(path / "summary.json")), nan=True)
     except FileNotFoundError as error:
         raise UserError(
             f"{path} is not the folder of a finished run: {error}. Finish it: cbdsl resume {path}", code="missing-file"
         ) from error
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{path / 'summary.json'} is damaged ({error}). Write it again from the rest: cbdsl resume {path}",
             code="damaged-file",

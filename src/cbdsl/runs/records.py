@@ -12,6 +12,7 @@ from cbdsl.algorithm.ledger import NUMBER_BYTES, Kind, by_kind, payload
 from cbdsl.algorithm.messages import RoundLog, ServerState
 from cbdsl.algorithm.methods import Method
 from cbdsl.engines.engine import Engine
+from cbdsl.errors import UserError
 from cbdsl.spec import Spec
 from cbdsl.util.formatting import format_bytes, format_duration
 from cbdsl.util.serialize import from_plain
@@ -56,10 +57,10 @@ class RoundRecord:
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> RoundRecord:
-        """Invert `to_json`; KeyError if a field is missing, TypeError if one is of another type."""
-        record = from_plain(RoundRecord, {key: {} for key in _OF_SERVED_RUNS} | values)
+        """Invert `to_json`; UserError if a field is missing or of another type."""
+        record = from_plain(RoundRecord, values, defaults=True, nan=True)
         if any(kind not in get_args(Kind) or len(counts) != 2 for kind, counts in record.traffic.items()):
-            raise TypeError("traffic must be pairs of messages and bytes, by kind.")
+            raise UserError("traffic must be pairs of messages and bytes, by kind.", code="wrong-type")
         return record
 
 

@@ -40,10 +40,11 @@ from cbdsl.errors import UserError
 from cbdsl.models.to_torch import module_weights
 from cbdsl.rng import seed_of, stream
 from cbdsl.runs.folder import Checkpoint, RunFolder
-from cbdsl.spec import LocalSpec, Spec, at_least
+from cbdsl.spec import LocalSpec, Spec
 from cbdsl.swarms.local import LocalSwarm
 from cbdsl.util.files import is_free, read_json, read_text, write_atomically, write_json
 from cbdsl.util.formatting import format_bytes
+from cbdsl.util.serialize import Bounds, check_value
 
 _AT_ONCE = 500  # rows or samples
 
@@ -531,10 +532,10 @@ class GenerationPlan:
     passes: int = 0  # over everybody's samples: rounds, if they are the workers'; 0: as many as usual
 
     def __post_init__(self) -> None:
-        at_least(1, "--samples", self.training, 1_000_000)
-        at_least(1, "--scoring", self.scoring, 1_000_000)
-        at_least(0, "--holdout", self.holdout, 1_000_000)
-        at_least(0, "--passes", self.passes, 10_000)
+        check_value(self.training, Bounds(1, 1_000_000), "--samples")
+        check_value(self.scoring, Bounds(1, 1_000_000), "--scoring")
+        check_value(self.holdout, Bounds(0, 1_000_000), "--holdout")
+        check_value(self.passes, Bounds(0, 10_000), "--passes")
         if not self.source.strip():
             raise UserError(
                 "--from is empty. Give server, workers, a data set, a folder or an .npz file.", code="unknown-name"
@@ -618,7 +619,7 @@ def run_generation(
     data: that of the plan, if it was loaded before.
     """
     if threads is not None:
-        at_least(1, "threads", threads)
+        check_value(threads, Bounds(1), "threads")
     data = data or load_generator_data(plan)
     key = plan.key(data)
     folder = _open_folder(plan, key, out)

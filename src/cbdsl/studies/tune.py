@@ -26,12 +26,13 @@ from cbdsl.rng import seed_of, stream
 from cbdsl.runs.build import Experiment
 from cbdsl.runs.folder import RunFolder
 from cbdsl.runs.resolve import resolve, resolve_all
-from cbdsl.spec import Spec, at_least, dotted_keys, parse_setting, setting_values, unknown_setting, words
+from cbdsl.spec import Spec, dotted_keys, parse_setting, setting_values, unknown_setting, words
 from cbdsl.studies.compare import Spread, format_percent
 from cbdsl.studies.sweep import FinishedRun, OnProgress, Task, read_run, refuse_other_results, run_tasks, write_rows
 from cbdsl.studies.trial import TRIAL, Limits, Trial, check_holdout, median_limits, prepare_trial, read_trial
 from cbdsl.swarms.ray_swarm import connect_ray
 from cbdsl.util.files import write_atomically, write_json
+from cbdsl.util.serialize import Bounds, check_value
 
 try:
     import optuna
@@ -303,10 +304,10 @@ class SearchPlan:
     early: bool = True  # stop unpromising trials
 
     def __post_init__(self) -> None:
-        at_least(1, "--budget", self.budget, MOST)
-        at_least(1, "--repeat", self.repeats, MOST)
-        at_least(1, "--seeds", self.seeds, MOST)
-        at_least(0, "--confirm", self.confirm, MOST)
+        check_value(self.budget, Bounds(1, MOST), "--budget")
+        check_value(self.repeats, Bounds(1, MOST), "--repeat")
+        check_value(self.seeds, Bounds(1, MOST), "--seeds")
+        check_value(self.confirm, Bounds(0, MOST), "--confirm")
         for name in self.by:
             if name not in SEARCHES:
                 raise unknown("search", name, SEARCHES)

@@ -187,8 +187,8 @@ class TheoryResult:
 
     @staticmethod
     def from_json(values: Mapping[str, Any]) -> TheoryResult:
-        """Invert `to_json`, except that null becomes NaN; raise KeyError if a field is missing."""
-        return from_plain(TheoryResult, values)
+        """Invert `to_json`, except that null becomes NaN; raise UserError if a field is missing."""
+        return from_plain(TheoryResult, values, nan=True)
 
     def to_text(self) -> str:
         """Return the JSON text."""
