@@ -25,7 +25,7 @@ from cbdsl.network.roster import worker_names
 from cbdsl.network.tls import MONITOR_NAME, SERVER_NAME
 from cbdsl.network.topics import check_name
 
-FOR_A_WORKER = ("README.txt", "ca.crt", "worker.crt", "worker.key")
+FOR_A_WORKER = ("README.txt", "ca.crt", "identity.json", "worker.crt", "worker.key")
 
 
 @pytest.fixture
@@ -72,9 +72,10 @@ def test_every_machine_has_a_folder_of_its_own(keys: Path) -> None:
         "README.txt",
         *(f"broker/{name}" for name in ("acl", "broker.crt", "broker.key", "ca.crt", "crl.pem", "mosquitto.conf")),
         "ca/ca.crt", "ca/ca.key", "ca/issued/anna.crt", "ca/issued/bert.crt",
-        *(f"monitor/{name}" for name in ("README.txt", "ca.crt", "monitor.crt", "monitor.key")),
+        *(f"monitor/{name}" for name in ("README.txt", "ca.crt", "identity.json", "monitor.crt", "monitor.key")),
         "provision.json",
-        *(f"server/{name}" for name in ("README.txt", "ca.crt", "roster.txt", "server.crt", "server.key")),
+        *(f"server/{name}" for name in ("README.txt", "ca.crt", "identity.json")),
+        *(f"server/{name}" for name in ("roster.txt", "server.crt", "server.key")),
         *(f"workers/anna/{name}" for name in FOR_A_WORKER), *(f"workers/bert/{name}" for name in FOR_A_WORKER),
     ]  # fmt: skip
     assert common_name(keys / "workers" / "anna" / "worker.crt") == "anna"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
-from cbdsl.network.certificates import Authority, IssuedCertificate
+from cbdsl.network.certificates import Authority, IssuedCertificate, identity_of
 from cbdsl.network.mqtt import Address
+from cbdsl.network.tls import IDENTITY
+from cbdsl.util.serialize import to_plain
 
 
 def authority(keys: Path) -> Authority:
@@ -17,6 +20,7 @@ def put(folder: Path, stem: str, issued: IssuedCertificate) -> None:
     (folder / f"{stem}.crt").write_bytes(issued.certificate)
     (folder / f"{stem}.key").write_bytes(issued.key)
     (folder / f"{stem}.key").chmod(0o600)
+    (folder / IDENTITY).write_text(json.dumps(to_plain(identity_of(issued.certificate))))
 
 
 def member(keys: Path, port: int, name: str = "anna", **changes: object) -> Address:

@@ -12,6 +12,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from cbdsl.network.tls import Identity
+
 AUTHORITY_DAYS = 7300
 _BACKDATED = timedelta(days=1)  # the clocks of small devices may be behind
 _LONGEST_NAME = 64  # of a common name; a host's whole name is among the alternative names
@@ -88,6 +90,17 @@ class Authority:
             entry = x509.RevokedCertificateBuilder(serial_number=serial, revocation_date=now)
             builder = builder.add_revoked_certificate(entry.build())
         return builder.sign(self.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def identity_of(certificate: bytes) -> Identity:
+    """Return the owner and the dates of a PEM certificate; ValueError if it is not one."""
+    found = x509.load_pem_x509_certificate(certificate)
+    organization, name = (
+        "".join(str(each.value) for each in found.subject.get_attributes_for_oid(oid)[:1])
+        for oid in (NameOID.ORGANIZATION_NAME, NameOID.COMMON_NAME)
+    )
+    begins, ends = found.not_valid_before_utc.isoformat(), found.not_valid_after_utc.isoformat()
+    return Identity(name, organization, begins, ends, found.fingerprint(hashes.SHA256()))
 
 
 def serials(certificates: bytes) -> list[int]:

@@ -34,8 +34,8 @@ from cbdsl.network.tls import (
     Identity,
     explain,
     format_time,
+    identity_of_peer,
     make_context,
-    parse_identity,
     read_identity,
 )
 from cbdsl.network.wire import Announcement, WireError
@@ -111,11 +111,16 @@ class ConnectionCheck:
         except UserError as error:
             yield problem("certificate", str(error), last=True)
             return
-        self.swarm, self.name = self.swarm or identity.swarm, self.name or identity.name
-        yield _check_dates("certificate", identity, f"{certificate} is of '{identity.name}'")
-        other = identity.name_problem(certificate, self.swarm, self.name)
-        if other:
-            yield problem("name", other)
+        if identity is None:
+            unknown = "has no identity.json of its own beside it, so its name and its dates are unknown here"
+            fix = "`cbdsl provision DIR --renew` writes it."
+            yield DoctorFinding("certificate", f"{certificate} {unknown}. {fix}", None)
+        else:
+            self.swarm, self.name = self.swarm or identity.swarm, self.name or identity.name
+            yield _check_dates("certificate", identity, f"{certificate} is of '{identity.name}'")
+            other = identity.name_problem(certificate, self.swarm, self.name)
+            if other:
+                yield problem("name", other)
         mode = key.stat().st_mode
         if mode & stat.S_IRWXO:
             text = f"{key} can be read by every user of this machine ({mode & 0o777:o}). Do: chmod 600 {key}"
@@ -139,7 +144,7 @@ class ConnectionCheck:
                 socket.create_connection((address.host, address.port), timeout=SECONDS) as raw,
                 context.wrap_socket(raw, server_hostname=address.host) as secure,
             ):
-                version, presented = secure.version(), parse_identity(secure.getpeercert(binary_form=True) or b"")
+                version, presented = secure.version(), identity_of_peer(secure)
         except TimeoutError:
             text = "it accepts the connection and does not answer. It is not a broker, or it hangs. Check the port"
             yield problem("broker", text, last=True)

@@ -1,6 +1,6 @@
 """`cbdsl provision`: keys, certificates, broker configuration and READMEs for the machines of a swarm.
 
-The texts of the files stand at the end.
+The texts of the files are in templates/.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from importlib.resources import files
 from pathlib import Path
+from string import Template
 from typing import Annotated
 
 from cbdsl.errors import UserError
 from cbdsl.network import topics, wire
 from cbdsl.network.broker import MESSAGE_LIMIT, QUEUE_LIMIT
-from cbdsl.network.certificates import AUTHORITY_DAYS, Authority, IssuedCertificate, is_name, serials
-from cbdsl.network.tls import MONITOR_NAME, SERVER_NAME, organization_of
+from cbdsl.network.certificates import AUTHORITY_DAYS, Authority, IssuedCertificate, identity_of, is_name, serials
+from cbdsl.network.tls import IDENTITY, MONITOR_NAME, SERVER_NAME, organization_of
 from cbdsl.network.wire import piece_count
 from cbdsl.util.files import read_json
 from cbdsl.util.serialize import Bounds, from_plain, to_plain
@@ -164,7 +166,7 @@ def provision(  # noqa: PLR0913 - the last ones by name
         _write_monitor(folder, made, authority)
         for name in workers:
             _write_worker(folder, name, made, authority)
-        _write(folder / "README.txt", README.format(known=made, hosts=", ".join(made.hosts)))
+        _write(folder / "README.txt", _fill("README.txt", made))
         _write_settings(folder, made)
         for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
             path.chmod(0o700)
@@ -308,14 +310,15 @@ def _write_broker(folder: Path, known: ProvisionedSwarm, authority: Authority) -
 
 
 def _write_rules(folder: Path, known: ProvisionedSwarm) -> None:
-    config = BROKER_CONFIG.format(
-        known=known,
-        tls=_LISTENER_TLS,
+    config = _fill(
+        "mosquitto.conf",
+        known,
         server_address=" 127.0.0.1" if known.server_host in LOCAL_HOSTS else "",
         server_connections=_SERVER_CONNECTIONS,
         packet=MESSAGE_LIMIT,
         queue=QUEUE_LIMIT,
-        mebibytes=known.resident // 2**20,
+        mebibytes=f"{known.resident // 2**20:,}",
+        open_files=f"{known.open_files:,}",
     )
     _write(folder / "broker" / "mosquitto.conf", config)
     _write(folder / "broker" / "acl", _access_rules(known), mode=0o600)  # newer brokers warn if all users can read it
@@ -325,37 +328,52 @@ def _access_rules(known: ProvisionedSwarm) -> str:
     root = topics.root(known.swarm)
     may_write = ("hello", "claim", "status", *(f"upload/{number}" for number in range(known.pieces)))
     reads = "\n".join(f"topic read {root}/down/{what}" for what in topics.DOWN_ALL)
-    return ACCESS_RULES.format(
-        known=known, root=root, server=SERVER_NAME, monitor=MONITOR_NAME,
+    return _fill(
+        "acl",
+        known,
+        root=root,
+        server=SERVER_NAME,
+        monitor=MONITOR_NAME,
         from_monitor=topics.from_worker(known.swarm, MONITOR_NAME, "#"),
         status=topics.from_worker(known.swarm, "+", "status"),
         refused="\n".join(f"user {name}\ntopic deny {root}/#\n" for name in known.revoked),
         members="\n".join(f"user {name}\n{reads}\n" for name in known.members),
         to_itself=topics.to_worker(known.swarm, "%u", "#"),
         writes="\n".join(f"pattern write {topics.from_worker(known.swarm, '%u', what)}" for what in may_write),
-    )  # fmt: skip
+    )
+
+
+def _fill(template: str, known: ProvisionedSwarm, **more: object) -> str:
+    """Fill a file of templates/ with the properties of a swarm and more values."""
+    names = ("swarm", "port", "server_host", "server_port", "days", "url", "server_url")
+    limits = ("pieces", "connections", "queued", "memory")
+    values = {name: getattr(known, name) for name in (*names, *limits)}
+    values |= {"largest_model": f"{known.largest_model:,}", "host": known.hosts[0], "hosts": ", ".join(known.hosts)}
+    text = (files("cbdsl.network") / "templates" / template).read_text(encoding="utf-8")
+    return Template(text).substitute(values, **more)
 
 
 def _write_server(folder: Path, known: ProvisionedSwarm, authority: Authority) -> None:
     issued = authority.issue_client(organization_of(known.swarm), SERVER_NAME, known.days)
-    _write_member(folder / "server", "server", issued, authority, SERVER_README.format(known=known))
+    _write_member(folder / "server", "server", issued, authority, _fill("server-README.txt", known))
 
 
 def _write_monitor(folder: Path, known: ProvisionedSwarm, authority: Authority) -> None:
     issued = authority.issue_client(organization_of(known.swarm), MONITOR_NAME, known.days)
-    _write_member(folder / "monitor", "monitor", issued, authority, MONITOR_README.format(known=known))
+    _write_member(folder / "monitor", "monitor", issued, authority, _fill("monitor-README.txt", known))
 
 
 def _write_worker(folder: Path, name: str, known: ProvisionedSwarm, authority: Authority) -> None:
     # The record first: no certificate may exist that cannot be revoked.
     issued, record = authority.issue_client(organization_of(known.swarm), name, known.days), _record(folder, name)
     _write(record, (record.read_bytes() if record.exists() else b"") + issued.certificate)
-    _write_member(folder / "workers" / name, "worker", issued, authority, WORKER_README.format(known=known, name=name))
+    _write_member(folder / "workers" / name, "worker", issued, authority, _fill("worker-README.txt", known, name=name))
 
 
 def _write_member(home: Path, stem: str, issued: IssuedCertificate, authority: Authority, readme: str) -> None:
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     _write_pair(home, stem, issued)
+    _write(home / IDENTITY, json.dumps(to_plain(identity_of(issued.certificate)), indent=2) + "\n")
     _write(home / "ca.crt", authority.pem().certificate)
     _write(home / "README.txt", readme)
 
@@ -423,153 +441,3 @@ def _all_or_nothing(out: Path) -> Iterator[Path]:
         beside.replace(out)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
-
-
-# --- texts
-
-ACCESS_RULES = """\
-# Who may publish (write) and receive (read) what. Everything else is refused.
-# mosquitto reads this file again on SIGHUP: systemctl reload, or kill -HUP.
-
-user {server}
-topic readwrite {root}/#
-
-# The monitor. The denied topics would be granted by the patterns below, which apply to every name.
-user {monitor}
-topic deny {root}/down/#
-topic deny {from_monitor}
-topic read $SYS/#
-topic read {status}
-
-# Revoked workers: these lines silence a connection that is still open; crl.pem refuses the next one.
-{refused}
-# The workers.
-{members}
-# Each member reads and writes its own topics. %u is the name in its certificate.
-pattern read {to_itself}
-
-# A model of {known.largest_model:,} numbers is uploaded in {known.pieces} pieces; larger ones are dropped.
-# cbdsl provision DIR --largest-model NUMBERS allows them.
-{writes}
-"""
-
-_LISTENER_TLS = """\
-max_qos 1
-# TLS 1.2 or later, with a certificate of this swarm's authority that is not revoked.
-cafile ca.crt
-certfile broker.crt
-keyfile broker.key
-crlfile crl.pem
-tls_version tlsv1.2
-require_certificate true
-use_identity_as_username true
-use_username_as_clientid true
-"""
-
-BROKER_CONFIG = """\
-# mosquitto 2 for the swarm '{known.swarm}'. Paths are relative: start it in the folder of this file,
-#     cd broker && mosquitto -c mosquitto.conf
-# or by systemd with WorkingDirectory= (docs/deploy.md). If root starts it, it runs as the user mosquitto, who must own
-# the folder: chown -R mosquitto: broker
-
-# The limits follow from the number of workers; `cbdsl provision --add` writes them again. The broker needs
-# {known.open_files:,} open files (LimitNOFILE= in its unit, or ulimit -n).
-
-# The listener for workers: two connections per worker, because a lost one counts until the broker notices, and room for
-# clients that have not shown a certificate yet.
-listener {known.port}
-max_connections {known.connections}
-{tls}
-# The listener for server and monitor: clients that crowd the other one cannot keep them out. If other machines can
-# reach it, let a firewall admit those two alone (docs/deploy.md).
-listener {known.server_port}{server_address}
-max_connections {server_connections}
-{tls}
-# The name in the certificate is both user name and client id. So the acl applies to it, a certificate has one
-# connection, and no member can end another one's connection.
-acl_file acl
-allow_anonymous false
-
-# Messages have at most 100 KiB. A client that sends a larger packet is disconnected.
-max_packet_size {packet}
-
-# Per client. A worker that joins is sent the model and the shared samples at once: both together must fit.
-max_inflight_messages 100
-max_queued_messages {known.queued}
-max_queued_bytes {queue}
-persistent_client_expiration 1h
-
-# For all clients. Above it a message is dropped and its sender disconnected. TLS comes on top: MemoryMax= must allow
-# {mebibytes:,} MiB.
-memory_limit {known.memory}
-
-# Retained messages survive a restart. After a crash the parameter server sends again what is missing.
-persistence true
-persistence_location data/
-autosave_interval 60
-
-set_tcp_nodelay true
-sys_interval 10
-log_dest stderr
-log_type error
-log_type warning
-log_type notice
-log_type information
-"""
-
-README = """\
-Certificates and broker configuration of the swarm '{known.swarm}', written by `cbdsl provision`.
-
-ca/        The authority. ca.key can create members: keep this folder offline, and keep a backup.
-broker/    For the broker's machine ({hosts}). Start it there:
-               cd broker && mosquitto -c mosquitto.conf
-           (If root starts it, it runs as the user mosquitto, who must own the folder: chown -R mosquitto: broker)
-server/    For the parameter server. README.txt in it has the command.
-monitor/   For monitoring the broker. README.txt in it has the command.
-workers/   One folder per device. README.txt in it has the command. Delete it here once it is on its device.
-
-Add workers:         cbdsl provision DIR --add --names NAME,NAME
-    then copy broker/acl and broker/mosquitto.conf to the broker and restart it.
-Exclude a worker:    cbdsl provision DIR --revoke NAME
-    then copy broker/crl.pem and broker/acl to the broker and restart it.
-Allow larger models: cbdsl provision DIR --largest-model NUMBERS
-    then copy broker/mosquitto.conf and broker/acl to the broker and restart it.
-Renew certificates:  cbdsl provision DIR --renew
-    within {known.days} days; then copy the folders again and restart broker, server and workers.
-"""
-
-SERVER_README = """\
-The parameter server of the swarm '{known.swarm}'. In this folder:
-
-    cbdsl serve SPEC --broker {known.server_url} --swarm {known.swarm} --roster roster.txt \\
-        --ca ca.crt --cert server.crt --key server.key --out RUN
-
-SPEC is a preset or a TOML file. RUN is the run's folder; the same command resumes it after a stop.
-roster.txt names the workers that may take part, one per line. The server reads it again before each round.
-server.key is secret: it can command every worker.
-
-Port {known.server_port} of the broker is for server and monitor. Port {known.port} accepts this certificate too, but
-may be crowded by other clients. Models of more than {known.largest_model:,} numbers do not pass the broker; to allow
-them: cbdsl provision DIR --largest-model NUMBERS
-"""
-
-MONITOR_README = """\
-Monitoring the broker of the swarm '{known.swarm}'. In this folder:
-
-    mosquitto_sub -h {known.server_host} -p {known.server_port} \\
-        --cafile ca.crt --cert monitor.crt --key monitor.key -v -t '$SYS/#'
-
-From other machines: -h {known.hosts[0]} -p {known.port}. This certificate may read the broker's statistics and which
-workers are connected, nothing else. Do not use the server's certificate instead: each has one connection at a time.
-"""
-
-WORKER_README = """\
-The worker '{name}' of the swarm '{known.swarm}'. Copy this folder to its device; in it:
-
-    cbdsl work --id {name} --broker {known.url} --swarm {known.swarm} \\
-        --ca ca.crt --cert worker.crt --key worker.key --data DATA --state STATE
-
-DATA is an .npz with features and labels, or a folder of IDX files; it never leaves the device. STATE is a folder for
-the worker's state, with which it resumes after a stop.
-worker.key is secret: with it anyone can act as '{name}' until it is revoked.
-"""

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import logging
 import re
 import socket
 import ssl
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cbdsl.errors import UserError
 from cbdsl.network.broker import PASSWORD_VARIABLE, connect_packet
+from cbdsl.util.files import read_json
 from cbdsl.util.formatting import single_line
+from cbdsl.util.serialize import from_plain
 
 if TYPE_CHECKING:
     from cbdsl.network.mqtt import Address
 
 SERVER_NAME, MONITOR_NAME = "parameter.server", "swarm.monitor"
 """Common names that no worker can have, because of the dot."""
+
+IDENTITY = "identity.json"
+"""The file beside a certificate that says whose it is, so that a device need not parse certificates."""
 
 SOON = timedelta(days=30)
 """A certificate that expires within this time gives a warning."""
@@ -30,7 +35,7 @@ _log = logging.getLogger("cbdsl.network")
 
 _ORGANIZATION = "cbdsl "  # prefix of the swarm's name: the organization in every certificate of `provision`
 _LONGEST_NAME = 64  # letters of a name in a certificate; a longer one was cut
-_MOST_BYTES = 2**20  # of a file with a certificate
+_MOST_BYTES = 2**20  # of a file
 _PROBE_SECONDS = 3.0  # for each connection that only finds out what listens there
 
 # --- certificates
@@ -38,12 +43,23 @@ _PROBE_SECONDS = 3.0  # for each connection that only finds out what listens the
 
 @dataclass(frozen=True)
 class Identity:
-    """The owner and the dates of a certificate."""
+    """The owner and the dates of a certificate; `cbdsl provision` writes them as identity.json beside it."""
 
     name: str  # the common name; may be empty
     organization: str
-    begins: datetime
-    ends: datetime
+    not_before: str  # ISO 8601
+    not_after: str
+    fingerprint: bytes  # SHA-256 of the certificate
+
+    @property
+    def begins(self) -> datetime:
+        """The first moment at which it is valid."""
+        return datetime.fromisoformat(self.not_before)
+
+    @property
+    def ends(self) -> datetime:
+        """The last moment at which it is valid."""
+        return datetime.fromisoformat(self.not_after)
 
     @property
     def provisioned(self) -> bool:
@@ -101,6 +117,8 @@ def check_member(address: Address, swarm: str, name: str) -> None:
     if address.certificate is None:
         return
     identity, now = read_identity(address.certificate), datetime.now(UTC)
+    if identity is None:
+        return
     problem = identity.name_problem(address.certificate, swarm, name)
     if problem:
         raise UserError(problem, code="not-allowed")
@@ -110,68 +128,65 @@ def check_member(address: Address, swarm: str, name: str) -> None:
         _log.warning("%s %s. If the clock is right: cbdsl provision DIR --renew", address.certificate, problem)
 
 
-def read_identity(path: Path) -> Identity:
-    """Read the first certificate of a PEM file."""
-    try:
-        with path.open("rb") as file:
-            found = _PEM.search(file.read(_MOST_BYTES))
-        if found is None:
-            raise ValueError("it contains no PEM certificate")
-        return parse_identity(base64.b64decode(found[1]))
-    except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else single_line(str(error))
+def read_identity(certificate: Path) -> Identity | None:
+    """Read the identity.json beside a certificate; None if there is none, or if it is of another certificate.
+
+    Without the file, `cryptography` reads the certificate itself, where it is installed; devices do without it.
+    """
+    found = _PEM.search(_read(certificate))
+    if found is None:
         raise UserError(
-            f"{path} is not a certificate: {why}. Give the .crt that `cbdsl provision` wrote.", code="unreadable-file"
+            f"{certificate} is not a certificate: it contains no PEM. Give the .crt that `cbdsl provision` wrote.",
+            code="unreadable-file",
+        )
+    path = certificate.with_name(IDENTITY)
+    if path.exists():
+        try:
+            identity = from_plain(Identity, read_json(_read(path).decode("utf-8")))
+            if identity.ends <= identity.begins:
+                raise ValueError("its dates are in the wrong order")
+        except (ValueError, TypeError) as error:  # TypeError: a date without its time zone
+            raise UserError(
+                f"{path} is damaged ({single_line(str(error))}). Copy it again, or remove it.", code="damaged-file"
+            ) from error
+        if identity.fingerprint == hashlib.sha256(base64.b64decode(found[1])).digest():
+            return identity
+    try:
+        from cbdsl.network.certificates import identity_of  # noqa: PLC0415 - a device does without
+    except ImportError:
+        return None
+    try:
+        return identity_of(found[0])
+    except ValueError as error:
+        raise UserError(
+            f"{certificate} is not a certificate: {single_line(str(error))}. Give the .crt that `cbdsl provision` "
+            "wrote.",
+            code="unreadable-file",
         ) from error
 
 
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(_MOST_BYTES)
+    except OSError as error:
+        raise UserError(
+            f"{path} cannot be read: {error.strerror}. Give the .crt that `cbdsl provision` wrote.",
+            code="unreadable-file",
+        ) from error
+
+
+def identity_of_peer(secure: ssl.SSLSocket) -> Identity:
+    """Return the identity of the verified certificate at the other end."""
+    found: dict[str, Any] = secure.getpeercert() or {}
+    subject = {key: value for group in found["subject"] for key, value in group}
+    dates = (datetime.fromtimestamp(ssl.cert_time_to_seconds(found[key]), UTC) for key in ("notBefore", "notAfter"))
+    begins, ends = (date.isoformat() for date in dates)
+    fingerprint = hashlib.sha256(secure.getpeercert(binary_form=True) or b"").digest()
+    return Identity(subject.get("commonName", ""), subject.get("organizationName", ""), begins, ends, fingerprint)
+
+
 _PEM = re.compile(rb"-----BEGIN CERTIFICATE-----([A-Za-z0-9+/=\s]+)-----END CERTIFICATE-----")
-_SEQUENCE, _OID, _VERSION = 0x30, 0x06, 0xA0  # tags of DER
-_TIMES = {0x17: "%y%m%d%H%M%SZ", 0x18: "%Y%m%d%H%M%SZ"}
-_TEXTS = {0x0C: "utf-8", 0x13: "ascii", 0x14: "latin-1", 0x16: "ascii", 0x1E: "utf-16-be"}
-_OID_NAME, _OID_ORGANIZATION = b"\x55\x04\x03", b"\x55\x04\x0a"  # 2.5.4.3 and 2.5.4.10
-
-
-def parse_identity(certificate: bytes) -> Identity:
-    """Parse a certificate in DER; ValueError if it is not one."""
-    outer = dict(_parts(certificate)).get(_SEQUENCE, b"")
-    parts = [part for part in _parts(dict(_parts(outer, 1)).get(_SEQUENCE, b"")) if part[0] != _VERSION]
-    if len(parts) < 5:  # serial, algorithm, issuer, validity, subject
-        raise ValueError("it is not an X.509 certificate")
-    times = [_time(*one) for one in _parts(parts[3][1])]
-    if len(times) != 2:
-        raise ValueError("it has no dates of validity")
-    names = dict(_names(parts[4][1]))
-    return Identity(names.get(_OID_NAME, ""), names.get(_OID_ORGANIZATION, ""), *times)
-
-
-def _names(subject: bytes) -> Iterator[tuple[bytes, str]]:
-    for _, group in _parts(subject):
-        for _, pair in _parts(group):
-            inner = list(_parts(pair))
-            if len(inner) == 2 and inner[0][0] == _OID:
-                yield inner[0][1], single_line(inner[1][1].decode(_TEXTS.get(inner[1][0], "latin-1")))
-
-
-def _time(tag: int, text: bytes) -> datetime:
-    if tag not in _TIMES:
-        raise ValueError("it has a date of an unknown kind")
-    return datetime.strptime(text.decode("ascii"), _TIMES[tag]).replace(tzinfo=UTC)
-
-
-def _parts(content: bytes, most: int = 1000) -> Iterator[tuple[int, bytes]]:
-    """Yield tag and content of the first `most` DER values; ValueError if a length is wrong."""
-    position = 0
-    while position < len(content) and most:
-        start, most = position + 2, most - 1
-        length = content[position + 1] if start <= len(content) else 0x80
-        if length & 0x80:
-            width = length & 0x7F
-            start, length = start + width, int.from_bytes(content[start : start + width], "big") if width else -1
-        if not 0 <= length <= len(content) - start:
-            raise ValueError("it is truncated")
-        yield content[position], content[start : start + length]
-        position = start + length
 
 
 # --- contexts
@@ -238,6 +253,7 @@ _ALERTS = {  # by the end of OpenSSL's word for them
     "WRONG_VERSION_NUMBER": "what answers there does not use TLS. Check the port",
 }
 _NOT_YET_VALID, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64  # OpenSSL's X509_V_ERR
+_IGNORE_DATES = 0x200000  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME
 _CLOSED = (ssl.SSLEOFError, ssl.SSLZeroReturnError, ConnectionResetError, ConnectionAbortedError, BrokenPipeError)
 
 
@@ -278,10 +294,7 @@ def _explain_error(error: Exception, address: Address) -> str:
 def _explain_certificate(error: ssl.SSLCertVerificationError, address: Address) -> str:
     """Explain why the broker's certificate is not accepted."""
     if error.verify_code in {_NOT_YET_VALID, _EXPIRED}:
-        try:
-            dates = parse_identity(presented_certificate(address) or b"").date_problem(datetime.now(UTC))
-        except ValueError:
-            dates = ""
+        dates = _broker_dates(address)
         when = "has expired" if error.verify_code == _EXPIRED else "is not valid yet"
         return f"its certificate {dates or when}. {_CLOCK}"
     if error.verify_code in {_OTHER_NAME, _OTHER_ADDRESS}:
@@ -298,6 +311,20 @@ def _explain_certificate(error: ssl.SSLCertVerificationError, address: Address) 
         "its certificate is not a broker's certificate by this swarm's authority (--ca). Either --ca is of another "
         "swarm, or another machine pretends to be the broker. Nothing was sent. Compare the ca.crt of both"
     )
+
+
+def _broker_dates(address: Address) -> str:
+    """Return why the broker's certificate is not valid now, with the dates; "" if they cannot be found out."""
+    context = make_context(address)
+    context.verify_flags |= ssl.VerifyFlags(_IGNORE_DATES)
+    try:
+        with (
+            socket.create_connection((address.host, address.port), timeout=_PROBE_SECONDS) as raw,
+            context.wrap_socket(raw, server_hostname=address.host) as secure,
+        ):
+            return identity_of_peer(secure).date_problem(datetime.now(UTC))
+    except OSError:
+        return ""
 
 
 def _closing_error(address: Address, context: ssl.SSLContext) -> OSError | None:
@@ -326,7 +353,7 @@ def _explain_closed(address: Address) -> str:
     if address.tls:
         if _answers_mqtt(address):
             return f"the broker there uses no TLS. Give its port for TLS, such as 8883, or write mqtt://{address.host}"
-    elif presented_certificate(address) is not None:
+    elif _answers_tls(address):
         return "the broker there uses TLS. Write mqtts:// instead of mqtt://, with --ca, --cert and --key"
     elif not _answers_mqtt(address):
         return "what answers there is not an MQTT broker. Check the port"
@@ -343,17 +370,14 @@ def _answers_mqtt(address: Address) -> bool:
         return False
 
 
-def presented_certificate(address: Address) -> bytes | None:
-    """Return the unverified certificate in DER that is presented there; b"" if TLS has none, None without TLS."""
+def _answers_tls(address: Address) -> bool:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         with (
             socket.create_connection((address.host, address.port), timeout=_PROBE_SECONDS) as raw,
-            context.wrap_socket(raw, server_hostname=address.host) as secure,
+            context.wrap_socket(raw, server_hostname=address.host),
         ):
-            return secure.getpeercert(binary_form=True) or b""
-    except ssl.SSLError as error:
-        return b"" if "ALERT" in (error.reason or "") else None
-    except OSError:
-        return None
+            return True
+    except OSError as error:
+        return isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or "")
