@@ -1,7 +1,9 @@
 """Reads torch modules of users into an `Architecture`, and checks whether workers can train them.
 
 `read_module` follows a module with torch.fx, in training and in evaluation mode. `GraphReader` translates each
-operation as it is recorded; at the end the description is compared with the module on random samples.
+operation as it is recorded, so that shapes are known on the way: modules may compute with them and decide by them.
+Shapes of views come from torch, on tensors without data. At the end the description is compared with the module on
+random samples.
 """
 
 from __future__ import annotations
@@ -14,10 +16,9 @@ import random
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -89,6 +90,8 @@ def _trace(graph: GraphReader, whole: nn.Module) -> None:
             _Tracer(graph).trace(whole)
         except ArchitectureError:
             raise
+        except _ComparisonError as error:
+            raise ArchitectureError(f"{_line_of_error(error)}: {_DECISION}") from error
         except Exception as error:
             reason = "write x.size(0) for len(x)" if "'len'" in str(error) else _first_line(error)
             raise ArchitectureError(f"{_line_of_error(error)}: torch.fx cannot follow it ({reason})") from error
@@ -101,42 +104,78 @@ def _generator_states() -> tuple[object, ...]:
     return torch.get_rng_state().numpy().tobytes(), random.getstate(), str(numpy)
 
 
+class _BatchSize(int):
+    """The number of samples, which is unknown while a module is read: a prime that no shape contains."""
+
+    def _refuse(self, *_: object) -> bool:
+        raise _ComparisonError
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = _refuse
+    __hash__ = int.__hash__
+
+    def __repr__(self) -> str:
+        return "the number of samples"
+
+
+class _ComparisonError(Exception):
+    """Raised where a module decides by the number of samples."""
+
+
+_BATCH = _BatchSize(1_000_003)
+
+
 class _Proxy(fx.Proxy):
-    """A proxy that records `x += y` as such; torch.fx would record `x = x + y`, which other references to x miss."""
+    """A proxy that has a shape, and records `x += y` as such.
+
+    torch.fx would record `x = x + y`, which other references to x miss.
+    """
+
+    tracer: _Tracer
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the tensor."""
+        return self.tracer.reader.shape_of(self.node)
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    def dim(self) -> int:
+        """Return the number of axes."""
+        return len(self.shape)
+
+    def size(self, dim: int | None = None) -> Any:  # noqa: ANN401 - a size or all of them
+        """Return the sizes of the tensor, or that of one axis."""
+        return self.shape if dim is None else self.shape[dim]
 
     def __iadd__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
-        return self._computed(operator.iadd, other)
+        return self._change(operator.iadd, other)
 
     def __isub__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
-        return self._computed(operator.isub, other)
+        return self._change(operator.isub, other)
 
     def __imul__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
-        return self._computed(operator.imul, other)
+        return self._change(operator.imul, other)
 
     def __itruediv__(self, other: Any) -> fx.Proxy:  # noqa: ANN401
-        return self._computed(operator.itruediv, other)
+        return self._change(operator.itruediv, other)
 
-    def _computed(self, function: Callable[..., Any], other: Any) -> fx.Proxy:  # noqa: ANN401
+    def _change(self, function: Callable[..., Any], other: Any) -> fx.Proxy:  # noqa: ANN401
         return self.tracer.create_proxy("call_function", function, (self, other), {})
 
 
 class _Tracer(fx.Tracer):
-    """A tracer of torch.fx whose graph reader knows the sizes."""
+    """A tracer of torch.fx that hands every operation to a graph reader."""
 
-    def __init__(self, graph: GraphReader) -> None:
+    def __init__(self, reader: GraphReader) -> None:
         super().__init__()
-        self._graph = graph
+        self.reader = reader
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         """Return the stand-in for a tensor."""
         return _Proxy(node, self)
-
-    def iter(self, obj: fx.Proxy) -> Iterator[Any]:
-        """Return the sizes of a shape one by one."""
-        known = self._graph.sizes.get(obj.node)
-        if not isinstance(known, tuple):
-            return super().iter(obj)
-        return iter([operator.getitem(obj, place) for place in range(len(known))])
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether a module counts as one layer: torch's own, and subclasses of known ones."""
@@ -156,13 +195,8 @@ class _Tracer(fx.Tracer):
         frame = sys._getframe(1)
         while frame.f_back is not None and not _is_user_code(frame.f_code):
             frame = frame.f_back
-        self._graph.follow(node, _line(frame.f_code, frame.f_lineno))
+        self.reader.follow(node, _line(frame.f_code, frame.f_lineno))
         return node
-
-    def to_bool(self, obj: fx.Proxy) -> bool:
-        """Return the truth of a value that depends on the shape of a sample alone."""
-        known = self._graph.sizes.get(obj.node)
-        return super().to_bool(obj) if known is None else bool(known)
 
 
 def _is_user_code(code: CodeType) -> bool:
@@ -188,23 +222,7 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(" .")
 
 
-class _Size(Enum):
-    BATCH = "the number of samples"
-
-    def __repr__(self) -> str:
-        return self.value
-
-
-_BATCH = _Size.BATCH
-"""The one size that is unknown while a module is read."""
-
 _COMPARISONS: tuple[object, ...] = (operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
-
-_SIZE_FUNCTIONS: tuple[object, ...] = (
-    operator.getitem, operator.mul, operator.floordiv, operator.mod, operator.add, operator.sub, operator.neg,
-    operator.iadd, operator.isub, operator.imul, math.prod, *_COMPARISONS,
-)  # fmt: skip
-"""Functions of sizes that are computed while a module is read."""
 
 _ARITHMETIC: dict[object, str] = {
     **dict.fromkeys(("add", torch.add, operator.add), "add"),
@@ -231,6 +249,9 @@ _MEANS: tuple[object, ...] = ("mean", torch.mean)
 _JOINS: tuple[object, ...] = (torch.cat, torch.concat, torch.concatenate)
 
 
+_DECISION = (
+    "what is compared there is the values of a tensor or the number of samples; a described network takes no decisions"
+)
 _PRODUCT = "products of tensors run on torch"
 _HINTS = {
     "linear": "use nn.Linear",
@@ -268,7 +289,6 @@ class GraphReader:
 
     def __init__(self, whole: nn.Module, module: nn.Module, shape: Shape) -> None:
         """whole: what is traced; module: the part of it whose parameters are flat weights."""
-        self.sizes: dict[fx.Node, Any] = {}  # what was computed of shapes alone
         self.whole, self.module = whole, module
         self.draft = Draft(shape)
         self.lines: list[str] = []  # where every layer is written
@@ -298,8 +318,7 @@ class GraphReader:
             case "call_module":
                 self._call_layer(node, line)
             case "call_function" | "call_method":
-                if not self.compute_size(node):
-                    self._call_function(node, line)
+                self._call_function(node, line)
             case _:
                 self._end(node.args[0], line)
 
@@ -443,9 +462,11 @@ class GraphReader:
 
     def _view(self, node: fx.Node, kind: str, value: TracedTensor, label: str, *given: Any, **named: Any) -> None:  # noqa: ANN401
         """Translate a view. Layers read it as a row, or in the shape that a layer made."""
-        shape = _VIEW_SHAPES[kind](value.shape, *given, **named)
+        shape = _shape_after(kind, value.shape, *given, **named)
+        if kind == "squeeze" and _shape_after(kind, value.shape, *given, batch=1, **named) != shape:
+            shape = None  # one sample alone gives another shape
         sizes = given[0] if len(given) == 1 and isinstance(given[0], tuple) else (*given, *named.values())
-        asked = ", ".join("N" if size is _BATCH else str(size) for size in sizes)
+        asked = ", ".join("N" if isinstance(size, _BatchSize) else str(size) for size in sizes)
         hint = ", or data of that shape" if value.number == SAMPLES else ""
         obstacle = (
             f"{label}: {kind}({asked}) of N samples of shape {value.shape} is not known; all "
@@ -480,9 +501,7 @@ class GraphReader:
             raise ArchitectureError(value.obstacle)
         pool = layers.AvgPool2d(window, window) if len(inner) == 3 else layers.AvgPool1d(window, window)
         pooled = self.add(pool, line, line, read)
-        shape = tuple(1 if place in places else side for place, side in enumerate(value.shape, 1))
-        if not keepdim:
-            shape = tuple(side for place, side in enumerate(shape, 1) if place not in places)
+        shape = _shape_after("mean", value.shape, dim, keepdim)
         obstacle = f"{line}: a mean over some axes is known with keepdim=True alone; x.mean((2, 3)) makes rows"
         self.add_view(node, TracedTensor(pooled, self.draft.shape_of(pooled)), shape, obstacle, line)
 
@@ -554,34 +573,13 @@ class GraphReader:
         if not isinstance(given, fx.Node):
             return given
         self.refuse_parameter(given, line)
-        for known in (self.sizes, self.tables):
-            if given in known:
-                return known[given]
+        if given in self.tables:
+            return self.tables[given]
         raise ArchitectureError(f"{line}: it takes a second tensor; only sums and concatenations of tensors are native")
 
-    def compute_size(self, node: fx.Node) -> bool:
-        """Compute a value that depends on shapes alone; return whether the operation is of that kind."""
-        first, *rest = node.args or (None,)
-        if isinstance(first, fx.Node) and first not in self.sizes:
-            shape: tuple[Any, ...] | None = None
-            if first in self.values:
-                shape = (_BATCH, *self.values[first].shape)
-            elif first in self.tables:
-                shape = tuple(self.tables[first].shape)
-            answer = None if shape is None else _answer_size_query(shape, (node.target, *rest, *node.kwargs.values()))
-            if answer is not None:
-                self.sizes[node] = answer
-            return answer is not None
-        if node.target not in _SIZE_FUNCTIONS or not callable(node.target):
-            return False
-        try:
-            values = [self.constant_of(each, "") for each in node.args]
-            if node.target in _COMPARISONS and any(_contains_batch(each) for each in values):
-                return False
-            self.sizes[node] = node.target(*values)
-        except (ArchitectureError, TypeError, IndexError, ZeroDivisionError):
-            return False
-        return True
+    def shape_of(self, node: fx.Node) -> tuple[int, ...]:
+        """Return the shape of a tensor as the module sees it."""
+        return (_BATCH, *self.values[node].shape) if node in self.values else tuple(self.tables[node].shape)
 
 
 @dataclass(eq=False)
@@ -622,10 +620,7 @@ def _explain_unknown(node: fx.Node) -> str:
     """Explain why a function is not native, and what to do."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))
     if node.target in _COMPARISONS:
-        return (
-            "what is compared there is the values of a tensor or the number of samples; a described network takes no "
-            "decisions"
-        )
+        return _DECISION
     if node.target is getattr:
         name = f".{node.args[1]}"
     if name in _HINTS:
@@ -672,7 +667,7 @@ def _scale_layer(operation: str, constant: Any, shape: Shape, constant_first: bo
 
 def _constant_values(constant: Any, shape: Shape) -> Numbers:  # noqa: ANN401
     """Return a constant as one number, or as one per channel."""
-    if isinstance(constant, bool) or not isinstance(constant, int | float | Tensor):
+    if isinstance(constant, bool | _BatchSize) or not isinstance(constant, int | float | Tensor):
         raise ArchitectureError(f"it computes with {constant!r:.40}; only numbers and tables of numbers are known")
     table = torch.as_tensor(constant)
     if table.is_complex() or (table.dtype == torch.float64 and table.dim() > 0):
@@ -692,56 +687,13 @@ def _map_values(values: Numbers, compute: Callable[[Tensor], Tensor]) -> Numbers
     return tuple((compute(torch.tensor(values)) + 0.0).tolist())
 
 
-def _answer_size_query(shape: tuple[Any, ...], asked: tuple[Any, ...]) -> Any:  # noqa: ANN401
-    """Return the result of a question about a shape, or None if it is not one."""
-    if asked in [("size",), (getattr, "shape")]:
-        return shape
-    if asked[0] == "size" and len(asked) == 2 and isinstance(asked[1], int) and -len(shape) <= asked[1] < len(shape):
-        return shape[asked[1]]
-    return len(shape) if asked in [("dim",), (getattr, "ndim")] else None
-
-
-def _contains_batch(value: Any) -> bool:  # noqa: ANN401
-    """Return whether the number of samples is part of a value."""
-    return _BATCH in value if isinstance(value, tuple) else value is _BATCH
-
-
-def _reshape(shape: Shape, *given: Any) -> Shape | None:  # noqa: ANN401
-    """Return the shape of a sample after view or reshape; None if samples mix."""
-    sizes: Sequence[Any] = given[0] if len(given) == 1 and isinstance(given[0], tuple) else given
-    numbers = math.prod(shape)
-    batch, *rest = sizes or (None,)
-    if not all(isinstance(size, int) for size in rest) or not (batch is _BATCH or batch == -1):
+def _shape_after(method: str, shape: Shape, *given: Any, batch: int = _BATCH, **named: Any) -> Shape | None:  # noqa: ANN401
+    """Return the shape of a sample after a method, called on a tensor without data; None if samples mix."""
+    try:
+        result = getattr(torch.empty(int(batch), *shape, device="meta"), method)(*given, **named)
+    except (RuntimeError, IndexError, TypeError):
         return None
-    if batch is _BATCH and rest.count(-1) == 1:
-        known = math.prod(size for size in rest if size != -1)
-        rest = [numbers // max(known, 1) if size == -1 else size for size in rest]
-    return tuple(rest) if rest and min(rest) > 0 and math.prod(rest) == numbers else None
-
-
-def _flatten(shape: Shape, start_dim: Any = 0, end_dim: Any = -1) -> Shape | None:  # noqa: ANN401
-    """Return the shape of a sample after flatten; None if samples mix."""
-    places = _axes_from_front((start_dim, end_dim), 1 + len(shape))
-    if places is None or not 1 <= places[0] <= places[1]:
-        return None
-    first, last = places[0] - 1, places[1]
-    return (*shape[:first], math.prod(shape[first:last]), *shape[last:])
-
-
-def _squeeze(shape: Shape, dim: Any = None) -> Shape | None:  # noqa: ANN401
-    """Return the shape of a sample after squeeze; None if samples mix."""
-    places = _axes_from_front(dim, 1 + len(shape))
-    if places is None or 0 in places:
-        return None
-    return tuple(size for place, size in enumerate(shape, 1) if place not in places or size != 1) or None
-
-
-def _unsqueeze(shape: Shape, dim: Any = None) -> Shape | None:  # noqa: ANN401
-    """Return the shape of a sample after unsqueeze; None if samples mix."""
-    places = _axes_from_front(dim, 2 + len(shape))
-    if places is None or len(places) != 1 or places[0] == 0:
-        return None
-    return (*shape[: places[0] - 1], 1, *shape[places[0] - 1 :])
+    return tuple(result.shape[1:]) if result.dim() > 1 and result.shape[0] == int(batch) else None
 
 
 def _mean_axes(shape: Shape, dim: Any = None) -> tuple[int, ...] | None:  # noqa: ANN401
@@ -756,9 +708,6 @@ def _axes_from_front(dims: Any, axes: int) -> tuple[int, ...] | None:  # noqa: A
     if not all(isinstance(each, int) and not isinstance(each, bool) and -axes <= each < axes for each in listed):
         return None
     return tuple(each % axes for each in listed)
-
-
-_VIEW_SHAPES = {"reshape": _reshape, "flatten": _flatten, "squeeze": _squeeze, "unsqueeze": _unsqueeze}
 
 
 @dataclass(frozen=True)
