@@ -14,70 +14,89 @@ TYPE_CHECKING = False  # as `typing.TYPE_CHECKING`, without loading `typing` on 
 if TYPE_CHECKING:
     from typing import Any
 
-    from cbdsl import callbacks, register, testing
-    from cbdsl.algorithm.aggregators import AggregationRule, TrustedReference
-    from cbdsl.algorithm.messages import Claim, Order, Swarm
-    from cbdsl.algorithm.methods import AveragingMethod, Method, SwarmMethod
-    from cbdsl.algorithm.particles import Particles
-    from cbdsl.algorithm.selection import Candidate, RoundContext, Selection, SelectionResult, VerifiedUpload
-    from cbdsl.algorithm.verification import Verifier
-    from cbdsl.algorithm.worker_round import WorkerRound
-    from cbdsl.arrays import Samples
-    from cbdsl.attacks.attack import Attack, AttackContext, AttackPreparation
-    from cbdsl.codecs.codec import Codec, CodecError
-    from cbdsl.data.dataset import Dataset
-    from cbdsl.data.partition import Partition, Pool
-    from cbdsl.engines.engine import Engine
-    from cbdsl.errors import UserError
-    from cbdsl.models.architecture import Architecture
-    from cbdsl.models.saved_model import load
-    from cbdsl.presets import preset
-    from cbdsl.runs.callbacks import Callback
-    from cbdsl.runs.loop import resume, run
-    from cbdsl.runs.records import RoundRecord, Summary
-    from cbdsl.runs.result import Result
-    from cbdsl.spec import Spec
+    from cbdsl import callbacks as callbacks
+    from cbdsl import register as register
+    from cbdsl import testing as testing
+    from cbdsl.algorithm.aggregators import AggregationRule as AggregationRule
+    from cbdsl.algorithm.aggregators import TrustedReference as TrustedReference
+    from cbdsl.algorithm.messages import Claim as Claim
+    from cbdsl.algorithm.messages import Order as Order
+    from cbdsl.algorithm.messages import Swarm as Swarm
+    from cbdsl.algorithm.methods import AveragingMethod as AveragingMethod
+    from cbdsl.algorithm.methods import Method as Method
+    from cbdsl.algorithm.methods import SwarmMethod as SwarmMethod
+    from cbdsl.algorithm.particles import Particles as Particles
+    from cbdsl.algorithm.selection import (
+        Candidate as Candidate,
+    )
+    from cbdsl.algorithm.selection import (
+        RoundContext as RoundContext,
+    )
+    from cbdsl.algorithm.selection import (
+        Selection as Selection,
+    )
+    from cbdsl.algorithm.selection import (
+        SelectionResult as SelectionResult,
+    )
+    from cbdsl.algorithm.selection import (
+        VerifiedUpload as VerifiedUpload,
+    )
+    from cbdsl.algorithm.verification import Verifier as Verifier
+    from cbdsl.algorithm.worker_round import WorkerRound as WorkerRound
+    from cbdsl.arrays import Samples as Samples
+    from cbdsl.attacks.attack import (
+        Attack as Attack,
+    )
+    from cbdsl.attacks.attack import (
+        AttackContext as AttackContext,
+    )
+    from cbdsl.attacks.attack import (
+        AttackPreparation as AttackPreparation,
+    )
+    from cbdsl.codecs.codec import Codec as Codec
+    from cbdsl.codecs.codec import CodecError as CodecError
+    from cbdsl.data.dataset import Dataset as Dataset
+    from cbdsl.data.partition import Partition as Partition
+    from cbdsl.data.partition import Pool as Pool
+    from cbdsl.engines.engine import Engine as Engine
+    from cbdsl.errors import UserError as UserError
+    from cbdsl.models.architecture import Architecture as Architecture
+    from cbdsl.models.saved_model import load as load
+    from cbdsl.presets import preset as preset
+    from cbdsl.runs.callbacks import Callback as Callback
+    from cbdsl.runs.loop import resume as resume
+    from cbdsl.runs.loop import run as run
+    from cbdsl.runs.records import RoundRecord as RoundRecord
+    from cbdsl.runs.records import Summary as Summary
+    from cbdsl.runs.result import Result as Result
+    from cbdsl.spec import Spec as Spec
 
-_HOMES = {
-    "AggregationRule": "algorithm.aggregators",
-    "Architecture": "models.architecture",
-    "Attack": "attacks.attack",
-    "AttackContext": "attacks.attack",
-    "AttackPreparation": "attacks.attack",
-    "AveragingMethod": "algorithm.methods",
-    "Callback": "runs.callbacks",
-    "Candidate": "algorithm.selection",
-    "Claim": "algorithm.messages",
-    "Codec": "codecs.codec",
-    "CodecError": "codecs.codec",
-    "Dataset": "data.dataset",
-    "Engine": "engines.engine",
-    "Method": "algorithm.methods",
-    "Order": "algorithm.messages",
-    "Particles": "algorithm.particles",
-    "Partition": "data.partition",
-    "Pool": "data.partition",
-    "Result": "runs.result",
-    "RoundContext": "algorithm.selection",
-    "RoundRecord": "runs.records",
-    "Samples": "arrays",
-    "Selection": "algorithm.selection",
-    "SelectionResult": "algorithm.selection",
-    "Spec": "spec",
-    "Summary": "runs.records",
-    "Swarm": "algorithm.messages",
-    "SwarmMethod": "algorithm.methods",
-    "TrustedReference": "algorithm.aggregators",
-    "UserError": "errors",
-    "VerifiedUpload": "algorithm.selection",
-    "Verifier": "algorithm.verification",
-    "WorkerRound": "algorithm.worker_round",
-    "load": "models.saved_model",
-    "preset": "presets",
-    "resume": "runs.loop",
-    "run": "runs.loop",
+_PUBLIC = {  # the public names by the module that defines them; "" for modules
+    "": "callbacks register testing",
+    "algorithm.aggregators": "AggregationRule TrustedReference",
+    "algorithm.messages": "Claim Order Swarm",
+    "algorithm.methods": "AveragingMethod Method SwarmMethod",
+    "algorithm.particles": "Particles",
+    "algorithm.selection": "Candidate RoundContext Selection SelectionResult VerifiedUpload",
+    "algorithm.verification": "Verifier",
+    "algorithm.worker_round": "WorkerRound",
+    "arrays": "Samples",
+    "attacks.attack": "Attack AttackContext AttackPreparation",
+    "codecs.codec": "Codec CodecError",
+    "data.dataset": "Dataset",
+    "data.partition": "Partition Pool",
+    "engines.engine": "Engine",
+    "errors": "UserError",
+    "models.architecture": "Architecture",
+    "models.saved_model": "load",
+    "presets": "preset",
+    "runs.callbacks": "Callback",
+    "runs.loop": "resume run",
+    "runs.records": "RoundRecord Summary",
+    "runs.result": "Result",
+    "spec": "Spec",
 }
-_MODULES = ("callbacks", "register", "testing")
+_HOMES = {name: home for home, names in _PUBLIC.items() for name in names.split()}
 _RENAMED = {  # old public names, until 1.0
     "Believed": "VerifiedUpload",
     "Combined": "SelectionResult",
@@ -90,57 +109,14 @@ _RENAMED = {  # old public names, until 1.0
     "plugins": "register",
 }
 
-__all__ = [
-    "AggregationRule",
-    "Architecture",
-    "Attack",
-    "AttackContext",
-    "AttackPreparation",
-    "AveragingMethod",
-    "Callback",
-    "Candidate",
-    "Claim",
-    "Codec",
-    "CodecError",
-    "Dataset",
-    "Engine",
-    "Method",
-    "Order",
-    "Particles",
-    "Partition",
-    "Pool",
-    "Result",
-    "RoundContext",
-    "RoundRecord",
-    "Samples",
-    "Selection",
-    "SelectionResult",
-    "Spec",
-    "Summary",
-    "Swarm",
-    "SwarmMethod",
-    "TrustedReference",
-    "UserError",
-    "VerifiedUpload",
-    "Verifier",
-    "WorkerRound",
-    "__version__",
-    "callbacks",
-    "load",
-    "preset",
-    "register",
-    "resume",
-    "run",
-    "testing",
-]
+__all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attribute
     """Import a public name on first use, so that the command line and small devices load only what they need."""
     if name in _HOMES:
-        return getattr(import_module(f"cbdsl.{_HOMES[name]}"), name)
-    if name in _MODULES:
-        return import_module(f"cbdsl.{name}")
+        home = _HOMES[name]
+        return getattr(import_module(f"cbdsl.{home}"), name) if home else import_module(f"cbdsl.{name}")
     if name in _RENAMED:
         import warnings  # noqa: PLC0415
 

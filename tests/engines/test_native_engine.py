@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.engines import native_engine
-from cbdsl.engines.engine import Sgd, floats
+from cbdsl.engines.engine import Sgd, as_float32
 from cbdsl.engines.native_engine import NativeEngine, available, info, peak_multiply_adds
 from cbdsl.models.architecture import Architecture, from_module
 from cbdsl.models.layers import Conv2d, Flatten, Layer, Linear, MaxPool2d, Relu, Sigmoid, Tanh
@@ -281,7 +281,7 @@ def test_arrays_at_odd_addresses_are_copied_first() -> None:
     odd = np.frombuffer(b"\0" + weights.tobytes(), np.float32, weights.size, 1).reshape(weights.shape)
     features = np.frombuffer(b"\0" + samples.features.tobytes(), np.float32, samples.features.size, 1)
     assert not (odd.flags.aligned or features.flags.aligned)
-    assert floats("weights", odd).flags.aligned
+    assert as_float32("weights", odd).flags.aligned
     engine, indices = NativeEngine(SMALL), np.arange(9, dtype=np.int32)
     found = engine.losses(odd, Samples(features.reshape(samples.features.shape), samples.labels), indices)
     assert np.array_equal(found, engine.losses(weights, samples, indices))

@@ -9,70 +9,51 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cbdsl.models import layers as kinds
 from cbdsl.models.architecture import Architecture, from_module
-from cbdsl.models.layers import (
-    ArchitectureError,
-    AvgPool1d,
-    AvgPool2d,
-    Conv1d,
-    Conv2d,
-    Dropout,
-    Flatten,
-    Gelu,
-    GroupNorm,
-    Hardswish,
-    Layer,
-    LayerNorm,
-    LeakyRelu,
-    Linear,
-    MaxPool1d,
-    MaxPool2d,
-    Relu,
-    Relu6,
-    Shape,
-    Sigmoid,
-    Silu,
-    Softplus,
-    Tanh,
-)
+from cbdsl.models.layers import ArchitectureError, Layer, Shape
 
 ROWS, SERIES, IMAGES = (6,), (4, 9), (4, 8, 6)
 
 LAYERS: list[tuple[nn.Module, Shape, Layer | None]] = [
-    (nn.Conv1d(4, 6, 3), SERIES, Conv1d(4, 6, (3,))),
-    (nn.Conv1d(4, 6, 3, 2, 1, groups=2, bias=False), SERIES, Conv1d(4, 6, (3,), (1,), False, (2,), 2)),
-    (nn.Conv1d(4, 6, 5, padding="same"), SERIES, Conv1d(4, 6, (5,), (2,))),
-    (nn.Conv2d(4, 6, (3, 5), (2, 1), padding=(1, 2)), IMAGES, Conv2d(4, 6, (3, 5), (1, 2), True, (2, 1))),
-    (nn.Conv2d(4, 8, 3, groups=4, padding="valid"), IMAGES, Conv2d(4, 8, (3, 3), groups=4)),
-    (nn.Conv2d(4, 2, (1, 3), padding="same"), IMAGES, Conv2d(4, 2, (1, 3), (0, 1))),
-    (nn.Linear(6, 3, bias=False), ROWS, Linear(6, 3, bias=False)),
-    (nn.GroupNorm(2, 4), IMAGES, GroupNorm(2, 4)),
-    (nn.GroupNorm(3, 6, eps=1e-3, affine=False), ROWS, GroupNorm(3, 6, affine=False, epsilon=1e-3)),
-    (nn.InstanceNorm1d(4), SERIES, GroupNorm(4, 4, affine=False)),
-    (nn.InstanceNorm2d(4, affine=True), IMAGES, GroupNorm(4, 4)),
-    (nn.LayerNorm(6), ROWS, LayerNorm((6,))),
-    (nn.LayerNorm([8, 6], bias=False), IMAGES, LayerNorm((8, 6), bias=False)),
-    (nn.LayerNorm([4, 9], elementwise_affine=False, eps=1e-4), SERIES, LayerNorm((4, 9), affine=False, epsilon=1e-4)),
-    (nn.ReLU(inplace=True), ROWS, Relu()),
-    (nn.ReLU6(), IMAGES, Relu6()),
-    (nn.LeakyReLU(0.2), SERIES, LeakyRelu(0.2)),
-    (nn.GELU(), ROWS, Gelu()),
-    (nn.GELU("tanh"), ROWS, Gelu(approximate=True)),
-    (nn.SiLU(), ROWS, Silu()),
-    (nn.Hardswish(), ROWS, Hardswish()),
-    (nn.Softplus(), SERIES, Softplus()),
-    (nn.Tanh(), ROWS, Tanh()),
-    (nn.Sigmoid(), ROWS, Sigmoid()),
-    (nn.MaxPool1d(3, 2, 1), SERIES, MaxPool1d((3,), (2,), (1,))),
-    (nn.MaxPool2d((3, 2), padding=(1, 0)), IMAGES, MaxPool2d((3, 2), (3, 2), (1, 0))),
-    (nn.AvgPool1d(2, padding=1), SERIES, AvgPool1d((2,), (2,), (1,))),
-    (nn.AvgPool2d(2, 1, count_include_pad=False), IMAGES, AvgPool2d((2, 2), (1, 1))),
-    (nn.AdaptiveAvgPool1d(3), SERIES, AvgPool1d((3,), (3,))),
-    (nn.AdaptiveAvgPool2d((None, 2)), IMAGES, AvgPool2d((1, 3), (1, 3))),
-    (nn.AdaptiveAvgPool2d(1), IMAGES, AvgPool2d((8, 6), (8, 6))),
-    (nn.AdaptiveMaxPool1d(1), SERIES, MaxPool1d((9,), (9,))),
-    (nn.AdaptiveMaxPool2d(2), IMAGES, MaxPool2d((4, 3), (4, 3))),
-    (nn.Dropout(0.25), IMAGES, Dropout(0.25)),
+    (nn.Conv1d(4, 6, 3), SERIES, kinds.Conv1d(4, 6, (3,))),
+    (nn.Conv1d(4, 6, 3, 2, 1, groups=2, bias=False), SERIES, kinds.Conv1d(4, 6, (3,), (1,), False, (2,), 2)),
+    (nn.Conv1d(4, 6, 5, padding="same"), SERIES, kinds.Conv1d(4, 6, (5,), (2,))),
+    (nn.Conv2d(4, 6, (3, 5), (2, 1), padding=(1, 2)), IMAGES, kinds.Conv2d(4, 6, (3, 5), (1, 2), True, (2, 1))),
+    (nn.Conv2d(4, 8, 3, groups=4, padding="valid"), IMAGES, kinds.Conv2d(4, 8, (3, 3), groups=4)),
+    (nn.Conv2d(4, 2, (1, 3), padding="same"), IMAGES, kinds.Conv2d(4, 2, (1, 3), (0, 1))),
+    (nn.Linear(6, 3, bias=False), ROWS, kinds.Linear(6, 3, bias=False)),
+    (nn.GroupNorm(2, 4), IMAGES, kinds.GroupNorm(2, 4)),
+    (nn.GroupNorm(3, 6, eps=1e-3, affine=False), ROWS, kinds.GroupNorm(3, 6, affine=False, epsilon=1e-3)),
+    (nn.InstanceNorm1d(4), SERIES, kinds.GroupNorm(4, 4, affine=False)),
+    (nn.InstanceNorm2d(4, affine=True), IMAGES, kinds.GroupNorm(4, 4)),
+    (nn.LayerNorm(6), ROWS, kinds.LayerNorm((6,))),
+    (nn.LayerNorm([8, 6], bias=False), IMAGES, kinds.LayerNorm((8, 6), bias=False)),
+    (
+        nn.LayerNorm([4, 9], elementwise_affine=False, eps=1e-4),
+        SERIES,
+        kinds.LayerNorm((4, 9), affine=False, epsilon=1e-4),
+    ),
+    (nn.ReLU(inplace=True), ROWS, kinds.Relu()),
+    (nn.ReLU6(), IMAGES, kinds.Relu6()),
+    (nn.LeakyReLU(0.2), SERIES, kinds.LeakyRelu(0.2)),
+    (nn.GELU(), ROWS, kinds.Gelu()),
+    (nn.GELU("tanh"), ROWS, kinds.Gelu(approximate=True)),
+    (nn.SiLU(), ROWS, kinds.Silu()),
+    (nn.Hardswish(), ROWS, kinds.Hardswish()),
+    (nn.Softplus(), SERIES, kinds.Softplus()),
+    (nn.Tanh(), ROWS, kinds.Tanh()),
+    (nn.Sigmoid(), ROWS, kinds.Sigmoid()),
+    (nn.MaxPool1d(3, 2, 1), SERIES, kinds.MaxPool1d((3,), (2,), (1,))),
+    (nn.MaxPool2d((3, 2), padding=(1, 0)), IMAGES, kinds.MaxPool2d((3, 2), (3, 2), (1, 0))),
+    (nn.AvgPool1d(2, padding=1), SERIES, kinds.AvgPool1d((2,), (2,), (1,))),
+    (nn.AvgPool2d(2, 1, count_include_pad=False), IMAGES, kinds.AvgPool2d((2, 2), (1, 1))),
+    (nn.AdaptiveAvgPool1d(3), SERIES, kinds.AvgPool1d((3,), (3,))),
+    (nn.AdaptiveAvgPool2d((None, 2)), IMAGES, kinds.AvgPool2d((1, 3), (1, 3))),
+    (nn.AdaptiveAvgPool2d(1), IMAGES, kinds.AvgPool2d((8, 6), (8, 6))),
+    (nn.AdaptiveMaxPool1d(1), SERIES, kinds.MaxPool1d((9,), (9,))),
+    (nn.AdaptiveMaxPool2d(2), IMAGES, kinds.MaxPool2d((4, 3), (4, 3))),
+    (nn.Dropout(0.25), IMAGES, kinds.Dropout(0.25)),
     (nn.Dropout(0.0), ROWS, None),
     (nn.Identity(), ROWS, None),
 ]
@@ -83,7 +64,7 @@ def ended(part: nn.Module, shape: Shape, layer: Layer | None) -> tuple[nn.Module
     after = shape if layer is None else layer.output_shape(shape)
     numbers = torch.zeros(after).numel()
     module = nn.Sequential(part, nn.Flatten(), nn.Linear(numbers, 2))
-    return module, Architecture(shape, (*([] if layer is None else [layer]), Flatten(), Linear(numbers, 2)))
+    return module, Architecture(shape, (*([] if layer is None else [layer]), kinds.Flatten(), kinds.Linear(numbers, 2)))
 
 
 @pytest.mark.parametrize(("part", "shape", "layer"), LAYERS, ids=[str(part) for part, _, _ in LAYERS])
@@ -105,27 +86,27 @@ class Called(nn.Module):
 
 F = functional
 FUNCTIONS: list[tuple[str, Callable[[Tensor], Tensor], Shape, Layer]] = [
-    ("relu6", F.relu6, ROWS, Relu6()),
-    ("leaky_relu", lambda x: F.leaky_relu(x, 0.3), ROWS, LeakyRelu(0.3)),
-    ("leaky_relu_", lambda x: F.leaky_relu_(x, 0.3), ROWS, LeakyRelu(0.3)),
-    ("gelu", F.gelu, ROWS, Gelu()),
-    ("gelu tanh", lambda x: F.gelu(x, approximate="tanh"), ROWS, Gelu(approximate=True)),
-    ("silu", lambda x: F.silu(x, inplace=True), ROWS, Silu()),
-    ("hardswish", F.hardswish, ROWS, Hardswish()),
-    ("softplus", F.softplus, ROWS, Softplus()),
-    ("tanh", F.tanh, ROWS, Tanh()),
-    ("sigmoid_", lambda x: x.sigmoid_(), ROWS, Sigmoid()),
-    ("max_pool1d", lambda x: F.max_pool1d(x, 3, padding=1), SERIES, MaxPool1d((3,), (3,), (1,))),
-    ("max_pool2d", lambda x: F.max_pool2d(input=x, kernel_size=3, stride=1), IMAGES, MaxPool2d((3, 3), (1, 1))),
-    ("avg_pool1d", lambda x: F.avg_pool1d(x, 2), SERIES, AvgPool1d((2,), (2,))),
-    ("avg_pool2d of all", lambda x: F.avg_pool2d(x, x.shape[2:]), IMAGES, AvgPool2d((8, 6), (8, 6))),
-    ("adaptive_avg_pool1d", lambda x: F.adaptive_avg_pool1d(x, 1), SERIES, AvgPool1d((9,), (9,))),
-    ("adaptive_avg_pool2d", lambda x: F.adaptive_avg_pool2d(x, (2, 1)), IMAGES, AvgPool2d((4, 6), (4, 6))),
-    ("adaptive_max_pool2d", lambda x: F.adaptive_max_pool2d(x, 1), IMAGES, MaxPool2d((8, 6), (8, 6))),
-    ("layer_norm", lambda x: F.layer_norm(x, (6,)), ROWS, LayerNorm((6,), affine=False)),
-    ("group_norm", lambda x: F.group_norm(x, 2), IMAGES, GroupNorm(2, 4, affine=False)),
-    ("mean, axes kept", lambda x: x.mean(dim=(2, 3), keepdim=True), IMAGES, AvgPool2d((8, 6), (8, 6))),
-    ("mean of one axis", lambda x: torch.mean(x, -1, keepdim=True), IMAGES, AvgPool2d((1, 6), (1, 6))),
+    ("relu6", F.relu6, ROWS, kinds.Relu6()),
+    ("leaky_relu", lambda x: F.leaky_relu(x, 0.3), ROWS, kinds.LeakyRelu(0.3)),
+    ("leaky_relu_", lambda x: F.leaky_relu_(x, 0.3), ROWS, kinds.LeakyRelu(0.3)),
+    ("gelu", F.gelu, ROWS, kinds.Gelu()),
+    ("gelu tanh", lambda x: F.gelu(x, approximate="tanh"), ROWS, kinds.Gelu(approximate=True)),
+    ("silu", lambda x: F.silu(x, inplace=True), ROWS, kinds.Silu()),
+    ("hardswish", F.hardswish, ROWS, kinds.Hardswish()),
+    ("softplus", F.softplus, ROWS, kinds.Softplus()),
+    ("tanh", F.tanh, ROWS, kinds.Tanh()),
+    ("sigmoid_", lambda x: x.sigmoid_(), ROWS, kinds.Sigmoid()),
+    ("max_pool1d", lambda x: F.max_pool1d(x, 3, padding=1), SERIES, kinds.MaxPool1d((3,), (3,), (1,))),
+    ("max_pool2d", lambda x: F.max_pool2d(input=x, kernel_size=3, stride=1), IMAGES, kinds.MaxPool2d((3, 3), (1, 1))),
+    ("avg_pool1d", lambda x: F.avg_pool1d(x, 2), SERIES, kinds.AvgPool1d((2,), (2,))),
+    ("avg_pool2d of all", lambda x: F.avg_pool2d(x, x.shape[2:]), IMAGES, kinds.AvgPool2d((8, 6), (8, 6))),
+    ("adaptive_avg_pool1d", lambda x: F.adaptive_avg_pool1d(x, 1), SERIES, kinds.AvgPool1d((9,), (9,))),
+    ("adaptive_avg_pool2d", lambda x: F.adaptive_avg_pool2d(x, (2, 1)), IMAGES, kinds.AvgPool2d((4, 6), (4, 6))),
+    ("adaptive_max_pool2d", lambda x: F.adaptive_max_pool2d(x, 1), IMAGES, kinds.MaxPool2d((8, 6), (8, 6))),
+    ("layer_norm", lambda x: F.layer_norm(x, (6,)), ROWS, kinds.LayerNorm((6,), affine=False)),
+    ("group_norm", lambda x: F.group_norm(x, 2), IMAGES, kinds.GroupNorm(2, 4, affine=False)),
+    ("mean, axes kept", lambda x: x.mean(dim=(2, 3), keepdim=True), IMAGES, kinds.AvgPool2d((8, 6), (8, 6))),
+    ("mean of one axis", lambda x: torch.mean(x, -1, keepdim=True), IMAGES, kinds.AvgPool2d((1, 6), (1, 6))),
 ]
 
 
@@ -136,17 +117,23 @@ def test_a_function_is_described(name: str, call: Callable[[Tensor], Tensor], sh
     assert from_module(module, shape) == expected
 
 
-POOLED = AvgPool2d((8, 6), (8, 6))
+POOLED = kinds.AvgPool2d((8, 6), (8, 6))
 TO_ROWS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[Layer, ...]]] = {
-    "mean": (lambda x: x.mean((2, 3)), (POOLED, Flatten())),
-    "mean of a list": (lambda x: x.mean([-1, -2]), (POOLED, Flatten())),
-    "mean of means": (lambda x: x.mean(3).mean(2), (AvgPool2d((1, 6), (1, 6)), AvgPool2d((8, 1), (8, 1)), Flatten())),
-    "mean of places": (lambda x: x.flatten(2).mean(-1), (POOLED, Flatten())),
-    "mean of a view": (lambda x: x.view(x.size(0), x.size(1), -1).mean(2), (POOLED, Flatten())),
-    "squeezed": (lambda x: F.adaptive_avg_pool2d(x, 1).squeeze(-1).squeeze(-1), (POOLED, Flatten())),
-    "squeezed at once": (lambda x: torch.squeeze(F.adaptive_avg_pool2d(x, 1), (2, 3)), (POOLED, Flatten())),
-    "seen and unseen": (lambda x: x.unsqueeze(1).squeeze(1).mean((2, 3)).unsqueeze(2).squeeze(2), (POOLED, Flatten())),
-    "two flattens": (lambda x: x.mean((2, 3), True).flatten(2).flatten(1), (POOLED, Flatten())),
+    "mean": (lambda x: x.mean((2, 3)), (POOLED, kinds.Flatten())),
+    "mean of a list": (lambda x: x.mean([-1, -2]), (POOLED, kinds.Flatten())),
+    "mean of means": (
+        lambda x: x.mean(3).mean(2),
+        (kinds.AvgPool2d((1, 6), (1, 6)), kinds.AvgPool2d((8, 1), (8, 1)), kinds.Flatten()),
+    ),
+    "mean of places": (lambda x: x.flatten(2).mean(-1), (POOLED, kinds.Flatten())),
+    "mean of a view": (lambda x: x.view(x.size(0), x.size(1), -1).mean(2), (POOLED, kinds.Flatten())),
+    "squeezed": (lambda x: F.adaptive_avg_pool2d(x, 1).squeeze(-1).squeeze(-1), (POOLED, kinds.Flatten())),
+    "squeezed at once": (lambda x: torch.squeeze(F.adaptive_avg_pool2d(x, 1), (2, 3)), (POOLED, kinds.Flatten())),
+    "seen and unseen": (
+        lambda x: x.unsqueeze(1).squeeze(1).mean((2, 3)).unsqueeze(2).squeeze(2),
+        (POOLED, kinds.Flatten()),
+    ),
+    "two flattens": (lambda x: x.mean((2, 3), True).flatten(2).flatten(1), (POOLED, kinds.Flatten())),
 }
 
 
@@ -154,7 +141,7 @@ TO_ROWS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[Layer, ...]]] = {
 def test_an_image_becomes_a_row_of_its_channels(name: str) -> None:
     call, layers = TO_ROWS[name]
     module = nn.Sequential(Called(call), nn.Linear(4, 2))
-    assert from_module(module, IMAGES) == Architecture(IMAGES, (*layers, Linear(4, 2)))
+    assert from_module(module, IMAGES) == Architecture(IMAGES, (*layers, kinds.Linear(4, 2)))
 
 
 REFUSED: list[tuple[nn.Module, Shape, str]] = [

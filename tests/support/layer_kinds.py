@@ -5,61 +5,48 @@ from __future__ import annotations
 import numpy as np
 
 from cbdsl.arrays import Floats, Indices
+from cbdsl.models import layers
 from cbdsl.models.architecture import SAMPLES, Architecture, Draft
-from cbdsl.models.layers import (
-    Add,
-    AvgPool1d,
-    AvgPool2d,
-    Concat,
-    Conv1d,
-    Conv2d,
-    Dropout,
-    Flatten,
-    Gelu,
-    GroupNorm,
-    Hardswish,
-    Layer,
-    LayerNorm,
-    LeakyRelu,
-    Linear,
-    MaxPool1d,
-    MaxPool2d,
-    Relu,
-    Relu6,
-    Scale,
-    Shape,
-    Sigmoid,
-    Silu,
-    Softplus,
-    Tanh,
-)
+from cbdsl.models.layers import Layer, Shape
 from cbdsl.models.network import initial_weights
 
 FEW, MANY = (3, 9, 7), (16, 7, 6)
 """Images with samples in the lanes, and with channels in the lanes while they are trained."""
 LAYERS: list[tuple[Shape, Layer]] = [
-    (FEW, Conv2d(3, 5, (3, 2), (1, 1), True, (2, 1))),
-    (FEW, Conv2d(3, 6, (3, 3), (0, 2), False, (1, 1), 3)),
-    (MANY, Conv2d(16, 20, (3, 3), (1, 1))),
-    (MANY, Conv2d(16, 16, (3, 3), (1, 1), True, (2, 2), 16)),
-    ((4, 19), Conv1d(4, 6, (5,), (2,), True, (2,))),
-    ((20, 11), Conv1d(20, 17, (3,), (1,))),
-    (FEW, MaxPool2d((3, 2), (2, 2), (1, 1))),
-    (FEW, AvgPool2d((3, 2), (2, 1), (1, 0))),
-    ((4, 19), MaxPool1d((3,), (2,), (1,))),
-    ((4, 19), AvgPool1d((4,), (3,), (2,))),
-    (FEW, GroupNorm(3, 3)),
-    (MANY, GroupNorm(4, 16, epsilon=1e-3)),
-    (FEW, LayerNorm((9, 7))),
-    ((23,), LayerNorm((23,), bias=False)),
-    (FEW, Scale((0.5, -2.0, 3.0), (0.25,))),
-    (FEW, Dropout(0.3)),
-    ((23,), Linear(23, 13, bias=False)),
-    *(((23,), layer) for layer in (Relu(), Relu6(), LeakyRelu(0.2), Tanh(), Sigmoid(), Silu(), Hardswish(), Gelu())),
-    (FEW, Gelu(approximate=True)),
-    ((23,), Softplus()),
-    (MANY, Softplus()),
-    (FEW, Tanh()),
+    (FEW, layers.Conv2d(3, 5, (3, 2), (1, 1), True, (2, 1))),
+    (FEW, layers.Conv2d(3, 6, (3, 3), (0, 2), False, (1, 1), 3)),
+    (MANY, layers.Conv2d(16, 20, (3, 3), (1, 1))),
+    (MANY, layers.Conv2d(16, 16, (3, 3), (1, 1), True, (2, 2), 16)),
+    ((4, 19), layers.Conv1d(4, 6, (5,), (2,), True, (2,))),
+    ((20, 11), layers.Conv1d(20, 17, (3,), (1,))),
+    (FEW, layers.MaxPool2d((3, 2), (2, 2), (1, 1))),
+    (FEW, layers.AvgPool2d((3, 2), (2, 1), (1, 0))),
+    ((4, 19), layers.MaxPool1d((3,), (2,), (1,))),
+    ((4, 19), layers.AvgPool1d((4,), (3,), (2,))),
+    (FEW, layers.GroupNorm(3, 3)),
+    (MANY, layers.GroupNorm(4, 16, epsilon=1e-3)),
+    (FEW, layers.LayerNorm((9, 7))),
+    ((23,), layers.LayerNorm((23,), bias=False)),
+    (FEW, layers.Scale((0.5, -2.0, 3.0), (0.25,))),
+    (FEW, layers.Dropout(0.3)),
+    ((23,), layers.Linear(23, 13, bias=False)),
+    *(
+        ((23,), layer)
+        for layer in (
+            layers.Relu(),
+            layers.Relu6(),
+            layers.LeakyRelu(0.2),
+            layers.Tanh(),
+            layers.Sigmoid(),
+            layers.Silu(),
+            layers.Hardswish(),
+            layers.Gelu(),
+        )
+    ),
+    (FEW, layers.Gelu(approximate=True)),
+    ((23,), layers.Softplus()),
+    (MANY, layers.Softplus()),
+    (FEW, layers.Tanh()),
 ]
 
 
@@ -67,23 +54,23 @@ def network_with(shape: Shape, layer: Layer) -> Architecture:
     """A layer between others, so that gradients come to it from behind and leave it to the front."""
     net = Draft(shape)
     if len(shape) == 1:
-        net.add(Linear(shape[0], shape[0]))
+        net.add(layers.Linear(shape[0], shape[0]))
     else:
-        net.add((Conv2d if len(shape) == 3 else Conv1d)(shape[0], shape[0], (1,) * (len(shape) - 1)))
+        net.add((layers.Conv2d if len(shape) == 3 else layers.Conv1d)(shape[0], shape[0], (1,) * (len(shape) - 1)))
     net.add(layer)
     if len(net.shape_of(net.last)) > 1:
-        net.add(Flatten())
-    net.add(Linear(net.shape_of(net.last)[0], 5))
+        net.add(layers.Flatten())
+    net.add(layers.Linear(net.shape_of(net.last)[0], 5))
     return net.architecture()
 
 
 def joined() -> Architecture:
     """Branches that are added up and put side by side."""
     net = Draft((4, 6, 6))
-    one, other = net.add(Conv2d(4, 4, (3, 3), (1, 1)), SAMPLES), net.add(Conv2d(4, 4, (1, 1)), SAMPLES)
-    net.add(Concat(), net.add(Add(), one, other, one), other, SAMPLES)
-    net.add(Flatten())
-    net.add(Linear(net.shape_of(net.last)[0], 5))
+    one, other = net.add(layers.Conv2d(4, 4, (3, 3), (1, 1)), SAMPLES), net.add(layers.Conv2d(4, 4, (1, 1)), SAMPLES)
+    net.add(layers.Concat(), net.add(layers.Add(), one, other, one), other, SAMPLES)
+    net.add(layers.Flatten())
+    net.add(layers.Linear(net.shape_of(net.last)[0], 5))
     return net.architecture()
 
 

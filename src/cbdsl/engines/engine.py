@@ -113,7 +113,7 @@ def check_indices(name: str, indices: Indices, samples: int) -> None:
             raise ValueError(f"{name} hold padding ({PADDING}) before a sample; put all padding at the end of its row")
 
 
-def floats(name: str, array: NDArray[Any]) -> Floats:
+def as_float32(name: str, array: NDArray[Any]) -> Floats:
     """Return a C-ordered, aligned float32 array; refuse other kinds of numbers."""
     array = np.asarray(array)
     if array.dtype.kind != "f":
@@ -133,7 +133,7 @@ def as_int32(name: str, array: NDArray[Any]) -> Indices:
 
 def check_corrections(corrections: Floats, shape: tuple[int, ...]) -> Floats:
     """Return corrections as float32; refuse another shape than that of the stack."""
-    rows = floats("corrections", corrections)
+    rows = as_float32("corrections", corrections)
     if rows.shape != shape:
         raise ValueError(f"corrections have shape {rows.shape}; give {shape}, one row for each model")
     return rows  # not checked to be finite: like weights that are not, they spoil their own row and no other
@@ -141,7 +141,7 @@ def check_corrections(corrections: Floats, shape: tuple[int, ...]) -> Floats:
 
 def check_one_model(weights: Floats, size: int) -> Floats:
     """Return the flat weights of one model as float32; refuse another shape than (D,)."""
-    model = floats("weights", weights)
+    model = as_float32("weights", weights)
     if model.shape != (size,):
         raise ValueError(f"weights have shape {model.shape}; give ({size},), the flat weights of one model")
     return model

@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
 from cbdsl.engines.engine import (
     Sgd,
+    as_float32,
     as_int32,
     check_corrections,
     check_indices,
     check_one_model,
     check_sample_indices,
-    floats,
 )
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import Shape
@@ -286,7 +286,7 @@ class NativeEngine:
             raise MemoryError(f"no memory for {self.threads} threads of the native engine; use fewer threads")
 
     def _stack(self, weights: Floats) -> Floats:
-        stack = floats("weights", weights)
+        stack = as_float32("weights", weights)
         if stack.ndim != 2 or stack.shape[1] != self.size:
             raise ValueError(
                 f"weights have shape {stack.shape}; give (U, {self.size}), one row of flat weights per worker"
@@ -294,7 +294,7 @@ class NativeEngine:
         return stack
 
     def _samples(self, samples: Samples) -> tuple[Floats, Indices]:
-        features = floats("features", samples.features)
+        features = as_float32("features", samples.features)
         labels = as_int32("labels", samples.labels)
         if features.shape[1:] != self.architecture.shape:
             raise ValueError(

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cbdsl.models import layers as kinds
-from cbdsl.models.layers import LARGEST, LAYERS, ArchitectureError, Layer, Shape, bordered, is_size
+from cbdsl.models.layers import LARGEST, LAYERS, ArchitectureError, Layer, Shape, count_with_border, is_size
 
 if TYPE_CHECKING:
     from torch import nn
@@ -146,7 +146,7 @@ class Architecture:
             if isinstance(layer, kinds.Conv1d | kinds.Conv2d) and SAMPLES in read
         ]
         widest = tuple(max(sides) for sides in zip(*paddings, strict=True))
-        return bordered(self.shape, widest or (0,) * (len(self.shape) - 1))
+        return count_with_border(self.shape, widest or (0,) * (len(self.shape) - 1))
 
     def numbers(self) -> int:
         """Return how many numbers one sample and the results of all layers take."""

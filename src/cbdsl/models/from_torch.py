@@ -486,12 +486,13 @@ class GraphReader:
         dtype: object = None,
     ) -> None:
         """Translate a mean over axes after the channels, which is a pooling."""
-        places, inner = _mean_axes(value.shape, dim), self.draft.shape_of(value.number)
-        if places is None or dtype is not None:
+        places, shape = _mean_axes(value.shape, dim), _shape_after("mean", value.shape, dim, keepdim)
+        if places is None or shape is None or dtype is not None:
             raise ArchitectureError(
                 f"{line}: a mean over {dim!r} of N samples of shape {value.shape} is not known; those over axes behind "
                 "the channels are, such as x.mean((2, 3))"
             )
+        inner = self.draft.shape_of(value.number)
         read = value.number if value.shape != inner and not value.changed else self.read(value, line)
         if value.shape == inner:
             window = tuple(side if place in places else 1 for place, side in enumerate(inner[1:], 2))
@@ -501,7 +502,6 @@ class GraphReader:
             raise ArchitectureError(value.obstacle)
         pool = layers.AvgPool2d(window, window) if len(inner) == 3 else layers.AvgPool1d(window, window)
         pooled = self.add(pool, line, line, read)
-        shape = _shape_after("mean", value.shape, dim, keepdim)
         obstacle = f"{line}: a mean over some axes is known with keepdim=True alone; x.mean((2, 3)) makes rows"
         self.add_view(node, TracedTensor(pooled, self.draft.shape_of(pooled)), shape, obstacle, line)
 

@@ -20,7 +20,7 @@ class ArchitectureError(ValueError):
     """A network that cannot be described, or whose layers do not fit together."""
 
 
-def bordered(shape: Shape, padding: Shape) -> int:
+def count_with_border(shape: Shape, padding: Shape) -> int:
     """Return how many numbers a sample with a border takes. The kernels make its rows a little longer."""
     sides = [side + 2 * pad for side, pad in zip(shape[1:], padding, strict=True)]
     return shape[0] * math.prod(sides[:-1]) * (sides[-1] + 3)
@@ -86,7 +86,7 @@ class Layer:
         """Return the multiply-adds for one sample; layers without a matrix of weights count as 0."""
         return 0
 
-    def drawn_inputs(self) -> int:
+    def fan_in(self) -> int:
         """Return the inputs of one output if initial weights are drawn at random, otherwise 0."""
         return 0
 
@@ -230,7 +230,7 @@ class _Convolution(Layer):
     def _output_shape(self, shape: Shape) -> Shape:
         if len(shape) != 1 + self.AXES or shape[0] != self.inputs:
             raise ArchitectureError(f"takes {_AXES[self.AXES]} of {self.inputs} channels but is given {shape}")
-        if bordered(shape, self.padding) > LARGEST:
+        if count_with_border(shape, self.padding) > LARGEST:
             raise ArchitectureError(f"its input with padding {self.padding} is more than {LARGEST:,} numbers; pad less")
         sides = [side + 2 * pad - size for side, pad, size in zip(shape[1:], self.padding, self.kernel, strict=True)]
         if min(sides) < 0:
@@ -245,9 +245,9 @@ class _Convolution(Layer):
 
     def multiply_adds(self, result: Shape) -> int:
         """Return one for every tap at every place."""
-        return math.prod(result) * self.drawn_inputs()
+        return math.prod(result) * self.fan_in()
 
-    def drawn_inputs(self) -> int:
+    def fan_in(self) -> int:
         """Return the taps of one output."""
         return self.inputs // self.groups * math.prod(self.kernel)
 
@@ -310,7 +310,7 @@ class Linear(Layer):
         """Return one for every weight."""
         return self.inputs * self.outputs
 
-    def drawn_inputs(self) -> int:
+    def fan_in(self) -> int:
         """Return the length of a row of weights."""
         return self.inputs
 
@@ -529,7 +529,7 @@ class Add(Layer):
         """Return the shape of all of them."""
         _check_several(given)
         if len(set(given)) != 1:
-            raise ArchitectureError(f"adds tensors of one shape but is given {_listed(given)}")
+            raise ArchitectureError(f"adds tensors of one shape but is given {_format_shapes(given)}")
         return given[0]
 
 
@@ -543,7 +543,7 @@ class Concat(Layer):
         """Return the common size with the channels of all tensors."""
         _check_several(given)
         if len({(len(shape), shape[1:]) for shape in given}) != 1:
-            raise ArchitectureError(f"joins channels of one size but is given {_listed(given)}")
+            raise ArchitectureError(f"joins channels of one size but is given {_format_shapes(given)}")
         return (sum(shape[0] for shape in given), *given[0][1:])
 
 
@@ -566,5 +566,5 @@ def _check_several(given: tuple[Shape, ...]) -> None:
         raise ArchitectureError(f"takes 2 to {_MOST_READ} tensors but is given {len(given)}")
 
 
-def _listed(shapes: tuple[Shape, ...]) -> str:
+def _format_shapes(shapes: tuple[Shape, ...]) -> str:
     return " and ".join(str(shape) for shape in shapes[:4])

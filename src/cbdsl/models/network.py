@@ -33,7 +33,7 @@ _SLOPE = math.sqrt(5.0)  # torch's `a` of kaiming_uniform_ for dense layers and 
 def initial_weights(architecture: Architecture, seed: int) -> Floats:
     """Return the flat weights (D,) that torch draws after `torch.manual_seed(seed)`, equal to the bit."""
     # RandomState, because its numbers never change with numpy's version. Of the seed, torch uses 32 bits as well.
-    drawn = sum(layer.size for layer in architecture.layers if layer.drawn_inputs())
+    drawn = sum(layer.size for layer in architecture.layers if layer.fan_in())
     words = np.random.RandomState(seed & 0xFFFFFFFF).bytes(4 * drawn)
     draws = np.frombuffer(words, "<u4") & np.uint32(2**_BITS - 1)  # whole numbers below 2^24
     centred: Doubles = draws.astype(np.float64) - _HALF  # from -2^23 to 2^23 - 1
@@ -41,7 +41,7 @@ def initial_weights(architecture: Architecture, seed: int) -> Floats:
     for layer in architecture.layers:
         for name, shape in layer.tensors().items():
             count = math.prod(shape)
-            if not layer.drawn_inputs():  # a factor and an offset that change nothing
+            if not layer.fan_in():  # a factor and an offset that change nothing
                 parts.append(np.full(count, name == "weight", np.float64))
                 continue
             parts.append(centred[used : used + count] * (float(np.float32(_bound(layer, name))) / _HALF))  # exact
@@ -51,7 +51,7 @@ def initial_weights(architecture: Architecture, seed: int) -> Floats:
 
 def _bound(layer: Layer, name: str) -> float:
     """Return the largest initial weight or bias, in the order of torch's arithmetic."""
-    inputs = layer.drawn_inputs()
+    inputs = layer.fan_in()
     if name == "bias":
         return 1 / math.sqrt(inputs)
     gain = math.sqrt(2.0 / (1 + _SLOPE**2))
