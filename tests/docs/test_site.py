@@ -106,8 +106,8 @@ def test_every_command_and_option_is_in_the_reference(site: Path) -> None:
 
 
 @pytest.mark.parametrize("page", ["index", "results", "reference/cli", "reference/api", "notebooks/duel"])
-def test_a_page_fits_a_narrow_screen(site: Path, page: str, tmp_path: Path) -> None:
-    with tab(tmp_path, width=390, height=800) as opened:
+def test_a_page_fits_a_narrow_screen(site: Path, page: str) -> None:
+    with tab(width=390, height=800) as opened:
         opened.open((site / f"{page}.html").as_uri())
         assert opened.value("document.documentElement.scrollWidth") <= 390
 

@@ -9,15 +9,26 @@ from pathlib import Path
 import pytest
 
 from cbdsl.report.figures import new_figure
-from cbdsl.report.html import Drawing, Section, document, save_drawing, table
-from support.browser import Tab, tab
+from cbdsl.report.pages import ENVIRONMENT, Cell, Drawing, Row, Table, render_page, save_drawing
+from support.browser import Tab, browser, tab
+from support.deployment import wait_until
 
 HEAD = ("Defence", "Accuracy", "Uplink", "Banned", "Under the worst attack that we know of")
-ROWS = [
+ROWS: list[Row] = [
     ("epochs 10", "9.8 ± 0.1 %", "12.5 kB", "–", "liar"),
     ("epochs 2", "93.6 %", "1.3 MB", "2 of 4", "alie"),
-    ("epochs 1", "<b>10.1 %</b>", "900 B", "10 of 10", "memoriser"),
+    ("epochs 1", Cell("10.1 %", strong=True), "900 B", "10 of 10", "memoriser"),
 ]
+
+PAGE = """\
+{% extends "base.html.j2" %}
+{% from "macros.html.j2" import picture, section, table with context %}
+{% block title %}A page{% endblock %}
+{% block lead %}CB-DSL + D_G.{% endblock %}
+{% block main %}
+{% call section("all", "All", "All of it") %}{{ picture(curve) }}{{ table(few) }}{{ table(many) }}{% endcall %}
+{% endblock %}
+"""
 
 
 @pytest.fixture(scope="module")
@@ -25,19 +36,21 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("page")
     figure = new_figure(10, 3)
     figure.subplots().plot([1, 2], [0.1, 0.9])
-    shown = save_drawing(
-        Drawing(figure, ("round", "accuracy"), [(1, 0.1), (2, 0.9)]), out / "figures" / "curve", "A curve"
+    drawing = Drawing(figure, ("round", "accuracy"), [(1, 0.1), (2, 0.9)])
+    text = render_page(
+        ENVIRONMENT.from_string(PAGE),
+        curve=save_drawing(drawing, out / "figures" / "curve", "A curve"),
+        few=Table(HEAD, ROWS, wide=False),
+        many=Table([*HEAD, *(f"Another number, {n}" for n in range(8))], [(*row, *"12345678") for row in ROWS]),
     )
-    wide = table([*HEAD, *(f"Another number, {n}" for n in range(8))], [(*row, *"12345678") for row in ROWS], wide=True)
-    body = shown + table(HEAD, ROWS) + wide
     path = out / "page.html"
-    path.write_text(document("A page", "CB-DSL + D_G.", [Section("all", "All", "All of it", body)]), encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     return path
 
 
 @pytest.fixture
-def opened(page: Path, tmp_path: Path) -> Iterator[Tab]:
-    with tab(tmp_path) as found:
+def opened(page: Path) -> Iterator[Tab]:
+    with tab() as found:
         found.open(page.as_uri())
         yield found
 
@@ -103,14 +116,10 @@ def test_on_a_narrow_screen_cards_can_be_sorted_too(opened: Tab) -> None:
 
 
 def test_the_numbers_can_be_saved_from_the_page_alone(opened: Tab, page: Path, tmp_path: Path) -> None:
-    opened.command("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path / "saved"))
+    browser().command("", "Browser.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path / "saved"))
     opened.value("document.querySelector('a.numbers').click()")
     saved = tmp_path / "saved" / "curve.csv"
-    opened.wait_for("new Promise((done) => setTimeout(() => done(true), 200))")
-    for _ in range(100):
-        if saved.is_file():
-            break
-        opened.wait_for("new Promise((done) => setTimeout(() => done(true), 200))")
+    wait_until(saved.is_file)
     assert saved.read_bytes() == (page.parent / "figures" / "curve.csv").read_bytes()
     assert list(csv.reader(saved.open())) == [["round", "accuracy"], ["1", "0.1"], ["2", "0.9"]]
 

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
 import fcntl
+import functools
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-FRAME = """\
-<title></title>
-<body style="margin:0">
-<iframe style="border:0;width:{width}px;height:2000px" srcdoc="{page}"></iframe>
-<script>
-onload = () => {{ document.title = frames[0].document.documentElement.scrollWidth + " of " + frames[0].innerWidth }}
-</script>
-</body>
-"""
-
 
 PLACED = """\
 import os, sys
@@ -54,27 +44,25 @@ def browser_command(folder: Path, *words: str) -> list[str]:
     ]  # fmt: skip
 
 
-def browse(address: str, folder: Path, *options: str) -> str:
-    """Open an address in a headless browser; what it prints."""
-    command = browser_command(folder, *options, address)
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+class Browser:
+    """A headless browser, controlled over a pipe."""
 
+    def __init__(self, folder: Path) -> None:
+        command = browser_command(folder, "--remote-debugging-pipe")
+        (theirs_in, self._ask), (self._answers, theirs_out) = os.pipe(), os.pipe()
+        ends = [fcntl.fcntl(one, fcntl.F_DUPFD, 10) for one in (theirs_in, theirs_out)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", PLACED, *map(str, ends), *command], stderr=subprocess.DEVNULL, pass_fds=ends
+        )
+        for one in (theirs_in, theirs_out, *ends):
+            os.close(one)
+        self._number, self._rest = 0, b""
 
-class Tab:
-    """A page in a browser that stays open: scripts can be run in it, and pictures taken. Spoken to over a pipe."""
-
-    def __init__(self, ask: int, answers: int) -> None:
-        self._ask, self._answers, self._number, self._rest = ask, answers, 0, b""
-        target = self.command("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.command("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-
-    _session = ""
-
-    def command(self, method: str, **parameters: Any) -> dict[str, Any]:  # noqa: ANN401
+    def command(self, session: str, method: str, **parameters: Any) -> dict[str, Any]:  # noqa: ANN401
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
-        if self._session:
-            message["sessionId"] = self._session
+        if session:
+            message["sessionId"] = session
         os.write(self._ask, json.dumps(message).encode() + b"\0")
         while True:
             answer = self._read()
@@ -91,6 +79,33 @@ class Tab:
         message, _, self._rest = self._rest.partition(b"\0")
         found: dict[str, Any] = json.loads(message)
         return found
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@functools.cache
+def browser() -> Browser:
+    """The browser of this process, which all tests share."""
+    chromium()  # skips the test if there is none
+    folder = Path(tempfile.mkdtemp(prefix="browser-"))
+    started = Browser(folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(started.close)  # called first
+    return started
+
+
+class Tab:
+    """A page in the browser: scripts can be run in it, and pictures taken."""
+
+    def __init__(self) -> None:
+        self.target: str = browser().command("", "Target.createTarget", url="about:blank")["targetId"]
+        attached = browser().command("", "Target.attachToTarget", targetId=self.target, flatten=True)
+        self._session: str = attached["sessionId"]
+
+    def command(self, method: str, **parameters: Any) -> dict[str, Any]:  # noqa: ANN401
+        return browser().command(self._session, method, **parameters)
 
     def look(self, width: int, height: int, dark: bool = False) -> None:
         """The size of the window, and whether its user likes dark pages."""
@@ -126,38 +141,18 @@ class Tab:
 
 
 @contextmanager
-def tab(folder: Path, width: int = 1300, height: int = 1700, dark: bool = False) -> Iterator[Tab]:
-    """A browser with one page, closed at the end."""
-    command = browser_command(folder, "--remote-debugging-pipe")
-    (theirs_in, ask), (answers, theirs_out) = os.pipe(), os.pipe()
-    ends = [fcntl.fcntl(one, fcntl.F_DUPFD, 10) for one in (theirs_in, theirs_out)]
-
-    process = subprocess.Popen(
-        [sys.executable, "-c", PLACED, *map(str, ends), *command],
-        stderr=subprocess.DEVNULL, pass_fds=ends,
-    )  # fmt: skip
-    for one in (theirs_in, theirs_out, *ends):
-        os.close(one)
+def tab(width: int = 1300, height: int = 1700, dark: bool = False) -> Iterator[Tab]:
+    """An empty page, closed at the end."""
+    opened = Tab()
+    opened.look(width, height, dark)
     try:
-        opened = Tab(ask, answers)
-        opened.look(width, height, dark)
         yield opened
     finally:
-        process.kill()
-        process.wait()
-        os.close(ask)
-        os.close(answers)
+        browser().command("", "Target.closeTarget", targetId=opened.target)
 
 
-def widths(page: Path, folder: Path, width: int) -> tuple[int, int]:
-    """How wide a page is laid out on a screen of some width, and how wide that screen is.
-
-    The page is shown in a frame, because a browser's window has a least width, and measured from outside, because the
-    page itself allows no script.
-    """
-    frame = folder / "frame.html"
-    frame.write_text(FRAME.format(width=width, page=escape(page.read_text(encoding="utf-8"))), encoding="utf-8")
-    shown = browse(frame.as_uri(), folder, "--dump-dom", "--window-size=1400,2000")
-    found = re.search(r"<title>(\d+) of (\d+)</title>", shown)
-    assert found is not None, shown[:200]
-    return int(found[1]), int(found[2])
+def widths(page: Path, width: int) -> tuple[int, int]:
+    """How wide a page is laid out on a screen of some width, and how wide that screen is."""
+    with tab(width, 900) as shown:
+        shown.open(page.as_uri())
+        return shown.value("document.documentElement.scrollWidth"), shown.value("innerWidth")

@@ -42,7 +42,7 @@ def state_of(name: str) -> str:
 
 def test_a_killed_worker_and_a_banned_liar_are_on_the_screen(tmp_path: Path) -> None:
     spec = tiny_spec(pictures(tmp_path / "pictures"), workers=5, rounds=100_000, attack__byzantine=1)
-    with deployment(tmp_path, spec, BEST) as made, tab(tmp_path) as shown:
+    with deployment(tmp_path, spec, BEST) as made, tab() as shown:
         liar = made.names[made.stage.byzantine[0]]
         victim = next(name for name in made.names if name != liar)
         made.start_workers()
@@ -78,7 +78,7 @@ def test_a_killed_worker_and_a_banned_liar_are_on_the_screen(tmp_path: Path) -> 
 
 def test_a_thousand_workers_are_shown_in_time(tmp_path: Path) -> None:
     names = write_large_served_run(tmp_path / "run", 1000, 30)
-    with page(tmp_path / "run") as server, tab(tmp_path) as shown:
+    with page(tmp_path / "run") as server, tab() as shown:
         shown.open(server.url)
         shown.wait_for("document.querySelectorAll('#workers tbody tr').length === 1000")
         first = float(shown.value("document.body.dataset.longest"))
@@ -105,7 +105,7 @@ def test_what_strangers_wrote_is_text_on_the_page(tmp_path: Path) -> None:
         {"time": 2, "event": "refused", "worker": HOSTILE, "reason": HOSTILE},
     ]
     write_lines(tmp_path / "run" / "events.jsonl", events)
-    with page(tmp_path / "run") as server, tab(tmp_path) as shown:
+    with page(tmp_path / "run") as server, tab() as shown:
         shown.open(server.url)
         shown.wait_for("document.body.dataset.round === '3'")
         seen = shown.value("document.body.innerText")
@@ -118,7 +118,7 @@ def test_what_strangers_wrote_is_text_on_the_page(tmp_path: Path) -> None:
 def test_the_slider_goes_back_to_earlier_rounds_and_forth_again(tmp_path: Path) -> None:
     lines = [lie(6, 4) if number == 6 else line(number, banned=[4] * (number > 6)) for number in range(1, 11)]
     write_run(tmp_path / "run", lines)
-    with page(tmp_path / "run") as server, tab(tmp_path) as shown:
+    with page(tmp_path / "run") as server, tab() as shown:
         shown.open(server.url)
         shown.wait_for("document.body.dataset.round === '10'")
         banned = "document.getElementById('banned').textContent"
@@ -141,7 +141,7 @@ def test_a_sweep_is_a_table_with_a_link_to_every_run(tmp_path: Path) -> None:
     for number in range(3):
         lines = [line(one) for one in range(1, 3 + number)]
         write_run(tmp_path / "sweep" / "runs" / f"run{number}", lines, spec_of(workers=4, rounds=9, seed=number))
-    with page(tmp_path / "sweep") as server, tab(tmp_path) as shown:
+    with page(tmp_path / "sweep") as server, tab() as shown:
         shown.open(server.url)
         shown.wait_for("document.body.dataset.runs === '3'")
         assert "3 of 9" in shown.value("document.getElementById('runs').innerText")
@@ -152,7 +152,7 @@ def test_a_sweep_is_a_table_with_a_link_to_every_run(tmp_path: Path) -> None:
 
 def test_the_page_fits_narrow_and_wide_screens_and_dark_ones(tmp_path: Path) -> None:
     write_large_served_run(tmp_path / "run", 40, 12)
-    with page(tmp_path / "run") as server, tab(tmp_path) as shown:
+    with page(tmp_path / "run") as server, tab() as shown:
         for width, dark in ((360, False), (800, True), (1600, False)):
             shown.look(width, 1200, dark)
             shown.open(server.url)

@@ -55,15 +55,22 @@ def demand(library: str, why: str) -> None:
         raise missing(library, EXTRAS[library], why)
 
 
+def demand_pages(why: str) -> None:
+    """Refuse to go on if the libraries for pages with figures are not installed; why: what matplotlib does."""
+    demand("matplotlib", why)
+    demand("jinja2", "it makes the page")
+
+
 def write_page(name: str, write: Callable[[], Path], *, quiet: bool = False) -> None:
-    """Write a page and print its path; without matplotlib, print how to install it."""
-    if is_installed("matplotlib"):
-        page = write()
-        if not quiet:
-            typer.echo(f"page: {page}")
-    else:
-        how = how_to_install("matplotlib")
-        typer.echo(f"{name} was not written: matplotlib is not installed ({how}).", err=True)
+    """Write a page and print its path; without the libraries for it, print how to install them."""
+    lacking = [library for library in ("matplotlib", "jinja2") if not is_installed(library)]
+    if lacking:
+        how = how_to_install(lacking[0])
+        typer.echo(f"{name} was not written: {lacking[0]} is not installed ({how}).", err=True)
+        return
+    page = write()
+    if not quiet:
+        typer.echo(f"page: {page}")
 
 
 Threads = Annotated[int | None, typer.Option(help="Threads to use; all cores if not given. Changes no number.")]

@@ -98,7 +98,7 @@ def compare(
 ) -> None:
     """Compare finished runs: the settings in which they differ, and the results as mean ± deviation over seeds."""
     if out is not None:
-        options.demand("matplotlib", "it draws the figure of the page")
+        options.demand_pages("it draws the figure of the page")
     print_comparison(compare_runs(folders))
     if out is not None:
         from cbdsl.report.comparison_page import write_comparison  # noqa: PLC0415 - it needs matplotlib
@@ -130,7 +130,7 @@ def arena(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Run every attack against every defence and write one report: heatmaps, worst cases, detection, cost."""
     interrupts.advise_same_command()
-    options.demand("matplotlib", "it draws the heatmaps")
+    options.demand_pages("it draws the heatmaps")
     start = replace(arena_job.QUICK if quick else arena_job.ArenaPlan(), plugins=tuple(plugins or ()))
     given = dict(map(parse_setting, settings or []))
     chosen: dict[str, Any] = {
@@ -170,7 +170,7 @@ def study(  # noqa: PLR0913, PLR0917 - one parameter per option
 ) -> None:
     """Compare methods on hapt, fashion or cifar10, clean and attacked: a table and a page."""
     interrupts.advise_same_command()
-    options.demand("matplotlib", "it draws the figure")
+    options.demand_pages("it draws the figure")
     given = dict(map(parse_setting, settings or []))
     plan = study_job.StudyPlan(
         name,
@@ -200,7 +200,7 @@ def reproduce(
 ) -> None:
     """Reproduce the paper's figures, claims and theorems as one report."""
     interrupts.advise_same_command()
-    options.demand("matplotlib", "it draws the figures")
+    options.demand_pages("it draws the figures")
     given = tuple(map(parse_setting, settings or []))
     plan = replace(QUICK_PLAN if quick else FULL_PLAN, settings=given)
     folder = out or Path("reproduction-quick" if quick else "reproduction")

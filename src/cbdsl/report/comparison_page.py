@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
@@ -23,22 +22,23 @@ from cbdsl.report.figures import (
     plot_curves,
     style_accuracy_axes,
 )
-from cbdsl.report.html import (
-    FIGURE_FILES,
+from cbdsl.report.pages import (
+    Cell,
     Drawing,
-    Section,
-    bullet_list,
+    PageFigure,
+    Row,
+    Table,
     capitalise,
+    describe_seeds,
+    describe_training,
+    join_span,
     keep_together,
-    method_section,
     save_drawing,
-    table,
     write_page,
 )
-from cbdsl.report.words import describe_attack, describe_seeds, describe_training, join_span, join_words
 from cbdsl.runs.records import RoundRecord
 from cbdsl.studies import benchmark_datasets
-from cbdsl.studies.benchmark_datasets import BENCHMARKS, Study, StudyEntry
+from cbdsl.studies.benchmark_datasets import BENCHMARKS, Study
 from cbdsl.studies.compare import (
     Comparison,
     RunGroup,
@@ -80,19 +80,30 @@ def write_comparison_page(
     comparison: Comparison, page: Path, title: str, table_name: str = "comparison", drawing_name: str = "comparison"
 ) -> Path:
     """Write a page, and beside it the table as CSV and figures/; return the page."""
-    out = page.parent
+    out, rounds = page.parent, join_span(run.summary.rounds for run in comparison.runs)
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / f"{table_name}.csv", format_csv(comparison).encode())
-        figure = draw_figure(comparison, out / "figures" / drawing_name, caption(comparison))
-        sections = [
-            Section("figure", "Figure", "Accuracy", figure),
-            Section("groups", "Groups", "Results", _list_notes(comparison) + _tabulate_groups(comparison)),
-            Section("runs", "Runs", "Every run and its folder", _tabulate_runs(comparison, out)),
-            Section("same", "Settings", "Settings that all runs share", _tabulate_common(comparison)),
-            Section("method", "Method", "How to read this", _explain(comparison, f"{table_name}.csv")),
-        ]
-        return write_page(page, title, _lead(comparison), sections)
+        return write_page(
+            page,
+            "comparison.html.j2",
+            title=title,
+            comparison=comparison,
+            best=max(comparison.groups, key=lambda group: group.row.final_accuracy.mean),
+            several=any(len(group.runs) > 1 for group in comparison.groups),
+            length=f"{rounds} round{'s' * (rounds != '1')}",
+            seeds=describe_seeds(sorted({run.spec.seed for run in comparison.runs})),
+            figure=draw_figure(comparison, out / "figures" / drawing_name),
+            caption=caption(comparison),
+            groups=tabulate_groups(comparison),
+            runs=_tabulate_runs(comparison, out),
+            settings=Table(
+                ("Setting", "Value"),
+                [(key, format_value(value)) for key, value in comparison.common.items()],
+                wide=False,
+            ),
+            table_file=f"{table_name}.csv",
+        )
     except OSError as error:
         raise UserError(
             f"The folder {out} cannot be written: {error.strerror}. Give another --out.", code="unwritable-file"
@@ -139,10 +150,9 @@ def select_groups(comparison: Comparison) -> Sequence[RunGroup]:
     return [group for group in comparison.groups if group in best]
 
 
-def draw_figure(comparison: Comparison, stem: Path, caption: str) -> str:
-    """Write the figure and its numbers; return it as HTML."""
-    description = "Test accuracy by round and by uploaded bytes, a line for every group"
-    return save_drawing(draw(comparison), stem, description, caption)
+def draw_figure(comparison: Comparison, stem: Path) -> PageFigure:
+    """Write the figure and its numbers; return it for a page."""
+    return save_drawing(draw(comparison), stem, "Test accuracy by round and by uploaded bytes, a line for every group")
 
 
 def caption(comparison: Comparison) -> str:
@@ -160,53 +170,22 @@ def _cut_to_one_length(group: RunGroup) -> list[Sequence[RoundRecord]]:
     return [run.rounds[:rounds] for run in group.runs]
 
 
-def _lead(comparison: Comparison) -> str:
-    runs, groups = len(comparison.runs), len(comparison.groups)
-    seeds = describe_seeds(sorted({run.spec.seed for run in comparison.runs}))
-    rounds = join_span(run.summary.rounds for run in comparison.runs)
-    length = f"{rounds} round{'s' * (rounds != '1')}"
-    if groups == 1:
-        method = escape(comparison.runs[0].spec.method)
-        if runs == 1:
-            return f"One run of {method}, {length}."
-        return f"{runs} runs of {method} that differ only in their seed: {length}, {seeds}."
-    keys = join_words(f"<code>{escape(key)}</code>" for key in comparison.keys)
-    best = max(comparison.groups, key=lambda group: group.row.final_accuracy.mean)
-    few = max(len(group.runs) for group in comparison.groups) == 1
-    return (
-        f"{runs} runs in {groups} groups, {length}, {seeds}; they differ in {keys}. "
-        f"Highest at the end: <b>{escape(best.label)}</b>, {100 * best.row.final_accuracy.mean:.1f} %"
-        f"{', on one seed: a difference may be chance' * few}."
-    )
-
-
-def _list_notes(comparison: Comparison) -> str:
-    return bullet_list(map(escape, comparison.notes)) if comparison.notes else ""
-
-
-def _tabulate_groups(comparison: Comparison) -> str:
+def tabulate_groups(comparison: Comparison) -> Table:
+    """Return the results of every group. Below its label are all settings that differ, unless the label has them."""
     heads, rows = comparison_rows(comparison)
-    settings = len(comparison.keys)
-    cells = [
-        (_label_group(group, comparison), escape(row[settings]), *map(keep_together, row[settings + 1 :]))
-        for group, row in zip(comparison.groups, rows, strict=True)
-    ]
-    return table(["Group", *map(capitalise, heads[settings:])], cells, wide=True)
+    settings, is_whole = len(comparison.keys), len(comparison.keys) == len(comparison.distinguishing)
+    cells: list[Row] = []
+    for group, row in zip(comparison.groups, rows, strict=True):
+        note = ", ".join(f"{key} {format_value(value)}" for key, value in group.settings.items())
+        label = Cell(group.label, "" if is_whole else note, strong=True)
+        cells.append((label, row[settings], *map(keep_together, row[settings + 1 :])))
+    return Table(["Group", *map(capitalise, heads[settings:])], cells)
 
 
-def _label_group(group: RunGroup, comparison: Comparison) -> str:
-    """Return the group's label, and below it all settings that differ unless the label has them all."""
-    label = f"<b>{escape(group.label)}</b>"
-    if len(comparison.keys) == len(comparison.distinguishing):
-        return label
-    settings = ", ".join(f"{key} {format_value(value)}" for key, value in group.settings.items())
-    return f'{label}<br><span class="measured">{escape(settings)}</span>'
-
-
-def _tabulate_runs(comparison: Comparison, out: Path) -> str:
+def _tabulate_runs(comparison: Comparison, out: Path) -> Table:
     rows = [
         (
-            escape(describe_run(run, comparison.distinguishing)),
+            describe_run(run, comparison.distinguishing),
             _link_folder(run, out),
             f"{100 * run.summary.final_accuracy:.2f} %",
             format_bytes(run.summary.uplink_bytes),
@@ -215,32 +194,12 @@ def _tabulate_runs(comparison: Comparison, out: Path) -> str:
         )
         for run in comparison.runs
     ]
-    return table(("Run", "Folder", "Final accuracy", "Uplink", "Uploads", "Bans"), rows, wide=True)
+    return Table(("Run", "Folder", "Final accuracy", "Uplink", "Uploads", "Bans"), rows)
 
 
-def _link_folder(run: FinishedRun, out: Path) -> str:
+def _link_folder(run: FinishedRun, out: Path) -> Cell:
     way = Path(os.path.relpath(run.folder.resolve(), out.resolve()))
-    return f'<a href="{escape(quote(way.as_posix()))}/">{escape(run.folder.name)}</a>'
-
-
-def _tabulate_common(comparison: Comparison) -> str:
-    rows = [(f"<code>{escape(key)}</code>", escape(format_value(value))) for key, value in comparison.common.items()]
-    return f"<details><summary>{len(rows)} settings</summary>{table(('Setting', 'Value'), rows)}</details>"
-
-
-def _explain(comparison: Comparison, table_file: str) -> str:
-    several = any(len(group.runs) > 1 for group in comparison.groups)
-    spread = "± is the sample standard deviation over the runs of a group. " if several else ""
-    gaps = (
-        "Points from the best: the difference in final accuracy from the best group, paired by seed, as mean and "
-        "standard deviation; groups with other seeds have none."
-    )
-    return (
-        "<p>Runs whose specs differ only in the seed are one group. Accuracies are on the test set, at the end and in "
-        f"the best round. {spread}Bytes are payload, scores and models of all workers together; uploads count every "
-        f"model that was sent, used or not. Bans count workers at the end. {gaps if any(comparison.gaps) else ''}</p>"
-        f"<p>Beside this page: <code>{escape(table_file)}</code>, the table in numbers, and {FIGURE_FILES}.</p>"
-    )
+    return Cell(run.folder.name, href=f"{quote(way.as_posix())}/")
 
 
 # The page of a study on a benchmark data set.
@@ -248,21 +207,33 @@ def _explain(comparison: Comparison, table_file: str) -> str:
 
 def write_study_page(study: Study, out: Path, command: str) -> Path:
     """Write figures/ and study.html into the study's folder; return the page."""
-    clean = group_clean_runs(study)
-    figure = draw_figure(clean, out / "figures" / "study", f"Clean runs. {caption(clean)}".strip())
+    plan, clean = study.plan, group_clean_runs(study)
     heads, rows = benchmark_datasets.study_table(study)
-    cells = [tuple(map(keep_together, row)) for row in rows]
-    sections = [
-        Section("figure", "Figure", "Accuracy", figure),
-        Section("table", "Table", "Results", table(("Method", *map(capitalise, heads[1:])), cells, wide=True)),
-        _study_method(study, command),
-        Section("runs", "Runs", "Every run and its folder", _tabulate_study_runs(study, out)),
-    ]
-    description = escape(benchmark_datasets.describe_study(study.plan))
-    is_quick = benchmark_datasets.is_quick(study.plan)
-    quick, stop, rest = description.partition(". ") if is_quick else ("", "", description)
-    lead = f"{quick}{stop}{_headline(study)} {rest}"  # how little was run comes first
-    return write_page(out / "study.html", BENCHMARKS[study.plan.name].title, lead, sections)
+    description = benchmark_datasets.describe_study(plan)
+    quick, stop, rest = description.partition(". ")  # how little was run comes first
+    if not benchmark_datasets.is_quick(plan):
+        quick, stop, rest = "", "", description
+    return write_page(
+        out / "study.html",
+        "study.html.j2",
+        title=BENCHMARKS[plan.name].title,
+        command=command,
+        study=study,
+        quick=quick + stop,
+        description=rest,
+        best=max(study.entries, key=lambda entry: entry.accuracy().mean),
+        leanest=min(study.entries, key=lambda entry: entry.share),
+        percent=format_percent,
+        figure=draw_figure(clean, out / "figures" / "study"),
+        caption=caption(clean),
+        results=Table(("Method", *map(capitalise, heads[1:])), [tuple(map(keep_together, row)) for row in rows]),
+        spec=plan.start,
+        training=describe_training(plan.start.local),
+        took=_describe_time(sum(run.summary.seconds for run in study.runs)),
+        turns=next((run.spec.selection.k for run in study.runs if run.spec.selection.name == "rotation"), 0),
+        attack=benchmark_datasets.ATTACK["attack.name"] if plan.attacked else "",
+        runs=_tabulate_study_runs(study, out),
+    )
 
 
 def group_clean_runs(study: Study) -> Comparison:
@@ -272,53 +243,16 @@ def group_clean_runs(study: Study) -> Comparison:
     return replace(found, groups=groups)
 
 
-def _headline(study: Study) -> str:
-    """Name the most accurate method, and the one with the smallest uplink."""
-
-    def describe(entry: StudyEntry) -> str:
-        return f"<b>{escape(entry.label)}</b>, {escape(format_percent(entry.accuracy()))}"
-
-    best = max(study.entries, key=lambda entry: entry.accuracy().mean)
-    leanest = min(study.entries, key=lambda entry: entry.share)
-    uplink = f"with {100 * leanest.share:.1f} % of FedAvg's uplink"
-    if leanest is best:
-        return f"Highest without attackers, and least sent: {describe(best)}, {uplink}."
-    return f"Highest without attackers: {describe(best)}. Least sent: {describe(leanest)}, {uplink}."
+def _describe_time(seconds: float) -> str:
+    if seconds >= 3600:
+        return f"{seconds / 3600:.1f} hours"
+    return f"{seconds / 60:.0f} minutes" if seconds >= 120 else f"{seconds:.0f} seconds"
 
 
-def _study_method(study: Study, command: str) -> Section:
-    start, seconds = study.plan.start, sum(run.summary.seconds for run in study.runs)
-    data, local = start.data, start.local
-    took = f"{seconds / 3600:.1f} hours" if seconds >= 3600 else f"{seconds / 60:.0f} minutes"
-    took = f"{seconds:.0f} seconds" if seconds < 120 else took
-    rotation = [run.spec for run in study.runs if run.spec.selection.name == "rotation"]
-    turns = ""
-    if rotation:
-        turns = f"In verified rotation {rotation[0].selection.k} workers upload in turn, 4 bits per number. "
-    attack = describe_attack(benchmark_datasets.ATTACK["attack.name"]) if study.plan.attacked else ""
-    text = (
-        f": {len(study.runs)} runs, {took} one after the other. "
-        f"Model {escape(start.model)}, data {escape(data.source)}, {escape(data.partition)}; "
-        f"{escape(describe_training(local))}, batches of {local.batch_size}, rate {local.learning_rate:g}. "
-        f"D_tr ({data.shared_training:,} samples), D_sc ({data.shared_scoring:,}) and the server's hold-out "
-        f"({data.holdout:,}) are drawn from the training set first, at random; workers hold none of them. "
-        "FedAvg without D_tr leaves them unused.</p>"
-        f"<p>{turns}{escape(attack)} FedProx has its default settings, SCAFFOLD twice the rate and no momentum, with "
-        "which it diverges. Uplink and traffic are payload of clean runs, all workers together, mean over seeds; D_G "
-        "itself, which workers get once, is not counted. Banned: workers over all attacked runs."
-    )
-    files = (
-        "<code>table.md</code>, <code>results.csv</code> and <code>results.jsonl</code> (one row per run), "
-        f"<code>study.json</code> (the plan), {FIGURE_FILES} and <code>runs/</code>. The same command continues a "
-        "stopped study and repeats nothing."
-    )
-    return method_section(command, text, files)
-
-
-def _tabulate_study_runs(study: Study, out: Path) -> str:
+def _tabulate_study_runs(study: Study, out: Path) -> Table:
     rows = [
         (
-            escape(entry.label + (", attacked" if run.spec.attack.byzantine else "")),
+            entry.label + (", attacked" if run.spec.attack.byzantine else ""),
             str(run.spec.seed),
             _link_folder(run, out),
             f"{100 * run.summary.final_accuracy:.2f} %",
@@ -328,4 +262,4 @@ def _tabulate_study_runs(study: Study, out: Path) -> str:
         for entry in study.entries
         for run in (*entry.clean, *entry.attacked)
     ]
-    return table(("Run", "Seed", "Folder", "Final accuracy", "Best", "Seconds"), rows, wide=True)
+    return Table(("Run", "Seed", "Folder", "Final accuracy", "Best", "Seconds"), rows)

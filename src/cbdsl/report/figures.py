@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from statistics import fmean
 
@@ -71,6 +72,7 @@ def save(figure: Figure, stem: Path) -> None:
     """Write a figure as PNG, SVG and PDF; the same figure gives the same bytes."""
     with mpl.rc_context({"svg.hashsalt": "cbdsl", "svg.fonttype": "none", "pdf.fonttype": 42}):
         figure.savefig(stem.with_suffix(".png"), dpi=160, metadata={"Software": None})
+        figure.set_layout_engine("none")  # the layout is known now, and takes as long as drawing
         figure.savefig(stem.with_suffix(".svg"), metadata={"Date": None, "Creator": None})
         figure.savefig(stem.with_suffix(".pdf"), metadata={"CreationDate": None, "Producer": None, "Creator": None})
 
@@ -90,7 +92,7 @@ def make_themed_svg(figure: Figure, name: str, description: str) -> str:
     width, height = (_PIXELS * inches for inches in figure.get_size_inches())
     size = f'width="{width:.0f}" height="{height:.0f}" style="min-width:{_SHRINKS * width:.0f}px" '
     svg = re.sub(r'width="[\d.]+pt" height="[\d.]+pt" ', size, svg, count=1)
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{description}" ', 1)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(description)}" ', 1)
 
 
 EVERYWHERE = (-math.inf, math.inf)

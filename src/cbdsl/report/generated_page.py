@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from html import escape
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+from markupsafe import Markup
 
 from cbdsl.arrays import Doubles, Floats, Samples
 from cbdsl.data.shared import unscale
 from cbdsl.report.figures import INK, new_figure
-from cbdsl.report.html import Section, method_section, picture, table, write_page
-from cbdsl.studies.generate import Distances, GeneratedSet, Membership, describe_result
+from cbdsl.report.pages import PageFigure, Table, write_page
+from cbdsl.studies.generate import GeneratedSet, Membership, Privacy, describe_result
 
 _PER_CLASS = 8  # samples of a class
 _MOST_CLASSES = 12
@@ -23,64 +23,39 @@ def write_generated_page(result: GeneratedSet, command: str) -> Path:
     """Write samples.png and generated.html into the folder; return the page."""
     examples = _choose_examples(result)
     _save_grid(result.folder / "samples.png", examples)
-    files = (
-        "<code>shared.npz</code> (for <code>--set data.shared_source=</code>), <code>privacy.json</code>, "
-        "<code>samples.png</code>, <code>generate.json</code>, <code>passes.jsonl</code> and "
-        "<code>checkpoint.npz</code>; README.txt describes them."
+    return write_page(
+        result.folder / "generated.html",
+        "generated.html.j2",
+        result=result,
+        command=command,
+        summary=describe_result(result)[0],
+        samples=PageFigure(_draw_grid(examples)),
+        advantage=_format_points(result.privacy.by_samples),
+        distances=tabulate_distances(result.privacy),
+        tests=tabulate_tests(result.privacy),
     )
-    summary = f": {escape(describe_result(result)[0])}."
-    sections = [
-        Section("samples", "Samples", "Examples", picture(_draw_grid(examples), "Every row is a class.")),
-        Section("privacy", "Privacy", "What the samples reveal", _describe_privacy(result)),
-        method_section(command, summary, files),
-    ]
-    lead = (
-        f"{len(result.shared.training):,} synthetic samples of D_tr and {len(result.shared.scoring):,} of D_sc, "
-        f"generated after training on {len(result.data.samples):,} samples of {escape(result.whose)}. An attacker "
-        f"that has them recognises samples of the training set with an advantage of "
-        f"{_format_points(result.privacy.by_samples)} points (0: guessing)."
-    )
-    return write_page(result.folder / "generated.html", "D_G from a generator", lead, sections)
+
+
+def tabulate_distances(privacy: Privacy) -> Table:
+    """Return how near generated, learned and unseen samples are to each other."""
+    kinds = {
+        "generated, learned from": privacy.generated_to_members,
+        "generated, unseen": privacy.generated_to_unseen,
+        "unseen, learned from": privacy.unseen_to_members,
+    }
+    rows = [(words, f"{one.lowest:.3f}", f"{one.hundredth:.3f}", f"{one.median:.3f}") for words, one in kinds.items()]
+    return Table(("From, to the nearest", "Lowest", "Hundredth", "Median"), rows, wide=False)
+
+
+def tabulate_tests(privacy: Privacy) -> Table:
+    """Return the results of the membership tests."""
+    kinds = {"the generated samples": privacy.by_samples, "the generator itself": privacy.by_generator}
+    rows = [(words, f"{one.area:.3f} ± {one.area_error:.3f}", _format_points(one)) for words, one in kinds.items()]
+    return Table(("An attacker has", "Area under the curve", "Advantage, points"), rows, wide=False)
 
 
 def _format_points(found: Membership) -> str:
     return f"{100 * found.advantage:.1f} ± {100 * found.advantage_error:.1f}"
-
-
-def _describe_privacy(result: GeneratedSet) -> str:
-    found = result.privacy
-
-    def row(words: str, one: Distances) -> tuple[str, ...]:
-        return words, f"{one.lowest:.3f}", f"{one.hundredth:.3f}", f"{one.median:.3f}"
-
-    distances = table(
-        ("From, to the nearest", "Lowest", "Hundredth", "Median"),
-        [
-            row("generated, learned from", found.generated_to_members),
-            row("generated, unseen", found.generated_to_unseen),
-            row("unseen, learned from", found.unseen_to_members),
-        ],
-    )
-    tests = table(
-        ("An attacker has", "Area under the curve", "Advantage, points"),
-        [
-            (words, f"{one.area:.3f} ± {one.area_error:.3f}", _format_points(one))
-            for words, one in (
-                ("the generated samples", found.by_samples),
-                ("the generator itself", found.by_generator),
-            )
-        ],
-    )
-    return (
-        f"<p>Root mean square differences, {found.generated:,} generated samples, {found.compared:,} of "
-        f"the training set, {found.compared:,} unseen ({escape(result.data.unseen_are)}). Copies would be nearer to "
-        f"the training set than to unseen samples: {found.closer_to_members:.1%} ± {found.closer_error:.1%} of the "
-        f"generated samples are, where chance is 50 %.</p>{distances}"
-        "<p>Membership: is a sample in the training set? Area 0.5 and advantage 0 are guessing; ± is one standard "
-        f"error.</p>{tests}"
-        "<p>These numbers prove nothing: they measure two simple attacks, on average over samples. A rare sample may "
-        "be far easier to recognise, an attacker may know more, and this is not differential privacy.</p>"
-    )
 
 
 def _choose_examples(result: GeneratedSet) -> Floats:
@@ -114,7 +89,7 @@ def _save_grid(path: Path, examples: Floats) -> None:
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
 
-def _draw_grid(examples: Floats) -> str:
+def _draw_grid(examples: Floats) -> Markup:
     """Return the grid as an SVG in the page's colours: images as runs of equal shades, other samples as lines."""
     classes, each = examples.shape[:2]
     grey = examples.mean(2) if _is_image(examples) else None
@@ -129,7 +104,7 @@ def _draw_grid(examples: Floats) -> str:
                 if grey is not None
                 else _draw_lines(examples[one, place], corner, height, width)
             )
-    return (
+    return Markup(
         f'<svg role="img" aria-label="generated samples, every row a class" viewBox="0 0 {each * step[1]} '
         f'{classes * step[0]}" style="max-width:{3 * each * step[1]}px">{"".join(parts)}</svg>'
     )

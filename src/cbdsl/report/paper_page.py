@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
@@ -28,18 +28,19 @@ from cbdsl.report.figures import (
     style_accuracy_axes,
     style_axes,
 )
-from cbdsl.report.html import (
-    FIGURE_FILES,
+from cbdsl.report.pages import (
+    Cell,
     Drawing,
-    Section,
-    bullet_list,
-    capitalise,
-    document,
-    method_section,
+    PageFigure,
+    Table,
+    describe_attack,
+    describe_rounds,
+    describe_seeds,
+    describe_training,
+    join_words,
     save_drawing,
-    table,
+    write_page,
 )
-from cbdsl.report.words import describe_attack, describe_rounds, describe_seeds, describe_training, join_words
 from cbdsl.spec import Spec
 from cbdsl.studies.paper import (
     APPROACHES,
@@ -61,7 +62,6 @@ from cbdsl.studies.paper import (
 )
 from cbdsl.studies.reproduce import Reproduction
 from cbdsl.theory.measure import TheoryResult, describe_distance, describe_rate, describe_result, format_number
-from cbdsl.util.files import write_atomically
 
 _TALL = 10.0  # divergence beyond this is drawn on a log scale
 
@@ -199,9 +199,6 @@ def _mark_published(axes: Axes, figure: PaperFigure, last: int) -> None:
     )
 
 
-Results = Mapping[tuple[Regime, str], TheoryResult]
-
-
 def draw_theory(results: Mapping[str, TheoryResult]) -> Drawing:
     """Draw Theorem 2 in one regime: measured distance to the genie, and both forms of the bound, by round."""
     canvas = new_figure(10.5, 4.3)
@@ -232,158 +229,125 @@ def draw_theory(results: Mapping[str, TheoryResult]) -> Drawing:
     return Drawing(canvas, ("name", "round", "measured", "bound_corrected", "bound_as_printed"), found)
 
 
-def build_theory_section(results: Results, figures: Mapping[Regime, str], plan: ReproductionPlan) -> str:
-    """Return the section's HTML; figures: regime -> its figure, as HTML."""
-    parts = [
-        "<p>Each bound is computed twice: as printed, and corrected where the proof has a slip. The corrected forms "
-        "follow from the triangle inequality with constants measured at the points that the proof names, so they must "
-        "hold; the closer they are to the measurement, the more they are worth. The first seed of each regime.</p>"
-    ]
-    for regime in figures:
-        chosen = {approach: result for (name, approach), result in results.items() if name == regime}
-        parts.append(f"<h3>{escape(regime)} regime, {escape(describe_regime(regime, plan))}</h3>")
-        parts += [figures[regime], _tabulate_bounds(chosen)]
-        parts += [
-            _list_sentences(APPROACHES[approach].label, describe_result(result)) for approach, result in chosen.items()
-        ]
-    return "".join(parts)
+_MARKS = {"holds": "✓", "holds in this regime": "✓", "undecided": "~", "does not hold": "✗"}
+_TONES = {"holds": "yes", "holds in this regime": "yes", "undecided": "open", "does not hold": "no"}
+_OVERVIEW_MARKS = {"paper": "dots", "script": "diamonds"}
 
 
-def _tabulate_bounds(results: Mapping[str, TheoryResult]) -> str:
+@dataclass(frozen=True)
+class RegimeResults:
+    """What the page shows of one regime."""
+
+    origin: str
+    description: str
+    mark: str  # in the first figure
+    figures: Mapping[int, PageFigure]
+    bounds: PageFigure
+    theorems: Table
+    findings: Mapping[str, Sequence[str]]  # approach -> sentences about its bounds
+
+
+def write_reproduction(made: Reproduction, command: str) -> Path:
+    """Write figures/ and report.html; return the page."""
+    plan, results = made.plan, made.theory()
+    regimes = {}
+    for regime, evidence in zip(plan.regimes, made.evidence, strict=True):
+        own = {approach: result for (name, approach), result in results.items() if name == regime}
+        regimes[regime] = _prepare_regime(made, regime, evidence, own)
+    overview = save_drawing(
+        draw_overview(made.evidence, plan.as_published),
+        made.out / "figures" / "overview",
+        "Test accuracy of every approach in Figures 1 to 4",
+        "overview",
+    )
+    return write_page(
+        made.out / "report.html",
+        "reproduction.html.j2",
+        plan=plan,
+        command=command,
+        length=f"{_describe_rounds(plan)}, {describe_seeds(plan.seeds)}",
+        counts={regime: count_held(made.claims, regime) for regime in plan.regimes},
+        figures=FIGURES,
+        regimes=regimes,
+        overview=overview,
+        claims=tabulate_claims(made.claims, plan),
+        attackers=describe_attackers(plan),
+        significance=f"{SIGNIFICANCE:g}",
+        diverged=f"{DIVERGED:g}",
+        reading_error=f"{READING_ERROR:g}",
+    )
+
+
+def _prepare_regime(
+    made: Reproduction, regime: Regime, evidence: Evidence, results: Mapping[str, TheoryResult]
+) -> RegimeResults:
+    published, folder = made.plan.as_published, made.out / "figures"
+
+    def save(drawing: Drawing, name: str, description: str) -> PageFigure:
+        return save_drawing(drawing, folder / f"{name}-{regime}", f"{description}, {regime} regime", f"{name}-{regime}")
+
+    return RegimeResults(
+        origin=REGIMES[regime],
+        description=describe_regime(regime, made.plan),
+        mark=_OVERVIEW_MARKS[regime],
+        figures={
+            figure.number: save(
+                draw_figure(figure, evidence, published),
+                f"figure{figure.number}",
+                f"Figure {figure.number}: {figure.title}",
+            )
+            for figure in FIGURES
+        },
+        bounds=save(draw_theory(results), "theorem2", "Theorem 2"),
+        theorems=tabulate_bounds(results),
+        findings={APPROACHES[approach].label: describe_result(result) for approach, result in results.items()},
+    )
+
+
+def count_held(claims: Sequence[JudgedClaim], regime: Regime) -> tuple[int, int]:
+    """Return how many claims hold in a regime, and how many there are."""
+    own = [claim for claim in claims if claim.regime == regime]
+    return sum(claim.verdict.startswith("holds") for claim in own), len(own)
+
+
+def tabulate_bounds(results: Mapping[str, TheoryResult]) -> Table:
+    """Return every form of the bounds beside the measurement."""
     rows = []
     for approach, result in results.items():
         label, first, second = APPROACHES[approach].label, result.theorem1, result.theorem2
         for name, rate in (("as printed", first.printed), ("corrected", first.corrected), ("as played", first.played)):
-            rows.append(
-                (
-                    label,
-                    f"Theorem 1, {name}",
-                    format_number(rate.bound),
-                    format_number(rate.measured),
-                    describe_rate(rate),
-                )
-            )
+            numbers = (format_number(rate.bound), format_number(rate.measured), describe_rate(rate))
+            rows.append((label, f"Theorem 1, {name}", *numbers))
         for name, bound in (("as printed", second.printed), ("corrected", second.corrected)):
             last = bound.rounds[-1]
-            row = (format_number(last.bound), format_number(last.measured), describe_distance(bound))
-            rows.append((label, f"Theorem 2, {name}", *row))
-    heads = ("Approach", "Form", "Bound", "Measured", "Verdict")
-    return table(heads, ([escape(cell) for cell in row] for row in rows))
+            numbers = (format_number(last.bound), format_number(last.measured), describe_distance(bound))
+            rows.append((label, f"Theorem 2, {name}", *numbers))
+    return Table(("Approach", "Form", "Bound", "Measured", "Verdict"), rows, wide=False)
 
 
-def _list_sentences(label: str, sentences: Sequence[str]) -> str:
-    return f"<p><b>{escape(label)}</b></p>{bullet_list(map(escape, sentences))}"
-
-
-_MARKS = {"holds": "✓", "holds in this regime": "✓", "undecided": "~", "does not hold": "✗"}
-_CLASSES = {"holds": "yes", "holds in this regime": "partly", "undecided": "open", "does not hold": "no"}
-
-
-def build_page(
-    plan: ReproductionPlan,
-    claims: Sequence[JudgedClaim],
-    overview: str,
-    figures: Mapping[tuple[int, Regime], str],
-    theory: str,
-    command: str,
-) -> str:
-    """Return the whole page. figures: (number, regime) -> HTML, as overview and theory are."""
-    sections = [
-        Section("ends", "Overview", "Final accuracy of every approach", overview),
-        Section("claims", "Claims", "The paper's claims and our measurements", _tabulate_claims(claims, plan)),
-        *(_figure_section(figure.number, figure.title, figures, plan) for figure in FIGURES),
-        Section("theory", "Theory", "The theorems, measured", theory),
-        _paper_method(plan, command),
-    ]
-    return document("CB-DSL, reproduced", _lead(claims, plan), sections)
-
-
-def _lead(claims: Sequence[JudgedClaim], plan: ReproductionPlan) -> str:
-    length = f"{_describe_rounds(plan)}, {describe_seeds(plan.seeds)}"
-    other = ", ".join(f"{key} = {value}" for key, value in plan.settings)
-    words = [f"Not the paper's experiment ({escape(other)})."] if other else []
-    quick = len(plan.seeds) == 1 or plan.rounds_share < 1
-    if quick:
-        unjudged = " No claim is judged on one seed: the page only compares." if len(plan.seeds) == 1 else ""
-        words.insert(0, f"A quick look: {length}.{unjudged}")
-    counts = []
-    for regime in plan.regimes if len(plan.seeds) > 1 else ():
-        rows = [claim for claim in claims if claim.regime == regime]
-        good = sum(claim.verdict.startswith("holds") for claim in rows)
-        counts.append(f"<b>{good} of {len(rows)}</b> claims hold {escape(REGIMES[regime])}")
-    words += [f"{'; '.join(counts)}."] if counts else []
-    words.append(
-        f"Figures {FIGURES[0].number} to {FIGURES[-1].number} of “CB-DSL: Communication-efficient and Byzantine-robust "
-        "Distributed Swarm Learning on Non-i.i.d. Data” (arXiv 2208.05578) from fresh runs"
-        f"{'' if quick else f', {length}'}."
-    )
-    return " ".join(words)
-
-
-def describe_overview(plan: ReproductionPlan) -> str:
-    """Explain the marks of the first figure."""
-    marks = {"paper": "dots", "script": "diamonds"}
-    words = "; ".join(f"{marks[regime]}: {REGIMES[regime]}" for regime in plan.regimes)
-    span = ", lines reach from the lowest seed to the highest" if len(plan.seeds) > 1 else ""
-    stars = "; hollow stars: read off the published plots, at the same round" if plan.as_published else ""
-    return f"{escape(capitalise(words))}{span}{stars}."
-
-
-def _tabulate_claims(claims: Sequence[JudgedClaim], plan: ReproductionPlan) -> str:
-    ids = list(dict.fromkeys(claim.id for claim in claims))
+def tabulate_claims(claims: Sequence[JudgedClaim], plan: ReproductionPlan) -> Table:
+    """Return a row for every claim, with its verdict in every regime."""
     by_key = {(claim.id, claim.regime): claim for claim in claims}
-    regimes = [f"{regime} regime" for regime in plan.regimes]
-    firsts = [by_key[name, plan.regimes[0]] for name in ids]
+    firsts = [claim for claim in claims if claim.regime == plan.regimes[0]]
     rows = [
-        (
-            str(first.figure),
-            escape(first.claim),
-            *(_format_verdict(by_key[first.id, regime]) for regime in plan.regimes),
-        )
+        (str(first.figure), first.claim, *(_show_verdict(by_key[first.id, regime]) for regime in plan.regimes))
         for first in firsts
     ]
-    words = bullet_list(f"<b>{escape(regime)}</b>: {escape(describe_regime(regime, plan))}." for regime in plan.regimes)
-    test = (
-        "Differences are paired by seed; a claim <i>holds</i> if the mean difference has the claimed sign and a "
-        f"one-sided paired t-test gives p &lt; {SIGNIFICANCE:g}, and is <i>undecided</i> if only the sign is right."
-        if len(plan.seeds) > 1
-        else "There is one seed, so nothing can be tested, and no claim is judged: these are plain comparisons."
+    regimes = [f"{regime} regime" for regime in plan.regimes]
+    return Table(
+        ("Fig.", "Claim", *regimes),
+        rows,
+        wide=False,
+        labels=("Figure", "Claim", *regimes),
+        anchors=[f"claim-{first.id}" for first in firsts],
     )
-    test += f" <i>Diverged</i>: farther from the genie's model than {DIVERGED:g} times that model's length."
-    shown = table(
-        ("Fig.", "Claim", *regimes), rows, ("Figure", "Claim", *regimes), (f"claim-{first.id}" for first in firsts)
-    )
-    return f"{words}<p>{test}</p>{shown}"
 
 
-def _format_verdict(claim: JudgedClaim) -> str:
-    measured = escape(claim.measured).replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
+def _show_verdict(claim: JudgedClaim) -> str | Cell:
+    measured = claim.measured.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
     if claim.verdict == "not judged":
         return measured
-    badge = f'<span class="badge {_CLASSES[claim.verdict]}">{_MARKS[claim.verdict]} {escape(claim.verdict)}</span>'
-    return f'{badge}<span class="measured">{measured}</span>'
-
-
-def _figure_section(
-    number: int, title: str, figures: Mapping[tuple[int, Regime], str], plan: ReproductionPlan
-) -> Section:
-    parts = "".join(figures[number, regime] for regime in plan.regimes)
-    return Section(f"figure{number}", f"Figure {number}", f"Figure {number}: {title}", parts)
-
-
-def _paper_method(plan: ReproductionPlan, command: str) -> Section:
-    band = "Lines are means over seeds, bands reach from the lowest seed to the highest. " * (len(plan.seeds) > 1)
-    stars = f"Hollow stars are values read off the published plots (± {READING_ERROR:g}). " * plan.as_published
-    attackers = describe_attackers(plan)
-    text = (
-        f". {band}{stars}The uplink counts payload bytes of every score and every model, refuted ones too. Nothing was "
-        f"tuned so that a claim comes true.{f'</p><p>{escape(attackers)}' if attackers else ''}"
-    )
-    files = (
-        f"<code>claims.json</code>, {FIGURE_FILES} and <code>runs/</code>, a folder for every run with its spec, its "
-        "rounds and its model."
-    )
-    return method_section(command, text, files)
+    return Cell(f"{_MARKS[claim.verdict]} {claim.verdict}", measured, _TONES[claim.verdict], strong=True)
 
 
 def _describe_rounds(plan: ReproductionPlan) -> str:
@@ -427,41 +391,3 @@ def _format_scale(spec: Spec) -> str:
 def _example_spec(figure: int, regime: Regime, plan: ReproductionPlan) -> Spec:
     chosen = FIGURES[figure - 1]
     return spec_of(chosen, chosen.approaches[0], regime, plan.seeds[0], plan)
-
-
-def write_reproduction(made: Reproduction, command: str) -> Path:
-    """Write figures/ and report.html; return the page."""
-    plan, out = made.plan, made.out
-
-    def save(drawing: Drawing, name: str, description: str, caption: str) -> str:
-        return save_drawing(drawing, out / "figures" / name, description, caption, name)
-
-    shown = save(
-        draw_overview(made.evidence, plan.as_published),
-        "overview",
-        "Test accuracy of every approach in Figures 1 to 4",
-        describe_overview(plan),
-    )
-    pictures = {
-        (figure.number, regime): save(
-            draw_figure(figure, item, plan.as_published),
-            f"figure{figure.number}-{regime}",
-            f"Figure {figure.number}: {figure.title}, {regime} regime",
-            f"<b>{regime} regime</b>, {escape(describe_regime(regime, plan))}",
-        )
-        for regime, item in zip(plan.regimes, made.evidence, strict=True)
-        for figure in FIGURES
-    }
-    results = made.theory()
-    bounds = {
-        regime: save(
-            draw_theory({approach: result for (name, approach), result in results.items() if name == regime}),
-            f"theorem2-{regime}",
-            f"Theorem 2, {regime} regime",
-            "Theorem 2 by round (log scale)",
-        )
-        for regime in plan.regimes
-    }
-    text = build_page(plan, made.claims, shown, pictures, build_theory_section(results, bounds, plan), command)
-    write_atomically(out / "report.html", text.encode())
-    return out / "report.html"
