@@ -6,7 +6,11 @@ import signal
 import pytest
 from hypothesis import HealthCheck, settings
 
-from cbdsl.data.dataset import Dataset, load
+# One thread per process for BLAS and torch: several processes test at once, and threads that wait for a core spin.
+for library in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(library, "1")
+
+from cbdsl.data.dataset import Dataset, load  # noqa: E402 - numpy reads these when it is imported
 
 # A shell's background jobs ignore Ctrl-C, and so would every process that a test starts and interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

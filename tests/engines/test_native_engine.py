@@ -44,10 +44,6 @@ def _one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-# The examples are always the same ones: a float32 result may fall on the other side of a ReLU's corner once in a
-# million, and a test must not fail on that day.
-
-
 @given(
     architecture=architectures(),
     batch=st.integers(1, 40),
