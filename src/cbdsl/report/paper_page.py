@@ -144,9 +144,7 @@ def draw_overview(evidence: Sequence[Evidence], published: bool) -> Drawing:
         for height, approach in enumerate(figure.approaches):
             colour = SHADES[approach][0]
             for place, item in enumerate(evidence):
-                level = height + (0.3 * place - 0.15) * (
-                    len(evidence) > 1
-                )  # so that two regimes do not hide each other
+                level = height + (0.3 * place - 0.15 if len(evidence) > 1 else 0.0)  # regimes do not hide each other
                 runs = item.rounds(figure.number, approach)
                 at = min(figure.published_round or len(runs[0]), len(runs[0]))
                 values = [run[at - 1].test_accuracy for run in runs]
@@ -181,22 +179,8 @@ def _mark_published(axes: Axes, figure: PaperFigure, last: int) -> None:
         colour = SHADES[approach][0]
         axes.plot([at, at], [low, high], color=colour, linewidth=1.2)
         axes.plot([at], [(low + high) / 2], marker="*", markersize=13, markerfacecolor="none", markeredgecolor=colour)
-    axes.plot(
-        [],
-        [],
-        marker="*",
-        markersize=11,
-        markerfacecolor="none",
-        markeredgecolor=INK,
-        linestyle="none",
-        label="published",
-    )
-    axes.legend(
-        frameon=False,
-        loc="best",
-        labelcolor=INK,
-        fontsize=TEXT,
-    )
+    axes.plot([], [], "*", markersize=11, markerfacecolor="none", markeredgecolor=INK, label="published")
+    axes.legend(frameon=False, loc="best", labelcolor=INK, fontsize=TEXT)
 
 
 def draw_theory(results: Mapping[str, TheoryResult]) -> Drawing:

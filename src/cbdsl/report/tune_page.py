@@ -69,6 +69,9 @@ def _draw_settings(tuning: Tuning) -> Drawing:
                 )
         if axis.log:
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter("{x:g}")
+            axes.xaxis.set_minor_formatter(NullFormatter())
         style_axes(axes, "")
         axes.set_xlabel(axis.key)
         axes.set_ylabel("wrong on the hold-out")
