@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 
 from cbdsl.arrays import Doubles, Floats
-from cbdsl.util.student_t import quantile
+from cbdsl.util.student_t import tail
 
 
 @dataclass(frozen=True)
@@ -187,4 +187,7 @@ def is_memorised(public: Doubles, private: Doubles, false_alarm: float) -> bool:
     gap = private.mean() - public.mean()
     errors = np.array([losses.var(ddof=1) / len(losses) for losses in (public, private)])
     freedom = errors.sum() ** 2 / max((errors**2 / (len(public) - 1, len(private) - 1)).sum(), 1e-300)
-    return not gap <= quantile(false_alarm, float(max(freedom, 1.0))) * math.sqrt(errors.sum())
+    error = math.sqrt(errors.sum())
+    if error == 0:
+        return not gap <= 0
+    return not tail(gap / error, float(np.clip(freedom, 1.0, 1e6))) >= false_alarm
