@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from cbdsl.data import formats
 from cbdsl.data.formats import PickledCall, PickledName
-from cbdsl.errors import UserError
 from support.made_packages import call, name, text
 from support.refusals import refused_as
 
@@ -67,30 +66,20 @@ def test_even_an_allowed_name_is_never_called(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    "content",
     [
-        (b"", "damaged"),
-        (b"J\x01\x00", "damaged"),
-        (b"K\x01", "damaged|too early"),
-        (b"t.", "damaged"),
-        (b"h\x07.", "damaged"),
-        (b"K\x01K\x02R.", "uses a int as a tuple"),
-        (b"K\x01(K\x02e.", "uses a int as a list"),
-        (b"}(K\x01u.", "damaged"),
-        (b"}(]K\x01u.", "damaged"),
-        (b"K\x01K\x02.", "damaged"),
-        (b"P0\n.", "instruction PERSID"),
-        (b"\x80\x04.", "instruction PROTO"),
+        b"",
+        b"J\x01\x00",
+        b"K\x01",
+        b"t.",
+        b"h\x07.",
+        b"K\x01K\x02R.",
+        b"K\x01(K\x02e.",
+        b"}(K\x01u.",
+        b"}(]K\x01u.",
+        b"P0\n.",
     ],
 )
-def test_a_damaged_pickle_is_an_error_with_a_reason(content: bytes, reason: str) -> None:
-    with pytest.raises(UserError, match=reason):
+def test_a_damaged_pickle_is_refused(content: bytes) -> None:
+    with refused_as("damaged-file"):
         formats.read_pickle(content, ())
-
-
-@given(st.binary(max_size=60))
-def test_whatever_the_bytes_the_answer_is_a_value_or_an_error(content: bytes) -> None:
-    try:
-        formats.read_pickle(content, {"a b"})
-    except UserError as error:
-        assert str(error)

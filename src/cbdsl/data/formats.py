@@ -7,12 +7,11 @@ import hashlib
 import io
 import json
 import lzma
-import pickletools
-import struct
+import pickle
 import tarfile
 import zlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from cbdsl.data.catalogue import ENTRIES, PackageFile
 from cbdsl.data.dataset import Scale, parse_idx
-from cbdsl.errors import UserError
+from cbdsl.errors import UserError, missing
 
 _DEBIAN = b"!<arch>\n"
 _HEADER = 60  # bytes before each member of a .deb
@@ -104,100 +103,30 @@ def _open_tar(file: IO[bytes]) -> IO[bytes]:
     raise tarfile.ReadError("no data.tar in the .deb")
 
 
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_CHANNELS = {0: 1, 2: 3, 4: 2, 6: 4}  # by colour type: grey, colour, and both with transparency
-
-
-def read_png(content: bytes, height: int, width: int, channels: int) -> NDArray[np.uint8]:
-    """Read the pixels of an image of exactly this size, (height, width, channels)."""
-    if content[:8] != _SIGNATURE:
-        raise _damaged(f"it starts with {content[:8].hex() or 'nothing'}")
-    header, packed = _chunks(content)
-    if len(header) != 13:
-        raise _damaged("it has no header")
-    found = struct.unpack(">IIBBBBB", header)
-    if found[:3] + found[4:] != (width, height, 8, 0, 0, 0) or _CHANNELS.get(found[3]) != channels:
-        raise _damaged(
-            f"it has {found[0]} x {found[1]} pixels, {found[2]} bits, colour type {found[3]}, interlacing {found[6]}; "
-            f"expected {width} x {height}, 8 bits, {channels} channel(s), none"
-        )
-    expected = height * (1 + width * channels)
-    unpacker = zlib.decompressobj()
+def read_png(content: bytes, height: int, width: int, mode: str) -> NDArray[np.uint8]:
+    """Read the pixels of an image of exactly this size and mode of Pillow, (height, width, channels)."""
     try:
-        raw = unpacker.decompress(packed, expected + 1)
-    except zlib.error as error:
-        raise _damaged(f"it cannot be unpacked: {error}") from error
-    if len(raw) != expected or not (unpacker.eof or not unpacker.decompress(unpacker.unconsumed_tail, 1)):
-        raise _damaged("it has more or fewer pixels than its header says")
-    lines = np.frombuffer(raw, np.uint8).reshape(height, 1 + width * channels)
-    return _undo_filters(lines, channels).reshape(height, width, channels)
-
-
-def _damaged(why: str) -> UserError:
-    return UserError(f"The PNG image cannot be used: {why}.", code="damaged-file")
-
-
-def _chunks(content: bytes) -> tuple[bytes, bytes]:
-    """Return the header and the packed pixels; check the checksum of each chunk."""
-    header, pixels, place = b"", [], 8
-    while place + 12 <= len(content):
-        length, kind = struct.unpack_from(">I4s", content, place)
-        data = content[place + 8 : place + 8 + length]
-        end = place + 12 + length
-        if end > len(content) or zlib.crc32(kind + data) != struct.unpack_from(">I", content, end - 4)[0]:
-            raise _damaged("a checksum is wrong")
-        if kind == b"IHDR":
-            header = data
-        elif kind == b"IDAT":
-            pixels.append(data)
-        elif kind == b"IEND":
-            return header, b"".join(pixels)
-        place = end
-    raise _damaged("it has no end")
-
-
-def _undo_filters(lines: NDArray[np.uint8], channels: int) -> NDArray[np.uint8]:
-    """Restore the rows of pixels from their filters."""
-    rows = np.empty((len(lines), lines.shape[1] - 1), np.uint8)
-    above = np.zeros(rows.shape[1], np.uint8)
-    for number, line in enumerate(lines):
-        kind, values = int(line[0]), line[1:]
-        if kind == 0:
-            rows[number] = values
-        elif kind == 1:  # the pixel to the left is added: a running sum
-            rows[number] = np.add.accumulate(values.reshape(-1, channels), axis=0, dtype=np.uint8).reshape(-1)
-        elif kind == 2:
-            rows[number] = values + above
-        elif kind in {3, 4}:
-            rows[number] = _undo_filter_by_pixel(kind, values.tolist(), above.tolist(), channels)
-        else:
-            raise _damaged(f"it has the filter {kind} in row {number}; there are 0 to 4")
-        above = rows[number]
-    return rows
-
-
-def _undo_filter_by_pixel(kind: int, values: list[int], above: list[int], channels: int) -> list[int]:
-    """Restore a row that was filtered by averages (3) or by Paeth's predictor (4)."""
-    row: list[int] = []
-    for place, value in enumerate(values):
-        left = row[place - channels] if place >= channels else 0
-        corner = above[place - channels] if place >= channels else 0
-        up = above[place]
-        row.append((value + ((left + up) // 2 if kind == 3 else _paeth(left, up, corner))) % 256)
-    return row
-
-
-def _paeth(left: int, up: int, corner: int) -> int:
-    """Return the one nearest to left + up - corner; the first if several are."""
-    guess = left + up - corner
-    return min((left, up, corner), key=lambda value: abs(guess - value))
+        from PIL import Image  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise missing("Pillow", "data", "the data set is stored as PNG images") from error
+    try:
+        with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+            if (image.size, image.mode) != ((width, height), mode):
+                raise ValueError(f"{image.size} pixels of mode {image.mode} instead of {width, height} of mode {mode}")
+            return np.array(image).reshape(height, width, -1)
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise UserError(f"The PNG image cannot be read ({error}).", code="damaged-file") from error
 
 
 @dataclass(frozen=True)
 class PickledName:
-    """A name that the pickle imports: "module name"."""
+    """A name that the pickle imports: "module name". It is never imported, and calling it records the call."""
 
     path: str
+
+    def __call__(self, *arguments: object) -> PickledCall:
+        """Return the record of a call with these arguments."""
+        return PickledCall(self.path, arguments)
 
 
 @dataclass(eq=False)
@@ -208,79 +137,32 @@ class PickledCall:
     arguments: tuple[Any, ...]
     state: Any = None
 
-
-@dataclass
-class _PickleReader:
-    names: Collection[str]
-    stack: list[Any] = field(default_factory=list)
-    marks: list[list[Any]] = field(default_factory=list)
-    memo: dict[int, Any] = field(default_factory=dict)
-
-    def pop_to_mark(self) -> list[Any]:
-        items, self.stack = self.stack, self.marks.pop()
-        return items
-
-    def step(self, code: str, argument: Any) -> None:  # noqa: ANN401, PLR0912 - one branch per instruction
-        stack = self.stack
-        if code in {"BININT", "BININT1", "BININT2", "INT", "BINUNICODE", "NONE"}:
-            stack.append(argument)
-        elif code in {"BINPUT", "LONG_BINPUT"}:
-            self.memo[argument] = stack[-1]
-        elif code in {"BINGET", "LONG_BINGET"}:
-            stack.append(self.memo[argument])
-        elif code == "MARK":
-            self.marks.append(stack)
-            self.stack = []
-        elif code == "TUPLE":
-            items = tuple(self.pop_to_mark())
-            self.stack.append(items)
-        elif code == "EMPTY_LIST":
-            stack.append([])
-        elif code == "APPENDS":
-            items = tuple(self.pop_to_mark())
-            _check(list, self.stack[-1]).extend(items)
-        elif code == "EMPTY_DICT":
-            stack.append({})
-        elif code == "SETITEM":
-            value, key = stack.pop(), stack.pop()
-            _check(dict, stack[-1])[key] = value
-        elif code == "SETITEMS":
-            pairs = self.pop_to_mark()
-            _check(dict, self.stack[-1]).update(zip(pairs[::2], pairs[1::2], strict=True))
-        elif code == "GLOBAL":
-            if argument not in self.names:
-                raise UserError(f"it names {argument!r}, which is not allowed here", code="not-allowed")
-            stack.append(PickledName(argument))
-        elif code == "REDUCE":
-            arguments, name = _check(tuple, stack.pop()), _check(PickledName, stack.pop())
-            stack.append(PickledCall(name.path, arguments))
-        elif code == "BUILD":
-            state = stack.pop()
-            _check(PickledCall, stack[-1]).state = state
-        else:
-            raise UserError(f"it has the instruction {code}, which is not allowed here", code="not-allowed")
+    def __setstate__(self, state: object) -> None:
+        self.state = state
 
 
-def _check(kind: type[Any], value: Any) -> Any:  # noqa: ANN401 - anything in a pickle
-    if type(value) is not kind:
-        raise UserError(f"it uses a {type(value).__name__} as a {kind.__name__}", code="damaged-file")
-    return value
+class _NameRecorder(pickle.Unpickler):
+    """Reads a pickle, with records instead of the names that it imports."""
+
+    def __init__(self, content: bytes, names: Collection[str]) -> None:
+        super().__init__(io.BytesIO(content))
+        self._names = names
+
+    def find_class(self, module_name: str, global_name: str) -> PickledName:
+        path = f"{module_name} {global_name}"
+        if path not in self._names:
+            raise UserError(f"it names {path!r}, which is not allowed here", code="not-allowed")
+        return PickledName(path)
 
 
-def read_pickle(content: bytes, names: Collection[str]) -> Any:  # noqa: ANN401 - as above
-    """Read a pickle without running it. names: all that it may import, "module name" each."""
-    machine = _PickleReader(names)
+def read_pickle(content: bytes, names: Collection[str]) -> Any:  # noqa: ANN401 - anything in a pickle
+    """Read a pickle without importing or calling anything. names: all that it may import, "module name" each."""
     try:
-        for instruction, argument, _ in pickletools.genops(content):
-            if instruction.name == "STOP":
-                (value,) = machine.stack
-                return value
-            machine.step(instruction.name, argument)
-    except UserError:
-        raise
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        return _NameRecorder(content, names).load()
+    except (pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(f"it is damaged ({error or type(error).__name__})", code="damaged-file") from error
-    raise UserError("it ends too early", code="damaged-file")
 
 
 _TRAINING = tuple(f"data_batch_{number}.png" for number in range(1, 6))
@@ -303,7 +185,7 @@ def read_cifar10(parts: Mapping[str, bytes], batch: int = 10_000) -> dict[str, N
 
 
 def _images(content: bytes, count: int) -> NDArray[np.uint8]:
-    pixels = read_png(content, height=count, width=32 * 32, channels=3)
+    pixels = read_png(content, height=count, width=32 * 32, mode="RGB")
     return np.ascontiguousarray(pixels.reshape(count, 32, 32, 3).transpose(0, 3, 1, 2))
 
 
