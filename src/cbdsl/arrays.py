@@ -1,7 +1,8 @@
-"""Array types by name, and `Samples`."""
+"""Array types by name, products of vectors, and `Samples`."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,16 @@ Seeds = NDArray[np.uint64]
 
 PADDING = -1
 """Fills the end of a row of indices that has fewer samples than others."""
+
+
+def dot(one: NDArray[np.floating], other: NDArray[np.floating]) -> float:
+    """Return the dot product of two vectors. Unlike that of BLAS it does not depend on the number of threads."""
+    return float(np.einsum("i,i->", one, other))
+
+
+def norm(vector: NDArray[np.floating]) -> float:
+    """Return the Euclidean length of a vector; see `dot`."""
+    return math.sqrt(dot(vector, vector))
 
 
 @dataclass(frozen=True, eq=False)

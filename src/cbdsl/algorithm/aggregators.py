@@ -7,6 +7,8 @@ them already.
 Workers that send nothing leave fewer rows, but f stays: a server cannot tell a silent attacker from a late worker. A
 rule that needs more rows than there are degrades: a trimmed mean keeps the middle one or two values, Krum uses one
 neighbour at least, multi-Krum, Zeno and mixing keep one row at least, Bulyan lowers f.
+
+Products of BLAS depend on its number of threads in the last bits. Here they only order rows, see `_distances`.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from cbdsl import register
-from cbdsl.arrays import Doubles, Floats
+from cbdsl.arrays import Doubles, Floats, norm
 from cbdsl.errors import UserError, unknown
 
 
@@ -94,13 +96,13 @@ def geometric_median(rows: Doubles, attackers: int, trust: TrustedReference) -> 
         apart = np.linalg.norm(steps, axis=1)
         met = apart <= 1e-9 * np.median(apart)  # not of the longest, which an attacker sets
         weights = np.where(met, 0.0, 1 / np.where(met, 1.0, apart))
-        pull = weights @ steps
-        strength = float(np.linalg.norm(pull))
+        pull = np.einsum("i,ij->j", weights, steps)
+        strength = norm(pull)
         if strength <= met.sum():  # the pull away is not stronger than the rows here
             return np.asarray(centre)
         step = (1 - met.sum() / strength) * pull / weights.sum()
         centre = centre + step
-        if np.linalg.norm(step) <= 1e-9 * (1 + np.linalg.norm(centre)):
+        if norm(step) <= 1e-9 * (1 + norm(centre)):
             break
     return np.asarray(centre)
 
@@ -143,12 +145,12 @@ def fltrust(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles: 
     """w_t + weighted mean of steps, each as long as the server's own; weights max(0, cos to it) (Cao et al. 2021)."""
     reference = trust.reference.astype(np.float64)
     own, steps = trust.root() - reference, rows - reference
-    length, lengths = np.linalg.norm(own), np.linalg.norm(steps, axis=1)
+    length, lengths = norm(own), np.linalg.norm(steps, axis=1)
     scale = length / np.maximum(lengths, 1e-30)
-    weights = np.maximum(0.0, steps @ own / np.maximum(lengths * length, 1e-30))
+    weights = np.maximum(0.0, np.einsum("ij,j->i", steps, own) / np.maximum(lengths * length, 1e-30))
     if not weights.sum() > 0:
         return reference
-    return np.asarray(reference + (weights * scale) @ steps / weights.sum())
+    return np.asarray(reference + np.einsum("i,ij->j", weights * scale, steps) / weights.sum())
 
 
 @register.aggregator("zeno")
@@ -169,9 +171,7 @@ MIXING = "nnm"
 def mix_neighbours(rows: Doubles, attackers: int) -> Doubles:
     """Replace each row by the mean of its k - f nearest rows, itself included (Allouah et al. 2023)."""
     near = np.argsort(_distances(rows), axis=1, kind="stable")[:, : max(1, len(rows) - attackers)]
-    share = np.zeros((len(rows), len(rows)))
-    np.put_along_axis(share, near, 1 / near.shape[1], axis=1)
-    return np.asarray(share @ rows)
+    return np.stack([rows[np.sort(nearest)].mean(0) for nearest in near])
 
 
 def parse_aggregator(name: str) -> tuple[bool, str]:

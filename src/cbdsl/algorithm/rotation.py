@@ -25,7 +25,7 @@ from cbdsl.algorithm.selection import (
     VerifiedUpload,
     find_doubt,
 )
-from cbdsl.arrays import Bools, Doubles
+from cbdsl.arrays import Bools, Doubles, dot, norm
 
 _IDLE = 0.1  # of the usual length: a shorter step took no work; nor did half of the server's own
 _SAME = 0.25  # of the usual length: a smaller difference to another step took no work
@@ -82,8 +82,8 @@ class Rotation(Selection):
         step, own = upload.model - current, view.verifier.own_step(view.state.global_best, view.round)
         if cosine(step, own) < _AGAINST:
             return OPPOSED
-        length, far = np.linalg.norm(step), _MANY * np.linalg.norm(own)
-        return FAR if own.any() and length > far and length > np.linalg.norm(current) else ""
+        length, far = norm(step), _MANY * norm(own)
+        return FAR if own.any() and length > far and length > norm(current) else ""
 
     def combine(self, believed: Sequence[VerifiedUpload], view: RoundContext) -> SelectionResult:
         """Return the new w^g; the server remembers the momentum and, as the last number, the usual length."""
@@ -94,7 +94,7 @@ class Rotation(Selection):
         noise = is_noise(steps)
         last = float(memory[-1]) if len(memory) else 0.0
         own_step = view.verifier.own_step
-        own = float(np.linalg.norm(own_step(view.state.global_best, view.round))) if own_step else np.inf
+        own = norm(own_step(view.state.global_best, view.round)) if own_step else np.inf
         usual, long = usual_lengths(lengths if noise.all() else lengths[~noise], last, _FIRST * own)
         idle = min(_IDLE * usual, own / 2)
         directions = steps / np.maximum(lengths, 1e-30)[:, None]
@@ -126,7 +126,7 @@ class Rotation(Selection):
 
 def cosine(step: Doubles, other: Doubles) -> float:
     """Return the cosine of the angle between two steps; 0 if either is 0."""
-    return float(step @ other) / max(math.sqrt((step @ step) * (other @ other)), 1e-300)
+    return dot(step, other) / max(math.sqrt(dot(step, step) * dot(other, other)), 1e-300)
 
 
 def is_noise(steps: Doubles) -> Bools:
@@ -158,7 +158,7 @@ def drop_near(steps: Doubles, working: Sequence[int], near: float) -> list[int]:
     """Keep of steps that are near each other the first: who copied whom cannot be known, so they count once."""
     kept: list[int] = []
     for place in working:
-        if all(np.linalg.norm(steps[place] - steps[other]) >= near for other in kept):
+        if all(norm(steps[place] - steps[other]) >= near for other in kept):
             kept.append(place)
     return kept
 

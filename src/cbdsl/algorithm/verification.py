@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from cbdsl.arrays import Doubles, Floats
+from cbdsl.arrays import Doubles, Floats, dot
 from cbdsl.util.student_t import tail
 
 
@@ -157,9 +157,9 @@ def make_copy_check(train: Callable[[Floats, int], Floats]) -> Callable[[Floats,
 
     def copies(current: Floats, others: Sequence[Floats], proposed: Floats, round_number: int) -> bool:
         own, upload = step(current, round_number), (proposed - current).astype(np.float64)
-        length = own @ own
+        length = dot(own, own)
         near = any(np.square(other - proposed, dtype=np.float64).sum() < length / 4 for other in others)
-        return bool(near or abs(upload @ own) < length / 10)
+        return bool(near or abs(dot(upload, own)) < length / 10)
 
     return copies
 

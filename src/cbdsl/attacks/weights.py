@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from cbdsl import register
-from cbdsl.arrays import Doubles, Floats
+from cbdsl.arrays import Doubles, Floats, dot
 from cbdsl.attacks.attack import (
     Attack,
     AttackContext,
@@ -155,10 +155,13 @@ class MinMax(ClaimsBetter):
 def largest_gamma(rows: Doubles, mean: Doubles, spread: Doubles) -> float:
     """Return the largest gamma for which mean - gamma * spread is as near to all rows as rows are to each other."""
     squares = (rows * rows).sum(1)
-    widest = (squares[:, None] + squares - 2 * rows @ rows.T).max()
+    apart = squares[:, None] + squares - 2 * rows @ rows.T
+    one, other = np.unravel_index(apart.argmax(), apart.shape)
+    widest = dot(rows[one] - rows[other], rows[one] - rows[other])  # BLAS rounds by its number of threads
     # |mean - gamma s - w|^2 = |mean - w|^2 - 2 gamma s.(mean - w) + gamma^2 |s|^2 <= widest, for every row
-    apart, across, length = ((mean - rows) ** 2).sum(1), (mean - rows) @ spread, spread @ spread
+    steps, length = mean - rows, dot(spread, spread)
     if length == 0:
         return 0.0
-    room = np.maximum(across**2 - length * (apart - widest), 0.0)
+    across = np.einsum("ij,j->i", steps, spread)
+    room = np.maximum(across**2 - length * ((steps**2).sum(1) - widest), 0.0)
     return float(max(((across + np.sqrt(room)) / length).min(), 0.0))
