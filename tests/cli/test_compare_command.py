@@ -63,29 +63,21 @@ def test_a_study_writes_nothing_over_another_ones_results(tmp_path: Path) -> Non
     assert cbdsl(*grid, cwd=tmp_path).returncode == 0
     before = (tmp_path / "here" / "results.csv").read_bytes()
     done = cbdsl(*search, "--out", "here", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "here has the results of another command (results.csv); nothing was changed" in done.stderr
+    done.check_refused("exists-already", "here", "results.csv")
     assert (tmp_path / "here" / "results.csv").read_bytes() == before
     assert cbdsl(*search, "--out", "there", cwd=tmp_path).returncode == 0
     assert cbdsl(*search, "--out", "there", cwd=tmp_path).returncode == 0  # its own
     done = cbdsl(*grid[:-1], "there", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "there has the results of another command (tuning.json)" in done.stderr
+    done.check_refused("exists-already", "there", "tuning.json")
     assert cbdsl(*grid, cwd=tmp_path).returncode == 0
 
 
 def test_a_folder_of_many_runs_says_how_to_give_them(tmp_path: Path) -> None:
     for name in ("a", "b"):
         assert cbdsl("run", *SMALL, "--rounds", "1", "--out", f"runs/{name}", cwd=tmp_path).returncode == 0
-    done = cbdsl("compare", "runs", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "runs is not the folder of a run but of many. Give some of them, or all: runs/*" in done.stderr
-    done = cbdsl("resume", "runs", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "runs is not the folder of a run but of many. Give one of them: runs/" in done.stderr
+    cbdsl("compare", "runs", cwd=tmp_path).check_refused("unreadable-file", "runs/*")
+    cbdsl("resume", "runs", cwd=tmp_path).check_refused("missing-file", "runs/")
 
 
 def test_what_is_no_finished_run_cannot_be_compared(tmp_path: Path) -> None:
-    done = cbdsl("compare", "nowhere", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "nowhere is not the folder of a finished run" in done.stderr
+    cbdsl("compare", "nowhere", cwd=tmp_path).check_refused("unreadable-file", "nowhere")

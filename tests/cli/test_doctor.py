@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 
 import cbdsl as package
 from cbdsl.cli.app import app
-from cbdsl.errors import UserError
 from cbdsl.network import certificates
 from cbdsl.network import doctor as network_doctor
 from cbdsl.network.broker import Broker, find_mosquitto, running_broker
@@ -31,6 +30,7 @@ from support.helpers import blobs, cbdsl, perceptron, small_spec
 from support.impostors import impostor, mute, web_page
 from support.member_keys import authority, options, put
 from support.mqtt_client import Client, wait_for
+from support.refusals import refused_as
 
 pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed")
 Said = dict[str, tuple[str, str]]  # by step: sign and text
@@ -214,7 +214,7 @@ def test_files_that_cannot_be_used(keys: Path, tmp_path: Path, broker: Broker) -
     assert said["key"][0] == "WRONG"
     assert "can be read by every user of this machine (644). Do: chmod 600" in said["key"][1]
     assert said["tls"][0] == "ok"
-    with pytest.raises(UserError, match="is not a file"):
+    with refused_as("missing-file"):
         parse_address(f"mqtts://localhost:{broker.port}", *(names | {"--cert": tmp_path}).values())
 
 

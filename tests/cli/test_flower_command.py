@@ -29,9 +29,9 @@ def test_new_overwrites_nothing_and_knows_its_specs(tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine.txt").write_text("mine")
     taken = cbdsl("flower", "new", "full", cwd=tmp_path)
-    assert (taken.returncode, "nothing was overwritten" in taken.stderr) == (2, True)
+    taken.check_refused("exists-already", "full")
     unknown = cbdsl("flower", "new", "app", "--spec", "paper-iod", cwd=tmp_path)
-    assert (unknown.returncode, "Did you mean 'paper-iid'?" in unknown.stderr) == (2, True)
+    unknown.check_refused("unknown-name", "'paper-iid'")
     assert not (tmp_path / "app").exists()
 
 

@@ -84,6 +84,13 @@ class CommandResult:
     stderr: str
     error: str = ""
 
+    def check_refused(self, code: str, *facts: str) -> None:
+        """Check that the command ended with one message, this code and these facts in it, and printed no result."""
+        assert (self.returncode, self.stdout, self.error) == (2, "", code), self.stderr
+        assert self.stderr.strip().splitlines()[-1].startswith("cbdsl: ")
+        assert "Traceback" not in self.stderr
+        assert not [fact for fact in facts if fact not in self.stderr], self.stderr
+
 
 def cbdsl(*words: str, cwd: Path) -> CommandResult:
     """Run the command in this process, as a user would in the folder `cwd`."""

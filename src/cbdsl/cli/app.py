@@ -14,87 +14,56 @@ from cbdsl.cli.interrupts import INTERRUPTS
 
 COMMANDS = {  # by panel of the help page: name, place, and the first paragraph of the docstring there
     "Run": {
-        "run": (
-            "run_commands:run",
-            "Run one experiment and write its records, its model and a summary into a folder.",
-        ),
+        "run": ("run_commands:run", "Run one experiment; write its records, model and summary into a folder."),
         "resume": (
             "run_commands:resume",
             "Resume an interrupted run. The result is identical to an uninterrupted one.",
         ),
-        "watch": (
-            "watch_command:watch",
-            "Show a run or sweep in a browser while it runs: accuracy, bytes, workers, bans. Only reads the folder.",
-        ),
-        "generate": (
-            "generate_command:generate",
-            "Train a generator and write a synthetic shared set (D_tr, D_sc), with measures of its privacy.",
-        ),
+        "watch": ("watch_command:watch", "Show a run or sweep in a browser while it runs. Only reads the folder."),
+        "generate": ("generate_command:generate", "Train a generator and write a synthetic shared set (D_tr, D_sc)."),
     },
     "Study": {
         "sweep": ("study_commands:sweep", "Run a grid of experiments in parallel. Finished runs are not repeated."),
         "compare": (
             "study_commands:compare",
-            "Compare finished runs: the settings in which they differ, and the results as mean ± deviation over seeds.",
+            "Compare finished runs: settings that differ, results as mean ± deviation over seeds.",
         ),
-        "study": (
-            "study_commands:study",
-            "Compare methods on hapt, fashion or cifar10, clean and attacked: a table and a page.",
-        ),
-        "tune": (
-            "study_commands:tune",
-            "Search for good settings with a particle swarm. The server's hold-out decides, never the test set.",
-        ),
-        "reproduce": (
-            "study_commands:reproduce",
-            "Reproduce the paper's figures, claims and theorems as one report.",
-        ),
-        "arena": (
-            "study_commands:arena",
-            "Run every attack against every defence and write one report: heatmaps, worst cases, detection, cost.",
-        ),
+        "study": ("study_commands:study", "Compare methods on hapt, fashion or cifar10, clean and attacked."),
+        "tune": ("study_commands:tune", "Search for good settings. The server's hold-out decides, never the test set."),
+        "reproduce": ("study_commands:reproduce", "Reproduce the paper's figures, claims and theorems as one report."),
+        "arena": ("study_commands:arena", "Run every attack against every defence and write one report."),
         "theory": ("measure_commands:theory", "Repeat a run and compare it with the paper's two theorems."),
         "bench": (
             "measure_commands:bench",
-            "Measure the native engine against torch in one run: trust the ratios, not the times.",
+            "Measure the native engine against torch. Trust the ratios, not the times.",
         ),
     },
     "Use the model": {
-        "predict": (
-            "model_commands:predict",
-            "Predict the class of every sample in a file with a trained model; print class and probability.",
-        ),
+        "predict": ("model_commands:predict", "Predict the class of every sample in a file with a trained model."),
         "export": (
             "model_commands:export",
-            "Write a trained model for other programs: ONNX, one C file, or a copy of its safetensors file.",
+            "Write a trained model for other programs: ONNX, one C file, or safetensors.",
         ),
     },
     "Deploy": {
         "swarm": (
             "serve_commands:swarm",
-            "Run a whole deployment on this machine: a broker, the server, and one process per worker.",
+            "Run a deployment on this machine: a broker, the server, one process per worker.",
         ),
         "provision": (
             "provision_command:provision",
-            "Create certificates for a swarm on real machines, and the broker's configuration.",
+            "Create certificates for a swarm, and the broker's configuration.",
         ),
-        "serve": (
-            "serve_commands:serve",
-            "Run the parameter server: the rounds of a spec, with workers behind an MQTT broker.",
-        ),
+        "serve": ("serve_commands:serve", "Run the parameter server, with workers behind an MQTT broker."),
         "work": ("work_command:work", "Run one worker. Its samples never leave this machine."),
         "flower": ("flower_command:flower", "Run CB-DSL as a Flower app."),
     },
     "Look up": {
-        "list": (
-            "list_commands:list_parts",
-            "List what there is to choose from: attacks, methods, settings, ...; without KIND, the kinds.",
-        ),
+        "list": ("list_commands:list_parts", "List what there is to choose from; without KIND, the kinds."),
         "presets": ("list_commands:presets", "Explain the presets; with NAME print one of them whole, as TOML."),
         "doctor": (
             "doctor_command:doctor",
-            "Show what this installation supports; with --broker or --on, check the connection to a broker or Ray "
-            "cluster.",
+            "Show what this installation supports, or check the connection to a broker or cluster.",
         ),
         "data": ("data_commands:data", "Download data sets, describe them, and draw partitions."),
     },

@@ -50,7 +50,7 @@ def doctor(  # noqa: PLR0913, PLR0917 - one parameter per option
     ] = False,
     on: On = None,
 ) -> None:
-    """Show what this installation supports; with --broker or --on, check the connection to a broker or Ray cluster."""
+    """Show what this installation supports, or check the connection to a broker or cluster."""
     if not broker:
         if any((ca, cert, key, name, swarm, data, memory, connect)) or (model and on is None):
             raise UserError(

@@ -50,7 +50,7 @@ def generate(  # noqa: PLR0913, PLR0917 - one parameter per option
         bool, typer.Option("--json", help="Print the measures as JSON, alone on standard output.")
     ] = False,
 ) -> None:
-    """Train a generator and write a synthetic shared set (D_tr, D_sc), with measures of its privacy."""
+    """Train a generator and write a synthetic shared set (D_tr, D_sc)."""
     interrupts.advise_same_command()
     options.demand("torch", "the generator learns with it")
     from cbdsl.studies import generate as job  # noqa: PLC0415 - it needs torch

@@ -45,7 +45,7 @@ def list_parts(
     plugin: _Plugins = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, alone on standard output.")] = False,
 ) -> None:
-    """List what there is to choose from: attacks, methods, settings, ...; without KIND, the kinds."""
+    """List what there is to choose from; without KIND, the kinds."""
     register.load(plugin or ())
     rows: list[dict[str, Any]]
     if kind is None:

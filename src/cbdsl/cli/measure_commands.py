@@ -97,7 +97,7 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter per option
     quick: Annotated[bool, typer.Option("--quick", help="Two turns, 500 samples to score.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON, alone on standard output.")] = False,
 ) -> None:
-    """Measure the native engine against torch in one run: trust the ratios, not the times."""
+    """Measure the native engine against torch. Trust the ratios, not the times."""
     interrupts.advise_start_again()
     _refuse_moved("--codecs", codecs, "benchmarks/codecs.py")
     _refuse_moved("--on", on, "benchmarks/ray_rounds.py")

@@ -30,7 +30,7 @@ def predict(
     threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, alone on standard output.")] = False,
 ) -> None:
-    """Predict the class of every sample in a file with a trained model; print class and probability."""
+    """Predict the class of every sample in a file with a trained model."""
     interrupts.advise_start_again()
 
     saved = saved_model.load(model)
@@ -64,7 +64,7 @@ def export(
         ),
     ] = None,
 ) -> None:
-    """Write a trained model for other programs: ONNX, one C file, or a copy of its safetensors file."""
+    """Write a trained model for other programs: ONNX, one C file, or safetensors."""
     interrupts.advise_start_again()
     if data is not None and not int8:
         raise UserError(

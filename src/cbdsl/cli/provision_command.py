@@ -46,7 +46,7 @@ def provision(  # noqa: PLR0913, PLR0917 - one parameter per option
     ] = None,
     renew: Annotated[bool, typer.Option("--renew", help="Issue new keys to all that are not revoked.")] = False,
 ) -> None:
-    """Create certificates for a swarm on real machines, and the broker's configuration."""
+    """Create certificates for a swarm, and the broker's configuration."""
     options.demand("cryptography", "it makes keys and certificates")
     from cbdsl.network import provision as job  # noqa: PLC0415 - it needs cryptography
 

@@ -27,7 +27,7 @@ def run(
     shards: Shards = None,
     as_json: Json = False,
 ) -> None:
-    """Run one experiment and write its records, its model and a summary into a folder."""
+    """Run one experiment; write its records, model and summary into a folder."""
     spec = words.resolved()
     folder = out or run_folder(spec)
     interrupts.advise_resume(folder, on)

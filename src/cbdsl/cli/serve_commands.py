@@ -77,7 +77,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter per option
     watch: Watch = False,
     as_json: Json = False,
 ) -> None:
-    """Run the parameter server: the rounds of a spec, with workers behind an MQTT broker."""
+    """Run the parameter server, with workers behind an MQTT broker."""
     interrupts.advise_same_command()
     log_to_stderr()
     check_name(swarm, "swarm")
@@ -123,7 +123,7 @@ def swarm(  # noqa: PLR0913, PLR0917 - one parameter per option
     watch: Watch = False,
     as_json: Json = False,
 ) -> None:
-    """Run a whole deployment on this machine: a broker, the server, and one process per worker."""
+    """Run a deployment on this machine: a broker, the server, one process per worker."""
     if broker not in KINDS:
         raise unknown("broker", broker, KINDS)
     if broker == "embedded" or (broker == "auto" and find_mosquitto() is None):

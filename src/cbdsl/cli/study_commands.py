@@ -96,7 +96,7 @@ def compare(
         Path | None, typer.Option(help="Also write a page with a figure, and the table as CSV, into this folder.")
     ] = None,
 ) -> None:
-    """Compare finished runs: the settings in which they differ, and the results as mean ± deviation over seeds."""
+    """Compare finished runs: settings that differ, results as mean ± deviation over seeds."""
     if out is not None:
         options.demand_pages("it draws the figure of the page")
     print_comparison(compare_runs(folders))
@@ -128,7 +128,7 @@ def arena(  # noqa: PLR0913, PLR0917 - one parameter per option
     jobs: Jobs = None,
     on: On = None,
 ) -> None:
-    """Run every attack against every defence and write one report: heatmaps, worst cases, detection, cost."""
+    """Run every attack against every defence and write one report."""
     interrupts.advise_same_command()
     options.demand_pages("it draws the heatmaps")
     start = replace(arena_job.QUICK if quick else arena_job.ArenaPlan(), plugins=tuple(plugins or ()))
@@ -168,7 +168,7 @@ def study(  # noqa: PLR0913, PLR0917 - one parameter per option
     jobs: Jobs = None,
     on: On = None,
 ) -> None:
-    """Compare methods on hapt, fashion or cifar10, clean and attacked: a table and a page."""
+    """Compare methods on hapt, fashion or cifar10, clean and attacked."""
     interrupts.advise_same_command()
     options.demand_pages("it draws the figure")
     given = dict(map(parse_setting, settings or []))
@@ -234,7 +234,7 @@ def tune(  # noqa: PLR0913, PLR0917 - one parameter per option
     jobs: Jobs = None,
     on: On = None,
 ) -> None:
-    """Search for good settings with a particle swarm. The server's hold-out decides, never the test set."""
+    """Search for good settings. The server's hold-out decides, never the test set."""
     interrupts.advise_same_command()
     from cbdsl.studies import tune as job  # noqa: PLC0415 - it may need optuna
 

@@ -31,7 +31,7 @@ def watch(
     ] = "127.0.0.1",
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Show a run or sweep in a browser while it runs: accuracy, bytes, workers, bans. Only reads the folder."""
+    """Show a run or sweep in a browser while it runs. Only reads the folder."""
     from cbdsl.watch.page_server import start  # noqa: PLC0415 - it needs starlette
 
     if run.exists() and not run.is_dir():
