@@ -10,7 +10,7 @@ from markupsafe import escape
 
 from cbdsl.report.comparison_page import (
     MOST_CURVES,
-    caption,
+    describe_figure,
     draw,
     draw_figure,
     select_groups,
@@ -56,8 +56,8 @@ def page_of(comparison: Comparison, out: Path, title: str = "Runs") -> str:
 def test_of_many_groups_the_best_are_drawn() -> None:
     found = many(MOST_CURVES + 3)
     assert [group.label for group in select_groups(found)] == [f"epochs {n}" for n in range(4, MOST_CURVES + 4)]
-    assert f"{MOST_CURVES} of {MOST_CURVES + 3} groups" in caption(found)
-    assert str(MOST_CURVES) not in caption(many(2))
+    assert f"{MOST_CURVES} of {MOST_CURVES + 3} groups" in describe_figure(found)
+    assert str(MOST_CURVES) not in describe_figure(many(2))
 
 
 def test_curves_of_other_lengths_and_one_round_alone_can_be_drawn() -> None:

@@ -92,7 +92,7 @@ def test_folders_of_earlier_versions_which_said_refuted_are_read(
     assert [line.refuted for line in lines] == [result.summary.byzantine] * 2
     assert legend_of(result, lines, tmp_path, monkeypatch) == ["upload left out"]
     view = RunView(tmp_path / "run")
-    assert view.news(ViewerPosition())[0]["verdicts"] == []
+    assert view.collect_news(ViewerPosition())[0]["verdicts"] == []
     assert view.progress.counts[result.summary.byzantine[0]].refuted == 2
 
 
@@ -101,5 +101,5 @@ def test_the_page_shows_who_was_left_out(tmp_path: Path) -> None:
     view = RunView(tmp_path / "run")
     worker = result.summary.byzantine[0]
     shown = [str(worker), "declined", None, None, "left out: weights that are not finite"]
-    assert view.news(ViewerPosition())[0]["verdicts"] == [shown]
+    assert view.collect_news(ViewerPosition())[0]["verdicts"] == [shown]
     assert (view.progress.counts[worker].declined, view.progress.counts[worker].ban) == (2, "")

@@ -26,7 +26,7 @@ from support.run_folders import line, write_run
 BEST = "mosquitto" if find_mosquitto() else "embedded"
 
 
-def test_watch_says_where_the_page_is_and_ctrl_c_how_to_look_again(tmp_path: Path) -> None:
+def test_watch_prints_the_address_and_ctrl_c_ends_it(tmp_path: Path) -> None:
     write_run(tmp_path / "run", [line(1)])
     process = subprocess.Popen(
         [sys.executable, "-m", "cbdsl", "watch", str(tmp_path / "run"), "--port", "0"],
@@ -69,7 +69,7 @@ def test_the_page_beside_a_swarm_ends_with_it(ending: signal.Signals, tmp_path: 
     wait_until(lambda: not words_of(pages[0]), 20)
 
 
-def test_a_swarms_folder_explains_every_file_and_says_who_is_who(tmp_path: Path) -> None:
+def test_the_readme_of_a_swarms_folder_explains_every_file_and_rounds_have_names(tmp_path: Path) -> None:
     spec = tiny_spec(pictures(tmp_path / "pictures"), workers=4, rounds=3, attack__byzantine=1)
     (tmp_path / "spec.toml").write_text(spec.to_toml())
     done = cbdsl("swarm", "spec.toml", "--broker", BEST, "--out", "run", cwd=tmp_path)
@@ -107,7 +107,7 @@ def words_of(pid: int) -> list[str]:
         return []
 
 
-def test_attendance_says_who_came_and_who_left() -> None:
+def test_the_news_of_connections_names_workers_that_came_and_left() -> None:
     attendance = ConnectionNews(20)
     for number in range(18):
         assert attendance.take("connected", {"worker": f"w{number:02}"})

@@ -1,4 +1,4 @@
-"""The page in a real browser: what it shows of real swarms, of a thousand workers, and of names that are no names."""
+"""The live page in a real browser: a real swarm, a thousand workers, hostile names."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def state_of(name: str) -> str:
     return f"{rows}.find((row) => {named})?.cells[2].textContent"
 
 
-def test_a_killed_worker_and_a_banned_liar_are_on_the_screen(tmp_path: Path) -> None:
+def test_a_killed_worker_and_a_banned_attacker_are_shown(tmp_path: Path) -> None:
     spec = tiny_spec(pictures(tmp_path / "pictures"), workers=5, rounds=100_000, attack__byzantine=1)
     with deployment(tmp_path, spec, BEST) as made, tab() as shown:
-        liar = made.names[made.stage.byzantine[0]]
-        victim = next(name for name in made.names if name != liar)
+        attacker = made.names[made.stage.byzantine[0]]
+        victim = next(name for name in made.names if name != attacker)
         made.start_workers()
         made.start_server("--watch", "--grace-seconds", "0.2", "--least-seconds", "2")
         log = tmp_path / "server.log"
@@ -52,8 +52,8 @@ def test_a_killed_worker_and_a_banned_liar_are_on_the_screen(tmp_path: Path) -> 
         found = re.search(r"http://127\.0\.0\.1:\d+/", log.read_text())
         assert found is not None
         shown.open(found[0])
-        shown.wait_for(f"{state_of(liar)} === 'banned'")
-        assert shown.value("document.getElementById('bans').innerText").startswith(liar)
+        shown.wait_for(f"{state_of(attacker)} === 'banned'")
+        assert shown.value("document.getElementById('bans').innerText").startswith(attacker)
         assert "the claim is not what the server measures" in shown.value("document.getElementById('bans').innerText")
         shown.wait_for(f"{state_of(victim)} === 'here'")
         assert shown.value("document.getElementById('present').textContent") == "4 of 5"
@@ -96,7 +96,7 @@ def test_a_thousand_workers_are_shown_in_time(tmp_path: Path) -> None:
         assert shown.value("document.querySelectorAll('#workers tbody tr:not([hidden])').length") == 30
 
 
-def test_what_strangers_wrote_is_text_on_the_page(tmp_path: Path) -> None:
+def test_text_of_workers_is_text_on_the_page(tmp_path: Path) -> None:
     spec = spec_of(workers=3, rounds=9, preset=HOSTILE)
     write_run(tmp_path / "run", [line(1), lie(2, 1, HOSTILE), line(3, set_aside={"2": HOSTILE}, banned=[1])], spec)
     (tmp_path / "run" / "roster.json").write_text(json.dumps({"names": [HOSTILE, f"1{HOSTILE}", "<b>c</b>"]}))

@@ -180,18 +180,18 @@ def test_a_run_is_shown_round_by_round_while_it_runs(tmp_path: Path) -> None:
         assert stream.next()["facts"]["status"] == "waiting"
         player = threading.Thread(target=play)
         player.start()
-        heard = []
+        received = []
         for number in range(1, spec.rounds + 1):
-            heard += stream.until(number)
+            received += stream.until(number)
             shown.release()
         player.join()
         stream.close()
-    points = [point[0] for news in heard for point in news["points"]]
+    points = [point[0] for news in received for point in news["points"]]
     assert sorted(set(points)) == list(range(1, spec.rounds + 1))
-    assert any(news["facts"]["status"] == "running" for news in heard)
+    assert any(news["facts"]["status"] == "running" for news in received)
 
 
-def test_a_page_that_is_open_hears_of_a_rewritten_run(run: Path) -> None:
+def test_an_open_page_receives_a_rewritten_run(run: Path) -> None:
     with page(run) as server:
         stream = Stream(server)
         assert stream.next()["facts"]["round"] == 2

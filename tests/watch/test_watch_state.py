@@ -1,4 +1,4 @@
-"""What the page shows is what the folder's files contain: whole lines, each round once."""
+"""The state of runs and sweeps, as read from their folders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cbdsl.runs.records import RoundRecord
 from cbdsl.watch import run_state as run_module
 from cbdsl.watch.folder_reader import FileTail, read_file
 from cbdsl.watch.metrics import describe_run, describe_sweep
-from cbdsl.watch.run_state import ConnectionStates, RunProgress, RunView, ViewerPosition, verdicts
+from cbdsl.watch.run_state import ConnectionStates, RunProgress, RunView, ViewerPosition, list_verdicts
 from cbdsl.watch.sweep_state import SweepView
 from support.helpers import blobs, perceptron, small_spec
 from support.run_folders import append, lie, line, spec_of, write_lines, write_run
@@ -34,7 +34,7 @@ def progress_of(*lines: dict[str, Any]) -> RunProgress:
 
 
 def news_of(view: RunView) -> dict[str, Any]:
-    return view.news(ViewerPosition())[0]
+    return view.collect_news(ViewerPosition())[0]
 
 
 def test_the_progress_counts_what_became_of_every_invitation() -> None:
@@ -60,7 +60,7 @@ def test_the_progress_has_the_numbers_of_the_runs_summary(tmp_path: Path) -> Non
     assert facts["fedavg"] * summary.rounds == summary.fedavg_model_uplink_bytes
     assert view.progress.banned == set(summary.banned)
     (tmp_path / "run" / "summary.json").unlink()  # while it is played, the checkpoint says how large the model is
-    assert follow(tmp_path / "run").news(ViewerPosition())[0]["facts"]["fedavg"] == facts["fedavg"]
+    assert follow(tmp_path / "run").collect_news(ViewerPosition())[0]["facts"]["fedavg"] == facts["fedavg"]
 
 
 def test_a_round_that_is_not_the_next_one_is_refused() -> None:
@@ -71,11 +71,11 @@ def test_a_round_that_is_not_the_next_one_is_refused() -> None:
 
 def test_a_diverged_round_can_be_sent_as_json() -> None:
     progress = progress_of(line(1, test_accuracy=float("nan"), global_score=float("inf")))
-    assert json.loads(json.dumps(progress.point(), allow_nan=False))[1:3] == [None, None]
+    assert json.loads(json.dumps(progress.make_point(), allow_nan=False))[1:3] == [None, None]
 
 
 def test_what_was_set_aside_is_among_the_verdicts_of_its_round() -> None:
-    found = verdicts(RoundRecord.from_json(line(1, accepted=[], set_aside={"4": "not a number"})))
+    found = list_verdicts(RoundRecord.from_json(line(1, accepted=[], set_aside={"4": "not a number"})))
     assert found == [[4, "set aside", None, None, "not a number"]]
 
 
@@ -111,9 +111,9 @@ def test_a_run_outside_the_folder_of_a_sweep_is_not_found(tmp_path: Path) -> Non
     write_run(tmp_path / "elsewhere", [line(1)])
     write_run(tmp_path / "sweep" / "runs" / "own", [line(1)])
     sweep = SweepView(tmp_path / "sweep")
-    assert list(sweep.names()) == ["own"]
+    assert list(sweep.list_names()) == ["own"]
     for trick in ("..", ".", "", "../../elsewhere", "own/..", "own\0", str(tmp_path / "elsewhere")):
-        assert sweep.run(trick) is None
+        assert sweep.open_run(trick) is None
 
 
 def test_a_folder_that_comes_later_is_waited_for(tmp_path: Path) -> None:
@@ -132,29 +132,29 @@ def test_lines_that_are_not_rounds_are_skipped(tmp_path: Path) -> None:
     assert news_of(view)["facts"]["round"] == 2
 
 
-def test_what_is_told_is_only_what_is_new(tmp_path: Path) -> None:
+def test_a_viewer_gets_only_what_is_new(tmp_path: Path) -> None:
     write_run(tmp_path, [line(1), line(2)])
     view = follow(tmp_path)
-    first, seen = view.news(ViewerPosition())
+    first, seen = view.collect_news(ViewerPosition())
     assert (first["whole"], len(first["points"]), len(first["workers"])) == (True, 2, 10)
     append(tmp_path / "rounds.jsonl", line(3, accepted=[7]))
-    second, seen = view.news(seen)
+    second, seen = view.collect_news(seen)
     assert (second["whole"], [point[0] for point in second["points"]]) == (False, [3])
     assert [row[0] for row in second["workers"]] == [2, 7]  # who was accepted before, and who is now
-    assert view.news(seen)[0]["workers"] == []
+    assert view.collect_news(seen)[0]["workers"] == []
 
 
 def test_a_resumed_run_that_rewrites_its_rounds_starts_the_page_anew(tmp_path: Path) -> None:
     write_run(tmp_path, [line(1), line(2), line(3), lie(4, 5)])
     view = follow(tmp_path)
-    _, seen = view.news(ViewerPosition())
+    _, seen = view.collect_news(ViewerPosition())
     assert view.progress.banned == {5}
     write_lines(tmp_path / "anew", [line(1), line(2)])
     (tmp_path / "anew").replace(tmp_path / "rounds.jsonl")
-    found, seen = view.news(seen)
+    found, seen = view.collect_news(seen)
     assert (found["whole"], found["facts"]["round"], found["facts"]["banned"]) == (True, 2, 0)
     write_run(tmp_path, [line(1)], spec_of(workers=4, rounds=9))  # another run in the same place
-    found, _ = view.news(seen)
+    found, _ = view.collect_news(seen)
     assert (found["whole"], found["facts"]["rounds"], len(found["workers"])) == (True, 9, 4)
 
 
@@ -167,14 +167,14 @@ def test_a_replayed_round_is_what_the_page_showed_after_it(tmp_path: Path) -> No
     assert len(whole._copies) <= 16
     for number in (100, 5, 1, 4, 99, 33, 6, 64, 33):
         part = follow(write_run(tmp_path / f"part{number}", lines[:number]))
-        now, then = news_of(part), whole.at(number)
+        now, then = news_of(part), whole.replay(number)
         assert then is not None
         assert then["latest"] == now["latest"]
         assert [row[3:] for row in then["workers"]] == [row[3:] for row in now["workers"]]
         assert then["verdicts"] == now["verdicts"]
         assert (then["banned"], then["best"]) == (now["facts"]["banned"], now["facts"]["best"])
-    assert whole.at(0) is None
-    assert whole.at(101) is None
+    assert whole.replay(0) is None
+    assert whole.replay(101) is None
 
 
 def test_a_long_run_takes_bounded_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,7 +185,7 @@ def test_a_long_run_takes_bounded_memory(tmp_path: Path, monkeypatch: pytest.Mon
     assert 25 <= len(found["points"]) <= 50
     assert len(view._copies) <= 16
     assert found["latest"][0] == 1000
-    assert view.at(777)["latest"][0] == 777  # type: ignore[index]
+    assert view.replay(777)["latest"][0] == 777  # type: ignore[index]
 
 
 def test_connections_follow_the_events() -> None:
@@ -219,10 +219,10 @@ def test_names_claims_and_refusals_come_from_the_files_of_a_served_run(tmp_path:
     assert [row[2] for row in rows] == ["unseen", "here", "unseen"]
     assert [row[4] for row in rows] == [2.5, 1.5, 1.5]  # of the last round; else of the last invitation
     assert [row[11] for row in rows] == [0, 4, 0]
-    assert view.at(1)["workers"][0][4] == 1.5  # type: ignore[index]
+    assert view.replay(1)["workers"][0][4] == 1.5  # type: ignore[index]
 
 
-def test_who_was_away_at_the_end_is_not_among_those_who_are_done(tmp_path: Path) -> None:
+def test_a_worker_that_was_away_at_the_end_is_not_done(tmp_path: Path) -> None:
     write_run(tmp_path, [line(1)], spec_of(workers=2, rounds=1))
     (tmp_path / "roster.json").write_text(json.dumps({"names": ["a", "b"]}))
     (tmp_path / "summary.json").write_text('{"rounds": 1}')
@@ -246,7 +246,7 @@ def test_workers_that_join_and_leave_while_a_run_is_played_are_shown(tmp_path: P
     found = news_of(view)
     assert [(row[1], row[2]) for row in found["workers"]] == [("a", "unseen"), ("b", "away"), ("porch", "here")]
     assert found["workers"][2][6] == 1  # accepted once
-    assert view.at(2)["workers"][2][6] == 1  # type: ignore[index]
+    assert view.replay(2)["workers"][2][6] == 1  # type: ignore[index]
 
 
 def test_events_of_the_older_half_of_a_long_log_count(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_events_of_the_older_half_of_a_long_log_count(tmp_path: Path) -> None:
     assert [row[2] for row in news_of(view)["workers"]] == ["here", "here"]
 
 
-def test_a_run_is_running_while_its_folder_is_held(tmp_path: Path) -> None:
+def test_a_run_is_running_while_its_folder_is_locked(tmp_path: Path) -> None:
     write_run(tmp_path, [line(1)])
     for name in ("rounds.jsonl", "spec.toml"):
         os.utime(tmp_path / name, (1e9, 1e9))
@@ -307,7 +307,7 @@ def test_a_sweep_is_a_table_of_what_differs(tmp_path: Path) -> None:
         write_run(tmp_path / "runs" / f"run{number}", lines, spec_of(workers=4, rounds=9, seed=number))
     (tmp_path / "runs" / "run0" / "summary.json").write_text('{"rounds": 2}')
     view = SweepView(tmp_path, least_seconds=0.0)
-    found = view.table()
+    found = view.make_table()
     assert found["columns"] == ["seed"]
     assert [(one["name"], one["values"], one["round"], one["done"]) for one in found["runs"]] == [
         ("run0", ["0"], 2, True), ("run1", ["1"], 3, False), ("run2", ["2"], 4, False),
@@ -315,4 +315,4 @@ def test_a_sweep_is_a_table_of_what_differs(tmp_path: Path) -> None:
     assert 'cbdsl_round{run="run1"} 3\n' in describe_sweep(view)
     with (tmp_path / "runs" / "run1" / "rounds.jsonl").open("a") as file:
         file.write(json.dumps(line(4)) + "\n" + json.dumps(line(5))[:40])  # the last one is being written
-    assert view.table()["runs"][1]["round"] == 4
+    assert view.make_table()["runs"][1]["round"] == 4

@@ -47,7 +47,7 @@ def find_worst(matches: Iterable[Match], preset: str, defence: str) -> Match:
     return min(own, key=lambda match: match.accuracy)
 
 
-def heatmap(plan: ArenaPlan, matches: Sequence[Match], preset: str, count: int) -> Drawing:
+def draw_heatmap(plan: ArenaPlan, matches: Sequence[Match], preset: str, count: int) -> Drawing:
     """Draw attacks down and defences across: the final accuracy as number, the loss as colour.
 
     Colours follow the square root of the loss, so that five points are visible beside ninety.
@@ -91,7 +91,7 @@ def _draw_match(axes: Axes, column: int, row: int, match: Match) -> None:
     )  # fmt: skip
 
 
-def cost(plan: ArenaPlan, matches: Sequence[Match]) -> Drawing:
+def draw_costs(plan: ArenaPlan, matches: Sequence[Match]) -> Drawing:
     """Draw worst accuracy against uplink: one point per defence, one panel per preset."""
     figure = new_figure(9.6, 4.4 * len(plan.presets))
     panels = figure.subplots(len(plan.presets), 1, squeeze=False)[:, 0]
@@ -100,7 +100,7 @@ def cost(plan: ArenaPlan, matches: Sequence[Match]) -> Drawing:
         words = f" ({preset})" if len(plan.presets) > 1 else ""
         style_axes(axes, f"Accuracy under the worst attack, and the uplink it takes{words}")
         worst = {name: find_worst(matches, preset, name) for name in plan.defences}
-        _draw_costs(axes, worst)
+        _draw_cost_panel(axes, worst)
         rows += [
             (preset, get_defence(name).label, match.accuracy, match.attack, match.byzantine, match.uplink_bytes)
             for name, match in worst.items()
@@ -108,7 +108,7 @@ def cost(plan: ArenaPlan, matches: Sequence[Match]) -> Drawing:
     return Drawing(figure, ("preset", "defence", "worst_accuracy", "attack", "attackers", "uplink_bytes"), rows)
 
 
-def _draw_costs(axes: Axes, points: dict[str, Match]) -> None:
+def _draw_cost_panel(axes: Axes, points: dict[str, Match]) -> None:
     for ours, colour, marker in ((True, _OURS, "o"), (False, _THEIRS, "s")):
         names = [name for name in points if get_defence(name).ours is ours]
         heights = spread_labels([100 * points[name].accuracy for name in names], 4.5)
@@ -150,7 +150,7 @@ def write_arena_page(arena: Arena, out: Path, command: str) -> Path:
         rounds=join_words(f"{preset} ({spec.rounds} rounds)" for preset, spec in specs.items()),
         seeds=_describe_seeds(plan),
         best=[find_best(plan, matches, preset) for preset in plan.presets],
-        price=save_drawing(cost(plan, matches), out / "figures" / "cost", "Worst accuracy against uplink"),
+        price=save_drawing(draw_costs(plan, matches), out / "figures" / "cost", "Worst accuracy against uplink"),
         worst={preset: tabulate_worst(plan, matches, preset) for preset in plan.presets},
         weaknesses=find_weaknesses(matches),
         maps=[
@@ -239,7 +239,7 @@ def _save_map(plan: ArenaPlan, matches: Sequence[Match], preset: str, count: int
     attackers, name = _count_attackers(count), f"{preset}-{count}"
     title = f"Accuracy with {attackers}"
     figure = save_drawing(
-        heatmap(plan, matches, preset, count),
+        draw_heatmap(plan, matches, preset, count),
         out / "figures" / f"accuracy-{name}",
         f"{title}, by defence and attack, {preset}",
     )

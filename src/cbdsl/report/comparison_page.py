@@ -94,7 +94,7 @@ def write_comparison_page(
             length=f"{rounds} round{'s' * (rounds != '1')}",
             seeds=describe_seeds(sorted({run.spec.seed for run in comparison.runs})),
             figure=draw_figure(comparison, out / "figures" / drawing_name),
-            caption=caption(comparison),
+            caption=describe_figure(comparison),
             groups=tabulate_groups(comparison),
             runs=_tabulate_runs(comparison, out),
             settings=Table(
@@ -155,7 +155,7 @@ def draw_figure(comparison: Comparison, stem: Path) -> PageFigure:
     return save_drawing(draw(comparison), stem, "Test accuracy by round and by uploaded bytes, a line for every group")
 
 
-def caption(comparison: Comparison) -> str:
+def describe_figure(comparison: Comparison) -> str:
     """Explain lines and bands, and which groups are shown."""
     shown, total = len(select_groups(comparison)), len(comparison.groups)
     several = any(len(group.runs) > 1 for group in comparison.groups)
@@ -225,7 +225,7 @@ def write_study_page(study: Study, out: Path, command: str) -> Path:
         leanest=min(study.entries, key=lambda entry: entry.share),
         percent=format_percent,
         figure=draw_figure(clean, out / "figures" / "study"),
-        caption=caption(clean),
+        caption=describe_figure(clean),
         results=Table(("Method", *map(capitalise, heads[1:])), [tuple(map(keep_together, row)) for row in rows]),
         spec=plan.start,
         training=describe_training(plan.start.local),

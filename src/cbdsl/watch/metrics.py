@@ -33,7 +33,7 @@ def describe_run(view: RunView) -> str:
     """Return the metrics of one run."""
     view.refresh()
     facts, progress, status = view.facts, view.progress, view.status()
-    _, accuracy, score, up, down, seconds, *_ = progress.point()
+    _, accuracy, score, up, down, seconds, *_ = progress.make_point()
     phases = progress.last.phases if progress.last else {}
     return _format(
         {
@@ -49,7 +49,7 @@ def describe_run(view: RunView) -> str:
             "cbdsl_uploads_total": [({}, progress.totals.uploads)],
             "cbdsl_round_seconds": [({}, seconds)],
             "cbdsl_round_phase_seconds": [({"phase": name}, spent) for name, spent in phases.items()],
-            "cbdsl_workers": [({"state": state}, count) for state, count in view.states().items()],
+            "cbdsl_workers": [({"state": state}, count) for state, count in view.count_states().items()],
             "cbdsl_bans_total": [({}, len(progress.banned))],
             "cbdsl_refused_messages_total": [({}, facts.refused if view.connections.seen else None)],
         }
@@ -58,7 +58,7 @@ def describe_run(view: RunView) -> str:
 
 def describe_sweep(view: SweepView) -> str:
     """Return the metrics of a folder of runs: how far each of them is."""
-    rows = view.rows()
+    rows = view.read_rows()
     return _format(
         {
             "cbdsl_round": [({"run": name}, row["round"]) for name, row in rows.items()],

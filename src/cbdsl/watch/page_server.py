@@ -129,7 +129,7 @@ class PageServer:
         """Return what a request is about: the folder's run, all of its runs, or one of them if it exists."""
         is_sweep = not (self._folder / "spec.toml").is_file() and self._sweep.has_runs()
         if "run" in request.path_params:
-            return self._sweep.run(request.path_params["run"]) if is_sweep else None
+            return self._sweep.open_run(request.path_params["run"]) if is_sweep else None
         return self._sweep if is_sweep else self._run
 
     def _get_view(self, request: Request) -> RunView | SweepView:
@@ -149,7 +149,7 @@ class PageServer:
 
     def _send_round(self, request: Request) -> Response:
         view, number = self._get_view(request), request.query_params.get("number", "")
-        found = view.at(int(number)) if isinstance(view, RunView) and number.isdecimal() else None
+        found = view.replay(int(number)) if isinstance(view, RunView) and number.isdecimal() else None
         if found is None:
             raise HTTPException(404, "There is no such round.")
         return Response(_format_json(found), media_type="application/json")
@@ -160,10 +160,10 @@ class PageServer:
         return (
             Response(media_type=kind)
             if request.method == "HEAD"
-            else StreamingResponse(self._news(request), 200, media_type=kind)
+            else StreamingResponse(self._stream_news(request), 200, media_type=kind)
         )
 
-    async def _news(self, request: Request) -> AsyncIterator[str]:
+    async def _stream_news(self, request: Request) -> AsyncIterator[str]:
         """Yield everything new for one page until it is closed or the server ends."""
         seen, before, sent = ViewerPosition(), "", 0.0
         while not self._server.should_exit:
@@ -180,8 +180,8 @@ class PageServer:
     def _next_message(self, request: Request, seen: ViewerPosition) -> tuple[dict[str, Any], ViewerPosition]:
         view = self._find_view(request)
         if isinstance(view, RunView):
-            return view.news(seen)
-        return (view.table() if view else {"facts": {"kind": "gone"}}), seen
+            return view.collect_news(seen)
+        return (view.make_table() if view else {"facts": {"kind": "gone"}}), seen
 
 
 class AccessControl:

@@ -100,7 +100,7 @@ class RunView:
             return
         self._positions.append(start)
         if progress.round % self._stride == 0:
-            self._points.append(progress.point())
+            self._points.append(progress.make_point())
         if len(self._points) > _MOST_POINTS:
             self._points, self._stride = self._points[1::2], 2 * self._stride
             self._history += 1
@@ -129,7 +129,7 @@ class RunView:
 
     # --- what is shown
 
-    def news(self, seen: ViewerPosition) -> tuple[dict[str, Any], ViewerPosition]:
+    def collect_news(self, seen: ViewerPosition) -> tuple[dict[str, Any], ViewerPosition]:
         """Return what a viewer at this position has not seen yet, and its position afterwards."""
         self.refresh()
         with self._lock:
@@ -139,14 +139,14 @@ class RunView:
                 "whole": whole,
                 "facts": self._shown_facts(),
                 "points": self._points[0 if whole else seen.points :],
-                "latest": self.progress.point() if self.progress.round else None,
+                "latest": self.progress.make_point() if self.progress.round else None,
                 "workers": [row for row, version in versions if whole or version > seen.version],
                 "verdicts": self._verdicts(self.progress.last),
                 "events": list(self.connections.recent),
             }
             return message, ViewerPosition(self._history, len(self._points), self._version)
 
-    def at(self, round_number: int) -> dict[str, Any] | None:
+    def replay(self, round_number: int) -> dict[str, Any] | None:
         """Return the run after an earlier round, or None if there was no such round."""
         self.refresh()
         with self._lock:
@@ -167,7 +167,7 @@ class RunView:
             )
             return {
                 "round": round_number,
-                "latest": progress.point(),
+                "latest": progress.make_point(),
                 "best": progress.best,
                 "banned": len(progress.banned),
                 "uploads": progress.totals.uploads,
@@ -175,7 +175,7 @@ class RunView:
                 "verdicts": self._verdicts(progress.last),
             }
 
-    def states(self) -> dict[str, int]:
+    def count_states(self) -> dict[str, int]:
         """Return how many workers are in each state."""
         found = dict.fromkeys(STATES, 0)
         for row in self._rows:
@@ -196,7 +196,7 @@ class RunView:
             "round": progress.round,
             **_describe_spec(facts.spec),
             "workers": facts.workers,
-            "states": self.states(),
+            "states": self.count_states(),
             "served": self.connections.seen,
             "best": progress.best,
             "banned": len(progress.banned),
@@ -218,7 +218,7 @@ class RunView:
                 self._rows[number], self._row_versions[number] = row, self._version
 
     def _rows_of(self, progress: RunProgress, claims: dict[str, float], state: Callable[[int, str], str]) -> list[Row]:
-        outcomes, rows = progress.outcomes(), []
+        outcomes, rows = progress.list_outcomes(), []
         for number in range(min(self.facts.workers, MOST_ROWS)):
             name, counts = self._name_of(number), progress.counts.get(number, WorkerCounts())
             rows.append(
@@ -257,7 +257,7 @@ class RunView:
         return _scores_in(parse_object(lines[0])) if lines else {}
 
     def _verdicts(self, record: RoundRecord | None) -> list[Row]:
-        return [[self._name_of(worker), *rest] for worker, *rest in verdicts(record)]
+        return [[self._name_of(worker), *rest] for worker, *rest in list_verdicts(record)]
 
 
 def _describe_spec(spec: Spec | None) -> dict[str, Any]:
@@ -445,13 +445,13 @@ class RunProgress:
         """Return an independent copy."""
         return copy.deepcopy(self, {id(self.last): self.last})
 
-    def outcomes(self) -> dict[int, str]:
+    def list_outcomes(self) -> dict[int, str]:
         """Return what became of each invitation in the last round."""
         if self.last is None:
             return {}
         return {worker: outcome for outcome in _OUTCOMES for worker in getattr(self.last, outcome)}
 
-    def point(self) -> list[float | None]:
+    def make_point(self) -> list[float | None]:
         """Return the last round for the page's charts: round, accuracy, F^g, total bytes up and down, seconds."""
         if self.last is None:
             return [0, None, None, 0, 0, None, *(None for _ in PHASES)]
@@ -466,7 +466,7 @@ class RunProgress:
         ]
 
 
-def verdicts(record: RoundRecord | None) -> list[Row]:
+def list_verdicts(record: RoundRecord | None) -> list[Row]:
     """Return a row for each invitation of a round, worker, outcome, claimed, measured, reason; and set-aside claims."""
     if record is None:
         return []
@@ -478,7 +478,7 @@ def verdicts(record: RoundRecord | None) -> list[Row]:
 
 
 def _reason_of_ban(worker: int, record: RoundRecord) -> str:
-    for number, outcome, claimed, measured, reason in verdicts(record):
+    for number, outcome, claimed, measured, reason in list_verdicts(record):
         if (number, outcome) == (worker, "refuted"):
             numbers = f"claimed {claimed:.4g}" if claimed is not None else ""
             numbers += f", measured {measured:.4g}" if measured is not None else ""

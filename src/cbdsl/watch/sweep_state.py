@@ -35,17 +35,17 @@ class SweepView:
 
     def has_runs(self) -> bool:
         """Return whether there is any run."""
-        return next(self.names(), None) is not None
+        return next(self.list_names(), None) is not None
 
-    def names(self) -> Iterator[str]:
+    def list_names(self) -> Iterator[str]:
         """Yield the names of the runs' folders, sorted."""
         runs = self.folder / RUNS
         paths = sorted(runs.iterdir()) if runs.is_dir() else []
         return (path.name for path in paths if (path / "spec.toml").is_file())
 
-    def run(self, name: str) -> RunView | None:
+    def open_run(self, name: str) -> RunView | None:
         """Return a run of this folder, followed from now on, or None if there is no such run."""
-        if name not in self.names():
+        if name not in self.list_names():
             return None
         with self._lock:
             view = self._open.pop(name, None) or RunView(self.folder / RUNS / name)
@@ -54,20 +54,21 @@ class SweepView:
                 self._open.popitem(last=False)
             return view
 
-    def rows(self) -> dict[str, dict[str, Any]]:
+    def read_rows(self) -> dict[str, dict[str, Any]]:
         """Return what is known of each run."""
         with self._lock:
             if time.monotonic() - self._looked >= self._least_seconds:
                 self._rows = {
-                    name: self._row(self.folder / RUNS / name) for name in itertools.islice(self.names(), _MOST_RUNS)
+                    name: self._row(self.folder / RUNS / name)
+                    for name in itertools.islice(self.list_names(), _MOST_RUNS)
                 }
                 self._cache = {name: one for name, one in self._cache.items() if name in self._rows}
                 self._looked = time.monotonic()
             return self._rows
 
-    def table(self) -> dict[str, Any]:
+    def make_table(self) -> dict[str, Any]:
         """Return the table of the page, with a column for each setting that is not the same in all runs."""
-        rows = self.rows()
+        rows = self.read_rows()
         settings = [row["settings"] for row in rows.values()]
         keys = sorted({key for one in settings for key in one})
         varied = [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1][:_MOST_COLUMNS]
