@@ -60,7 +60,7 @@ def test_a_killed_worker_and_a_banned_attacker_are_shown(tmp_path: Path) -> None
         made.kill_worker(victim)
         shown.wait_for(f"{state_of(victim)} === 'away'")
         shown.wait_for("document.getElementById('present').textContent === '3 of 5'")
-        assert f"{victim} left" in shown.value("document.getElementById('events').innerText")
+        assert f"{victim} disconnected" in shown.value("document.getElementById('events').innerText")
         assert shown.value("document.getElementById('status').textContent") == "running"
         shown.wait_for(
             "document.querySelectorAll('#chart-seconds polygon').length === 4"

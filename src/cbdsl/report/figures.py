@@ -82,7 +82,11 @@ def make_themed_svg(figure: Figure, name: str, description: str) -> str:
     buffer = io.StringIO()
     with mpl.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Type": None, "Format": None})
-    svg = buffer.getvalue()
+    return theme_svg(buffer.getvalue(), figure, name, description)
+
+
+def theme_svg(svg: str, figure: Figure, name: str, description: str) -> str:
+    """Return the SVG file of a figure as an element of a page, with the page's colours and font."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     for colour, variable in _THEMED.items():

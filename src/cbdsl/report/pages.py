@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 from cbdsl import register
 from cbdsl.errors import missing
-from cbdsl.report.figures import make_themed_svg, save
+from cbdsl.report.figures import save, theme_svg
 from cbdsl.spec import LocalSpec
 from cbdsl.util.files import write_atomically
 from cbdsl.util.formatting import format_bytes
@@ -113,7 +113,7 @@ def save_drawing(drawn: Drawing, stem: Path, description: str, anchor: str = "")
     stem.parent.mkdir(parents=True, exist_ok=True)
     save(drawn.figure, stem)
     write_atomically(stem.with_suffix(".csv"), drawn.csv.encode())
-    svg = make_themed_svg(drawn.figure, stem.name, description)
+    svg = theme_svg(stem.with_suffix(".svg").read_text("utf-8"), drawn.figure, stem.name, description)
     return PageFigure(Markup(svg), anchor, f"{stem.name}.csv", drawn.csv)  # matplotlib escapes its text
 
 

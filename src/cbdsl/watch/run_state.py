@@ -49,7 +49,7 @@ class ViewerPosition:
 
 
 class RunView:
-    """A run's folder, followed while it is written. Any thread may ask."""
+    """A run's folder, followed while it is written. Its methods may be called from any thread."""
 
     def __init__(self, folder: Path, least_seconds: float = _READ_SECONDS) -> None:
         self.folder, self._least_seconds, self._lock = folder, least_seconds, threading.Lock()
@@ -159,7 +159,7 @@ class RunView:
                 for line in lines:
                     progress.add(RoundRecord.from_json(parse_object(line)))
             if progress.round < round_number:
-                return None  # the file was just replaced; the page will be told
+                return None  # the file was just replaced; the next message starts the page again
             rows = self._rows_of(
                 progress,
                 self._claims_of(round_number),
@@ -513,7 +513,7 @@ class ConnectionStates:
             self._over = True
         if kind in _SENTENCES and not (self._over and kind == "disconnected"):  # all leave at the end
             reason = shorten(event.get("reason", ""))
-            sentence = _SENTENCES[kind].format(worker=worker or "a stranger", reason=reason)
+            sentence = _SENTENCES[kind].format(worker=worker or "an unknown sender", reason=reason)
             self.recent.append((event.get("time", 0.0), sentence))
 
     def state_of(self, name: str) -> str:
@@ -525,14 +525,14 @@ class ConnectionStates:
 
 
 _SENTENCES = {
-    "connected": "{worker} is here",
-    "disconnected": "{worker} left",
+    "connected": "{worker} connected",
+    "disconnected": "{worker} disconnected",
     "silent": "{worker} was invited and sent no model in time",
     "refused": "refused a message from {worker}: {reason}",
     "flood": "{worker} sends too much and is ignored for a while",
     "enrolled": "{worker} has joined",
     "left": "{worker} is no longer in the swarm",
     "started": "the server was started",
-    "over": "the last round is played",
+    "over": "the last round is finished",
 }
 """The events that the page shows."""

@@ -24,7 +24,7 @@ _LAST_BYTES = 256 * 1024  # of rounds.jsonl, which contain the last whole line
 
 
 class SweepView:
-    """The runs of a folder. Any thread may ask."""
+    """The runs of a folder. Its methods may be called from any thread."""
 
     def __init__(self, folder: Path, least_seconds: float = _READ_SECONDS) -> None:
         self.folder, self._least_seconds, self._lock = folder, least_seconds, threading.Lock()
