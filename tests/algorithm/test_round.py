@@ -14,7 +14,7 @@ from cbdsl.algorithm.messages import BackOff, Claim, Order, RoundLog, ServerStat
 from cbdsl.algorithm.rotation import Rotation
 from cbdsl.algorithm.round import PAPER, ServerPolicy, play_round
 from cbdsl.algorithm.selection import COPIED, HARMFUL, WORSENS, Best, Selection, Soup
-from cbdsl.algorithm.verification import MEMORISED, Verifier, measure_claims, trust_uploads
+from cbdsl.algorithm.verification import MEMORISED, Verifier, make_verifier, trust_uploads
 from cbdsl.arrays import Floats
 from support.helpers import fresh_state, next_order
 
@@ -45,7 +45,7 @@ def honest(scores: Mapping[int, float]) -> ScriptedSwarm:
     return ScriptedSwarm(scores, {worker: model(score) for worker, score in scores.items()})
 
 
-VERIFY = measure_claims(lambda weights: float(weights[0]), SIZE, 1e-4)
+VERIFY = make_verifier(lambda weights: float(weights[0]), SIZE, 1e-4)
 
 
 def play(
@@ -263,7 +263,7 @@ def pair(first: float, second: float) -> Floats:
 
 def around(goal: Floats) -> Verifier:
     """A score that is the distance from a goal, so that an average can beat its parts."""
-    return measure_claims(lambda weights: float(np.linalg.norm(weights - goal)), SIZE, 1e-4)
+    return make_verifier(lambda weights: float(np.linalg.norm(weights - goal)), SIZE, 1e-4)
 
 
 SOUP = {0: pair(1, 0), 1: pair(0, 1.25), 2: pair(3, 3)}

@@ -17,7 +17,7 @@ from cbdsl.algorithm.verification import (
     is_memorised,
     make_copy_check,
     make_own_step,
-    measure_claims,
+    make_verifier,
     trust_uploads,
 )
 from cbdsl.arrays import Doubles, Floats
@@ -39,14 +39,14 @@ WEIGHTS = np.array([1.0, 2.0], dtype=np.float32)
     ],
 )
 def test_a_claim_is_believed_within_the_tolerance(claimed: float, measured: float, believed: bool) -> None:
-    finding = measure_claims(lambda _: measured, 2, 1e-4).check(claimed, WEIGHTS, 1)
+    finding = make_verifier(lambda _: measured, 2, 1e-4).check(claimed, WEIGHTS, 1)
     assert finding.believed is believed
     assert bool(finding.reason) is not believed
 
 
 def test_the_literal_comparison_of_the_paper_bans_for_rounding() -> None:
-    assert not measure_claims(lambda _: 0.5 + 4e-8, 2, 0.0).check(0.5, WEIGHTS, 1).believed
-    assert measure_claims(lambda _: 0.5 + 4e-8, 2, 1e-4).check(0.5, WEIGHTS, 1).believed
+    assert not make_verifier(lambda _: 0.5 + 4e-8, 2, 0.0).check(0.5, WEIGHTS, 1).believed
+    assert make_verifier(lambda _: 0.5 + 4e-8, 2, 1e-4).check(0.5, WEIGHTS, 1).believed
 
 
 def test_trust_measures_nothing() -> None:
@@ -62,7 +62,7 @@ def guard(
 ) -> Verifier:
     """A guard over a verifier that believes a claim of 0.5; losses depend on the first weight."""
     holdout = HoldOutLosses(lambda weights: public(float(weights[0])), lambda weights, _: private(float(weights[0])))
-    return add_guard(measure_claims(lambda _: 0.5, 2, 1e-4), holdout, 1e-4, train)
+    return add_guard(make_verifier(lambda _: 0.5, 2, 1e-4), holdout, 1e-4, train)
 
 
 def doubt(verifier: Verifier, current: float, proposed: float) -> str:
@@ -111,7 +111,7 @@ def test_the_guard_does_not_save_a_lie() -> None:
 
 def test_a_model_that_does_worse_than_the_global_one_on_the_rounds_part_worsens() -> None:
     losses = HoldOutLosses(lambda _: EVEN, lambda weights, number: {1: EVEN, 2: -EVEN}[number] * float(weights[0]))
-    verifier = add_guard(measure_claims(lambda _: 0.5, 2, 1e-4), losses, 1e-4)
+    verifier = add_guard(make_verifier(lambda _: 0.5, 2, 1e-4), losses, 1e-4)
     assert verifier.worsens is not None
     better, worse = np.array([1, 0], np.float32), np.array([2, 0], np.float32)
     assert verifier.worsens(better, worse, 1)

@@ -9,7 +9,7 @@ import pytest
 
 import cbdsl
 from cbdsl.algorithm.messages import Swarm
-from cbdsl.algorithm.verification import measure_claims
+from cbdsl.algorithm.verification import make_verifier
 from cbdsl.algorithm.worker_round import make_scorer
 from cbdsl.data.dataset import Dataset
 from cbdsl.engines.engine import Sgd
@@ -37,7 +37,7 @@ RUNS: dict[str, tuple[dict[str, object], str]] = {
 def test_claims_of_models_of_every_scale_are_believed(machine: Machine, name: str) -> None:
     network = usual(name)
     samples, everything = samples_for(network, 12), np.arange(12, dtype=np.int32)
-    verifier = measure_claims(make_scorer(NativeEngine(network, 2), samples, everything), network.size, TOLERANCE)
+    verifier = make_verifier(make_scorer(NativeEngine(network, 2), samples, everything), network.size, TOLERANCE)
     with emulated(network, machine) as there:
         starts = np.concatenate([np.float32(scale) * moved(network, 1) for scale in SCALES])  # (5, D)
         trained = there.train(starts, samples, batches_for(5, 12, 3), Sgd(0.01))

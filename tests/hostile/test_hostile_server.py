@@ -19,9 +19,9 @@ import pytest
 from cbdsl.arrays import Samples
 from cbdsl.models.layers import AvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, Relu
 from cbdsl.network.budget import needs_of
+from cbdsl.network.device_worker import parse_announcement
 from cbdsl.network.mqtt import Address
 from cbdsl.network.wire import Announcement
-from cbdsl.network.worker_state import understand
 from support.hostile_server import (
     HostileServer,
     Victim,
@@ -155,7 +155,7 @@ def test_what_fits_is_played_within_the_memory_that_was_given(
     name: str, address: Address, server: HostileServer, tmp_path: Path
 ) -> None:
     what, packed, own = MUCH[name]()
-    needs = needs_of(understand(what), own, 1, 1e9)
+    needs = needs_of(parse_announcement(what), own, 1, 1e9)
     memory = 90 * 10**6 + needs.memory  # a process of this kind has 60 MB before, and 24 MB are set aside
     with victim(tmp_path, address, "--memory", str(memory), own=own) as worker:
         wait_until(lambda: bool(server.hellos()))

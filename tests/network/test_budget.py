@@ -20,9 +20,9 @@ from cbdsl.engines.native_engine import available, info
 from cbdsl.errors import UserError
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import ArchitectureError, Conv2d, Flatten, Linear, MaxPool2d
-from cbdsl.network.budget import _MOST_REASONS, _RUNS_AT_ONCE, _SLACK, ResourceLimits, needs_of, resident
+from cbdsl.network.budget import _MOST_REASONS, _RUNS_AT_ONCE, _SLACK, ResourceLimits, needs_of, process_memory
+from cbdsl.network.device_worker import DeviceWorker, parse_announcement
 from cbdsl.network.wire import Announcement, OrderMessage, WireError
-from cbdsl.network.worker_state import DeviceWorker, understand
 from cbdsl.util.formatting import parse_bytes, single_line
 
 OWN = Samples(np.random.default_rng(0).normal(size=(12, 8)).astype(np.float32), (np.arange(12) % 3).astype(np.int32))
@@ -37,7 +37,7 @@ def announced(**changes: Any) -> Announcement:  # noqa: ANN401
 
 
 def small_budget() -> ResourceLimits:
-    return ResourceLimits(OWN, 1, resident() + _SLACK + 50 * 10**6, 60.0)
+    return ResourceLimits(OWN, 1, process_memory() + _SLACK + 50 * 10**6, 60.0)
 
 
 def tree_of(flat: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ SHAPES = ["[8]", "[8]", "[1, 8, 8]", "[2, 4]", "[1048575, 1048575]", "[0]", "[]"
 def test_any_announcement_is_played_within_the_limits_or_refused(what: Announcement) -> None:
     budget = small_budget()
     try:
-        assignment = budget.understand(what)
+        assignment = budget.parse_announcement(what)
     except WireError as refusal:
         assert single_line(str(refusal)) == str(refusal)
         return
@@ -147,7 +147,7 @@ def test_any_order_is_carried_out_or_refused(
 ) -> None:
     try:
         named = tomllib.loads(spec).get("method", "cb-dsl")
-        assignment = small_budget().understand(announced(spec=spec, vectors=2 if named == "scaffold" else 1))
+        assignment = small_budget().parse_announcement(announced(spec=spec, vectors=2 if named == "scaffold" else 1))
         particle = DeviceWorker(assignment, 0, OWN, b"", 1)
     except (UserError, WireError):
         return
@@ -165,7 +165,9 @@ def test_a_server_cannot_fill_the_log_with_reasons() -> None:
     budget, reasons = small_budget(), set()
     for number in range(3 * _MOST_REASONS):
         with pytest.raises(WireError) as refusal:
-            budget.understand(announced(spec=f'"\x1b[31m-{number}" = 1' if number % 2 else f"nothing-{number} = 1"))
+            budget.parse_announcement(
+                announced(spec=f'"\x1b[31m-{number}" = 1' if number % 2 else f"nothing-{number} = 1")
+            )
         reasons.add(str(refusal.value))
     assert len(reasons) == _MOST_REASONS + 1
     assert all(len(reason) < 320 and reason.isprintable() for reason in reasons)
@@ -179,17 +181,17 @@ def test_a_server_that_announces_run_after_run_is_not_followed_at_once() -> None
 def test_what_is_asked_what_is_allowed_and_what_to_do_are_said() -> None:
     budget = small_budget()
     with pytest.raises(WireError, match=r"needs about [\d.]+ [MG]B here, 100\.0 MB of it for batches; .*--memory"):
-        budget.understand(announced(spec="[local]\nbatch_size = 10_000_000"))
+        budget.parse_announcement(announced(spec="[local]\nbatch_size = 10_000_000"))
     with pytest.raises(WireError, match="batch_size must be at most"):
-        budget.understand(announced(spec="[local]\nbatch_size = 10_000_000_000"))
+        budget.parse_announcement(announced(spec="[local]\nbatch_size = 10_000_000_000"))
     hasty = ResourceLimits(OWN, longest_round=1.0)
     with pytest.raises(WireError, match=r"rounds take about \d+:\d\d here; the longest allowed is 0:01.*--longest"):
-        hasty.understand(announced(spec="[local]\nepochs = 100_000\nbatch_size = 1"))
+        hasty.parse_announcement(announced(spec="[local]\nepochs = 100_000\nbatch_size = 1"))
 
 
 def test_more_threads_and_more_of_everything_need_more() -> None:
     def needs(what: Announcement, threads: int = 1) -> int:
-        return needs_of(understand(what), OWN, threads, 1e9).memory
+        return needs_of(parse_announcement(what), OWN, threads, 1e9).memory
 
     least = needs(announced())
     wide = Architecture((8,), (Linear(8, 100), Linear(100, 3)))
@@ -216,7 +218,7 @@ def test_what_borders_and_layers_take_is_counted() -> None:
     def engine(network: Architecture) -> int:
         announcement = announced(architecture=json.dumps(network.to_dict()), size=network.size, shape="[1, 8, 8]")
         own = Samples(np.zeros((5, 1, 8, 8), np.float32), np.zeros(5, np.int32))
-        return needs_of(understand(announcement), own, 1, 1e9).parts["the engine"]
+        return needs_of(parse_announcement(announcement), own, 1, 1e9).parts["the engine"]
 
     if available() is None:
         assert engine(bordered) - engine(plain) > 4 * 108 * 108 * info().lanes
@@ -226,9 +228,9 @@ def test_the_system_gives_no_more_than_was_allowed() -> None:
     code = (
         "import numpy as np\n"
         "from cbdsl.arrays import Samples\n"
-        "from cbdsl.network.budget import ResourceLimits, resident\n"
+        "from cbdsl.network.budget import ResourceLimits, process_memory\n"
         "own = Samples(np.zeros((2, 8), np.float32), np.zeros(2, np.int32))\n"
-        "ResourceLimits(own, 1, resident() + 100_000_000).enforce()\n"
+        "ResourceLimits(own, 1, process_memory() + 100_000_000).enforce()\n"
         "np.ones(5_000_000)\n"
         "try:\n"
         "    np.ones(50_000_000)\n"

@@ -278,7 +278,7 @@ def test_a_flood_is_counted_and_nothing_of_it_is_kept(bus: Bus, make: Callable[.
     counted = refused(network)
     assert counted["too many messages"] > 2_000
     assert len(counted) < 30  # reasons, not messages
-    assert len(network._attendance) <= 3
+    assert len(network._availability) <= 3
     assert network.open_round.assemblies == {}
     assert set(network.report(order(2))) >= {2}  # whoever did not take part in the flood is heard
 

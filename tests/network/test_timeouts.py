@@ -10,7 +10,7 @@ import pytest
 
 from cbdsl.network import topics, wire
 from cbdsl.network.server import NetworkSwarm
-from cbdsl.network.timeouts import Deadlines, Punctuality, RateLimiter, compute_common_limit, upload_limit
+from cbdsl.network.timeouts import DeadlineHistory, Deadlines, RateLimiter, compute_common_limit, upload_limit
 from cbdsl.network.topics import MessageOrigin
 from cbdsl.network.wire import Hello, OrderMessage, Status, Welcome
 from support.bus import Bus
@@ -40,14 +40,14 @@ def test_uploads_have_so_many_times_as_long_as_they_took_before() -> None:
 
 
 def test_patience_with_a_worker_is_used_up_and_comes_back_slowly() -> None:
-    standing = Punctuality(2.0)
-    standing.account(1.5, 1.6)
-    assert standing.patience == pytest.approx(0.58)
-    standing.account(9.0, 2.0)
-    assert standing.patience == pytest.approx(0.1)
+    history = DeadlineHistory(2.0)
+    history.note_waiting(1.5, 1.6)
+    assert history.patience == pytest.approx(0.58)
+    history.note_waiting(9.0, 2.0)
+    assert history.patience == pytest.approx(0.1)
     for _ in range(1000):
-        standing.account(0.0, 1.0)
-    assert standing.patience == 2.0
+        history.note_waiting(0.0, 1.0)
+    assert history.patience == 2.0
 
 
 def test_slack_below_one_is_an_error() -> None:
@@ -59,15 +59,15 @@ def test_slack_below_one_is_an_error() -> None:
 
 def rounds_waited(late: Callable[[int], bool], rounds: int) -> list[int]:
     """The rounds that wait for a worker; it answers, but too late where `late` says so."""
-    standing, waited = Punctuality(2.0), []
+    history, waited = DeadlineHistory(2.0), []
     for number in range(1, rounds + 1):
-        if standing.is_waited_for(number):
+        if history.is_waited_for(number):
             waited.append(number)
             if late(number):
-                standing.lapsed(number)
-                standing.heard()
+                history.note_missed(number)
+                history.note_answer()
             else:
-                standing.answered()
+                history.note_in_time()
     return waited
 
 
@@ -80,34 +80,34 @@ def test_who_is_always_late_is_waited_for_ever_more_rarely() -> None:
 
 
 def test_who_answers_in_time_now_and_then_is_not_waited_for_more_often_than_it_earns() -> None:
-    standing, late = Punctuality(2.0), 0
+    history, late = DeadlineHistory(2.0), 0
     for number in range(1, 1001):
-        if standing.is_waited_for(number):
-            if standing._in_time < 3:  # three times good, then late: it takes turns with others
-                standing.answered()
+        if history.is_waited_for(number):
+            if history._in_time < 3:  # three times good, then late: it takes turns with others
+                history.note_in_time()
             else:
                 late += 1
-                standing.lapsed(number)
-                standing.heard()
+                history.note_missed(number)
+                history.note_answer()
     assert late <= 9
 
 
 def test_a_lapse_is_made_up_for_by_answers_in_time() -> None:
-    standing = Punctuality(2.0)
-    standing.lapsed(1)
-    standing.heard()
+    history = DeadlineHistory(2.0)
+    history.note_missed(1)
+    history.note_answer()
     for _ in range(20):
-        standing.answered()
-    standing.lapsed(50)
-    standing.heard()
-    assert not standing.is_waited_for(52)
-    assert standing.is_waited_for(53)  # as after a first lapse
+        history.note_in_time()
+    history.note_missed(50)
+    history.note_answer()
+    assert not history.is_waited_for(52)
+    assert history.is_waited_for(53)  # as after a first lapse
 
 
 def test_who_never_answers_is_waited_for_once() -> None:
-    standing = Punctuality(2.0)
-    standing.lapsed(1)
-    assert not any(standing.is_waited_for(number) for number in range(2, 200))
+    history = DeadlineHistory(2.0)
+    history.note_missed(1)
+    assert not any(history.is_waited_for(number) for number in range(2, 200))
 
 
 def test_pauses_double_and_are_forgiven(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +225,7 @@ def test_names_that_strangers_invent_are_forgotten(bus: Bus, make: Callable[...,
     for number in range(3000):
         bus.publish(topics.from_worker("s", f"stranger-{number}", "claim"), b"junk")
     assert len(network._limiter._strangers) <= 1000
-    assert len(network._attendance) <= 3
+    assert len(network._availability) <= 3
 
 
 def test_whoever_is_enrolled_between_two_others_is_welcomed(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:

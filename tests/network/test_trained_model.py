@@ -25,10 +25,10 @@ from cbdsl.cli.spec_options import read_words
 from cbdsl.data.dataset import Scaling
 from cbdsl.models.saved_model import notes_of
 from cbdsl.network import topics, wire
+from cbdsl.network.device_worker import parse_announcement
 from cbdsl.network.session import announce, open_run, use_kept_init
 from cbdsl.network.wire import Announcement, OrderMessage, WireError
 from cbdsl.network.worker import TrainedModelFile, Worker
-from cbdsl.network.worker_state import understand
 from cbdsl.runs.build import Experiment, UserParts
 from cbdsl.runs.resolve import resolve
 from cbdsl.util.files import write_json
@@ -343,9 +343,9 @@ import numpy as np
 import cbdsl
 from cbdsl.network import wire
 from cbdsl.network.worker import GlobalModelHolder, TrainedModelFile
-from cbdsl.network.worker_state import understand
+from cbdsl.network.device_worker import parse_announcement
 folder = Path(sys.argv[1])
-assignment = understand(wire.decode((folder / "announcement").read_bytes(), wire.Announcement))
+assignment = parse_announcement(wire.decode((folder / "announcement").read_bytes(), wire.Announcement))
 held = GlobalModelHolder(assignment)
 held.model, held.digest, held.version = np.arange(assignment.size, dtype=np.float32), b"d" * 16, 3
 order = wire.OrderMessage(assignment.run, 4, "finish", b"", 0.0, 0.0, 3, b"d" * 16)
@@ -371,10 +371,10 @@ def announcement() -> Announcement:
 
 
 def test_scaling_and_names_of_classes_arrive_as_they_are() -> None:
-    understood = understand(announcement())
+    understood = parse_announcement(announcement())
     assert understood.scaling == SCALING
     assert understood.class_names == CLASS_NAMES
-    plain = understand(announce(prepared(small_spec()), b"run-0001", b""))
+    plain = parse_announcement(announce(prepared(small_spec()), b"run-0001", b""))
     assert (plain.scaling, plain.class_names) == (None, ())
 
 
@@ -409,7 +409,7 @@ def test_scaling_and_names_of_classes_arrive_as_they_are() -> None:
 def test_a_forged_scaling_or_name_is_refused(change: dict[str, Any]) -> None:
     forged = wire.decode(wire.encode(replace(announcement(), **change)), Announcement)
     with pytest.raises(WireError):
-        understand(forged)
+        parse_announcement(forged)
 
 
 @pytest.mark.parametrize(

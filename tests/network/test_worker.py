@@ -20,6 +20,7 @@ import cbdsl
 from cbdsl.arrays import Samples
 from cbdsl.errors import UserError
 from cbdsl.network import topics, wire
+from cbdsl.network.device_worker import DeviceWorker, make_engine, parse_announcement
 from cbdsl.network.journal import Events
 from cbdsl.network.mqtt import Address
 from cbdsl.network.samples import SharedLayout, pack_shared, read_samples, unpack_shared, write_samples
@@ -27,7 +28,7 @@ from cbdsl.network.server import ServerConfig
 from cbdsl.network.session import ServedRun, announce, open_run, serve, spec_for_workers
 from cbdsl.network.wire import Announcement, OrderMessage, WireError
 from cbdsl.network.worker import WorkerInbox
-from cbdsl.network.worker_state import DeviceWorker, WorkerStateFolder, make_engine, understand
+from cbdsl.network.worker_state import WorkerStateFolder
 from cbdsl.runs.build import Experiment, UserParts
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
@@ -223,7 +224,7 @@ def test_a_damaged_state_is_left_and_the_worker_starts_from_the_global_model(tmp
 
 def test_samples_that_do_not_fit_the_run_are_an_error(tmp_path: Path) -> None:
     stage = prepared(small_spec())
-    assignment = understand(announce(stage, b"run-0001", b""))
+    assignment = parse_announcement(announce(stage, b"run-0001", b""))
     odd = Samples(np.zeros((4, 3), np.float32), np.zeros(4, np.int32))
     with pytest.raises(UserError, match=r"samples of shape \(8,\)"):
         DeviceWorker(assignment, 0, odd, b"", 1)
@@ -251,7 +252,7 @@ def test_a_class_in_the_servers_file_reaches_devices_as_data(tmp_path: Path, eng
     spec = replace(small_spec(engine=engine), model="Net", plugins=(f"{tmp_path}/nets.py:Net",))
     announcement = announce(Experiment.prepare(resolve(spec), UserParts(data=blobs()), 1), b"run-0001", b"")
     assert str(tmp_path) not in repr(announcement)
-    assignment = understand(announcement)
+    assignment = parse_announcement(announcement)
     assert assignment.architecture is not None
     assert [type(layer).__name__ for layer in assignment.architecture.layers] == ["Linear", "Dropout", "Gelu", "Linear"]
     assert make_engine(assignment, 1).size == 8 * 6 + 6 + 6 * 3 + 3
@@ -272,10 +273,10 @@ def test_a_model_that_needs_torch_is_told_plainly(monkeypatch: pytest.MonkeyPatc
     assert announcement.architecture == ""
     own = Samples(np.zeros((4, 8), np.float32), np.zeros(4, np.int32))
     with pytest.raises(UserError, match="given to the server in Python"):
-        DeviceWorker(understand(announcement), 0, own, b"", 1)
+        DeviceWorker(parse_announcement(announcement), 0, own, b"", 1)
     monkeypatch.setitem(sys.modules, "cbdsl.engines.torch_engine", None)
     with pytest.raises(UserError, match="needs torch here"):
-        DeviceWorker(understand(announcement), 0, own, b"", 1)
+        DeviceWorker(parse_announcement(announcement), 0, own, b"", 1)
 
 
 class Wrapper(nn.Module):
@@ -308,7 +309,7 @@ def test_a_worker_builds_a_class_of_the_servers_user_from_its_description(
 def test_a_network_may_have_more_outputs_than_the_data_has_classes() -> None:
     spec = resolve(replace(small_spec(), model="custom"))
     stage = Experiment.prepare(spec, UserParts(model=lambda: nn.Sequential(nn.Linear(8, 5)), data=blobs()), 1)
-    assert understand(announce(stage, b"run-0001", b"")).classes == 3
+    assert parse_announcement(announce(stage, b"run-0001", b"")).classes == 3
 
 
 def test_a_model_that_torch_alone_can_run_runs(tmp_path: Path) -> None:
@@ -331,9 +332,12 @@ def test_a_worker_computes_on_its_cpu_whatever_device_a_server_names(
     assert announce(with_gpu, b"run-0001", b"") == announce(stage, b"run-0001", b"")
     insisting = replace(announce(stage, b"run-0001", b""), spec=with_gpu.spec.to_toml())
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert understand(insisting).spec.device == "cuda"
-    assert make_engine(understand(insisting), 1).name == make_engine(understand(announce(stage, bytes(8), b"")), 1).name
-    assert make_engine(understand(insisting), 1).name in {"native", "torch"}
+    assert parse_announcement(insisting).spec.device == "cuda"
+    assert (
+        make_engine(parse_announcement(insisting), 1).name
+        == make_engine(parse_announcement(announce(stage, bytes(8), b"")), 1).name
+    )
+    assert make_engine(parse_announcement(insisting), 1).name in {"native", "torch"}
 
 
 def test_a_worker_imports_no_torch() -> None:
@@ -372,9 +376,9 @@ def test_no_bytes_upset_a_worker(topic: str, payload: bytes) -> None:
 )
 def test_an_announcement_that_makes_no_sense_is_refused(changes: dict[str, str]) -> None:
     good = Announcement(b"run-0001", small_spec().to_toml(), "", 5, 1, "[8]", 3, 0, 0, bytes(16), 0)
-    understand(good)
+    parse_announcement(good)
     with pytest.raises(WireError):
-        understand(replace(good, **changes))  # type: ignore[arg-type]
+        parse_announcement(replace(good, **changes))  # type: ignore[arg-type]
 
 
 def test_shared_samples_come_back_and_nothing_else_does() -> None:

@@ -18,9 +18,10 @@ from cbdsl.algorithm.worker_round import initial_particles
 from cbdsl.arrays import Samples
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import Linear
+from cbdsl.network.device_worker import DeviceWorker, parse_announcement
 from cbdsl.network.samples import pack_shared
 from cbdsl.network.wire import Announcement, OrderMessage, digest_of
-from cbdsl.network.worker_state import DeviceWorker, StateSummary, WorkerState, WorkerStateFolder, understand
+from cbdsl.network.worker_state import StateSummary, WorkerState, WorkerStateFolder
 
 RUN, SIZE = b"run-0001", 50
 
@@ -128,7 +129,7 @@ def test_a_restarted_worker_uploads_and_claims_what_it_would_have(attack: str, c
     )
     shared = pack_shared(public)
     spec = f'shared = "both"\n[codec]\nup = "{codec}"\n[defence]\ncommitment = true\n'
-    assignment = understand(
+    assignment = parse_announcement(
         Announcement(
             RUN, spec, json.dumps(network.to_dict()), network.size, 1, "[8]", 3, 10, 20, digest_of(shared), len(shared)
         )

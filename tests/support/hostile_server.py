@@ -26,10 +26,10 @@ from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import Layer, Linear
 from cbdsl.network import topics, wire
 from cbdsl.network.broker import find_mosquitto, running_broker
+from cbdsl.network.device_worker import parse_announcement
 from cbdsl.network.mqtt import Address, Meter, MqttLink
 from cbdsl.network.samples import pack_shared, write_samples
 from cbdsl.network.wire import Announcement, ClaimMessage, Hello, Invitation, OrderMessage, Piece, Welcome
-from cbdsl.network.worker_state import understand
 from cbdsl.spec import Spec
 
 SWARM, NAME = "s", "victim"
@@ -240,7 +240,7 @@ def zeros_of(what: Announcement) -> bytes:
 
 def fill(server: HostileServer, what: Announcement, shared: bytes = b"") -> None:
     """Make a worker hold as much as it can be made to hold: everything whole, and half of everything again."""
-    codecs, size = understand(what).codecs, what.size * what.vectors
+    codecs, size = parse_announcement(what).codecs, what.size * what.vectors
 
     def begin(kind: str, length: int, version: int) -> None:
         data = bytes(min(length, wire.CHUNK))

@@ -38,7 +38,7 @@ UNTRAINABLE = "it falls apart when it is trained on"
 class Verifier:
     """How a server verifies uploads. What it cannot measure is None.
 
-    >>> verifier = measure_claims(lambda model: float(model.sum()), size=2, tolerance=1e-4)
+    >>> verifier = make_verifier(lambda model: float(model.sum()), size=2, tolerance=1e-4)
     >>> verifier.check(3.0, np.array([1, 2], np.float32), 1).believed
     True
     """
@@ -82,7 +82,7 @@ def trust_uploads(size: int) -> Verifier:
     return Verifier(check)
 
 
-def measure_claims(score: Score, size: int, tolerance: float) -> Verifier:
+def make_verifier(score: Score, size: int, tolerance: float) -> Verifier:
     """Return a verifier that measures an upload on D_sc and compares it with the claim.
 
     The paper's `==` would ban honest workers: the order of a sum alone moves a loss by some 1e-8, other hardware or

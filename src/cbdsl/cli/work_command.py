@@ -67,8 +67,8 @@ def work(  # noqa: PLR0913, PLR0917 - one parameter per option
     check_member(address, swarm, name)
     warn_if_exposed(address)
 
-    def connect(handle: Any, greet: Any, will: LastWill, meter: Meter) -> Link:  # noqa: ANN401
-        return MqttLink(address, handle, greet, meter, will)
+    def connect(handle: Any, on_connect: Any, will: LastWill, meter: Meter) -> Link:  # noqa: ANN401
+        return MqttLink(address, handle, on_connect, meter, will)
 
     own = read_samples(data)
     allowed = parse_bytes(memory, "--memory") if memory else get_half_of_memory()

@@ -28,9 +28,10 @@ from cbdsl.errors import UserError
 from cbdsl.flower import flower_messages
 from cbdsl.flower.flower_messages import Context, FlowerMessage, make_flower_message
 from cbdsl.network import wire
+from cbdsl.network.device_worker import Assignment, DeviceWorker, parse_announcement
 from cbdsl.network.samples import read_samples, write_samples
 from cbdsl.network.wire import Announcement, ClaimMessage, Hello, Invitation, OrderMessage, WireError
-from cbdsl.network.worker_state import Assignment, DeviceWorker, WorkerState, WorkerStateFolder, understand
+from cbdsl.network.worker_state import WorkerState, WorkerStateFolder
 from cbdsl.runs.build import byzantine_workers
 from cbdsl.util.files import private_folder, write_atomically
 from cbdsl.util.formatting import single_line
@@ -108,7 +109,7 @@ def _join(message: FlowerMessage, node: NodeConfig) -> FlowerMessage:
     shared = message.large.get("shared", b"")
     if len(shared) != announcement.shared_size or (shared and wire.digest_of(shared) != announcement.shared_digest):
         raise WireError("shared samples that are not those announced")
-    assignment = understand(announcement)
+    assignment = parse_announcement(announcement)
     workers = assignment.spec.workers
     if node.worker >= workers:
         raise UserError(
@@ -131,7 +132,7 @@ def _train(message: FlowerMessage, node: NodeConfig) -> FlowerMessage:
     if announced is None:
         return make_flower_message(stranger=True)
     announcement, dealt = announced
-    assignment = understand(announcement)
+    assignment = parse_announcement(announcement)
     received = _receive_model(folder, assignment, message, order)
     if received is None:
         return make_flower_message(lacks=True)
@@ -159,7 +160,7 @@ def _upload(message: FlowerMessage, node: NodeConfig) -> FlowerMessage:
     announced = folder.read_announcement()
     if announced is None:
         return make_flower_message(stranger=True)
-    state, model = folder.load_state(understand(announced[0])), folder.load_upload(invitation.round)
+    state, model = folder.load_state(parse_announcement(announced[0])), folder.load_upload(invitation.round)
     if state is None or model is None:
         return make_flower_message(silent=True)
     if state.round != invitation.round or wire.pack_claim(state.claim) != invitation.claim:

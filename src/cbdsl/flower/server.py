@@ -25,7 +25,7 @@ from cbdsl.flower.client import spec_for_nodes
 from cbdsl.flower.flower_messages import Context, FlowerMessage, Grid, make_flower_message
 from cbdsl.network import wire
 from cbdsl.network.session import announce, load_run_id, open_run, pack_shared_sets, read_secret, save_secret
-from cbdsl.network.timeouts import Attendance, Deadlines
+from cbdsl.network.timeouts import Deadlines, WorkerAvailability
 from cbdsl.network.wire import Announcement, ClaimMessage, Hello, Invitation, OrderMessage, WireError
 from cbdsl.presets import preset_or_file
 from cbdsl.runs.build import Experiment
@@ -264,7 +264,7 @@ class FlowerSwarm:
             self._claims = {worker: claim for worker, (claim, _) in answers.items()}
             self._models = {worker: model for worker, (_, model) in answers.items() if model is not None}
             usable = self._models if order.task == "average" else self._claims
-            others = self._nodes.attendance.online - self._banned - set(order.participants)
+            others = self._nodes.availability.online - self._banned - set(order.participants)
             if usable or others:  # if other nodes are online, the participants are silent, and nothing is wrong
                 break
             limit = min(limit, time.monotonic() + self._deadlines.join_seconds)
@@ -384,7 +384,7 @@ class FlowerSwarm:
         """Wait for nodes after a round without answers; raise NoWorkersError at the limit."""
         _log.warning("round %d: no worker answered; still waiting", self._round)
         again = time.monotonic() + LEAST
-        online = self._nodes.attendance.online
+        online = self._nodes.availability.online
         self._wait(lambda: time.monotonic() > again and not online.isdisjoint(workers), limit)
         if time.monotonic() > limit:
             raise NoWorkersError(
@@ -433,7 +433,7 @@ class _Conversation(Generic[_Answer]):
         self._asked: dict[WorkerId, int] = {}  # the node that was asked
         self._repeats: Counter[WorkerId] = Counter()  # how often a worker lacked something
         self._given_up: set[WorkerId] = set()
-        self._any_punctual = any(nodes.attendance.is_waited_for(worker, round_number) for worker in workers)
+        self._any_punctual = any(nodes.availability.is_waited_for(worker, round_number) for worker in workers)
 
     def is_over(self, pending: PendingMessages) -> bool:
         """Send what is to be sent, and return whether no more answers are waited for."""
@@ -447,11 +447,11 @@ class _Conversation(Generic[_Answer]):
                 self._given_up.discard(worker)
                 requests.append(self._request(worker, known.node))
         pending.send(requests)
-        attendance, missing = self._nodes.attendance, self._missing()
-        waiting = [worker for worker in missing if worker not in self._given_up and attendance.is_here(worker)]
+        availability, missing = self._nodes.availability, self._missing()
+        waiting = [worker for worker in missing if worker not in self._given_up and availability.is_here(worker)]
         if self._any_punctual:
-            waiting = [worker for worker in waiting if attendance.is_waited_for(worker, self._round)]
-        _, limit = attendance.expect(self._round, list(self._times.values()), missing)
+            waiting = [worker for worker in waiting if availability.is_waited_for(worker, self._round)]
+        _, limit = availability.expect(self._round, list(self._times.values()), missing)
         is_late = self._looked and time.monotonic() - self._started > (self._seconds or max(LEAST, limit))
         self._looked = True  # time is up only after a first look for replies
         return is_late or not waiting
@@ -480,11 +480,11 @@ class _Conversation(Generic[_Answer]):
         """Note which workers answered in time. Where nobody answers, nobody in particular is late."""
         if not self.answers:
             return
-        attendance, missing = self._nodes.attendance, self._missing()
+        availability, missing = self._nodes.availability, self._missing()
         for worker in missing:
-            if attendance.is_waited_for(worker, self._round):
+            if availability.is_waited_for(worker, self._round):
                 _log.warning("round %d closes without worker %d", self._round, worker)
-        attendance.close_round(self._round, self._times, missing, time.monotonic() - self._started, in_time=False)
+        availability.close_round(self._round, self._times, missing, time.monotonic() - self._started, in_time=False)
 
     def _missing(self) -> list[WorkerId]:
         return [worker for worker in self._workers if worker not in self.answers]
@@ -514,7 +514,8 @@ class NodeTable:
         """workers: how many there can be."""
         self.of: dict[WorkerId, WorkerNode] = {}
         self.samples: dict[WorkerId, int] = {}  # that each states, also of workers that left
-        self.attendance: Attendance[WorkerId] = Attendance(replace(deadlines, grace_seconds=LEAST, least_seconds=0.0))
+        own = replace(deadlines, grace_seconds=LEAST, least_seconds=0.0)
+        self.availability: WorkerAvailability[WorkerId] = WorkerAvailability(own)
         self._workers, self._totals = workers, set[int]()
         self._connected: set[int] = set()  # nodes, all of which were asked to join
         self._refusals: dict[int, str] = {}
@@ -544,9 +545,9 @@ class NodeTable:
         self._later = {node: at for node, at in self._later.items() if node in connected and at > now}
         for worker, known in self.of.items():
             if known.node in connected:
-                self.attendance.connect(worker)
+                self.availability.connect(worker)
             else:
-                self.attendance.disconnect(worker)
+                self.availability.disconnect(worker)
         return sorted(new | again)
 
     def refuse(self, node: int, reason: str) -> None:
@@ -576,8 +577,8 @@ class NodeTable:
         self._totals.add(reply.number("partitions", 0))
         self.of[worker] = WorkerNode(node, hello.session, forget=is_lost(hello))
         self.samples[worker] = hello.samples
-        self.attendance.connect(worker)
-        self.attendance.hear(worker)
+        self.availability.connect(worker)
+        self.availability.note_answer(worker)
 
     def note_model(self, worker: WorkerId, version: int) -> None:
         """Note which version of w^g a worker has; -1: none that it can use."""
@@ -587,7 +588,7 @@ class NodeTable:
     def remove(self, worker: WorkerId) -> None:
         """Remove a worker that has no files of this run; its node is asked to join again."""
         self._connected.discard(self.of.pop(worker).node)
-        self.attendance.disconnect(worker)
+        self.availability.disconnect(worker)
         self._look_at = 0.0
 
     def is_settled(self, wanted: Collection[WorkerId], going_on: bool = False) -> bool:

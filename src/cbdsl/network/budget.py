@@ -20,8 +20,8 @@ from cbdsl.codecs.envelope import KEPT_VERSIONS, longest_update
 from cbdsl.engines import native_engine
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.errors import UserError
+from cbdsl.network.device_worker import Assignment, parse_announcement
 from cbdsl.network.wire import Announcement, WireError
-from cbdsl.network.worker_state import Assignment, understand
 from cbdsl.util.formatting import format_bytes, format_duration, single_line
 
 LONGEST_ROUND = 3600.0  # default limit in seconds for one order
@@ -39,7 +39,7 @@ _MOST_REASONS = 20  # reasons that are logged in full: a server must not fill a 
 _RUNS_AT_ONCE, _RUN_SECONDS = 20, 1.0  # runs begun without a pause; then one per _RUN_SECONDS
 
 
-def resident(key: str = "VmRSS") -> int:
+def process_memory(key: str = "VmRSS") -> int:
     """Return the bytes of this process in memory; 0 if not known."""
     try:
         text = Path("/proc/self/status").read_text(encoding="ascii")
@@ -103,7 +103,7 @@ class ResourceLimits:
     threads: int = 1
     memory: int = 0  # bytes of the whole process; 0: no limit
     longest_round: float = 0.0  # seconds; 0: no limit
-    _before: int = field(default_factory=resident)  # bytes without a run
+    _before: int = field(default_factory=process_memory)  # bytes without a run
     _speed: float = 1e9
     _said: set[str] = field(default_factory=set)
     _runs: list[float] = field(default_factory=list)  # when the last ones began
@@ -118,10 +118,10 @@ class ResourceLimits:
                 code="out-of-range",
             )
 
-    def understand(self, announcement: Announcement) -> Assignment:
+    def parse_announcement(self, announcement: Announcement) -> Assignment:
         """Return the assignment of an announcement; WireError if it is invalid or exceeds the limits."""
         try:
-            assignment = understand(announcement)
+            assignment = parse_announcement(announcement)
             self._check(needs_of(assignment, self.own, self.threads, self._speed))
         except WireError as error:
             reason = single_line(str(error))
@@ -142,7 +142,7 @@ class ResourceLimits:
 
     def enforce(self) -> None:
         """Let the operating system limit the memory, in case the estimate is too low."""
-        data = resident("VmData")
+        data = process_memory("VmData")
         if self.memory and sys.platform == "linux" and data:
             import resource  # noqa: PLC0415 - not on every platform
 

@@ -26,6 +26,7 @@ from cbdsl.errors import UserError
 from cbdsl.models import saved_model
 from cbdsl.network import topics, wire
 from cbdsl.network.budget import LONGEST_ROUND, ResourceLimits, get_half_of_memory, needs_of
+from cbdsl.network.device_worker import Assignment, parse_announcement
 from cbdsl.network.mqtt import Address, exposure_warning
 from cbdsl.network.samples import read_samples
 from cbdsl.network.tls import (
@@ -39,7 +40,6 @@ from cbdsl.network.tls import (
     read_identity,
 )
 from cbdsl.network.wire import Announcement, WireError
-from cbdsl.network.worker_state import Assignment, understand
 from cbdsl.spec import Spec
 from cbdsl.util.formatting import format_bytes, single_line
 
@@ -321,7 +321,7 @@ class DeviceResources:
     def findings(self, announcement: Announcement) -> Iterator[DoctorFinding]:
         """Yield whether the announced run fits this device."""
         try:
-            assignment = understand(announcement)
+            assignment = parse_announcement(announcement)
         except WireError as error:
             yield problem("model", f"{single_line(str(error))}. {_ONE_RELEASE}")
             return
@@ -351,7 +351,7 @@ class DeviceResources:
     def _check_memory(self, announcement: Announcement, assignment: Assignment, own: Samples) -> DoctorFinding:
         allowed = self.memory or get_half_of_memory()
         try:
-            ResourceLimits(own, self.threads, allowed, LONGEST_ROUND).understand(announcement)
+            ResourceLimits(own, self.threads, allowed, LONGEST_ROUND).parse_announcement(announcement)
         except (WireError, UserError) as error:
             return problem("memory", single_line(str(error)))
         needed = format_bytes(needs_of(assignment, own, self.threads, 1e9).memory)

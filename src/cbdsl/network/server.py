@@ -23,7 +23,7 @@ from cbdsl.network import topics, wire
 from cbdsl.network.journal import Events, Journal
 from cbdsl.network.mqtt import Address, Link
 from cbdsl.network.roster import Roster, RosterFile
-from cbdsl.network.timeouts import Attendance, Deadlines, RateLimiter, upload_limit
+from cbdsl.network.timeouts import Deadlines, RateLimiter, WorkerAvailability, upload_limit
 from cbdsl.network.topics import MessageOrigin
 from cbdsl.network.wire import (
     Announcement,
@@ -47,7 +47,7 @@ _MOST_NEWCOMERS = 1000  # that wait for a number, unless there are places for mo
 _FAREWELL_SECONDS = 5.0  # how long the end of a run waits for workers to receive it
 _LONGEST_FAREWELL = 30.0  # and for the broker, if it is away
 _SLOW_LINE = 20_000  # bytes per second at which the broker should take the last messages
-_START_SECONDS = 10.0  # a start model is sent to a worker at most once in this time, however often it greets
+_START_SECONDS = 10.0  # a start model is sent to a worker at most once in this time, however many hellos it sends
 _UPLOADS_SEEN = 64  # the last uploads, whose times limit the next one
 
 MakeLink = Callable[[Callable[[str, bytes], None], Callable[[], None]], Link]
@@ -124,7 +124,7 @@ class NetworkSwarm:
             self._upload_bytes = (VERSION_BYTES + 1, VERSION_BYTES + 1 + codecs.up.longest(numbers))
         self._lock = threading.Condition()  # guards what both threads use; notified after each message
         self._limiter = RateLimiter(300.0 + 6 * wire.piece_count(4 * numbers))
-        self._attendance: Attendance[str] = Attendance(config.deadlines)
+        self._availability: WorkerAvailability[str] = WorkerAvailability(config.deadlines)
         self._newcomers: dict[str, int] = {}  # workers without a number, and how many samples they have
         self._astray: set[str] = set()  # workers whose state is not of this run's history: their claims are refused
         self._gathering = True
@@ -147,14 +147,14 @@ class NetworkSwarm:
     def online(self) -> list[str]:
         """Return the names of the connected workers, sorted."""
         with self._lock:
-            return sorted(self._attendance.online)
+            return sorted(self._availability.online)
 
     def gather(self) -> None:
         """Wait until all workers are connected, or the time to join is over and some are."""
         join_seconds = self._deadlines.join_seconds
         for _ in range(self._deadlines.patience):
             self._look_at_roster()
-            self._wait(lambda: join_seconds if len(self._attendance.online) < self._roster.places else None)
+            self._wait(lambda: join_seconds if len(self._availability.online) < self._roster.places else None)
             if self.online():
                 break
             _log.warning("no worker has connected yet; waiting")
@@ -185,7 +185,7 @@ class NetworkSwarm:
         last = time.monotonic() + _LONGEST_FAREWELL  # `_wait` counts no time without a broker
 
         def look() -> float | None:
-            all_left = len(self._attendance) > 0 and not self._attendance.online
+            all_left = len(self._availability) > 0 and not self._availability.online
             return None if all_left or time.monotonic() > last else _FAREWELL_SECONDS
 
         self._wait(look)
@@ -257,7 +257,7 @@ class NetworkSwarm:
             with self._lock:
                 answered = {self._roster.name(worker): taken for worker, taken in open_round.answered.items()}
                 seconds = time.monotonic() - open_round.started
-                self._attendance.close_round(open_round.round, answered, self._missing(), seconds, in_time)
+                self._availability.close_round(open_round.round, answered, self._missing(), seconds, in_time)
             if in_time or answered:
                 return
             _log.warning("round %d: no worker answered in time; still waiting", open_round.round)
@@ -278,7 +278,7 @@ class NetworkSwarm:
 
         def look() -> float | None:
             awaited = (self._roster.name(worker) for worker in workers if open_round.is_uploading(worker))
-            return limit if any(map(self._attendance.is_here, awaited)) else None
+            return limit if any(map(self._availability.is_here, awaited)) else None
 
         # A worker that stalls here has claimed in time, and its next claim is waited for: see `BackOff`.
         self._wait(look)
@@ -336,7 +336,7 @@ class NetworkSwarm:
 
     def _look_at_answers(self) -> float | None:
         open_round, missing = self.open_round, self._missing()
-        expected, limit = self._attendance.expect(open_round.round, list(open_round.answered.values()), missing)
+        expected, limit = self._availability.expect(open_round.round, list(open_round.answered.values()), missing)
         is_quorum = len(open_round.answered) >= self._deadlines.needed(expected)
         return None if is_quorum or all(map(self._roster.has_left, missing)) else limit
 
@@ -375,7 +375,7 @@ class NetworkSwarm:
     # --- receiving: in the link's thread
 
     def handle(self, topic: str, payload: bytes) -> None:
-        """Take a message from the link: charge its sender, note what it contains, answer a greeting."""
+        """Take a message from the link: charge its sender, note what it contains, answer a hello."""
         origin = topics.parse_origin(self._swarm, topic)
         if origin is None:
             self._events.refuse("an unknown topic")
@@ -396,7 +396,7 @@ class NetworkSwarm:
 
     def _charge(self, name: str) -> bool:
         """Charge a sender for a message and return whether to accept it; one that floods is shut out for a while."""
-        is_member = self._roster.number(name) is not None or name in self._attendance
+        is_member = self._roster.number(name) is not None or name in self._availability
         accepted, pause = self._limiter.charge(name, is_member)
         if pause:
             _log.warning("%s sends too many messages; they are refused for %.0f s", name, pause)
@@ -410,7 +410,7 @@ class NetworkSwarm:
         return accepted
 
     def _take(self, origin: MessageOrigin, payload: bytes) -> Hello | None:
-        """Decode a message and note it; return a greeting, which is to be answered."""
+        """Decode a message and note it; return a hello, which is to be answered."""
         if origin.kind == "hello" and not payload:  # from `cbdsl doctor`, which tries whether it may write
             return None
         try:
@@ -463,12 +463,12 @@ class NetworkSwarm:
 
     def _take_status(self, name: str, payload: bytes) -> None:
         if self._roster.number(name) is None and name not in self._newcomers:
-            return  # it will greet when it receives the announcement
+            return  # it sends a hello when it receives the announcement
         # Without a payload: a worker that leaves clears its retained status.
         status = wire.decode(payload, Status) if payload else Status(False, b"")
         if status.online:
             self._connect(name, status.session)
-        elif self._attendance.disconnect(name, status.session):
+        elif self._availability.disconnect(name, status.session):
             self._events.note("disconnected", worker=name)
 
     def _take_claim(self, worker: WorkerId, name: str, message: ClaimMessage) -> None:
@@ -478,7 +478,7 @@ class NetworkSwarm:
         if name in self._astray:
             raise WireError("from a history that is not this run's")
         if message.run == self._run:
-            self._attendance.hear(name)
+            self._availability.note_answer(name)
         self._check_round(message)
         if worker not in open_round.participants or open_round.task != "swarm":
             raise WireError("not requested")
@@ -493,7 +493,7 @@ class NetworkSwarm:
 
     def _take_piece(self, worker: WorkerId, origin: MessageOrigin, payload: bytes) -> None:
         open_round = self.open_round
-        self._attendance.hear(origin.worker)
+        self._availability.note_answer(origin.worker)
         if worker not in open_round.invited:
             raise WireError("not requested")
         if not open_round.is_uploading(worker):
@@ -533,7 +533,7 @@ class NetworkSwarm:
             raise WireError("from a future round")
 
     def _connect(self, name: str, session: bytes = b"") -> None:
-        if self._attendance.connect(name, session):
+        if self._availability.connect(name, session):
             self._events.note("connected", worker=name)
 
     # --- members
@@ -548,7 +548,7 @@ class NetworkSwarm:
             for name in enrolled:
                 self._roster.note_samples(name, newcomers[name])
             for name in newcomers.keys() - set(enrolled):  # there was no place left
-                self._attendance.forget(name)
+                self._availability.forget(name)
             return enrolled
 
     def _look_at_roster(self) -> None:
@@ -564,7 +564,7 @@ class NetworkSwarm:
             return
         with self._lock:
             for name in left:
-                self._attendance.dismiss(name)
+                self._availability.dismiss(name)
             self._lock.notify_all()
         self._listen()
         for event, changed in (("enrolled", joined), ("left", left)):

@@ -69,7 +69,7 @@ def open_run(stage: Experiment, out: Path) -> OpenRun:
                 f"{out} contains another run. Give another --out, or serve {out / 'spec.toml'} to continue it.",
                 code="wrong-run",
             )
-        checkpoint, records = folder.go_on(stage.key)
+        checkpoint, records = folder.resume(stage.key)
     except BaseException:
         folder.close()
         raise

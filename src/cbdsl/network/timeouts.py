@@ -8,12 +8,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Annotated, Generic, TypeVar
 
 from cbdsl.algorithm.messages import NO_BACK_OFF, BackOff
-from cbdsl.errors import UserError
+from cbdsl.util.serialize import Bounds, check_fields
 
 _Worker = TypeVar("_Worker", bound=Hashable)  # a worker's name or number
+_Seconds = Annotated[float, Bounds(0.0)]
 _LONG_AGO = float("-inf")
 
 
@@ -21,25 +22,17 @@ _LONG_AGO = float("-inf")
 class Deadlines:
     """Timeouts in seconds, and the share of workers that ends a wait early."""
 
-    quorum: float = 1.0  # a round closes when this share of the connected workers has answered
-    round_seconds: float = 600.0  # or after this time
-    upload_seconds: float = 60.0  # an invited worker is passed over after this time
-    join_seconds: float = 60.0  # how long the first round waits for workers that are not connected yet
-    grace_seconds: float = 3.0  # how long a round waits for a worker that disconnected: it may be restarting
-    patience: int = 10  # deadlines without a single answer before the server gives up
-    slack: float = 10.0  # every worker has this many times as long as most workers need
-    least_seconds: float = 2.0  # extra seconds per worker, refilled slowly; also the minimum upload timeout
+    quorum: Annotated[float, Bounds(0.0, 1.0, above=True)] = 1.0  # of the connected workers; it closes a round
+    round_seconds: _Seconds = 600.0  # or after this time
+    upload_seconds: _Seconds = 60.0  # an invited worker is passed over after this time
+    join_seconds: _Seconds = 60.0  # how long the first round waits for workers that are not connected yet
+    grace_seconds: _Seconds = 3.0  # how long a round waits for a worker that disconnected: it may be restarting
+    patience: Annotated[int, Bounds(1)] = 10  # deadlines without a single answer before the server gives up
+    slack: Annotated[float, Bounds(1.0)] = 10.0  # every worker has this many times as long as most workers need
+    least_seconds: _Seconds = 2.0  # extra seconds per worker, refilled slowly; also the minimum upload timeout
 
     def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if name.endswith("_seconds"):
-                is_allowed, allowed = math.isfinite(value) and value >= 0, "a number of seconds"
-            elif name == "quorum":
-                is_allowed, allowed = 0 < value <= 1, "above 0 and at most 1"
-            else:
-                is_allowed, allowed = value >= 1, "at least 1"
-            if not is_allowed:
-                raise UserError(f"{name} must be {allowed}; given {value}.", code="out-of-range")
+        check_fields(self)
 
     def needed(self, expected: int) -> int:
         """Return how many answers close a wait for `expected` workers."""
@@ -69,7 +62,7 @@ _MAKES_UP = 20  # answers in time that make up for one lapse; with fewer, attack
 _REFILL = 0.05  # seconds of patience that come back per second of a round
 
 
-class Punctuality:
+class DeadlineHistory:
     """How one worker has kept its deadlines.
 
     A worker that misses a round is not waited for during the next 2, 4, 8, ... rounds.
@@ -86,22 +79,22 @@ class Punctuality:
         """Return whether a round waits for its answer."""
         return not self._overdue and round_number > self._back_off.until
 
-    def lapsed(self, round_number: int) -> None:
+    def note_missed(self, round_number: int) -> None:
         """Note that a round closed without its answer."""
         self._back_off, self._overdue, self._in_time = self._back_off.again(round_number), True, 0
 
-    def heard(self) -> None:
+    def note_answer(self) -> None:
         """Note an answer, however late."""
         self._overdue = False
 
-    def answered(self) -> None:
+    def note_in_time(self) -> None:
         """Note that a round closed with its answer."""
         self._overdue = False
         self._in_time += 1
         if self._in_time >= _MAKES_UP and self._back_off.times:
             self._back_off, self._in_time = BackOff(self._back_off.times - 1, 0), 0
 
-    def account(self, spent: float, seconds: float) -> None:
+    def note_waiting(self, spent: float, seconds: float) -> None:
         """Note that the others waited for it `spent` seconds beyond what all have, in a round of `seconds`."""
         self.patience = min(self._most, max(0.0, self.patience - spent) + _REFILL * seconds)
 
@@ -110,17 +103,17 @@ class Punctuality:
 class _Record:
     """What is known of one worker."""
 
-    punctuality: Punctuality
+    history: DeadlineHistory
     session: bytes = b""  # of its last connection
     since: float = _LONG_AGO  # when it last connected or disconnected
 
 
-class Attendance(Generic[_Worker]):
+class WorkerAvailability(Generic[_Worker]):
     """Which workers are connected, and which of them a round waits for. Callers do the locking.
 
-    Call `connect` and `disconnect` as workers come and go, `hear` at every answer, and `close_round` when the wait for
-    a round's answers is over. During the wait `expect` returns how many answers to wait for, and how long. Workers are
-    given by name or by number.
+    Call `connect` and `disconnect` as workers come and go, `note_answer` at every answer, and `close_round` when the
+    wait for a round's answers is over. During the wait `expect` returns how many answers to wait for, and how long.
+    Workers are given by name or by number.
     """
 
     def __init__(self, deadlines: Deadlines) -> None:
@@ -137,7 +130,7 @@ class Attendance(Generic[_Worker]):
 
     def connect(self, worker: _Worker, session: bytes = b"") -> bool:
         """Note that a worker is connected and return whether it was not before; session: of this connection."""
-        record = self._records.setdefault(worker, _Record(Punctuality(self._deadlines.least_seconds)))
+        record = self._records.setdefault(worker, _Record(DeadlineHistory(self._deadlines.least_seconds)))
         record.session = session or record.session
         if worker in self.online:
             return False
@@ -167,9 +160,9 @@ class Attendance(Generic[_Worker]):
         self.online.discard(worker)
         self._records.pop(worker, None)
 
-    def hear(self, worker: _Worker) -> None:
+    def note_answer(self, worker: _Worker) -> None:
         """Note an answer of a connected worker, however late."""
-        self._records[worker].punctuality.heard()
+        self._records[worker].history.note_answer()
 
     def is_here(self, worker: _Worker) -> bool:
         """Return whether a worker can answer: it is connected, or was until a moment ago and may be restarting."""
@@ -180,16 +173,16 @@ class Attendance(Generic[_Worker]):
 
     def is_waited_for(self, worker: _Worker, round_number: int) -> bool:
         """Return whether a round waits for the answer of a worker."""
-        return self.is_here(worker) and self._records[worker].punctuality.is_waited_for(round_number)
+        return self.is_here(worker) and self._records[worker].history.is_waited_for(round_number)
 
     def expect(self, round_number: int, answered: Sequence[float], missing: Iterable[_Worker]) -> tuple[int, float]:
         """Return how many answers a round expects in all, and for how many seconds it waits for them.
 
         answered: seconds after which answers came, in their order. missing: the participants that have not answered.
         """
-        waited = [self._records[one].punctuality for one in missing if self.is_waited_for(one, round_number)]
+        waited = [self._records[one].history for one in missing if self.is_waited_for(one, round_number)]
         expected = len(answered) + len(waited)
-        patience = max((punctuality.patience for punctuality in waited), default=0.0)
+        patience = max((history.patience for history in waited), default=0.0)
         limit = compute_common_limit(answered, expected, self._deadlines) + patience
         return expected, min(self._deadlines.round_seconds, limit)
 
@@ -210,17 +203,17 @@ class Attendance(Generic[_Worker]):
         common = compute_common_limit(list(answered.values()), expected, self._deadlines)
         started = time.monotonic() - seconds
         for worker, taken in answered.items():
-            punctuality = self._records[worker].punctuality
-            punctuality.answered()
-            punctuality.account(max(0.0, taken - common), seconds)
+            history = self._records[worker].history
+            history.note_in_time()
+            history.note_waiting(max(0.0, taken - common), seconds)
         for worker in missing:
             record = self._records.get(worker)
-            if record is None or not record.punctuality.is_waited_for(round_number):
+            if record is None or not record.history.is_waited_for(round_number):
                 continue
             was_here = worker in self.online or record.since + self._deadlines.grace_seconds > started
             if was_here and not (in_time and self.is_here(worker)):  # to disconnect is to let the round close, too
-                record.punctuality.lapsed(round_number)
-                record.punctuality.account(max(0.0, seconds - common), seconds)
+                record.history.note_missed(round_number)
+                record.history.note_waiting(max(0.0, seconds - common), seconds)
 
 
 _FIRST_PAUSE = 2.0  # seconds

@@ -24,6 +24,7 @@ from cbdsl.codecs.codec import CodecError
 from cbdsl.codecs.envelope import KEPT_VERSIONS, apply_update, longest_update
 from cbdsl.network import topics, wire
 from cbdsl.network.budget import ResourceLimits
+from cbdsl.network.device_worker import Assignment, DeviceWorker, parse_announcement
 from cbdsl.network.journal import Events
 from cbdsl.network.mqtt import NOW_AND_THEN, LastWill, Link, Meter
 from cbdsl.network.wire import (
@@ -39,7 +40,7 @@ from cbdsl.network.wire import (
     Welcome,
     WireError,
 )
-from cbdsl.network.worker_state import Assignment, DeviceWorker, WorkerState, WorkerStateFolder, understand
+from cbdsl.network.worker_state import WorkerState, WorkerStateFolder
 from cbdsl.util.files import write_atomically
 from cbdsl.util.formatting import format_duration, single_line
 
@@ -56,7 +57,7 @@ _OfRun = TypeVar("_OfRun", Welcome, OrderMessage, Invitation, Piece)
 _Result = TypeVar("_Result")
 _Step = Callable[[], None]
 
-News = Literal["", "new run", "say hello", "repeated order"]
+News = Literal["", "new run", "send hello", "repeated order"]
 """What the link's thread has to act on after a message."""
 
 
@@ -115,7 +116,7 @@ class WorkerInbox:
     """The newest message of each kind. `changed` is its lock, and is notified of every message."""
 
     def __init__(
-        self, swarm: str, name: str, events: Events, read: Callable[[Announcement], Assignment] = understand
+        self, swarm: str, name: str, events: Events, read: Callable[[Announcement], Assignment] = parse_announcement
     ) -> None:
         """read: turns an announcement into an assignment, or raises WireError."""
         self._swarm, self._name, self._events, self._read = swarm, name, events, read
@@ -183,7 +184,7 @@ class WorkerInbox:
 
     def _take_announcement(self, announcement: Announcement) -> News:
         if self.assignment is not None and self.assignment.run == announcement.run:
-            return "say hello"
+            return "send hello"
         assignment = self._read(announcement)
         self._reset()
         self.assignment = assignment
@@ -201,7 +202,7 @@ class WorkerInbox:
     def _take_order(self, assignment: Assignment, payload: bytes) -> News:
         order, before = _decode(payload, OrderMessage, assignment), self.order
         if before is not None and order.round < before.message.round:
-            return "say hello"  # delayed by a lost connection; or the server was restored, which its welcome tells
+            return "send hello"  # delayed by a lost connection; or the server was restored, which its welcome tells
         self.order = PendingMessage(order)
         return "repeated order" if before is not None and order == before.message else ""
 
@@ -452,7 +453,7 @@ class Worker:
         self._trained = TrainedModelFile(folder, name)
         self._meter = Meter(self._folder.ledger)
         self._wait_log = WaitLog(name)
-        self._inbox = WorkerInbox(swarm, name, Events(), self._budget.understand)
+        self._inbox = WorkerInbox(swarm, name, Events(), self._budget.parse_announcement)
         self._session = os.urandom(wire.SESSION_BYTES)
         self._device: DeviceWorker | None = None  # ready for the run with id `_run`
         self._state: WorkerState | None = None  # after the last round it carried out
@@ -466,24 +467,24 @@ class Worker:
         self._fetches_models = False  # subscribed to whole models, though differences are sent
         status = topics.from_worker(swarm, name, "status")
         will = LastWill(status, wire.encode(Status(False, self._session)))
-        self._link = make_link(self.handle, self.greet, will, self._meter)
+        self._link = make_link(self.handle, self.introduce, will, self._meter)
         self._link.subscribe(topics.spec(swarm))
         self._link.subscribe(topics.to_worker(swarm, name, "#"))
 
     # --- in the link's thread
 
-    def greet(self) -> None:
+    def introduce(self) -> None:
         """Tell the server, after every connection, that this worker is there."""
         self._publish("status", wire.encode(Status(True, self._session)), retain=True)
-        self._say_hello()
+        self._send_hello()
 
     def handle(self, topic: str, payload: bytes) -> None:
         """Take a message from the link."""
         news, assignment = self._inbox.handle(topic, payload), self._inbox.assignment
         if news == "new run" and assignment is not None:
             self._subscribe_to_run(assignment)
-        if news in {"new run", "say hello"}:
-            self._say_hello()
+        if news in {"new run", "send hello"}:
+            self._send_hello()
         elif news == "repeated order" and assignment is not None:
             self._fetch_missing(assignment)
 
@@ -508,9 +509,9 @@ class Worker:
         if inbox.shared.digest != assignment.shared_digest:
             self._subscribe(topics.shared)
         if inbox.welcome is None:
-            self._say_hello()
+            self._send_hello()
 
-    def _say_hello(self) -> None:
+    def _send_hello(self) -> None:
         with self._hello_lock:  # both threads send it, and the last one sent must be true
             last = self._folder.last()
             hello = Hello(
@@ -577,7 +578,7 @@ class Worker:
             return
         if time.monotonic() >= self._hello_at:
             self._hello_pause = min(2 * self._hello_pause, _HELLO_SECONDS[1])
-            self._say_hello()
+            self._send_hello()
 
     def _next_step(self) -> _Step | None:
         """Return what to do about the messages that are here, or None to wait. The inbox is locked meanwhile."""
@@ -590,7 +591,7 @@ class Worker:
             inbox.welcome.fresh = False
             forget = inbox.welcome.message.forget
             if forget:  # unless it has gone on since its hello: then the server needs another one
-                return self._start_anew if forget == self._folder.last().round else self._say_hello
+                return self._start_anew if forget == self._folder.last().round else self._send_hello
         if inbox.ahead:
             return self._fetch_everything
         if inbox.run_is_over:
@@ -670,7 +671,7 @@ class Worker:
             device.restore(self._state)
         elif self._folder.last().run == assignment.run:  # damaged: the server may still count on it
             self._folder.forget()
-            self._say_hello()
+            self._send_hello()
         if self._state is None and start:
             device.start(wire.weights_from_bytes(start))
         self._device, self._run = device, assignment.run

@@ -22,7 +22,7 @@ from cbdsl.algorithm.verification import (
     Verifier,
     add_guard,
     make_copy_check,
-    measure_claims,
+    make_verifier,
     trust_uploads,
 )
 from cbdsl.algorithm.worker_round import LocalWorkers, TrainingSet, WorkerData, draw_batches, make_scorer, pad_rows
@@ -137,7 +137,7 @@ class Experiment:
 
     def worker_data_and_adversary(self) -> tuple[WorkerData, Adversary]:
         """Build each worker's data (poisoned where it attacks) and the adversary."""
-        held = holdings(self.split, self.dataset.train, self.spec)
+        held = make_worker_data(self.split, self.dataset.train, self.spec)
         adversary = self._adversary(held)
         poisoned = adversary.poisoned()
         training = tuple(poisoned.get(worker, lesson) for worker, lesson in enumerate(held.training))
@@ -218,7 +218,7 @@ def _described(network: Network) -> Architecture | None:
         return None
 
 
-def holdings(parts: Split, samples: Samples, spec: Spec) -> WorkerData:
+def make_worker_data(parts: Split, samples: Samples, spec: Spec) -> WorkerData:
     """Return each worker's data (Sec. VI.C): without D_sc a worker scores on its own data."""
     extra = parts.shared_training if spec.shares_training else parts.shared_training[:0]
     training = tuple(TrainingSet(samples, np.concatenate([own, extra])) for own in parts.workers)
@@ -308,10 +308,10 @@ def build_verifier(
     """Build what the server judges uploads with: it can measure only where D_sc is shared."""
     if not (method.conversation == "swarm" and method.verifies and spec.shares_scoring):
         return trust_uploads(engine.size)
-    plain = measure_claims(make_scorer(engine, samples, split.shared_scoring), engine.size, spec.verification.tolerance)
+    plain = make_verifier(make_scorer(engine, samples, split.shared_scoring), engine.size, spec.verification.tolerance)
     trains = spec.shares_training and method.gradients and len(split.shared_training)
     if trains:
-        plain = replace(plain, copies=make_copy_check(trainer(spec, engine, samples, split.shared_training)))
+        plain = replace(plain, copies=make_copy_check(make_trainer(spec, engine, samples, split.shared_training)))
     if not spec.defence.guard:
         return plain
 
@@ -321,7 +321,7 @@ def build_verifier(
         return batch_losses(engine, weights, samples, drawn[: -(-len(drawn) // 2)])
 
     holdout = HoldOutLosses(lambda weights: batch_losses(engine, weights, samples, split.shared_scoring), private)
-    train = trainer(spec, engine, samples, split.shared_training, secret) if trains else None
+    train = make_trainer(spec, engine, samples, split.shared_training, secret) if trains else None
     return add_guard(plain, holdout, spec.defence.false_alarm, train)
 
 
@@ -347,7 +347,7 @@ def build_combination(
             f"The aggregator '{name}' trains on D_tr at the server; data.shared_training is 0.", code="conflict"
         )
     rule: AggregationRule = given or register.aggregator.make(parse_aggregator(name)[1], spec.options.of(plain))
-    train = trainer(spec, engine, samples, split.shared_training)
+    train = make_trainer(spec, engine, samples, split.shared_training)
 
     def combine(state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats]) -> Floats:  # noqa: ARG001
         def root() -> Floats:
@@ -361,7 +361,7 @@ def build_combination(
     return combine
 
 
-def trainer(
+def make_trainer(
     spec: Spec, engine: Engine, samples: Samples, indices: Indices, secret: int = 0
 ) -> Callable[[Floats, int], Floats]:
     """Return a function that trains a model at the server as workers do, given the model and the round.
@@ -425,7 +425,7 @@ def _initial(spec: Spec, network: Network, given: Floats | Path | None) -> Float
     return np.stack([np.asarray(weights, np.float32), *(network.initial_weights(seed) for seed in seeds[1:])])
 
 
-def gather(
+def collect_parts(
     spec: Spec,
     *,
     model: ModelBuilder | str | None = None,

@@ -160,7 +160,7 @@ class RunFolder:
         return folder, spec
 
     @staticmethod
-    def take(path: Path) -> RunFolder:
+    def open_or_create(path: Path) -> RunFolder:
         """Open a folder that is not a run's for this process alone; create it if it does not exist."""
         folder = RunFolder(path)
         try:
@@ -290,7 +290,7 @@ class RunFolder:
             )
         return Checkpoint(state, particles)
 
-    def go_on(self, key: str, mapped: bool = False) -> tuple[Checkpoint | None, list[RoundRecord]]:
+    def resume(self, key: str, mapped: bool = False) -> tuple[Checkpoint | None, list[RoundRecord]]:
         """Return the checkpoint and the rounds before it; remove later ones, which are played again."""
         checkpoint = self.load_checkpoint(key, mapped)
         records = self.records(checkpoint.state.round if checkpoint else 0)

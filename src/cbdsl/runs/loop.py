@@ -21,7 +21,7 @@ from cbdsl.errors import UserError
 from cbdsl.models.saved_model import ModelMetadata
 from cbdsl.presets import preset
 from cbdsl.register import CUSTOM
-from cbdsl.runs.build import Client, Experiment, Init, ModelBuilder, UserParts, gather
+from cbdsl.runs.build import Client, Experiment, Init, ModelBuilder, UserParts, collect_parts
 from cbdsl.runs.callbacks import Callback, CallbackList, RunStart, default_callbacks
 from cbdsl.runs.folder import Checkpoint, RunFolder
 from cbdsl.runs.records import RoundRecord, record, summarise
@@ -79,7 +79,7 @@ def run(  # noqa: PLR0913 - all but the first by name
     >>> len(result.rounds), result.weights.shape
     (1, (7850,))
     """
-    chosen, parts = gather(
+    chosen, parts = collect_parts(
         preset(spec) if isinstance(spec, str) else spec,
         model=model, data=data, clients=clients, method=method, attack=attack, aggregator=aggregator,
         selection=selection, partition=partition, participation=participation, init=init, make_swarm=swarm,
@@ -156,7 +156,7 @@ def resume(  # noqa: PLR0913 - all but the first by name
         folder, spec = RunFolder.open(Path(path))
         stack.callback(folder.close)
         _check_place(folder.path)
-        chosen, parts = gather(
+        chosen, parts = collect_parts(
             spec, model=model, data=data, clients=clients, method=method, attack=attack, aggregator=aggregator,
             selection=selection, partition=partition, make_swarm=make_swarm,
         )  # fmt: skip
@@ -165,7 +165,7 @@ def resume(  # noqa: PLR0913 - all but the first by name
             parts = replace(parts, init=kept)
             chosen = replace(chosen, init=spec.init if spec.init == CUSTOM else str(kept))
         experiment = Experiment.prepare(resolve(chosen, parts.method), parts, threads)
-        checkpoint, records = folder.go_on(experiment.key, mapped=on is not None)
+        checkpoint, records = folder.resume(experiment.key, mapped=on is not None)
         unfinished = checkpoint is not None and checkpoint.state.round < spec.rounds and checkpoint.particles is None
         if unfinished and experiment.remembers and swarm is None:
             raise UserError(

@@ -8,7 +8,7 @@ because only there it is known what is changed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from cbdsl import register
 from cbdsl.algorithm.aggregators import check_majority, parse_aggregator
@@ -160,9 +160,9 @@ def _explain_no_effect(key: str, spec: Spec, method: Method | None) -> str:
             return ""
         method = build_method(spec)
     group, _, leaf = key.partition(".")
-    for applies, idle, why in _RULES:
-        if applies(key) and idle(spec, method):
-            return f"{key} has no effect here: {why.format(method=spec.method, partition=spec.data.partition)}"
+    for rule in _RULES:
+        if rule.is_about(key) and rule.is_idle(spec, method):
+            return f"{key} has no effect here: {rule.why.format(method=spec.method, partition=spec.data.partition)}"
     if group == "swarm" and leaf in method.fixes:
         return f"{key} has no effect here: the method '{spec.method}' fixes it to {method.fixes[leaf]!r}."
     part = leaf.partition(".")[0]
@@ -181,80 +181,89 @@ def _is_one_of(*keys: str) -> Callable[[str], bool]:
     return lambda key: key in keys
 
 
-_RULES: tuple[tuple[Callable[[str], bool], Callable[[Spec, Method], bool], str], ...] = (
-    (
+@dataclass(frozen=True)
+class _Rule:
+    """A reason why settings have no effect in a run."""
+
+    is_about: Callable[[str], bool]  # a setting's key
+    is_idle: Callable[[Spec, Method], bool]
+    why: str
+
+
+_RULES = (
+    _Rule(
         _is_one_of("device"),
         lambda spec, _: spec.engine == "native",
         "the native engine runs on the CPU alone. Leave it out, or use --engine torch.",
     ),
-    (
+    _Rule(
         _is_one_of("defence.aggregator"),
         lambda _, method: method.conversation != "average",
         "'{method}' takes verified models one by one and has nothing to aggregate. Aggregators are for methods in "
         "which everybody uploads: add --method fedavg.",
     ),
-    (
+    _Rule(
         _is_one_of("attack.name", "attack.scale"),
         lambda spec, _: spec.attack.byzantine == 0,
         "no worker is an attacker. Say how many are: --byzantine 5.",
     ),
-    (
+    _Rule(
         lambda key: key.startswith("swarm."),
         lambda _, method: method.conversation != "swarm",
         "in '{method}' workers do not move as a swarm. It is for cb-dsl, fedpso and pso.",
     ),
-    (
+    _Rule(
         lambda key: key.startswith("local."),
         lambda _, method: not method.gradients,
         "'{method}' does not train with gradients.",
     ),
-    (
+    _Rule(
         lambda key: key.startswith("selection.") or key in {"defence.invitations", "defence.commitment"},
         lambda _, method: method.conversation != "swarm",
         "in '{method}' everybody uploads and nobody is invited. It is for cb-dsl.",
     ),
-    (
+    _Rule(
         _is_one_of("defence.guard", "defence.false_alarm", "verification.tolerance"),
         lambda spec, method: not (method.conversation == "swarm" and method.verifies and spec.shares_scoring),
         "uploads are not verified in this run: that takes a method that verifies and a shared D_sc. Use cb-dsl with "
         "--shared both.",
     ),
-    (
+    _Rule(
         _is_one_of("defence.false_alarm"),
         lambda spec, _: not spec.defence.guard,
         "there is no guard. Add --guard.",
     ),
-    (
+    _Rule(
         _is_one_of("selection.k"),
         lambda spec, _: spec.selection.name == "best",
         "the selection 'best' takes one model. Use --select soup.",
     ),
-    (
+    _Rule(
         _is_one_of("server.momentum"),
         lambda spec, _: "momentum" not in register.selection.settings(spec.selection.name),
         "only a selection that averages has momentum. Use --select rotation.",
     ),
-    (
+    _Rule(
         _is_one_of("shared"),
         lambda spec, method: spec.shared == "score" and method.conversation == "average",
         "in '{method}' nobody scores, so D_sc is not used. Use --shared train, or leave it out.",
     ),
-    (
+    _Rule(
         _is_one_of("shared"),
         lambda spec, method: spec.shared == "train" and not method.gradients,
         "in '{method}' nobody trains, so D_tr is not used. Use --shared score, or leave it out.",
     ),
-    (
+    _Rule(
         _is_one_of("data.shared_source"),
         lambda spec, _: spec.shared == "none" and spec.defence.aggregator == "mean",
         "nobody uses D_G in this run. Add --shared both (or train, or score).",
     ),
-    (
+    _Rule(
         _is_one_of("defence.declared"),
         lambda spec, method: method.conversation == "average" and spec.defence.aggregator == "mean",
         "a mean takes every model as it is. Use a robust aggregator, such as --aggregator krum.",
     ),
-    (
+    _Rule(
         _is_one_of("local.epochs"),
         lambda spec, _: spec.local.steps > 0,
         "local.steps says how many batches a worker trains on, and comes first. Leave one out.",

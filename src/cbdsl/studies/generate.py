@@ -686,7 +686,7 @@ def _open_folder(plan: GenerationPlan, key: str, out: Path) -> RunFolder:
             f"{out} exists and is not an empty folder; nothing was overwritten. Give another --out.",
             code="exists-already",
         )
-    folder = RunFolder.take(out)
+    folder = RunFolder.open_or_create(out)
     try:
         if path.exists():
             _check_key(key, path)

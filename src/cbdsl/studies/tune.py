@@ -390,7 +390,7 @@ def run_search(
 ) -> Tuning:
     """Search, or continue a search in its folder, and confirm the best settings. on: a Ray cluster, if any."""
     refuse_other_results(out, "trials", ("results.csv", "spec.toml"))
-    folder = RunFolder.take(out)
+    folder = RunFolder.open_or_create(out)
     try:
         with ExitStack() as connections:
             runner = _Runner(plan, out, jobs, on_progress, on, connections)

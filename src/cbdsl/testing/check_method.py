@@ -15,7 +15,7 @@ from cbdsl.algorithm.messages import Claim, Order, ServerState, Upload, WorkerId
 from cbdsl.algorithm.methods import Method
 from cbdsl.algorithm.particles import Particles
 from cbdsl.arrays import Floats
-from cbdsl.runs.build import Experiment, UserParts, gather
+from cbdsl.runs.build import Experiment, UserParts, collect_parts
 from cbdsl.runs.folder import RunFolder
 from cbdsl.runs.loop import OpenRun, play_rounds, resume
 from cbdsl.runs.resolve import resolve
@@ -36,7 +36,7 @@ def check_method(method: Method | type[Method] | str) -> None:
         part.conversation in {"swarm", "average"}, "conversation is swarm or average", f"It is {part.conversation!r}."
     )
     with laws.expect_no_error("with a small spec"):
-        chosen, given = gather(small_spec(participation=4), data=small_data(), method=part)
+        chosen, given = collect_parts(small_spec(participation=4), data=small_data(), method=part)
         whole = resolve(chosen, given.method)
     _check_shapes(part, laws, _prepare(whole, part))
 

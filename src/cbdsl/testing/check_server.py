@@ -12,7 +12,7 @@ from cbdsl.algorithm.aggregators import AggregationRule, TrustedReference
 from cbdsl.algorithm.messages import Claim, Order, RoundLog, ServerState, WorkerId
 from cbdsl.algorithm.round import ServerPolicy, play_round
 from cbdsl.algorithm.selection import Candidate, RoundContext, Selection, SelectionResult, VerifiedUpload
-from cbdsl.algorithm.verification import UNTRAINABLE, Verifier, measure_claims
+from cbdsl.algorithm.verification import UNTRAINABLE, Verifier, make_verifier
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.testing.laws import Laws, is_floats, is_identical, make_part
 
@@ -218,7 +218,7 @@ def _verifier(guarded: bool) -> Verifier:
     def score(weights: Floats) -> float:
         return float(np.square(weights, dtype=np.float64).mean())
 
-    plain = measure_claims(score, SIZE, 1e-4)
+    plain = make_verifier(score, SIZE, 1e-4)
     if not guarded:
         return plain
 

@@ -17,7 +17,7 @@ from cbdsl.arrays import Doubles, Floats, Indices
 from cbdsl.data.dataset import Dataset
 from cbdsl.engines.engine import Sgd
 from cbdsl.rng import seed_of, stream
-from cbdsl.runs.build import Experiment, ModelBuilder, holdings, honest_workers
+from cbdsl.runs.build import Experiment, ModelBuilder, honest_workers, make_worker_data
 from cbdsl.runs.loop import play_rounds
 from cbdsl.runs.records import finite
 from cbdsl.spec import Spec
@@ -95,7 +95,7 @@ def find_population(experiment: Experiment) -> Indices:
 
 def steps_of(experiment: Experiment) -> Indices:
     """Return the number of SGD steps of each worker per round, (U,)."""
-    held = holdings(experiment.split, experiment.dataset.train, experiment.spec).training
+    held = make_worker_data(experiment.split, experiment.dataset.train, experiment.spec).training
     return np.array([steps_in_round(len(own.indices), experiment.spec.local) for own in held], np.int32)
 
 

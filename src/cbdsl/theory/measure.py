@@ -15,7 +15,7 @@ from rich.table import Table
 from cbdsl.arrays import Doubles, Indices
 from cbdsl.data.dataset import Dataset
 from cbdsl.errors import UserError
-from cbdsl.runs.build import Experiment, ModelBuilder, holdings, honest_workers
+from cbdsl.runs.build import Experiment, ModelBuilder, honest_workers, make_worker_data
 from cbdsl.spec import Spec
 from cbdsl.theory import theorem1, theorem2
 from cbdsl.theory.constants import (
@@ -337,7 +337,7 @@ def measure(
 def measure_experiment(experiment: Experiment, on_round: OnDivergence | None = None) -> TheoryResult:
     """Measure both theorems on an experiment that was prepared and not yet run."""
     spec, workers = experiment.spec, honest_workers(experiment)
-    held = holdings(experiment.split, experiment.dataset.train, spec).training
+    held = make_worker_data(experiment.split, experiment.dataset.train, spec).training
     problem = EngineProblem(
         experiment.engine,
         experiment.dataset.train,
