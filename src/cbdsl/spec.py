@@ -194,7 +194,7 @@ class Spec:
     seed: Annotated[int, Bounds(0, 2**128)] = setting(0, "seed of everything random")
     model: Text = setting("cnn", "a network's name, or 'custom': a module given in Python")
     init: Text = setting("", "start from this model: a run's folder or a .safetensors file; empty: drawn at random")
-    engine: Text = setting("auto", "auto, native or torch")
+    engine: Text = setting("auto", "what computes: auto, native or torch")
     device: Device = setting(
         "auto", "where torch runs: cpu, cuda or mps; auto: a GPU if torch runs the model and sees one"
     )
@@ -576,6 +576,13 @@ def reference() -> list[SettingGroup]:
         )
         found.append(SettingGroup(f"{group}: {inspect.getdoc(kind)}" if group else "The run", tuple(lines)))
     return found
+
+
+def describe_setting(key: str) -> str:
+    """Return the description of a setting as a sentence, for `--help`."""
+    group, _, name = key.rpartition(".")
+    text = next(each.description for each in field_types(sections()[group]) if each.name == name)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def as_text(value: Any) -> str:  # noqa: ANN401 - any value of a spec

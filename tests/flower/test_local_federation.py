@@ -122,7 +122,7 @@ def test_a_node_without_its_samples_says_so(tmp_path: Path, path: str) -> None:
     [
         ({"settings": f"{SMALL} workers=9"}, "9 workers and the federation 5 nodes.*num-supernodes=9"),
         ({"spec": "paper-iod"}, "Did you mean 'paper-iid'"),
-        ({"rounds": "many"}, "rounds='many'; give a int"),
+        ({"rounds": "many"}, "rounds must be a whole number; given 'many'"),
         ({"settings": f"{SMALL} attack.name=alie attack.byzantine=2"}, "needs all workers' models"),
         ({"settings": f"{SMALL} defence.aggregator=krum"}, "defence.aggregator has no effect here"),
         ({"settings": SMALL, "join_seconds": -1.0}, "join_seconds must be"),

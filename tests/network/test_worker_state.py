@@ -48,14 +48,14 @@ def test_a_state_comes_back_to_its_run_and_its_worker_alone(tmp_path: Path) -> N
 
 def test_no_flip_and_no_cut_of_a_state_is_an_error(tmp_path: Path) -> None:
     good, rng, usable = saved(tmp_path), random.Random(1), 0
-    damaged = [good[:length] for length in range(0, len(good), 7)]
-    for place in range(len(good)):
+    keeper = WorkerStateFolder(tmp_path)
+    damaged = [good[:length] for length in range(0, len(good), 29)]
+    for place in range(0, len(good), 3):
         flipped = bytearray(good)
         flipped[place] ^= 1 << rng.randrange(8)
         damaged.append(bytes(flipped))
     for content in damaged:
         (tmp_path / "state.npz").write_bytes(content)
-        keeper = WorkerStateFolder(tmp_path)
         keeper.last()
         found = keeper.load(RUN, 3, SIZE, 0)
         if found is not None:  # the flip was where nobody reads, such as a time

@@ -12,12 +12,12 @@ import pytest
 import cbdsl
 from cbdsl import register
 from cbdsl.codecs.topk import TopK
-from cbdsl.errors import UserError
 from cbdsl.runs.build import Experiment, UserParts
 from cbdsl.runs.loop import play_rounds
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
 from support.helpers import After, blobs, perceptron, small_spec
+from support.refusals import refused_as
 
 CODECS = [name for name in register.codec.names() if name != "none"]
 
@@ -116,17 +116,17 @@ def test_what_topk_leaves_out_is_sent_later() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "words"),
+    ("settings", "code", "fact"),
     [
-        ({"method": "scaffold"}, "codecs are for models alone"),
-        ({"method": "fedavg", "codec__up": "adaptive"}, "measures on D_sc"),
-        ({"codec__up": "q5"}, "Unknown codec 'q5'"),
-        ({"options__q8__block": 9}, "does not use"),
-        ({"options__q4__block": 0}, "A block has"),
+        ({"method": "scaffold"}, "conflict", "scaffold"),
+        ({"method": "fedavg", "codec__up": "adaptive"}, "conflict", "D_sc"),
+        ({"codec__up": "q5"}, "unknown-name", "codec 'q5'"),
+        ({"options__q8__block": 9}, "no-effect", "q8"),
+        ({"options__q4__block": 0}, "out-of-range", "0"),
     ],
 )
-def test_codecs_that_cannot_be_are_refused(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(UserError, match=words):
+def test_codecs_that_cannot_be_are_refused(settings: dict[str, Any], code: str, fact: str) -> None:
+    with refused_as(code, fact):
         resolve(spec_with("q4").with_settings({key.replace("__", "."): value for key, value in settings.items()}))
 
 
@@ -138,7 +138,7 @@ def test_a_method_that_scores_what_it_does_not_send_is_refused() -> None:
             trained = work.train(work.from_server(received))
             return replace(rows, positions=trained, personal_best=trained, personal_score=work.scores(trained))
 
-    with pytest.raises(UserError, match=r"work\.remembered"):
+    with refused_as("invalid-part", "work.remembered"):
         run(spec_with("q4"), method=Own())
 
 

@@ -16,7 +16,7 @@ from cbdsl import register
 from cbdsl.errors import UserError
 from cbdsl.presets import PRESETS, preset, preset_or_file, read_start
 from cbdsl.runs.resolve import refuse_idle, resolve
-from cbdsl.spec import Spec, parse_setting
+from cbdsl.spec import Spec, describe_setting, parse_setting
 
 DEFAULT_PRESET = "paper-iid"
 
@@ -72,6 +72,10 @@ class SpecWords:
         return preset_or_file(self.start) if self.start else preset(DEFAULT_PRESET)
 
 
+def _setting(key: str, **more: Any) -> Any:  # noqa: ANN401 - as below
+    return _option(describe_setting(key), **more)
+
+
 def _option(text: str, *names: str, **more: Any) -> Any:  # noqa: ANN401 - typer's description of an option
     return typer.Option(*names, help=text, rich_help_panel=_PANEL, **more)
 
@@ -86,17 +90,15 @@ def read_words(  # noqa: PLR0913, PLR0917 - one parameter an option
     spec_file: Annotated[
         Path | None, _option("Instead of SPEC: a TOML file, such as a run's spec.toml.", "--spec", metavar="FILE")
     ] = None,
-    method: Annotated[str | None, _option("How workers learn together; see: cbdsl list methods.")] = None,
+    method: Annotated[str | None, _setting("method")] = None,
     shared: Annotated[
         str | None, _option("Shared data: none, score (D_sc), train (D_tr) or both (D_G). Each method has a default.")
     ] = None,
-    rounds: Annotated[int | None, _option("Communication rounds.")] = None,
-    workers: Annotated[int | None, _option("Number of workers.")] = None,
-    participation: Annotated[
-        float | None, _option("Workers that take part in a round: a share up to 1, or a number from 2 on.")
-    ] = None,
-    byzantine: Annotated[int | None, _option("How many of the workers are attackers.")] = None,
-    attack: Annotated[str | None, _option("What the attackers do; see: cbdsl list attacks.")] = None,
+    rounds: Annotated[int | None, _setting("rounds")] = None,
+    workers: Annotated[int | None, _setting("workers")] = None,
+    participation: Annotated[float | None, _setting("participation")] = None,
+    byzantine: Annotated[int | None, _setting("attack.byzantine")] = None,
+    attack: Annotated[str | None, _setting("attack.name")] = None,
     aggregator: Annotated[
         str | None, _option("How averaging methods combine models: krum, nnm+median, ...; see: cbdsl list aggregators.")
     ] = None,
@@ -113,17 +115,13 @@ def read_words(  # noqa: PLR0913, PLR0917 - one parameter an option
         str | None,
         _option("How models are compressed, up and down: q4, q3, ...; see: cbdsl list codecs.", metavar="NAME"),
     ] = None,
-    seed: Annotated[int | None, _option("Seed of everything random.")] = None,
+    seed: Annotated[int | None, _setting("seed")] = None,
     model: Annotated[
         str | None, _option("The network; see: cbdsl list models. Or a class in a file of your own: my_net.py:Net.")
     ] = None,
-    data: Annotated[
-        str | None, _option("A data set by name, a folder of IDX files, or an .npz file.", metavar="SOURCE")
-    ] = None,
-    init: Annotated[
-        str | None, _option("Start from this model: a run's folder or a .safetensors file.", metavar="MODEL")
-    ] = None,
-    engine: Annotated[str | None, _option("auto, native or torch.")] = None,
+    data: Annotated[str | None, _setting("data.source", metavar="SOURCE")] = None,
+    init: Annotated[str | None, _setting("init", metavar="MODEL")] = None,
+    engine: Annotated[str | None, _setting("engine")] = None,
     device: Annotated[
         str | None, _option("Where torch runs: auto, cpu, cuda or mps. A GPU means the torch engine.")
     ] = None,

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 
@@ -19,7 +20,8 @@ from cbdsl.runs.loop import play_rounds
 from cbdsl.runs.records import RunTotals
 from cbdsl.spec import Spec
 from cbdsl.studies.sweep import Task, TaskKind
-from cbdsl.util.files import write_atomically, write_json
+from cbdsl.util.files import read_json, write_atomically, write_json
+from cbdsl.util.serialize import Bounds, from_plain, to_plain
 
 LEAST_HOLDOUT = 100  # samples on which settings are compared
 _LOSS_WEIGHT = 1e-6  # of the loss in a score: it orders trials with the same error
@@ -34,7 +36,7 @@ Limits = Mapping[int, float]
 class Trial:
     """The result of one run of some settings."""
 
-    errors: tuple[float, ...]  # share of the hold-out that w^g gets wrong, after every round
+    errors: Annotated[tuple[float, ...], Bounds(1)]  # share of the hold-out that w^g gets wrong, after every round
     loss: float  # at the end; infinite if it is not finite
     stopped: bool  # before its last round
     uplink_bytes: int
@@ -89,8 +91,7 @@ def run_trial(spec: Spec, folder: Path, threads: int, report: Callable[[object],
             stopped = played.record.round < spec.rounds
             break
     loss = float(experiment.engine.losses(state.global_best[None], train, own)[0])
-    trial = {"errors": errors, "loss": loss if math.isfinite(loss) else None, "stopped": stopped}
-    write_json(folder / TRIAL.done_file, {**trial, "uplink_bytes": totals.uplink_bytes})
+    write_json(folder / TRIAL.done_file, to_plain(Trial(tuple(errors), loss, stopped, totals.uplink_bytes)))
 
 
 def check_holdout(count: int) -> None:
@@ -106,12 +107,9 @@ def read_trial(task: Task, out: Path) -> Trial:
     """Read the result of a finished trial."""
     path = task.folder(out) / TRIAL.done_file
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if not values["errors"]:
-            raise ValueError("it has no rounds")
-        loss = math.inf if values["loss"] is None else float(values["loss"])
-        return Trial(tuple(map(float, values["errors"])), loss, bool(values["stopped"]), int(values["uplink_bytes"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        trial = from_plain(Trial, read_json(path.read_text(encoding="utf-8")), nan=True)
+        return replace(trial, loss=math.inf) if math.isnan(trial.loss) else trial
+    except (OSError, ValueError) as error:
         raise UserError(
             f"{path} is damaged ({error}). Remove its folder and start again; the trial is repeated.",
             code="damaged-file",
