@@ -248,7 +248,7 @@ def test_a_spec_is_resolved_once_per_run(monkeypatch: pytest.MonkeyPatch, tmp_pa
         calls += 1
         return inner(*arguments)
 
-    for place in ("cbdsl.runs.resolve.resolve", "cbdsl.runs.loop.resolve", "cbdsl.cli.spec_options.resolve"):
+    for place in ("cbdsl.cli.spec_options.resolve", "cbdsl.runs.resolve.resolve", "cbdsl.runs.loop.resolve"):
         monkeypatch.setattr(place, counted)
     monkeypatch.chdir(tmp_path)
     small = ["--workers", "2", "--rounds", "1", "--model", "softmax", "--set", "data.samples_per_worker=20"]
