@@ -161,7 +161,7 @@ def test_a_study_leaves_a_folder_that_explains_itself_and_goes_on(tmp_path: Path
         assert label.replace(" ", "\u00a0") in text
     assert "drawn from the training set first" in text
     assert 0 < text.index("<figure") < text.index("<table")
-    assert re.search(r"A quick look, not a result: 2 of \d+ rounds, seeds 0, 1\. Highest without attackers", text)
+    assert re.search(r"A quick look, not a result: 2 of \d+ rounds, seeds 0, 1\.\s+Highest without attackers", text)
     assert all(f'href="runs/{run.folder.name}/"' in text for run in whole.runs)
     rows = list(csv.DictReader((out / "results.csv").open()))
     assert len(rows) == 12
