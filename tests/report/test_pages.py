@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib
 import re
+import sys
 from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 from markupsafe import Markup
 
+from cbdsl.report import pages
 from cbdsl.report.figures import SHADES
 from cbdsl.report.pages import (
     ENVIRONMENT,
@@ -21,6 +24,7 @@ from cbdsl.report.pages import (
     render_page,
 )
 from cbdsl.spec import LocalSpec
+from support.refusals import refused_as
 
 PAGE = """\
 {% extends "base.html.j2" %}
@@ -191,3 +195,9 @@ def test_lists_read_as_people_write_them() -> None:
 )
 def test_local_training_is_described_by_its_settings(settings: dict[str, Any], words: str) -> None:
     assert describe_training(LocalSpec(**settings)) == words
+
+
+def test_without_jinja2_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with refused_as("missing-package", "jinja2", "cbdsl[study]"):
+        importlib.reload(pages)
