@@ -45,8 +45,8 @@ class TimedCodec(Codec):
         self._inner, self.seconds = inner, 0.0
         vars(self).update(relative=inner.relative, feedback=inner.feedback, measures=inner.measures)
 
-    def longest(self, size: int) -> int:
-        return self._inner.longest(size)
+    def longest_pack(self, size: int) -> int:
+        return self._inner.longest_pack(size)
 
     def pack(self, model: Floats, reference: Floats) -> bytes:
         return self._measure(lambda: self._inner.pack(model, reference))
@@ -54,15 +54,15 @@ class TimedCodec(Codec):
     def unpack(self, pack: bytes, reference: Floats) -> Floats:
         return self._measure(lambda: self._inner.unpack(pack, reference))
 
-    def closed(self, pack: Packs, size: int) -> bytes:
-        return self._measure(lambda: self._inner.closed(pack, size))
+    def encode_pack(self, pack: Packs, size: int) -> bytes:
+        return self._measure(lambda: self._inner.encode_pack(pack, size))
 
     def decode(self, content: bytes, reference: Floats) -> Floats:
         return self._measure(lambda: self._inner.decode(content, reference))
 
-    def sent(self, models: Floats, reference: Floats, scores: Scores | None) -> Sent:
+    def transmit(self, models: Floats, reference: Floats, scores: Scores | None) -> Sent:
         if scores is None:
-            return self._measure(lambda: self._inner.sent(models, reference, None))
+            return self._measure(lambda: self._inner.transmit(models, reference, None))
         scoring = 0.0  # not a cost of the codec
 
         def timed_scores(rows: Floats) -> Doubles:
@@ -72,7 +72,7 @@ class TimedCodec(Codec):
             scoring += time.perf_counter() - started
             return result
 
-        result = self._measure(lambda: self._inner.sent(models, reference, timed_scores))
+        result = self._measure(lambda: self._inner.transmit(models, reference, timed_scores))
         self.seconds -= scoring
         return result
 

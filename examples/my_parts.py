@@ -84,7 +84,7 @@ class Elastic(cbdsl.AveragingMethod):
     def move(self, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
         """Go towards the server's model, then train."""
         start = rows.positions + np.float32(self.pull) * (received - rows.positions)
-        return work.placed(rows, work.train(start))
+        return work.place(rows, work.train(start))
 
     def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
         """Go towards the mean of those who took part."""
@@ -126,7 +126,7 @@ def spirals(*, noise: float = 0.08, arms: int = 3) -> cbdsl.Dataset:
 class Half(cbdsl.Codec):
     """The difference to w^g in 16 bits a weight."""
 
-    def longest(self, size: int) -> int:
+    def longest_pack(self, size: int) -> int:
         """Two bytes a number."""
         return 2 * size
 

@@ -1,9 +1,15 @@
-"""`UserError`, raised for input that a user can correct, and the messages that several modules share."""
+"""`UserError`, raised for input that a user can correct, the messages that several modules share, and old names."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import functools
+import warnings
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
 
 
 class UserError(ValueError):
@@ -23,7 +29,7 @@ class UserError(ValueError):
         self.code = code
 
 
-_LONGEST = 200  # letters of a value in a message
+_LONGEST = 200  # characters of a value in a message
 
 
 def shown(value: object) -> str:
@@ -32,7 +38,7 @@ def shown(value: object) -> str:
         text = repr(value)
     except (ValueError, RecursionError):
         return "a whole number of thousands of digits" if isinstance(value, int) else "something too deep to show"
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... ({len(text):,} letters)"
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ... ({len(text):,} characters)"
 
 
 def close_to(given: str, names: Iterable[str]) -> list[str]:
@@ -60,3 +66,16 @@ def missing(package: str, extra: str, why: str) -> UserError:
         f"{package} is needed here, because {why}; it is not installed. Try pip install 'cbdsl[{extra}]'.",
         code="missing-package",
     )
+
+
+def renamed(old: str, method: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """Return a method under its old name, until 1.0: it warns, and calls the method by its new one."""
+
+    @functools.wraps(method, updated=())
+    def call(*arguments: _Given.args, **options: _Given.kwargs) -> _Result:
+        new = method.__name__
+        warnings.warn(f"{old} is now {new}; the old name goes in 1.0", DeprecationWarning, stacklevel=2)
+        result: _Result = getattr(arguments[0], new)(*arguments[1:], **options)
+        return result
+
+    return call

@@ -63,7 +63,7 @@ def test_who_was_away_gets_there_from_the_keyframe_and_the_updates_since() -> No
 
 def test_the_first_model_gets_more_bits_than_a_difference() -> None:
     first = encode_model(vector(1), nothing(), BOTH)
-    np.testing.assert_array_equal(first.model, Q8().passed(vector(1), np.zeros(SIZE, np.float32))[1])
+    np.testing.assert_array_equal(first.model, Q8().transmit_one(vector(1), np.zeros(SIZE, np.float32))[1])
 
 
 def test_without_a_codec_everything_goes_whole() -> None:

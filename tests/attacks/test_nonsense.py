@@ -58,7 +58,7 @@ def played(attack: Attack, method: str, **settings: object) -> cbdsl.Result:
     [
         (lambda seen: seen.model[:5], r"float32 of shape \(5,\)"),
         (lambda seen: seen.model[None], r"float32 of shape \(1, 75\)"),
-        (lambda seen: seen.model.tolist(), r"\[.* letters\)"),
+        (lambda seen: seen.model.tolist(), r"\[.* characters\)"),
         (lambda seen: seen.model.astype(complex), r"complex128 of shape \(75,\)"),
         (lambda seen: np.array([None] * len(seen.model)), r"object of shape \(75,\)"),
         (lambda _: 0.5, r"0\.5"),

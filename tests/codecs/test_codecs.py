@@ -35,10 +35,10 @@ def test_what_was_packed_comes_back_to_the_bit(name: str, seed: int, size: int, 
     codec: Codec = register.codec.make(name, {})
     model, reference = pair(seed, size, width)
     content = codec.encode(model, reference)
-    pack, expected = codec.passed(model, reference)
-    sent = codec.sent(model[None], reference, None)
-    assert len(pack) <= codec.longest(size) == sent.packs.shape[1]
-    assert codec.closed(sent.packs[0], size) == deflate(pack)
+    pack, expected = codec.transmit_one(model, reference)
+    sent = codec.transmit(model[None], reference, None)
+    assert len(pack) <= codec.longest_pack(size) == sent.packs.shape[1]
+    assert codec.encode_pack(sent.packs[0], size) == deflate(pack)
     if np.isfinite(expected).all():
         assert codec.decode(content, reference).tobytes() == expected.tobytes() == sent.models[0].tobytes()
         assert codec.encode(model, reference) == content
@@ -101,7 +101,7 @@ def test_another_process_decodes_the_same_model() -> None:
     reference = rng.normal(size=5000).astype(np.float32)
     model = (reference + rng.normal(size=5000) * 1e-3).astype(np.float32)
     expected = {
-        name: hashlib.sha256(register.codec.make(name, {}).passed(model, reference)[1].tobytes()).hexdigest()
+        name: hashlib.sha256(register.codec.make(name, {}).transmit_one(model, reference)[1].tobytes()).hexdigest()
         for name in NAMES
     }
     assert dict(line.split() for line in done.stdout.splitlines()) == expected
@@ -117,7 +117,7 @@ def test_q4_by_hand() -> None:
 @pytest.mark.parametrize("codec", [Q8(), Q4(), Q3(), Q2(), Q4(block=32)])
 def test_nothing_moves_by_more_than_half_a_step(codec: Uniform) -> None:
     model, reference = pair(1, 1000, 0)
-    found = codec.passed(model, reference)[1]
+    found = codec.transmit_one(model, reference)[1]
     for start in range(0, 1000, codec.block):
         block = slice(start, start + codec.block)
         step = np.abs(model[block] - reference[block]).max() / codec.levels
@@ -138,7 +138,7 @@ def test_a_model_that_no_codec_can_hold_is_no_model_on_the_other_side(name: str,
     codec: Codec = register.codec.make(name, {})
     model, reference = pair(2, 600, 0)
     model[17] = poison
-    assert np.isnan(codec.passed(model, reference)[1]).all()
+    assert np.isnan(codec.transmit_one(model, reference)[1]).all()
     with pytest.raises(CodecError, match="not finite"):
         codec.decode(codec.encode(model, reference), reference)
 
@@ -146,13 +146,13 @@ def test_a_model_that_no_codec_can_hold_is_no_model_on_the_other_side(name: str,
 def test_nothing_to_send_is_the_reference_again() -> None:
     _, reference = pair(3, 700, 0)
     for name in NAMES:
-        np.testing.assert_array_equal(register.codec.make(name, {}).passed(reference, reference)[1], reference)
+        np.testing.assert_array_equal(register.codec.make(name, {}).transmit_one(reference, reference)[1], reference)
 
 
 def test_topk_sends_the_largest_differences_and_of_equals_the_first() -> None:
     reference = np.zeros(10, np.float32)
     model = np.array([0, 5, -1, 1, 1, 0, -9, 1, 0, 0], np.float32)
-    found = TopK(share=0.4).passed(model, reference)[1]
+    found = TopK(share=0.4).transmit_one(model, reference)[1]
     assert set(np.flatnonzero(found)) == {1, 2, 3, 6}
     np.testing.assert_allclose(found[[1, 2, 3, 6]], [5, -1, 1, -9], atol=0.05)
     with refused_as("out-of-range", "share of the weights"):
@@ -170,10 +170,10 @@ def test_adaptive_takes_as_few_bits_as_keep_the_score() -> None:
 
     codec = Adaptive()
     for scores, bits in ((indifferent, Q2()), (exacting, Q8())):
-        sent = codec.sent(model[None], reference, scores)
-        expected = bits.passed(model, reference)[1]
+        sent = codec.transmit(model[None], reference, scores)
+        expected = bits.transmit_one(model, reference)[1]
         assert sent.models[0].tobytes() == expected.tobytes()
-        content = codec.closed(sent.packs[0], 512)
+        content = codec.encode_pack(sent.packs[0], 512)
         assert codec.decode(content, reference).tobytes() == expected.tobytes()
         assert abs(len(content) - len(bits.encode(model, reference))) <= 8
 
@@ -182,3 +182,23 @@ def test_settings_that_make_no_sense_are_errors() -> None:
     for make in (lambda: Q4(block=0), lambda: Adaptive(slack=1.0), lambda: TopK(share=1.5)):
         with refused_as("out-of-range"):
             make()
+
+
+def test_a_codec_written_with_old_names_still_works() -> None:
+    with pytest.warns(DeprecationWarning, match="longest_pack"):
+
+        class Old(Codec):
+            def longest(self, size: int) -> int:
+                return 4 * size
+
+            def pack(self, model: Floats, reference: Floats) -> bytes:
+                return (model - reference).tobytes()
+
+            def unpack(self, pack: bytes, reference: Floats) -> Floats:
+                return reference + np.frombuffer(pack, np.float32)
+
+    reference = np.ones(3, np.float32)
+    codec = Old()  # type: ignore[abstract]
+    assert codec.decode(codec.encode(2 * reference, reference), reference).tolist() == [2, 2, 2]
+    with pytest.warns(DeprecationWarning, match="transmit_one"):
+        assert codec.passed(2 * reference, reference)[1].tolist() == [2, 2, 2]

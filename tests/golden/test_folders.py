@@ -298,7 +298,7 @@ def test_a_journal_and_the_state_of_a_worker_are_read() -> None:
     assert float.fromhex(claims[1]) == min(map(float.fromhex, claims.values())) == verdict["claimed"]
     assert uploads == {1: "0300000000ca1a280070c9cc946a6c88e8a347a9864f"}
     run = bytes.fromhex(json.loads(Path("swarm/deployment.json").read_text())["run"])
-    pack = code.build_codec("q8", {}).longest(15)
+    pack = code.build_codec("q8", {}).longest_pack(15)
     for worker, score in claims.items():
         state = code.read_state(Path(f"swarm/workers/worker-{worker}"), run, worker, 15, pack)
         assert (state["round"], state["version"], state["score"]) == (3, 3, score)

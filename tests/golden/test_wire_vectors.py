@@ -198,7 +198,7 @@ def test_a_model_is_packed_and_unpacked(vector: dict[str, Any]) -> None:
     model = reference + numbers.floats(vector["difference"], size)
     pack, sent, decoded = bytes.fromhex(vector["pack"]), bytes.fromhex(vector["bytes"]), from_hex(vector["decoded"])
     upload = bytes.fromhex(vector["upload"])
-    assert codec.longest(size) == vector["longest_pack"]
+    assert codec.longest_pack(size) == vector["longest_pack"]
     assert codec.pack(model, reference) == pack
     assert same_bits(codec.unpack(pack, reference), decoded)
     if SAME_DEFLATE:
@@ -211,7 +211,7 @@ def test_a_model_is_packed_and_unpacked(vector: dict[str, Any]) -> None:
         if SAME_DEFLATE:
             assert code.squeezed(pack) == sent
         assert code.expanded(sent, vector["longest_pack"]) == pack
-        together = codec.sent(model[None], reference, None)  # as a row among others
+        together = codec.transmit(model[None], reference, None)  # as a row among others
         assert same_bits(together.models[0], decoded)
         assert codec.cut(together.packs[0].tobytes(), size) == pack
 
@@ -221,12 +221,12 @@ def test_a_codec_that_measures_takes_the_fewest_bits(vector: dict[str, Any]) -> 
     codec, size = code.build_codec(vector["codec"], {}), vector["size"]
     reference = numbers.floats(vector["reference"], size)
     model = reference + numbers.floats(vector["difference"], size)
-    sent = codec.sent(model[None], reference, numbers.scores(model, vector["factor"]))
+    sent = codec.transmit(model[None], reference, numbers.scores(model, vector["factor"]))
     decoded = from_hex(vector["decoded"])
     assert sent.packs[0, 0] == vector["choice"]
     assert same_bits(sent.models[0], decoded)
     if SAME_DEFLATE:
-        assert codec.closed(sent.packs[0], size).hex() == vector["bytes"]
+        assert codec.encode_pack(sent.packs[0], size).hex() == vector["bytes"]
     assert same_bits(codec.decode(bytes.fromhex(vector["bytes"]), reference), decoded)
 
 

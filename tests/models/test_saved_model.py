@@ -144,7 +144,7 @@ def test_samples_of_many_axes_count_as_rows(tmp_path: Path) -> None:
         ({"cbdsl_format": "2"}, "is written in format '2'; this version reads 1"),
         ({"cbdsl_graph": "{"}, "its graph is not JSON"),
         ({"cbdsl_graph": "[" * 100_000}, "its graph is not JSON (it is nested too deeply)"),
-        ({"cbdsl_graph": " " * (2**24 + 1)}, "its graph is longer than 16,777,216 letters"),
+        ({"cbdsl_graph": " " * (2**24 + 1)}, "its graph is longer than 16,777,216 characters"),
         ({"cbdsl_graph": "[]"}, "its network cannot be: an architecture is a table"),
         ({"cbdsl_shape": "[4, 2]"}, "its network takes (4,), and a sample has the shape (4, 2)"),
         ({"cbdsl_shape": "[1.5]"}, "shape must be a whole number; given 1.5"),

@@ -144,7 +144,7 @@ def test_a_restarted_worker_uploads_and_claims_what_it_would_have(attack: str, c
     steady.carry_out(order(1), models[0])
     keeper = WorkerStateFolder(tmp_path)
     keeper.save(steady.carry_out(order(2), models[1]))
-    pack = assignment.codecs.up.longest(network.size) if codec != "none" else 0
+    pack = assignment.codecs.up.longest_pack(network.size) if codec != "none" else 0
     saved_state = keeper.load(RUN, 0, network.size, pack)
     assert saved_state is not None
     assert (saved_state.received is None) == (attack == "")

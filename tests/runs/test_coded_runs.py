@@ -106,11 +106,11 @@ def test_what_topk_leaves_out_is_sent_later() -> None:
     rows = type(swarm.particles)(*(array[:1] for array in vars(swarm.particles).values()))
     received = np.zeros(stage.engine.size, np.float32)
     uploads = np.random.default_rng(1).normal(size=(1, len(received))).astype(np.float32)
-    first = work.packed(rows, uploads, received)
+    first = work.pack_uploads(rows, uploads, received)
     codec = TopK(share=0.1)
     arrived = codec.unpack(first.packs[0].tobytes(), received)
     np.testing.assert_array_equal(first.velocities[0], uploads[0] - arrived)
-    second = work.packed(first, uploads, received)
+    second = work.pack_uploads(first, uploads, received)
     again = codec.unpack(second.packs[0].tobytes(), received)
     np.testing.assert_allclose(again + second.velocities[0], uploads[0] + first.velocities[0], atol=1e-6)
 
@@ -138,7 +138,7 @@ def test_a_method_that_scores_what_it_does_not_send_is_refused() -> None:
             trained = work.train(work.from_server(received))
             return replace(rows, positions=trained, personal_best=trained, personal_score=work.scores(trained))
 
-    with refused_as("invalid-part", "work.remembered"):
+    with refused_as("invalid-part", "work.remember_best"):
         run(spec_with("q4"), method=Own())
 
 

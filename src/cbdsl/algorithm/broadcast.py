@@ -43,8 +43,9 @@ def encode_model(model: Floats, state: ServerState, codecs: Codecs, score: Score
 
     first = state.version == 0
     codec, reference = (FIRST_CODEC, np.zeros_like(model)) if first else (codecs.down, state.global_best)
-    sent = codec.sent(model[None], reference, scores)
-    return EncodedModel(sent.models[0], bytes([FIRST if first else MADE]) + codec.closed(sent.packs[0], len(model)))
+    sent = codec.transmit(model[None], reference, scores)
+    pack = codec.encode_pack(sent.packs[0], len(model))
+    return EncodedModel(sent.models[0], bytes([FIRST if first else MADE]) + pack)
 
 
 def relay_upload(model: Floats, upload: bytes | Floats, state: ServerState, codecs: Codecs) -> EncodedModel | None:

@@ -30,7 +30,7 @@ class Method(ABC):
 
     >>> class Frozen(Method):
     ...     conversation = "average"
-    ...     def move(self, work, rows, received): return work.placed(rows, work.from_server(received))
+    ...     def move(self, work, rows, received): return work.place(rows, work.from_server(received))
     ...     def upload(self, rows): return rows.positions
     >>> Frozen().broadcast(np.ones(3), memory=np.zeros(0))
     array([1., 1., 1.])
@@ -89,11 +89,11 @@ class SwarmMethod(Method):
 
     def move(self, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
         """Move, score and remember (Algorithm 1, lines 3 to 5)."""
-        rows = work.rebased(work.with_newcomers(recover_lost(rows, received), received), received)
+        rows = work.repack_old(work.with_newcomers(recover_lost(rows, received), received), received)
         positions, velocities = move_particles(
             rows, received, work.coefficients(), work.train, work.swarm.sgd_from, work.swarm.velocity
         )
-        return work.remembered(rows, positions, velocities, received)
+        return work.remember_best(rows, positions, velocities, received)
 
     def upload(self, rows: Particles) -> Floats:
         """Return w^p, the best model so far."""
@@ -105,12 +105,12 @@ def encode_moved(method: Method, work: WorkerRound, before: Particles, after: Pa
     if not work.workers.codec.relative:
         return after
     if method.conversation == "average":
-        return work.packed(after, method.upload(after), received)
+        return work.pack_uploads(after, method.upload(after), received)
     new = ((after.personal_best != before.personal_best) & ~np.isnan(before.personal_best)).any(1)  # NaN is not NaN
     if len(after.versions) != len(new) or (after.versions[new] != work.version).any():
         raise UserError(
             f"The method {type(method).__qualname__} scores models that are not sent as they are. To be used with a "
-            "codec, it has to score and remember positions with work.remembered(...), as cbdsl.SwarmMethod does.",
+            "codec, it has to score and remember positions with work.remember_best(...), as cbdsl.SwarmMethod does.",
             code="invalid-part",
         )
     return after
@@ -131,7 +131,7 @@ class AveragingMethod(Method):
 
     def move(self, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
         """Train from the server's model, whatever the worker had before."""
-        return work.placed(rows, self.train(work, work.from_server(received)))
+        return work.place(rows, self.train(work, work.from_server(received)))
 
     def train(self, work: WorkerRound, start: Floats) -> Floats:
         """Train from the server's model, (k, D) -> (k, D)."""
@@ -162,7 +162,7 @@ class Restart(SwarmMethod):
         """Train from w^g, whatever the worker had before, and score that."""
         trained = work.train(work.from_server(received))
         forgetful = replace(rows, personal_score=np.full(len(trained), np.inf))
-        return work.remembered(forgetful, trained, rows.velocities, received)
+        return work.remember_best(forgetful, trained, rows.velocities, received)
 
 
 @register.method("fedavg")

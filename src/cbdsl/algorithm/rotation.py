@@ -27,17 +27,17 @@ from cbdsl.algorithm.selection import (
 )
 from cbdsl.arrays import Bools, Doubles, dot, norm
 
-_IDLE = 0.1  # of the usual length: a shorter step took no work; nor did half of the server's own
-_SAME = 0.25  # of the usual length: a smaller difference to another step took no work
-_JUMP = 2.0  # the usual length changes by this factor at most from round to round
-_FIRST = 12.0  # of the server's own steps: the usual length of the first round is no longer; honest ones had up to 11
-_HARM = 0.01  # leaving an upload out lowers the private loss by this share: it does harm
-_NOISE = 0.05  # a step whose cosine with the others is smaller is noise; or 3 / sqrt(D), if that is less
-_MANY = 30.0  # of the server's own steps: a model that is farther away than this, and than w^g is from 0, is far
-_BETTER = 0.1  # a group whose private loss is lower by this share gets farther than all together
-_TOGETHER = 0.2  # a quarter of the steps have this cosine with the others or more: there is a common direction
-_FEW = 4  # fewer steps than this have no common direction
-_AGAINST = -0.05  # a step with this cosine to the server's own goes against it
+_IDLE_LENGTH = 0.1  # of the usual length: a shorter step took no work; nor did half of the server's own
+_SAME_DISTANCE = 0.25  # of the usual length: a smaller difference to another step took no work
+_LENGTH_FACTOR = 2.0  # the usual length changes by this factor at most from round to round
+_FIRST_LENGTH = 12.0  # of the server's own steps: the most in the first round; honest workers had up to 11
+_HARMFUL_SHARE = 0.01  # leaving an upload out lowers the private loss by this share: it does harm
+_NOISE_COSINE = 0.05  # a step whose cosine with the others is smaller is noise; or 3 / sqrt(D), if that is less
+_FAR_LENGTH = 30.0  # of the server's own steps: a model that is farther away than this, and than w^g is from 0, is far
+_BETTER_SHARE = 0.1  # a group whose private loss is lower by this share gets farther than all together
+_COMMON_COSINE = 0.2  # a quarter of the steps have this cosine with the others or more: there is a common direction
+_FEWEST_STEPS = 4  # fewer steps than this have no common direction
+_OPPOSED_COSINE = -0.05  # a step with this cosine to the server's own goes against it
 
 
 @register.selection("rotation")
@@ -80,9 +80,9 @@ class Rotation(Selection):
             return found
         current = view.state.global_best.astype(np.float64)
         step, own = upload.model - current, view.verifier.own_step(view.state.global_best, view.round)
-        if cosine(step, own) < _AGAINST:
+        if cosine(step, own) < _OPPOSED_COSINE:
             return OPPOSED
-        length, far = norm(step), _MANY * norm(own)
+        length, far = norm(step), _FAR_LENGTH * norm(own)
         return FAR if own.any() and length > far and length > norm(current) else ""
 
     def combine(self, believed: Sequence[VerifiedUpload], view: RoundContext) -> SelectionResult:
@@ -95,8 +95,8 @@ class Rotation(Selection):
         last = float(memory[-1]) if len(memory) else 0.0
         own_step = view.verifier.own_step
         own = norm(own_step(view.state.global_best, view.round)) if own_step else np.inf
-        usual, long = usual_lengths(lengths if noise.all() else lengths[~noise], last, _FIRST * own)
-        idle = min(_IDLE * usual, own / 2)
+        usual, long = usual_lengths(lengths if noise.all() else lengths[~noise], last, _FIRST_LENGTH * own)
+        idle = min(_IDLE_LENGTH * usual, own / 2)
         directions = steps / np.maximum(lengths, 1e-30)[:, None]
         before = self.momentum * memory[:-1] if len(memory) else np.zeros_like(current)
 
@@ -107,7 +107,7 @@ class Rotation(Selection):
             return loss((current + momentum(used, length)).astype(np.float32), view.round) if loss else np.inf
 
         working = [place for place in range(len(steps)) if not noise[place] and lengths[place] >= idle]
-        used = drop_near(directions, working, _SAME)
+        used = drop_near(directions, working, _SAME_DISTANCE)
         reasons = dict.fromkeys(range(len(believed)), COPIED) | dict.fromkeys(working, EQUAL)
         loss = view.verifier.loss
         if loss is not None and used:
@@ -118,7 +118,7 @@ class Rotation(Selection):
             return SelectionResult(declined=declined)
         length = min((usual, long), key=lambda one: private(used, one))  # usual, if they are equal
         step = momentum(used, length)
-        made = view.packed((current + step).astype(np.float32))
+        made = view.encode((current + step).astype(np.float32))
         score = view.verifier.score(made.model) if view.verifier.score else np.inf
         remembered = np.append(step, length).astype(np.float32)
         return SelectionResult(made.model, float(score), declined, remembered, made)
@@ -135,14 +135,14 @@ def is_noise(steps: Doubles) -> Bools:
     That of noise deviates from 0 by 1 / sqrt(D). Only where the others have a direction: late in training, on data
     that differ, honest steps have hardly more in common than noise.
     """
-    if len(steps) < _FEW:
+    if len(steps) < _FEWEST_STEPS:
         return np.zeros(len(steps), bool)
     directions = steps / np.maximum(np.linalg.norm(steps, axis=1, keepdims=True), 1e-30)
     others = directions.sum(0) - directions
     cosines = (directions * others).sum(1) / np.maximum(np.linalg.norm(others, axis=1), 1e-30)
-    if np.quantile(cosines, 0.75) < _TOGETHER:
+    if np.quantile(cosines, 0.75) < _COMMON_COSINE:
         return np.zeros(len(steps), bool)
-    return np.asarray(np.abs(cosines) < min(_NOISE, 3 / np.sqrt(steps.shape[1])))
+    return np.asarray(np.abs(cosines) < min(_NOISE_COSINE, 3 / np.sqrt(steps.shape[1])))
 
 
 def usual_lengths(lengths: Doubles, last: float, most: float = np.inf) -> Doubles:
@@ -151,7 +151,7 @@ def usual_lengths(lengths: Doubles, last: float, most: float = np.inf) -> Double
     Half of a round's uploads may be attackers', by chance, and their short or long steps would move the median.
     """
     found = np.quantile(lengths, (0.5, 0.75))
-    return np.clip(found, last / _JUMP, last * _JUMP) if last > 0 else np.minimum(found, most)
+    return np.clip(found, last / _LENGTH_FACTOR, last * _LENGTH_FACTOR) if last > 0 else np.minimum(found, most)
 
 
 def drop_near(steps: Doubles, working: Sequence[int], near: float) -> list[int]:
@@ -174,7 +174,7 @@ def choose_group(
     reasons = {one: HARMFUL for one in everyone if one not in stay}
     better, best = grow_group(stay, loss)
     start = loss([])
-    if best < (1 - _BETTER) * found and start - found < (start - best) / 2:
+    if best < (1 - _BETTER_SHARE) * found and start - found < (start - best) / 2:
         return better, reasons | {one: LEFT_OUT for one in stay if one not in better}
     return stay, reasons
 
@@ -190,7 +190,7 @@ def drop_harmful(
     while len(left) > least:
         without = {one: finite_loss(loss([other for other in left if other != one])) for one in left}
         worst = min(without, key=without.__getitem__)
-        if now <= without[worst] / (1 - _HARM):
+        if now <= without[worst] / (1 - _HARMFUL_SHARE):
             break
         left.remove(worst)
         now = without[worst]

@@ -180,7 +180,7 @@ def _adopt(
         fault = f"a model of shape {model.shape} or with numbers that are not finite"
         raise _invalid_selection(policy, f"returns {fault} for finite uploads of shape {state.global_best.shape}")
     if made is None or made.model is not model:
-        made = view.packed(model, next((one for one in believed if one.model is model), None))
+        made = view.encode(model, next((one for one in believed if one.model is model), None))
         if made.model is not model and view.verifier.score is not None:
             score = view.verifier.score(made.model)  # not the model that the selection scored
     memory = state.memory if combined.memory is None else combined.memory

@@ -17,7 +17,7 @@ from cbdsl.algorithm.messages import NO_BACK_OFF, BackOff, ServerState, Upload, 
 from cbdsl.algorithm.verification import MEMORISED, UNTRAINABLE, Verifier
 from cbdsl.arrays import Floats
 from cbdsl.codecs.envelope import Codecs
-from cbdsl.errors import UserError
+from cbdsl.errors import UserError, renamed
 
 NO_GAIN = "it does not beat the global best"
 NOT_USED = "it is not in the soup"
@@ -71,13 +71,15 @@ class RoundContext:
     verifier: Verifier  # `verifier.score(model)` is F of a model (D,) on D_sc; None where there is no D_sc
     codecs: Codecs = field(default_factory=Codecs)  # how models travel; `encode_model` uses them
 
-    def packed(self, model: Floats, sender: VerifiedUpload | None = None) -> EncodedModel:
+    def encode(self, model: Floats, sender: VerifiedUpload | None = None) -> EncodedModel:
         """Return a model (D,) as workers will have it (`.model`: score that), and its encoding (`.update`).
 
         sender: the upload that contains this model unchanged, if there is one.
         """
         relay = sender and sender.upload is not None and relay_upload(model, sender.upload, self.state, self.codecs)
         return relay or encode_model(model, self.state, self.codecs, self.verifier.score)
+
+    packed = renamed("packed", encode)  # the old name, until 1.0
 
     def standing(self, model: Floats, score: float) -> float:
         """Return F^g of a new w^g: its score on D_sc or, with a guard, its private loss if that is higher.
@@ -100,7 +102,7 @@ class SelectionResult:
     score: float = np.inf  # the new F^g
     declined: Mapping[WorkerId, str] = field(default_factory=dict)  # by worker: why its model is not in it
     memory: Floats | None = None  # what the server remembers from now on, such as momentum; None: no change
-    packed: EncodedModel | None = None  # from `RoundContext.packed`, if that model was scored
+    packed: EncodedModel | None = None  # from `RoundContext.encode`, if that model was scored
 
 
 class Selection(ABC):
@@ -158,7 +160,7 @@ class Best(Selection):
         An upload that has to be packed again, because it belongs to an older w^g, becomes a different model.
         """
         best, score = believed[0], view.verifier.score
-        made = view.packed(best.model, best)
+        made = view.encode(best.model, best)
         if score is None or made.model is best.model:
             return SelectionResult(made.model, view.standing(made.model, best.claimed), packed=made)
         found = score(made.model)
@@ -220,7 +222,7 @@ class Soup(Selection):
                 average, found, used = greedy_soup([current, *models], score)
                 used = [index - 1 for index in used[1:]]
             alone = next((one for one in believed if one.model is average), None)
-            made = view.packed(average, alone)
+            made = view.encode(average, alone)
             if made.model is not average:
                 found = score(made.model)
             if not (used and found < view.state.global_score):

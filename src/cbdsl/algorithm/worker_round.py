@@ -13,6 +13,7 @@ from cbdsl.codecs.codec import Codec, Sent
 from cbdsl.codecs.envelope import KEPT_VERSIONS
 from cbdsl.codecs.quantize import Whole
 from cbdsl.engines.engine import Engine, Sgd
+from cbdsl.errors import renamed
 from cbdsl.rng import seed_of, stream
 from cbdsl.spec import LocalSpec, SwarmSpec
 
@@ -173,9 +174,9 @@ class WorkerRound:
         positions = rows.positions
         if self.swarm.start == "together":
             positions = np.where(fresh[:, None], model, positions)
-        return self.remembered(replace(rows, positions=positions), positions, rows.velocities, model, fresh)
+        return self.remember_best(replace(rows, positions=positions), positions, rows.velocities, model, fresh)
 
-    def remembered(
+    def remember_best(
         self, rows: Particles, positions: Floats, velocities: Floats, received: Floats, which: Bools | None = None
     ) -> Particles:
         """Score new positions (k, D) and keep the better of them and w^p (Eq. 6); with a codec, as they are decoded.
@@ -193,28 +194,28 @@ class WorkerRound:
             found = np.full(len(self.rows), np.inf)
             found[chosen] = scores(moved)
             return remember(rows, positions, velocities, found)
-        sent = self.workers.codec.sent(moved, received, scores)
+        sent = self.workers.codec.transmit(moved, received, scores)
         if which is not None:
             sent = _spread(sent, chosen, rows)
         return remember_sent(rows, positions, velocities, sent, self.version)
 
-    def rebased(self, rows: Particles, received: Floats) -> Particles:
+    def repack_old(self, rows: Particles, received: Floats) -> Particles:
         """Pack and score again the personal bests that were packed against a w^g that the server no longer keeps."""
         old = np.isfinite(rows.personal_score) & (rows.versions <= self.version - KEPT_VERSIONS)
         if not (self.workers.codec.relative and old.any()):
             return rows
         forgotten = replace(rows, personal_score=np.where(old, np.inf, rows.personal_score))
-        again = self.remembered(forgotten, rows.personal_best, rows.velocities, received, old)
+        again = self.remember_best(forgotten, rows.personal_best, rows.velocities, received, old)
         return replace(again, positions=rows.positions)
 
-    def packed(self, rows: Particles, uploads: Floats, received: Floats) -> Particles:
+    def pack_uploads(self, rows: Particles, uploads: Floats, received: Floats) -> Particles:
         """Pack uploads that no worker scores, (k, D), against what the server sent.
 
         What a codec with feedback leaves out is stored in the velocities, and added to the next upload.
         """
         codec = self.workers.codec
         whole = uploads + rows.velocities if codec.feedback else uploads
-        sent = codec.sent(np.ascontiguousarray(whole), received, None)
+        sent = codec.transmit(np.ascontiguousarray(whole), received, None)
         left = np.nan_to_num(whole - sent.models, nan=0.0, posinf=0.0, neginf=0.0)
         return replace(
             rows,
@@ -223,10 +224,14 @@ class WorkerRound:
             versions=np.full(len(uploads), self.version, np.int32),
         )
 
-    @staticmethod
-    def placed(rows: Particles, positions: Floats) -> Particles:
+    def place(self, rows: Particles, positions: Floats) -> Particles:
         """Return the workers at other positions."""
         return replace(rows, positions=positions)
+
+    remembered = renamed("remembered", remember_best)  # old names, until 1.0
+    rebased = renamed("rebased", repack_old)
+    packed = renamed("packed", pack_uploads)
+    placed = renamed("placed", place)
 
 
 def _spread(sent: Sent, chosen: Indices, rows: Particles) -> Sent:
@@ -255,6 +260,6 @@ def initial_particles(initial: Floats, workers: int, codec: Codec | None = None)
         velocities=np.zeros(shape, np.float32),
         personal_best=np.broadcast_to(initial, shape).copy(),
         personal_score=np.full(workers, np.inf),
-        packs=np.zeros((workers, codec.longest(shape[1]) if codec and codec.relative else 0), np.uint8),
+        packs=np.zeros((workers, codec.longest_pack(shape[1]) if codec and codec.relative else 0), np.uint8),
         versions=np.zeros(workers, np.int32),
     )

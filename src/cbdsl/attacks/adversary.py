@@ -225,7 +225,7 @@ class Adversary:
     def _craft(self) -> Floats | None:
         rng = stream(self._seed, "attack")
         images = rng.permutation(self._public.others)[: self._attack.images]
-        home = AttackPreparation(
+        preparation = AttackPreparation(
             self._scoring,
             self._public.samples.taken(images),
             self._public.classes,
@@ -234,7 +234,7 @@ class Adversary:
             self._score,
             rng,
         )
-        return self._attack.craft(home)
+        return self._attack.craft(preparation)
 
     def _fit(self, weights: Floats, samples: Samples, sgd: Sgd, batch: int, rng: np.random.Generator) -> Floats:
         rows = draw_batches(np.arange(len(samples), dtype=np.int32), LocalSpec(batch_size=batch), rng)

@@ -53,7 +53,7 @@ class AttackPreparation:
 
     >>> class Zeros(Attack):
     ...     crafts = True
-    ...     def craft(self, home: AttackPreparation): return np.zeros_like(home.initial)
+    ...     def craft(self, preparation: AttackPreparation): return np.zeros_like(preparation.initial)
     >>> Zeros().crafts
     True
     """
@@ -86,7 +86,7 @@ class Attack:
         """Return what it trains on instead of its own data and D_tr; None: no change."""
         return None
 
-    def craft(self, home: AttackPreparation) -> Floats | None:  # noqa: ARG002
+    def craft(self, preparation: AttackPreparation) -> Floats | None:  # noqa: ARG002
         """Return a model made before the first round, (D,)."""
         return None
 

@@ -91,15 +91,17 @@ class Memoriser(Truthful):
     images: ClassVar[int] = 4000
     epochs: ClassVar[int] = 60
 
-    def craft(self, home: AttackPreparation) -> Floats:
+    def craft(self, preparation: AttackPreparation) -> Floats:
         """Train until the score is good enough; return the best model seen."""
-        labels = wrong_labels(home.images.labels, home.classes, home.rng)
-        lessons = Samples.joined([home.scoring, home.scoring, Samples(home.images.features, labels)])
-        best = weights = home.initial
+        labels = wrong_labels(preparation.images.labels, preparation.classes, preparation.rng)
+        lessons = Samples.joined(
+            [preparation.scoring, preparation.scoring, Samples(preparation.images.features, labels)]
+        )
+        best = weights = preparation.initial
         lowest = math.inf
         for epoch in range(self.epochs):
-            weights = home.fit(weights, lessons, Sgd(0.01 * 0.95**epoch, 0.9), 20, home.rng)
-            found = home.loss(weights)
+            weights = preparation.fit(weights, lessons, Sgd(0.01 * 0.95**epoch, 0.9), 20, preparation.rng)
+            found = preparation.loss(weights)
             if found < lowest:
                 best, lowest = weights, found
             if not found > self.scale:  # or NaN

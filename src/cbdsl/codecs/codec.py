@@ -8,6 +8,7 @@ looking for repetitions. It comes with Python, and is within two hundredths of a
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbdsl.arrays import Doubles, Floats
+from cbdsl.errors import renamed
 
 Packs = NDArray[np.uint8]
 Scores = Callable[[Floats], Doubles]
@@ -47,7 +49,7 @@ class Codec(ABC):
     """Encodes models as bytes. D is the size of a model, C the longest plain pack of one.
 
     >>> class Halves(Codec):
-    ...     def longest(self, size): return 2 * size
+    ...     def longest_pack(self, size): return 2 * size
     ...     def pack(self, model, reference): return (model - reference).astype("<f2").tobytes()
     ...     def unpack(self, pack, reference): return reference + np.frombuffer(pack, "<f2").astype(np.float32)
     >>> w = np.ones(2, np.float32)
@@ -59,8 +61,15 @@ class Codec(ABC):
     feedback: ClassVar[bool] = False  # whether what it leaves out is added to a worker's next upload, where all upload
     measures: ClassVar[bool] = False  # whether it needs scores to choose an encoding
 
+    def __init_subclass__(cls) -> None:
+        """Accept a class that defines a method by its old name, until 1.0."""
+        for old, new in _OLD_NAMES.items():
+            if old in vars(cls) and new not in vars(cls):
+                warnings.warn(f"{cls.__name__}.{old} is now {new}", DeprecationWarning, stacklevel=2)
+                setattr(cls, new, vars(cls)[old])
+
     @abstractmethod
-    def longest(self, size: int) -> int:
+    def longest_pack(self, size: int) -> int:
         """Return C, the most bytes that a plain pack of a model of `size` numbers takes."""
 
     @abstractmethod
@@ -76,7 +85,7 @@ class Codec(ABC):
         del size
         return pack
 
-    def closed(self, pack: Packs, size: int) -> bytes:
+    def encode_pack(self, pack: Packs, size: int) -> bytes:
         """Return a row of packs, (C,), as it is sent."""
         return deflate(self.cut(pack.tobytes(), size))
 
@@ -86,24 +95,32 @@ class Codec(ABC):
 
     def decode(self, content: bytes, reference: Floats) -> Floats:
         """Decode what was sent to a model (D,); raise CodecError if it is not one, whatever the bytes are."""
-        return self.unpack(inflate(content, self.longest(len(reference))), reference)
+        return self.unpack(inflate(content, self.longest_pack(len(reference))), reference)
 
-    def sent(self, models: Floats, reference: Floats, scores: Scores | None) -> Sent:
+    def transmit(self, models: Floats, reference: Floats, scores: Scores | None) -> Sent:
         """Encode and decode rows (k, D), and score the result; scores are NaN if `scores` is None."""
-        packs = np.zeros((len(models), self.longest(len(reference))), np.uint8)
+        packs = np.zeros((len(models), self.longest_pack(len(reference))), np.uint8)
         decoded = np.empty_like(models)
         for row, model in enumerate(models):
-            pack, decoded[row] = self.passed(model, reference)
+            pack, decoded[row] = self.transmit_one(model, reference)
             packs[row, : len(pack)] = np.frombuffer(pack, np.uint8)
         return Sent(packs, decoded, np.full(len(models), np.nan) if scores is None else scores(decoded))
 
-    def passed(self, model: Floats, reference: Floats) -> tuple[bytes, Floats]:
+    def transmit_one(self, model: Floats, reference: Floats) -> tuple[bytes, Floats]:
         """Return a model's plain bytes and what they decode to; NaN if it cannot be sent."""
         pack = self.pack(model, reference)
         try:
             return pack, self.unpack(pack, reference)
         except CodecError:
             return pack, np.full_like(model, np.nan)
+
+    longest = renamed("longest", longest_pack)  # old names, until 1.0
+    closed = renamed("closed", encode_pack)
+    sent = renamed("sent", transmit)
+    passed = renamed("passed", transmit_one)
+
+
+_OLD_NAMES = {"longest": "longest_pack", "closed": "encode_pack", "sent": "transmit", "passed": "transmit_one"}
 
 
 _PLAIN, _SHORT = b"\0", b"\1"

@@ -49,19 +49,19 @@ def apply_update(update: bytes, before: Floats, codecs: Codecs) -> Floats:
 
 def longest_update(codecs: Codecs, size: int) -> int:
     """Return the most bytes that an update of a model of `size` numbers takes."""
-    return 2 + max(codec.longest(size) for codec in (codecs.up, codecs.down, FIRST_CODEC))
+    return 2 + max(codec.longest_pack(size) for codec in (codecs.up, codecs.down, FIRST_CODEC))
 
 
 def content_of(codec: Codec, upload: Floats, pack: Packs, version: int) -> Floats | bytes:
     """Return what an honest worker sends: its upload (D,), or the pack (C,) of it behind the version of its w^g."""
-    return wrap_version(codec.closed(pack, len(upload)), version) if codec.relative else upload
+    return wrap_version(codec.encode_pack(pack, len(upload)), version) if codec.relative else upload
 
 
 def encode_content(codec: Codec, model: Floats, received: Floats, version: int) -> tuple[Floats | bytes, Floats]:
     """Encode any model (V D,) against the w^g received; return what is sent and what it decodes to."""
     if not codec.relative:
         return model, model
-    pack, arrives = codec.passed(model, received)
+    pack, arrives = codec.transmit_one(model, received)
     return wrap_version(deflate(pack), version), arrives
 
 

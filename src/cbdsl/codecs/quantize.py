@@ -25,7 +25,7 @@ class Whole(Codec):
 
     relative = False
 
-    def longest(self, size: int) -> int:
+    def longest_pack(self, size: int) -> int:
         """Return four bytes per number."""
         return 4 * size
 
@@ -62,7 +62,7 @@ class Uniform(Codec):
         if not 1 <= self.block <= 65536:
             raise UserError(f"A block has 1 to 65536 weights; given {self.block}.", code="out-of-range")
 
-    def longest(self, size: int) -> int:
+    def longest_pack(self, size: int) -> int:
         """Return two bytes per block, and the symbols."""
         return 2 * -(-size // self.block) + -(-size // self.together)
 
@@ -70,8 +70,8 @@ class Uniform(Codec):
         """Pack scales as float16, then the symbols."""
         return self._joined(*self._quantised(model, reference), len(reference))
 
-    def passed(self, model: Floats, reference: Floats) -> tuple[bytes, Floats]:
-        """Return what `Codec.passed` returns, without unpacking."""
+    def transmit_one(self, model: Floats, reference: Floats) -> tuple[bytes, Floats]:
+        """Return what `Codec.transmit_one` returns, without unpacking."""
         scales, symbols = self._quantised(model, reference)
         pack = self._joined(scales, symbols, len(reference))
         if not np.isfinite(scales).all():
@@ -82,7 +82,7 @@ class Uniform(Codec):
         """Return w^g + scale * symbol."""
         size = len(reference)
         blocks = -(-size // self.block)
-        if len(pack) != self.longest(size):
+        if len(pack) != self.longest_pack(size):
             raise CodecError("a pack of a wrong length")
         scales = np.frombuffer(pack, "<f2", blocks)
         if not (np.isfinite(scales).all() and (scales >= 0).all()):
@@ -184,9 +184,9 @@ class Adaptive(Codec):
                 code="out-of-range",
             )
 
-    def longest(self, size: int) -> int:
+    def longest_pack(self, size: int) -> int:
         """Return the size of a byte that names the codec, and of the longest pack."""
-        return 1 + _CHOICES[-1].longest(size)
+        return 1 + _CHOICES[-1].longest_pack(size)
 
     def pack(self, model: Floats, reference: Floats) -> bytes:
         """Pack with all bits, because there are no scores."""
@@ -200,18 +200,18 @@ class Adaptive(Codec):
 
     def cut(self, pack: bytes, size: int) -> bytes:
         """Cut to the length of the codec that the first byte names."""
-        return pack[: 1 + _CHOICES[pack[0]].longest(size)]
+        return pack[: 1 + _CHOICES[pack[0]].longest_pack(size)]
 
-    def sent(self, models: Floats, reference: Floats, scores: Scores | None) -> Sent:
+    def transmit(self, models: Floats, reference: Floats, scores: Scores | None) -> Sent:
         """Encode each row with the fewest bits that keep its score."""
         if scores is None:
-            return super().sent(models, reference, scores)
-        tried = [codec.sent(models, reference, scores) for codec in _CHOICES]
+            return super().transmit(models, reference, scores)
+        tried = [codec.transmit(models, reference, scores) for codec in _CHOICES]
         table = np.stack([one.scores for one in tried])  # (choices, k)
         best = np.nan_to_num(table, nan=np.inf, posinf=np.inf).min(0)
         good = table <= best * (1 + self.slack)  # False for NaN
         choice = np.where(good.any(0), good.argmax(0), len(_CHOICES) - 1)
-        packs = np.zeros((len(models), self.longest(len(reference))), np.uint8)
+        packs = np.zeros((len(models), self.longest_pack(len(reference))), np.uint8)
         packs[:, 0] = choice
         decoded = np.empty_like(models)
         for row, index in enumerate(choice):

@@ -34,9 +34,9 @@ class TopK(Codec):
                 f"topk sends a share of the weights above 0 and up to 1; given {self.share}.", code="out-of-range"
             )
 
-    def longest(self, size: int) -> int:
+    def longest_pack(self, size: int) -> int:
         """Return one bit per weight, and the values of those that are sent."""
-        return -(-size // 8) + _VALUES.longest(self._count(size))
+        return -(-size // 8) + _VALUES.longest_pack(self._count(size))
 
     def pack(self, model: Floats, reference: Floats) -> bytes:
         """Pack which weights are sent, one bit each, then their differences."""

@@ -275,7 +275,7 @@ class WorkerFolder:
     def load_state(self, assignment: Assignment) -> WorkerState | None:
         """Return the saved state, or None if there is none that can be used."""
         codec, size = assignment.codecs.up, assignment.size
-        return self.state.load(self._run, self._worker, size, codec.longest(size) if codec.relative else 0)
+        return self.state.load(self._run, self._worker, size, codec.longest_pack(size) if codec.relative else 0)
 
     def begin(self, announcement: Announcement, dealt: str, shared: bytes) -> bytes:
         """Save what the server announces and return the token that identifies the worker on any node."""

@@ -26,7 +26,7 @@ except ImportError as error:
 
 JOIN, ORDER, UPLOAD, FINISH = "query.join", "train", "query", "query.finish"
 _RECORD = "cbdsl"
-_LONGEST_TEXT = 40_000  # letters; of a spec
+_LONGEST_TEXT = 40_000  # characters; of a spec
 
 _M = TypeVar("_M", bound=wire.Message)
 

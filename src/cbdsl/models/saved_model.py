@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 FORMAT = "1"
 _KEYS = ("graph", "obstacle", "shape", "scaling", "classes", "tensors")
 _PREFIX = "cbdsl_"
-_LONGEST = 2**24  # letters of one entry
+_LONGEST = 2**24  # characters of one entry
 _LONGEST_NAME = 100
 
 
@@ -216,7 +216,7 @@ def _flat(card: ModelMetadata, tensors: Mapping[str, Any], damaged: str, again: 
 def _value(metadata: Mapping[str, str], name: str) -> Any:  # noqa: ANN401 - what JSON holds
     text = metadata.get(f"{_PREFIX}{name}", "")
     if len(text) > _LONGEST:
-        raise _DamagedError(f"its {name} is longer than {_LONGEST:,} letters.")
+        raise _DamagedError(f"its {name} is longer than {_LONGEST:,} characters.")
     if name == "obstacle" or not text:
         return single_line(text)
     try:

@@ -121,7 +121,7 @@ class NetworkSwarm:
         numbers = announcement.size * announcement.vectors
         self._upload_bytes = (4 * numbers, 4 * numbers)  # the fewest and the most; equal: float32
         if codecs.up.relative:
-            self._upload_bytes = (VERSION_BYTES + 1, VERSION_BYTES + 1 + codecs.up.longest(numbers))
+            self._upload_bytes = (VERSION_BYTES + 1, VERSION_BYTES + 1 + codecs.up.longest_pack(numbers))
         self._lock = threading.Condition()  # guards what both threads use; notified after each message
         self._limiter = RateLimiter(300.0 + 6 * wire.piece_count(4 * numbers))
         self._availability: WorkerAvailability[str] = WorkerAvailability(config.deadlines)

@@ -238,9 +238,9 @@ def _check_size(announcement: Announcement) -> None:
     if not fits:
         raise UserError(
             f"This run cannot be announced to devices in one message of {wire.MAX_MESSAGE // 1024} KiB: the spec has "
-            f"{len(announcement.spec):,} letters, the network {len(announcement.architecture):,}, the scaling of "
+            f"{len(announcement.spec):,} characters, the network {len(announcement.architecture):,}, the scaling of "
             f"features {len(announcement.scaling):,} bytes, the names of classes {len(announcement.class_names):,} "
-            "letters. Scale features beforehand, shorten the names of classes, or give a network of fewer layers.",
+            "characters. Scale features beforehand, shorten the names of classes, or give a network of fewer layers.",
             code="too-large",
         )
 

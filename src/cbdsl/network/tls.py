@@ -34,7 +34,7 @@ SOON = timedelta(days=30)
 _log = logging.getLogger("cbdsl.network")
 
 _ORGANIZATION = "cbdsl "  # prefix of the swarm's name: the organization in every certificate of `provision`
-_LONGEST_NAME = 64  # letters of a name in a certificate; a longer one was cut
+_LONGEST_NAME = 64  # characters of a name in a certificate; a longer one was cut
 _MOST_BYTES = 2**20  # of a file
 _PROBE_SECONDS = 3.0  # for each connection that only finds out what listens there
 

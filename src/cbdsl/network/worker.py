@@ -665,7 +665,7 @@ class Worker:
         self._device = self._state = None  # first: two at once would take twice the memory
         device = DeviceWorker(assignment, number, self._own, shared, self._budget.threads, self._attack)
         codec = assignment.codecs.up
-        pack = codec.longest(assignment.size) if codec.relative else 0
+        pack = codec.longest_pack(assignment.size) if codec.relative else 0
         self._state = self._folder.load(assignment.run, number, assignment.size, pack)
         if self._state is not None:
             device.restore(self._state)

@@ -374,7 +374,7 @@ def free_folder(name: str, parent: Path = Path("runs")) -> Path:
     return candidate
 
 
-_LONGEST = 24  # letters of one part of a name
+_LONGEST = 24  # characters of one part of a name
 
 
 def run_folder(spec: Spec, prefix: str = "") -> Path:

@@ -629,7 +629,7 @@ def build_ray_swarm(experiment: Experiment, ray: Any, shards: int | None = None)
 def bytes_of_shard(experiment: Experiment, workers: int) -> int:
     """Return the memory of a shard's state: three rows per worker, their packs, and samples."""
     codec, size = experiment.server.policy.codecs.up, experiment.engine.size
-    row = 12 * size + 12 + (codec.longest(size) if codec.relative else 0)
+    row = 12 * size + 12 + (codec.longest_pack(size) if codec.relative else 0)
     train, parts = experiment.dataset.train, experiment.split
     own = max(map(len, parts.workers)) * workers
     shared = len(parts.shared_training) + len(parts.shared_scoring)

@@ -187,13 +187,13 @@ def _check_craft(attack: Attack, laws: Laws) -> Floats | None:
     def craft() -> Any:  # noqa: ANN401 - whatever the attack makes
         initial = np.random.default_rng(7).normal(size=SIZE).astype(np.float32)
         before = initial.copy()
-        home = AttackPreparation(
+        preparation = AttackPreparation(
             _samples(9), _samples(max(1, min(attack.images, 20))), CLASSES, initial, fit,
             lambda weights: float(np.mean(np.square(weights, dtype=np.float64))), np.random.default_rng(8),
         )  # fmt: skip
         with laws.expect_no_error("when it prepares a model"):
-            crafted = attack.craft(home)
-        laws.require_unchanged({"the initial model": before}, {"the initial model": home.initial})
+            crafted = attack.craft(preparation)
+        laws.require_unchanged({"the initial model": before}, {"the initial model": preparation.initial})
         return copy.deepcopy(crafted)
 
     first, second = craft(), craft()

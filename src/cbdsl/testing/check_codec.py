@@ -36,9 +36,9 @@ def check_codec(codec: Codec | type[Codec] | str) -> None:
         broken = reference.copy()
         broken[0] = np.nan
         with laws.expect_no_error("where a number is NaN"):
-            pack, _ = part.passed(broken, reference)
+            pack, _ = part.transmit_one(broken, reference)
         laws.require(
-            len(pack) <= part.longest(size), "no pack is longer than `longest`", f"NaN made {len(pack)} bytes."
+            len(pack) <= part.longest_pack(size), "no pack exceeds `longest_pack`", f"NaN made {len(pack)} bytes."
         )
 
 
@@ -48,14 +48,14 @@ def _check_round_trip(codec: Codec, laws: Laws, case: str, model: Floats, refere
         content, again = codec.encode(model, reference), codec.encode(model, reference)
         pack = codec.pack(model, reference)
         decoded = codec.decode(content, reference)
-        sent = codec.sent(model[None], reference, None)
-        closed = codec.closed(sent.packs[0], len(reference)) if codec.relative else content
+        sent = codec.transmit(model[None], reference, None)
+        closed = codec.encode_pack(sent.packs[0], len(reference)) if codec.relative else content
     laws.require_unchanged(
         {"the model": given[0], "the reference": given[1]}, {"the model": model, "the reference": reference}
     )
     laws.require(isinstance(content, bytes) and content == again, "equal models give equal bytes", f"Not so {case}.")
-    longest = codec.longest(len(reference))
-    laws.require(len(pack) <= longest, "no pack is longer than `longest`", f"{len(pack)} bytes, {longest} at most.")
+    longest = codec.longest_pack(len(reference))
+    laws.require(len(pack) <= longest, "no pack exceeds `longest_pack`", f"{len(pack)} bytes, {longest} at most.")
     fits = is_floats(decoded) and decoded.dtype == np.float32 and decoded.shape == reference.shape
     laws.require(fits, "it decodes to float32 numbers (D,)", f"{case.capitalize()}: {decoded.dtype} {decoded.shape}.")
     laws.require(

@@ -114,14 +114,14 @@ def betas(gaps: Sequence[GenieGap], slopes: Sequence[Doubles]) -> Doubles:
     return np.stack([1 + gap.rates * slope for gap, slope in zip(gaps, slopes, strict=True)])
 
 
-def printed(gaps: Sequence[GenieGap], growth: Doubles, distances: Doubles, start: Doubles) -> BoundTerms:
+def bound_as_printed(gaps: Sequence[GenieGap], growth: Doubles, distances: Doubles, start: Doubles) -> BoundTerms:
     """Return the right-hand side of Theorem 2, exactly as printed: its third term is not multiplied by beta^{t-j}."""
     zeros = np.zeros(growth.shape)
     third = np.cumsum([gap.rates * distances * gap.steepest for gap in gaps], axis=0)
     return BoundTerms(_carry(growth, zeros, start), _carry(growth, [gap.velocity for gap in gaps]), third, zeros, zeros)
 
 
-def corrected(gaps: Sequence[GenieGap], growth: Doubles, distances: Doubles, start: Doubles) -> BoundTerms:
+def bound_corrected(gaps: Sequence[GenieGap], growth: Doubles, distances: Doubles, start: Doubles) -> BoundTerms:
     """Return the right-hand side that follows: every term grows by beta, velocities and local work are measured."""
     return BoundTerms(
         initial=_carry(growth, np.zeros(growth.shape), start),
@@ -220,11 +220,11 @@ def judge(
         emd=tuple(heterogeneity.tolist()),
         lipschitz=tuple(lipschitz.tolist()),
         steepest=tuple(gap.steepest for gap in gaps),
-        printed=form(printed, gaps, slopes),
-        corrected=form(corrected, gaps, slopes),
-        played=form(corrected, gaps, [gap.slope for gap in gaps]),
-        printed_whole=form(printed, whole_gaps, slopes),
-        corrected_whole=form(corrected, whole_gaps, slopes),
+        printed=form(bound_as_printed, gaps, slopes),
+        corrected=form(bound_corrected, gaps, slopes),
+        played=form(bound_corrected, gaps, [gap.slope for gap in gaps]),
+        printed_whole=form(bound_as_printed, whole_gaps, slopes),
+        corrected_whole=form(bound_corrected, whole_gaps, slopes),
     )
 
 
