@@ -10,10 +10,10 @@ import pytest
 import cbdsl
 from cbdsl import register
 from cbdsl.algorithm.messages import Order
-from cbdsl.errors import UserError
 from cbdsl.runs.build import Experiment
 from cbdsl.runs.result import Result
 from support.helpers import blobs, small_spec
+from support.refusals import refused_as
 
 METHODS = register.method.names()
 
@@ -155,7 +155,7 @@ def test_an_omniscient_attacker_sees_those_who_take_part() -> None:
 
 @pytest.mark.parametrize("participation", [0, -0.5, 1.5, 2.5, 7, float("nan"), float("inf")])
 def test_an_impossible_participation_is_refused(participation: float) -> None:
-    with pytest.raises(UserError, match="participation must be a share above 0 and up to 1, or a whole number"):
+    with refused_as("out-of-range", "participation"):
         cbdsl.run(small_spec(model="softmax"), data=blobs(), participation=participation)
 
 

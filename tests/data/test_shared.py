@@ -19,6 +19,7 @@ from cbdsl.runs.build import Experiment, UserParts
 from cbdsl.runs.resolve import refuse_idle, resolve
 from cbdsl.spec import Spec
 from support.helpers import CLASSES, FEATURES, blobs, perceptron, small_spec
+from support.refusals import refused_as
 
 
 def points(count: int, seed: int = 0) -> Samples:
@@ -97,7 +98,7 @@ def test_a_run_goes_on_with_the_same_file_alone(file: Path, tmp_path: Path) -> N
     out = tmp_path / "run"
     cbdsl.run(spec, data=blobs(), out=out, callbacks=[])
     write_shared(file, SharedSet(points(30, 5), points(80, 1)), None)
-    with pytest.raises(UserError, match="belongs to another spec"):
+    with refused_as("wrong-run"):
         cbdsl.resume(out, data=blobs(), callbacks=[])
 
 
@@ -108,7 +109,7 @@ def test_a_server_without_training_samples_to_set_aside_needs_none(file: Path) -
     assert len(stage.split.shared_training) == 20
     assert stage.split.shared_training.min() >= 50
     assert len(stage.split.holdout) == 30
-    with pytest.raises(UserError, match="need 110 samples"):
+    with refused_as("out-of-range", "110"):
         Experiment.prepare(resolve(small_spec()), UserParts(data=data, model=perceptron), threads=1, deal=False)
 
 
@@ -162,29 +163,29 @@ def test_what_does_not_fit_is_refused_in_a_sentence(file: Path, arrays: dict[str
 
 def test_a_file_for_other_features_is_refused(file: Path) -> None:
     mnist = load("mnist")
-    with pytest.raises(UserError, match=r"scaled by nothing.*cbdsl generate --data mnist"):
+    with refused_as("conflict", "cbdsl generate --data mnist"):
         read_shared(file, mnist)
 
 
 def test_a_missing_file_and_one_that_is_no_archive_are_refused(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="No such file"):
+    with refused_as("unreadable-file"):
         prepared(small_spec(data__shared_source=str(tmp_path / "none.npz")))
     for content in (b"", b"no archive", file.read_bytes()[:-100], file.read_bytes()[:200]):
         (tmp_path / "text.npz").write_bytes(content)
-        with pytest.raises(UserError, match="cannot be read"):
+        with refused_as("unreadable-file"):
             prepared(small_spec(data__shared_source=str(tmp_path / "text.npz")))
-    with pytest.raises(UserError, match="cannot be read"):
+    with refused_as("unreadable-file"):
         prepared(small_spec(data__shared_source=str(tmp_path)))
 
 
 def test_more_samples_than_the_file_has_are_refused(file: Path) -> None:
-    with pytest.raises(UserError, match=r"30 samples of D_tr; data.shared_training is 31"):
+    with refused_as("out-of-range", "30", "31"):
         prepared(small_spec(data__shared_source=str(file), data__shared_training=31))
 
 
 def test_a_file_that_nobody_uses_is_refused(file: Path) -> None:
     spec = resolve(small_spec(data__shared_source=str(file), shared="none"))
-    with pytest.raises(UserError, match="nobody uses D_G"):
+    with refused_as("no-effect"):
         refuse_idle([spec], ["data.shared_source"])
 
 

@@ -11,7 +11,6 @@ import pytest
 from cbdsl import register
 from cbdsl.attacks.attack import make_attack
 from cbdsl.cli.main import main
-from cbdsl.errors import UserError
 from cbdsl.runs.build import byzantine_workers
 from cbdsl.runs.records import Summary
 from cbdsl.spec import Spec
@@ -26,6 +25,7 @@ from cbdsl.studies.arena import (
     list_cells,
     list_tasks,
 )
+from support.refusals import refused_as
 
 SMALL = ArenaPlan(
     attacks=("liar", "backdoor"),
@@ -149,19 +149,19 @@ def test_a_match_reports_the_classes_that_are_targeted(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("settings", "code", "fact"),
     [
-        ({"attacks": ("lair",)}, "Unknown attack 'lair'"),
-        ({"defences": ("gard",)}, "Unknown defence 'gard'"),
-        ({"byzantine": (0,)}, "start at 1"),
-        ({"seeds": ()}, "at least one"),
-        ({"presets": ()}, "at least one"),
-        ({"presets": ("strong-idd",)}, "Unknown preset 'strong-idd'"),
-        ({"attacks": ("liar", "absent")}, "compared with 'absent'"),
+        ({"attacks": ("lair",)}, "unknown-name", "lair"),
+        ({"defences": ("gard",)}, "unknown-name", "gard"),
+        ({"byzantine": (0,)}, "out-of-range", "0"),
+        ({"seeds": ()}, "out-of-range", "seed"),
+        ({"presets": ()}, "out-of-range", "preset"),
+        ({"presets": ("strong-idd",)}, "unknown-name", "strong-idd"),
+        ({"attacks": ("liar", "absent")}, "no-effect", "absent"),
     ],
 )
-def test_a_plan_that_cannot_be_run_is_refused(settings: dict[str, tuple[object, ...]], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+def test_a_plan_that_cannot_be_run_is_refused(settings: dict[str, tuple[object, ...]], code: str, fact: str) -> None:
+    with refused_as(code, fact):
         ArenaPlan(**settings)  # type: ignore[arg-type]
 
 

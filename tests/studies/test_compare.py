@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import cbdsl
-from cbdsl.errors import UserError
 from cbdsl.report.comparison_page import write_comparison, write_sweep_index
 from cbdsl.studies.compare import (
     ComparisonRow,
@@ -27,6 +26,7 @@ from cbdsl.studies.compare import (
 from cbdsl.studies.sweep import FinishedRun, grid, run_all
 from support.finished_runs import make_run
 from support.helpers import blobs, perceptron, small_spec
+from support.refusals import refused_as
 
 FINALS = {("cb-dsl", 1): (0.90, 0.92), ("cb-dsl", 3): (0.93, 0.95), ("fedavg", 1): (0.80, 0.80)}
 SWEEP = [
@@ -197,7 +197,7 @@ def test_the_same_run_twice_counts_once() -> None:
 
 
 def test_nothing_to_compare_is_an_error() -> None:
-    with pytest.raises(UserError, match="nothing to compare"):
+    with refused_as("missing-file"):
         compare([])
 
 
@@ -220,22 +220,22 @@ def test_folders_of_finished_runs_are_compared(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_finished_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere is not the folder of a finished run.*cbdsl resume"):
+    with refused_as("unreadable-file", tmp_path / "nowhere", "cbdsl resume"):
         compare([tmp_path / "nowhere"])
     cbdsl.run(small_spec(rounds=1), model=perceptron, data=blobs(), out=tmp_path / "run")
     (tmp_path / "run" / "summary.json").unlink()
-    with pytest.raises(UserError, match="not the folder of a finished run"):
+    with refused_as("unreadable-file", tmp_path / "run"):
         compare([tmp_path / "run"])
     (tmp_path / "sweep" / "runs").mkdir(parents=True)
     shutil.move(tmp_path / "run", tmp_path / "sweep" / "runs" / "one")
     for many in (tmp_path / "sweep", tmp_path / "sweep" / "runs"):
-        with pytest.raises(UserError, match="not the folder of a run but of many"):
+        with refused_as("unreadable-file", many):
             compare([many])
 
 
 def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match="cannot be written"):
+    with refused_as("unwritable-file", tmp_path / "file" / "out"):
         write_sweep_index(SWEEP, ["method", "local.epochs", "seed"], tmp_path / "file" / "out")
 
 

@@ -14,7 +14,6 @@ import cbdsl
 from cbdsl.arrays import Floats, Samples
 from cbdsl.data.dataset import load
 from cbdsl.data.shared import read_shared
-from cbdsl.errors import UserError
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
 from cbdsl.studies.generate import (
@@ -25,6 +24,7 @@ from cbdsl.studies.generate import (
     run_generation,
 )
 from support.helpers import blobs, perceptron, small_spec
+from support.refusals import refused_as
 
 
 @pytest.fixture
@@ -152,18 +152,18 @@ def test_a_class_without_samples_is_named(source: Path, tmp_path: Path) -> None:
         **{**arrays, "train_features": arrays["train_features"][kept], "train_labels": arrays["train_labels"][kept]},
     )
     for learned_from, advice in (("server", "shared_training"), ("workers", "partition"), (str(source), "every class")):
-        with pytest.raises(UserError, match=f"none of class 1.*{advice}"):
+        with refused_as("out-of-range", "class 1", advice):
             run_generation(plan_of(source, learned_from), tmp_path / "out", 1)
     assert not (tmp_path / "out").exists()
 
 
 def test_another_plan_leaves_a_folder_alone(source: Path, tmp_path: Path) -> None:
     run_generation(plan_of(source), tmp_path / "out", 1)
-    with pytest.raises(UserError, match="holds another generator"):
+    with refused_as("exists-already", tmp_path / "out"):
         run_generation(plan_of(source, passes=5), tmp_path / "out", 1)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").write_text("")
-    with pytest.raises(UserError, match="nothing was overwritten"):
+    with refused_as("exists-already", tmp_path / "full"):
         run_generation(plan_of(source), tmp_path / "full", 1)
 
 
@@ -174,7 +174,7 @@ def test_a_folder_is_left_alone_when_the_samples_of_a_file_have_changed(source: 
     with np.load(source) as stored:
         arrays = {name: stored[name] for name in stored}
     np.savez(source, **{**arrays, "train_features": 2 * arrays["train_features"]})
-    with pytest.raises(UserError, match="learned from other samples"):
+    with refused_as("exists-already", tmp_path / "out"):
         run_generation(plan, tmp_path / "out", 1)
     assert (tmp_path / "out" / "privacy.json").read_bytes() == before
 
@@ -183,7 +183,7 @@ def test_a_folder_is_one_process_s_at_a_time(source: Path, tmp_path: Path) -> No
     plan, out = plan_of(source), tmp_path / "out"
 
     def meanwhile(*_: object) -> None:
-        with pytest.raises(UserError, match="Another process is working in"):
+        with refused_as("conflict", out):
             run_generation(plan, out, 1)
 
     first = run_generation(plan, out, 1, meanwhile)
@@ -193,33 +193,33 @@ def test_a_folder_is_one_process_s_at_a_time(source: Path, tmp_path: Path) -> No
 def test_a_folder_is_free_after_a_refusal(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run_generation(plan_of(source), out, 1)
-    with pytest.raises(UserError, match="holds another generator"):
+    with refused_as("exists-already", tmp_path / "out"):
         run_generation(plan_of(source, passes=5), out, 1)
     run_generation(plan_of(source), out, 1)
 
 
 @pytest.mark.parametrize("sizes", [(0, 80, 0), (30, 0, 0), (30, 80, -1), (-5, 80, 0)])
 def test_no_samples_are_refused(source: Path, sizes: tuple[int, int, int]) -> None:
-    with pytest.raises(UserError, match="must be at least"):
+    with refused_as("out-of-range"):
         GenerationPlan(spec_of(source), "server", *sizes)
 
 
 def test_fewer_samples_than_classes_are_refused_before_anything_is_learned(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--samples 2 and --scoring 2 cannot have all 3 classes"):
+    with refused_as("out-of-range", "--samples 2", "--scoring 2", "3 classes"):
         run_generation(GenerationPlan(spec_of(source), "server", 2, 2), tmp_path / "out", 1)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_hold_out_that_every_worker_could_make_is_refused(source: Path) -> None:
-    with pytest.raises(UserError, match=r"--holdout 25 .*must be secret. Leave --holdout out"):
+    with refused_as("conflict", "--holdout 25"):
         GenerationPlan(spec_of(source), "workers", 30, 80, holdout=25)
     GenerationPlan(spec_of(source), "server", 30, 80, holdout=25)
 
 
 def test_attackers_codecs_that_measure_and_a_d_g_that_is_there_already_are_refused(source: Path) -> None:
-    with pytest.raises(UserError, match="Leave --byzantine out"):
+    with refused_as("no-effect", "--byzantine"):
         GenerationPlan(spec_of(source, attack__byzantine=1), "workers", 30, 80)
-    with pytest.raises(UserError, match="Use q4"):
+    with refused_as("not-supported", "adaptive", "q4"):
         GenerationPlan(spec_of(source, codec__up="adaptive"), "workers", 30, 80)
-    with pytest.raises(UserError, match="Leave it out"):
+    with refused_as("conflict", "data.shared_source"):
         GenerationPlan(spec_of(source, data__shared_source="x.npz"), "server", 30, 80)

@@ -5,13 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from cbdsl.errors import UserError
 from cbdsl.runs.build import Experiment, UserParts, honest_workers
 from cbdsl.runs.loop import play_rounds
 from cbdsl.runs.resolve import resolve
 from cbdsl.theory.constants import norms
 from cbdsl.theory.trajectory import prepare_measurement, replay
 from support.helpers import blobs, perceptron, small_spec
+from support.refusals import refused_as
 
 
 def test_a_replay_is_the_run() -> None:
@@ -45,10 +45,10 @@ def test_attackers_are_left_out() -> None:
 
 @pytest.mark.parametrize("method", ["fedavg", "pso"])
 def test_a_method_without_swarm_or_gradients_is_refused_with_the_ones_that_can(method: str) -> None:
-    with pytest.raises(UserError, match=f"'{method}'.*cb-dsl, fedpso"):
+    with refused_as("not-supported", method, "cb-dsl", "fedpso"):
         prepare_measurement(small_spec(method=method), 1, perceptron, blobs())
 
 
 def test_a_swarm_of_attackers_alone_is_refused() -> None:
-    with pytest.raises(UserError, match="none is left"):
+    with refused_as("out-of-range"):
         prepare_measurement(small_spec(attack__byzantine=6), 1, perceptron, blobs())

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _SEEDS = 2**64
 _Shape = Annotated[tuple[Annotated[int, Bounds(1, 2**20 - 1)], ...], Bounds(1, 4)]
 _LARGEST = float(np.finfo(np.float32).max)
-_LONGEST_NAME = 100  # letters of the name of a class or of a weight
+_LONGEST_NAME = 100  # characters of the name of a class or of a weight
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,10 +14,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from cbdsl.errors import UserError
-from cbdsl.runs.folder import read_result
 from cbdsl.runs.records import Summary
 from cbdsl.spec import Spec, dotted_keys, option_keys, setting_values
-from cbdsl.studies.sweep import FinishedRun
+from cbdsl.studies.sweep import FinishedRun, read_run
 from cbdsl.util.formatting import format_bytes
 
 PAIRED = "points from the best"  # the head of a column
@@ -226,8 +225,7 @@ def _read_folder(folder: Path) -> FinishedRun:
                     f"{folder} is not the folder of a run but of many. Give some of them, or all: {many}/*",
                     code="wrong-run",
                 )
-    spec, summary, rounds = read_result(folder)
-    return FinishedRun(spec, summary, tuple(rounds), folder)
+    return read_run(folder)
 
 
 def _drop_repeated(results: Sequence[FinishedRun]) -> tuple[list[FinishedRun], list[str]]:
