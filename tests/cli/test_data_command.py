@@ -73,7 +73,7 @@ def test_fetch_refuses_what_it_does_not_know(
 
 def test_a_picture_of_any_partition(tmp_path: Path) -> None:
     small = ["--workers", "12", "--set", "data.samples_per_worker=50"]
-    for number, partition in enumerate(("iid", "quantity")):
+    for number, partition in enumerate(("iid", "dirichlet", "quantity", "feature")):
         done = cbdsl(
             "data", "show", *small, "--set", f"data.partition={partition}", "--out", f"{number}.png", cwd=tmp_path
         )
