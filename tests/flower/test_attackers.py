@@ -22,6 +22,7 @@ from cbdsl.network.timeouts import Deadlines
 from cbdsl.network.wire import ClaimMessage, Hello
 from support.flower_federation import SMALL, own_files, played, rounds_of, simulated
 from support.local_grid import HANDLERS, Handler, LocalGrid, LocalNode, context_of, federation
+from support.refusals import refused_as
 
 LIAR = 102  # the node of worker 2
 HONEST = HANDLERS[flower_messages.ORDER]
@@ -296,7 +297,7 @@ def test_a_node_that_answers_nonsense_burns_no_rounds_while_the_others_are_away(
         return Message(RecordDict(), reply_to=message)
 
     nodes[LIAR].instead = {flower_messages.ORDER: answer}
-    with pytest.raises(UserError, match="Round 2: none of 5 workers"):
+    with refused_as("connection-failed", "Round 2: none of 5 workers"):
         played(tmp_path, f"{SMALL} method={method}", 4, Outage(nodes, 2, [LIAR]), join_seconds=1)
     assert len(rounds_of(tmp_path / "run")) == 1
 
@@ -305,7 +306,7 @@ def test_a_banned_node_burns_no_rounds_while_the_others_are_away(tmp_path: Path)
     """It is there and was not asked; that does not mean that those who were asked are the only ones to be away."""
     nodes = federation(5, tmp_path / "state").nodes
     nodes[LIAR].config["attack"] = "liar"
-    with pytest.raises(UserError, match="Round 3: none of 4 workers"):
+    with refused_as("connection-failed", "Round 3: none of 4 workers"):
         played(tmp_path, SMALL, 5, Outage(nodes, 3, [LIAR]), join_seconds=1)
     assert rounds_of(tmp_path / "run")[-1]["banned"] == [2]
 
@@ -328,7 +329,7 @@ def test_a_node_that_stays_away_does_not_keep_a_run_from_going_on(
     for node, path in zip(nodes.values(), own_files(tmp_path, 5), strict=True):
         node.config["data-path"] = path
     more: dict[str, Any] = {"own_data": True, "join_seconds": 1}
-    with pytest.raises(UserError, match="Round 3"):
+    with refused_as("connection-failed", "Round 3"):
         played(tmp_path, f"{SMALL} method=fedavg", 6, Outage(nodes, 3), **more)
     for number, node in nodes.items():
         node.down = number == LIAR
@@ -342,7 +343,7 @@ def test_a_node_that_stays_away_does_not_keep_a_run_from_going_on(
 
 def test_who_refuses_does_not_keep_a_run_from_going_on(tmp_path: Path) -> None:
     nodes = federation(5, tmp_path / "state").nodes
-    with pytest.raises(UserError, match="Round 2"):
+    with refused_as("connection-failed", "Round 2"):
         played(tmp_path, SMALL, 3, Outage(nodes, 2), join_seconds=1)
     for node in nodes.values():
         node.down = False
@@ -373,6 +374,6 @@ def test_questions_are_asked_again_once(tmp_path: Path) -> None:
             return replies
 
     grid = Broken(federation(5, tmp_path / "state").nodes)
-    with pytest.raises(UserError, match="Round 1: none of 5 workers"):
+    with refused_as("connection-failed", "Round 1: none of 5 workers"):
         play(grid, context_of(tmp_path / "run", settings=SMALL, rounds=2, join_seconds=3))
     assert grid.asked <= 5 * 5
