@@ -101,6 +101,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
 def test_every_program_shown_runs(page: Path, tmp_path: Path) -> None:
     """The programs of one page are run one after the other, in one process; the first accuracy printed is good."""
@@ -116,6 +117,7 @@ def expanded(word: str, folder: Path) -> list[str]:
     return [str(path) for path in sorted(folder.glob(word))] if "*" in word else [word]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", RUN, ids=" ".join)
 def test_every_command_shown_runs(words: tuple[str, ...], tmp_path: Path) -> None:
     if words[0] == "provision" and {"--add", "--revoke", "--renew", "--largest-model"} & set(words):

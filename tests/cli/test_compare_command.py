@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from support.helpers import SMALL, cbdsl
 
 
+@pytest.mark.slow
 def test_a_sweep_ends_with_its_runs_their_means_over_seeds_and_a_page(tmp_path: Path) -> None:
     words = ["sweep", *SMALL, "--rounds", "1", "--over", "seed=0,1", "--over", "swarm.inertia=0.5,0.9", "--out", "here"]
     done = cbdsl(*words, cwd=tmp_path)
@@ -28,6 +31,7 @@ def test_a_sweep_ends_with_its_runs_their_means_over_seeds_and_a_page(tmp_path: 
     assert (tmp_path / "there" / "comparison.html").exists()
 
 
+@pytest.mark.slow
 def test_a_narrow_terminal_gets_fewer_columns_and_is_told_which(tmp_path: Path) -> None:
     words = ["sweep", *SMALL, "--rounds", "1", "--over", "seed=0,1", "--over", "swarm.inertia=0.5,0.9", "--out", "here"]
     assert cbdsl(*words, cwd=tmp_path).returncode == 0
@@ -46,6 +50,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_is_told_which(tmp_path: Path) 
     assert ": best accuracy, downlink" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_study_writes_nothing_over_another_ones_results(tmp_path: Path) -> None:
     grid = ["sweep", *SMALL, "--rounds", "1", "--over", "seed=0,1", "--out", "here"]
     search = [

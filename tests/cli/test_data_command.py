@@ -71,6 +71,7 @@ def test_fetch_refuses_what_it_does_not_know(
     assert not home.exists() or not list(home.iterdir())
 
 
+@pytest.mark.slow
 def test_a_picture_of_any_partition(tmp_path: Path) -> None:
     small = ["--workers", "12", "--set", "data.samples_per_worker=50"]
     for number, partition in enumerate(("iid", "dirichlet", "quantity", "feature")):

@@ -32,7 +32,10 @@ from support.member_keys import authority, options, put
 from support.mqtt_client import Client, wait_for
 from support.refusals import refused_as
 
-pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed"),
+]
 Said = dict[str, tuple[str, str]]  # by step: sign and text
 
 

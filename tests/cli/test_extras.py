@@ -13,6 +13,8 @@ import pytest
 from support.bare_environment import LIBRARIES, bare
 from support.helpers import SMALL, cbdsl
 
+pytestmark = pytest.mark.slow
+
 
 def test_doctor_says_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
     done = bare("doctor", cwd=tmp_path)

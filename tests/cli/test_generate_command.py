@@ -12,6 +12,8 @@ from matplotlib.image import imread
 
 from support.helpers import blobs, cbdsl
 
+pytestmark = pytest.mark.slow
+
 SMALL = (
     "--workers", "4", "--set", "data.samples_per_worker=40", "--set", "data.shared_training=20",
     "--set", "data.shared_scoring=60", "--set", "data.holdout=30", "--passes", "3",

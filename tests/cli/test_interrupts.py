@@ -16,6 +16,8 @@ import pytest
 
 from support.helpers import SMALL, cbdsl
 
+pytestmark = pytest.mark.slow
+
 LONG = [*SMALL, "--rounds", "100000"]
 DEAF = {"PYTHONUNBUFFERED": "1", "COLUMNS": "200", "NO_COLOR": "1"}
 

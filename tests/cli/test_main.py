@@ -265,6 +265,7 @@ def test_doctor_says_which_devices_torch_sees(gpus: list[str], said: str, monkey
     assert dict(examine())["devices"] == said
 
 
+@pytest.mark.slow
 def test_bench_prints_rows_that_programs_can_read(tmp_path: Path) -> None:
     done = cbdsl("bench", "--quick", "--models", "softmax", "--workers", "3", "--scoring", "20", "--json", cwd=tmp_path)
     rows = json.loads(done.stdout)

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'cbdsl[ray]'")
 
 COMMAND = [sys.executable, "-m", "cbdsl"]

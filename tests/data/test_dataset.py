@@ -70,6 +70,7 @@ def written_out(train: np.ndarray, images: np.ndarray) -> np.ndarray:
     return np.asarray(scaled[images[:, None]])
 
 
+@pytest.mark.slow
 def test_every_bit_of_mnist_is_what_the_files_say(mnist: Dataset) -> None:
     folder = Path(str(resources.files("cbdsl.data") / "mnist"))
     train, test = (read_idx(folder / f"{part}-images-idx3-ubyte.gz", 3) for part in ("train", "t10k"))

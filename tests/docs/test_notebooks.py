@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from site_notebooks import Cell, as_ipynb, as_markdown, cells, play
 
+pytestmark = pytest.mark.slow
+
 SOURCE = """\
 # %% [markdown]
 # # A title

@@ -16,6 +16,8 @@ import cbdsl
 from cbdsl.cli.app import app
 from support.browser import tab
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted(path.name.removesuffix(".nb.py") for path in (ROOT / "docs" / "notebooks").glob("*.nb.py"))
 

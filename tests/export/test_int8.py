@@ -16,6 +16,8 @@ from cbdsl.export.write import accuracies, scoring_set
 from cbdsl.models.saved_model import SavedModel
 from support.c_programs import compiled, needs_cc
 
+pytestmark = pytest.mark.slow
+
 MOST_LOST = 0.005
 
 

@@ -266,6 +266,7 @@ def test_a_fetched_data_set_is_found_and_known_by_its_content(tmp_path: Path) ->
 FINGERPRINT = "2cb1f6da059c3c902c8d3f773000daeeaf8c5006ad508aa885af9207eae387d4"
 
 
+@pytest.mark.slow
 @on_the_native_engine
 def test_a_stopped_swarm_goes_on_with_the_state_of_its_workers() -> None:
     before, run = lines("swarm/rounds.jsonl"), Path("swarm/deployment.json").read_text()

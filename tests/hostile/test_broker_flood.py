@@ -23,7 +23,10 @@ from support.light_worker_processes import light_workers
 
 from support.light_workers import publish  # isort: skip
 
-pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed"),
+]
 FLOODER = NAMES[3]
 
 

@@ -21,7 +21,10 @@ from cbdsl.network.mqtt import Address, Meter, MqttLink
 from cbdsl.network.provision import provision, revoke
 from support.mqtt_client import wait_for
 
-pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,10 @@ from support.light_workers import context_of, publish
 from support.mqtt_client import Client, wait_for
 
 __all__ = ["keys"]  # a fixture
-pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed"),
+]
 PIECE = os.urandom(100 * 1024)
 
 

@@ -18,7 +18,10 @@ from cbdsl.network.roster import worker_names
 from support.deployment import memory_of, pictures, tiny_spec, wait_until
 from support.light_worker_processes import SWARM, last_said, light_workers
 
-pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed"),
+]
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from cbdsl.runs.loop import play_rounds
 from cbdsl.spec import Spec
 from support.deployment import Deployment, brokers, comparable, deployment, pictures, tiny_spec, wait_until
 
+pytestmark = pytest.mark.slow
+
 FEW, MANY = 5, 10  # kills
 APART = 3  # rounds from one kill to the next, at most
 PATIENT = ("--round-seconds", "600", "--upload-seconds", "600", "--join-seconds", "600", "--grace-seconds", "600",

@@ -21,7 +21,10 @@ from support.flooded_swarm import NAMES, SWARM, Played, begin
 from support.light_worker_processes import last_said, light_workers
 from support.light_workers import connect
 
-pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed"),
+]
 HANDS = 4  # handshakes at a time
 MOST = 40_000  # in all
 SECONDS = 10.0  # each rate is measured over so long

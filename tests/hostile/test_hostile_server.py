@@ -41,6 +41,8 @@ from support.hostile_server import (
     zeros_of,
 )
 
+pytestmark = pytest.mark.slow
+
 MEMORY = 300 * 10**6
 
 

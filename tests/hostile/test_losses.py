@@ -15,6 +15,8 @@ import pytest
 
 from support.deployment import Deployment, brokers, deployment, pictures, tiny_spec, wait_until
 
+pytestmark = pytest.mark.slow
+
 SHORT, LONG = 12, 200  # mishaps
 ROUNDS = 4000  # more than there is time for
 

@@ -20,6 +20,8 @@ from support import light_workers
 from support.deployment import Deployment, brokers, deployment, memory_of, pictures, tiny_spec
 from support.light_workers import Crowd, LightWorker
 
+pytestmark = pytest.mark.slow
+
 WORKERS = 20
 LEAGUE = 5  # members that take turns
 BEST = float.fromhex("0x1p-20")  # a score that is always invited

@@ -17,6 +17,8 @@ from cbdsl.network.broker import USERNAME, Broker, Kind, find_mosquitto, running
 from support.mqtt_client import Client, wait_for
 from support.refusals import refused_as
 
+pytestmark = pytest.mark.slow
+
 CHUNK = os.urandom(100 * 1024)
 needs_mosquitto = pytest.mark.skipif(
     find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed (apt install mosquitto)"

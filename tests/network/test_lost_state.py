@@ -20,6 +20,8 @@ from support.bus import Bus
 from support.helpers import small_spec
 from support.worker_threads import PACE, Crew, crew, play, prepared
 
+pytestmark = pytest.mark.slow
+
 CODECS = pytest.mark.parametrize("codec", ["none", "q4"])
 
 

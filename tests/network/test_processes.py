@@ -41,6 +41,8 @@ from support.deployment import (
 )
 from support.refusals import refused_as
 
+pytestmark = pytest.mark.slow
+
 BEST: Kind = brokers()[0]
 
 

@@ -10,6 +10,8 @@ import pytest
 from support.deployment import brokers, deployment, pictures, tiny_spec, wait_until
 from support.helpers import SMALL, cbdsl
 
+pytestmark = pytest.mark.slow
+
 PARTIAL = re.compile(r"\..+\.partial")
 
 

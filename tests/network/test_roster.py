@@ -469,6 +469,7 @@ def test_everybody_may_be_replaced_while_a_round_waits_for_them(
     assert set(claims[-1]) == {"new"}
 
 
+@pytest.mark.slow
 def test_the_same_command_goes_on_with_another_roster_and_gives_everybody_the_model(tmp_path: Path) -> None:
     spec = tiny_spec(pictures(tmp_path / "data"), workers=3, rounds=40)
     with deployment(tmp_path, spec, brokers()[0]) as made:

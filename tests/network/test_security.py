@@ -25,10 +25,13 @@ from cbdsl.network.provision import add_workers, provision, renew, revoke
 from cbdsl.network.tls import SERVER_NAME
 from support.mqtt_client import Client, wait_for
 
-pytestmark = pytest.mark.skipif(
-    find_mosquitto() is None,
-    reason="NOT TESTED: TLS and access rules need a real mosquitto (apt install mosquitto); nothing here was checked",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_mosquitto() is None,
+        reason="NOT TESTED: TLS and access rules need a real mosquitto (apt install mosquitto); nothing here was checked",
+    ),
+]
 SWARM = "lab"
 ROOT = f"cbdsl/{SWARM}"
 Connect = Callable[..., Client]

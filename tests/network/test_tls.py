@@ -27,7 +27,10 @@ from support.member_keys import authority, member, put
 from support.mqtt_client import Client, wait_for
 from support.refusals import refused_as
 
-pytestmark = pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -287,6 +287,7 @@ def test_a_second_run_goes_on_when_what_it_began_with_is_gone_or_another_one(cha
         assert play(bus, third, tmp_path / "second", workers.names).result.summary.rounds == 3
 
 
+@pytest.mark.slow
 def test_a_local_swarm_is_resumed_without_its_initial_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     small = ["--workers", "2", "--rounds", "1", "--model", "softmax", "--set", "data.samples_per_worker=20"]

@@ -23,6 +23,8 @@ from support.deployment import SWARM, Deployment, deployment, pictures, tiny_spe
 from support.member_keys import options
 from support.mqtt_client import wait_for
 
+pytestmark = pytest.mark.slow
+
 needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed")
 
 

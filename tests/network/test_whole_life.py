@@ -13,10 +13,13 @@ import pytest
 from cbdsl.network.broker import find_mosquitto
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "garden.py"
-pytestmark = pytest.mark.skipif(
-    find_mosquitto() is None or not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")),
-    reason="NOT TESTED: the whole life of a swarm needs mosquitto and a C compiler",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        find_mosquitto() is None or not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")),
+        reason="NOT TESTED: the whole life of a swarm needs mosquitto and a C compiler",
+    ),
+]
 
 
 def left_running(folder: Path) -> list[str]:

@@ -46,6 +46,7 @@ def test_a_state_comes_back_to_its_run_and_its_worker_alone(tmp_path: Path) -> N
     assert keeper.load(RUN, 3, SIZE, 5) is None
 
 
+@pytest.mark.slow
 def test_no_flip_and_no_cut_of_a_state_is_an_error(tmp_path: Path) -> None:
     good, rng, usable = saved(tmp_path), random.Random(1), 0
     keeper = WorkerStateFolder(tmp_path)

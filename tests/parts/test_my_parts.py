@@ -105,6 +105,7 @@ def test_objects_are_the_same_as_names(plugin: str) -> None:
     assert given.spec.attack.name == "shuffle"
 
 
+@pytest.mark.slow
 def test_a_parallel_sweep(plugin: str, tmp_path: Path) -> None:
     points = grid(outside_spec(plugin, **ATTACKED), [("selection.name", ["best", "patient"]), ("seed", [0, 1])])
     points.append(outside_spec(plugin, method="elastic", defence__aggregator="winsorised"))
@@ -153,6 +154,7 @@ def test_a_run_goes_on_after_it_was_killed(plugin: str, tmp_path: Path, settings
     assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_the_arena(plugin: str, tmp_path: Path) -> None:
     plan = ArenaPlan(
         attacks=("shuffle", "liar"),

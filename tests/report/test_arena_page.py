@@ -17,6 +17,8 @@ from cbdsl.spec import Spec
 from cbdsl.studies.arena import Arena, ArenaPlan, Match, judge_matches
 from support.browser import widths
 
+pytestmark = pytest.mark.slow
+
 
 def ended(spec: Spec) -> Summary:
     """A run in which attackers do no harm and nobody is banned."""

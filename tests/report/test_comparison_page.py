@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from markupsafe import escape
 
 from cbdsl.report.comparison_page import (
@@ -90,6 +91,7 @@ def test_the_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     assert 0 < text.index("<figure") < text.index("<table")
 
 
+@pytest.mark.slow
 def test_the_page_fits_wide_and_narrow_screens(tmp_path: Path) -> None:
     runs = [
         make_run(

@@ -13,6 +13,8 @@ from cbdsl.report.pages import ENVIRONMENT, Cell, Drawing, Row, Table, render_pa
 from support.browser import Tab, browser, tab
 from support.deployment import wait_until
 
+pytestmark = pytest.mark.slow
+
 HEAD = ("Defence", "Accuracy", "Uplink", "Banned", "Under the worst attack that we know of")
 ROWS: list[Row] = [
     ("epochs 10", "9.8 ± 0.1 %", "12.5 kB", "–", "liar"),

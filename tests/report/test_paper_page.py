@@ -20,6 +20,8 @@ from cbdsl.studies.reproduce import list_tasks, run_reproduction
 from support.browser import tab, widths
 from support.refusals import refused_as
 
+pytestmark = pytest.mark.slow
+
 TINY = ReproductionPlan(
     regimes=("paper", "script"),
     seeds=(0, 1),

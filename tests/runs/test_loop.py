@@ -114,6 +114,7 @@ def test_the_global_score_never_rises_and_is_what_was_measured() -> None:
         assert all(verdict["measured"] == pytest.approx(verdict["claimed"], abs=1e-6) for verdict in line.verdicts)
 
 
+@pytest.mark.slow
 @given(
     seed=st.integers(0, 10_000),
     batch=st.integers(1, 25),
@@ -255,6 +256,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.0, 0.31, 0.93])
 def test_a_killed_process_resumes_to_the_same_numbers(delay: float, tmp_path: Path, uninterrupted: Path) -> None:
     """SIGKILL at some moment after the first round, with a checkpoint in the making most of the time."""

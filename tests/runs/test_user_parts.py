@@ -224,6 +224,7 @@ def test_a_module_is_built_once_for_the_engine_and_traced_once(monkeypatch: pyte
     assert metadata.graph is result.network.description()
 
 
+@pytest.mark.slow
 def test_workers_that_cannot_be_reached_leave_no_folder_behind_in_optimised_python(tmp_path: Path) -> None:
     program = (
         "import cbdsl\n"

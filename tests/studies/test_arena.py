@@ -173,6 +173,7 @@ def test_every_defence_makes_a_spec() -> None:
     assert set(QUICK.defences) <= set(DEFENCES)
 
 
+@pytest.mark.slow
 def test_the_command_leaves_a_page_tables_and_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,6 +14,8 @@ from rich.console import Console
 from cbdsl.engines.native_engine import available
 from cbdsl.studies.bench import BenchRow, make_table, measure
 
+pytestmark = pytest.mark.slow
+
 
 def test_every_task_has_a_row_for_every_engine() -> None:
     seen: list[tuple[int, int]] = []

@@ -142,6 +142,7 @@ def test_the_table_has_means_shares_and_bans() -> None:
     assert study_table(clean)[0] == ("", "clean", "uplink", "of FedAvg's", "both ways")
 
 
+@pytest.mark.slow
 def test_a_study_leaves_a_folder_that_explains_itself_and_goes_on(tmp_path: Path, windows: str) -> None:
     settings = {**TINY, "data.source": windows}
     del settings["data.samples_per_worker"]  # it is by client

@@ -239,6 +239,7 @@ def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
         write_sweep_index(SWEEP, ["method", "local.epochs", "seed"], tmp_path / "file" / "out")
 
 
+@pytest.mark.slow
 def test_a_sweeps_index_leads_from_words_to_folders(tmp_path: Path) -> None:
     small = cbdsl.Spec(model="softmax", workers=3, rounds=2).with_settings(
         {"data.shared_scoring": 40, "data.samples_per_worker": 20}

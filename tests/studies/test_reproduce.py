@@ -3,9 +3,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from cbdsl.report.paper_page import write_reproduction
 from cbdsl.studies.paper import ReproductionPlan
 from cbdsl.studies.reproduce import run_reproduction
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_reproduction_of_one_round_ends_with_a_page_that_says_so(tmp_path: Path) -> None:

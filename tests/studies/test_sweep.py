@@ -53,6 +53,7 @@ def test_a_grid_is_every_combination() -> None:
         grid(SMALL, [("seed", [0]), ("seed", [1])])
 
 
+@pytest.mark.slow
 def test_a_sweep_plays_each_spec_once_and_a_larger_one_only_what_is_new(tmp_path: Path) -> None:
     specs = grid(SMALL, [("seed", [0, 1]), ("method", ["cb-dsl", "fedavg"])])
     first = run_all(specs, tmp_path, jobs=2)
@@ -79,6 +80,7 @@ def test_equal_specs_are_one_run(tmp_path: Path) -> None:
     assert len(list((tmp_path / "runs").iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_a_sweep_that_was_killed_goes_on_and_ends_the_same(tmp_path: Path) -> None:
     settings = ("model=softmax", "rounds=6", "workers=10")
     words = ["sweep", "paper-iid", "--over", "seed=0..2", *(f"--set={one}" for one in settings), "--jobs", "2"]
@@ -100,11 +102,13 @@ def test_a_sweep_that_was_killed_goes_on_and_ends_the_same(tmp_path: Path) -> No
     assert results[0] == results[1]
 
 
+@pytest.mark.slow
 def test_a_failing_run_stops_the_sweep_with_its_own_message(tmp_path: Path) -> None:
     with refused_as("task-failed", "9,000"):
         run_all([SMALL, SMALL.with_settings({"workers": 9000})], tmp_path, 2)
 
 
+@pytest.mark.slow
 def test_a_watched_run_leaves_run_and_curve_however_it_got_there(tmp_path: Path) -> None:
     task = Task(resolve(SMALL), RUN_AND_DIVERGENCE)
     fresh, resumed = tmp_path / "fresh", tmp_path / "resumed"

@@ -41,6 +41,7 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tuning, Path]:
     return run_search(PLAN, out, jobs=1), out
 
 
+@pytest.mark.slow
 def test_a_search_finds_settings_and_meets_the_spec_on_other_seeds(searched: tuple[Tuning, Path]) -> None:
     tuning, out = searched
     best = tuning.outcome.best
@@ -177,6 +178,7 @@ def test_a_trial_of_another_search_stays_only_if_it_would_end_the_same(tmp_path:
     assert tried({1: 1.0, 2: 1.0}) == 0
 
 
+@pytest.mark.slow
 def test_two_searches_in_one_folder_do_not_meet(tmp_path: Path) -> None:
     plan = replace(PLAN, by=("random",), budget=1, confirm=0)
 
@@ -295,6 +297,7 @@ def test_the_page_is_drawn_where_nothing_is_wrong(searched: tuple[Tuning, Path],
     tune_page.write_tuning_page(replace(searched[0], candidates=right), tmp_path, "cbdsl tune")
 
 
+@pytest.mark.slow
 def test_a_search_that_was_killed_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ("model=softmax", "workers=4", "rounds=3", "data.shared_scoring=60", "data.samples_per_worker=30",
              "data.holdout=120")  # fmt: skip

@@ -23,6 +23,8 @@ from support.helpers import cbdsl
 from support.refusals import refused_as
 from support.run_folders import line, write_run
 
+pytestmark = pytest.mark.slow
+
 BEST = "mosquitto" if find_mosquitto() else "embedded"
 
 

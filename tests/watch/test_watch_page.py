@@ -7,11 +7,15 @@ import re
 import signal
 from pathlib import Path
 
+import pytest
+
 from cbdsl.network.broker import Kind, find_mosquitto
 from support.browser import tab
 from support.deployment import deployment, pictures, tiny_spec, wait_until
 from support.http_requests import page
 from support.run_folders import add_claims, append, lie, line, spec_of, write_large_served_run, write_lines, write_run
+
+pytestmark = pytest.mark.slow
 
 BEST: Kind = "mosquitto" if find_mosquitto() else "embedded"
 HOSTILE = '<img src=x onerror="window.stolen=1"><script>window.stolen=1</script>'
