@@ -34,7 +34,7 @@ from support.refusals import refused_as
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed"),
+    pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto: apt-get install mosquitto"),
 ]
 Said = dict[str, tuple[str, str]]  # by step: sign and text
 

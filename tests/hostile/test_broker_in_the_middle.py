@@ -23,7 +23,7 @@ from support.mqtt_client import wait_for
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed"),
+    pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto: apt-get install mosquitto"),
 ]
 
 

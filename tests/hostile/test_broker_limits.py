@@ -24,7 +24,7 @@ from support.mqtt_client import Client, wait_for
 __all__ = ["keys"]  # a fixture
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed"),
+    pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto: apt-get install mosquitto"),
 ]
 PIECE = os.urandom(100 * 1024)
 

@@ -20,7 +20,7 @@ from support.light_worker_processes import SWARM, last_said, light_workers
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed"),
+    pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto: apt-get install mosquitto"),
 ]
 
 

@@ -23,7 +23,7 @@ from support.light_workers import connect
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed"),
+    pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto: apt-get install mosquitto"),
 ]
 HANDS = 4  # handshakes at a time
 MOST = 40_000  # in all

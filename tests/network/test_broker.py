@@ -20,9 +20,7 @@ from support.refusals import refused_as
 pytestmark = pytest.mark.slow
 
 CHUNK = os.urandom(100 * 1024)
-needs_mosquitto = pytest.mark.skipif(
-    find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed (apt install mosquitto)"
-)
+needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto: apt-get install mosquitto")
 EACH_KIND = pytest.mark.parametrize("kind", [pytest.param("mosquitto", marks=needs_mosquitto), "embedded"])
 
 

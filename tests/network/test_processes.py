@@ -62,7 +62,7 @@ def listen(made: Deployment, pattern: str, heard: list[str]) -> MqttLink:
 @pytest.mark.parametrize("kind", ["mosquitto", "embedded"])
 def test_a_swarm_on_this_machine_agrees_with_the_simulator(kind: Kind, data: Path, tmp_path: Path) -> None:
     if kind == "mosquitto" and not find_mosquitto():
-        pytest.skip("MOSQUITTO IS NOT INSTALLED: the real broker is not tested here (apt install mosquitto)")
+        pytest.skip("no mosquitto: apt-get install mosquitto")
     spec = tiny_spec(data, attack__byzantine=1, attack__name="liar")
     stage = Experiment.prepare(spec, threads=1)
     crews: list[WorkerProcesses] = []

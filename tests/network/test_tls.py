@@ -29,7 +29,7 @@ from support.refusals import refused_as
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed"),
+    pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto: apt-get install mosquitto"),
 ]
 
 

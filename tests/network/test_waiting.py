@@ -25,7 +25,7 @@ from support.mqtt_client import wait_for
 
 pytestmark = pytest.mark.slow
 
-needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="NOT TESTED: mosquitto is not installed")
+needs_mosquitto = pytest.mark.skipif(find_mosquitto() is None, reason="no mosquitto: apt-get install mosquitto")
 
 
 def said_within(

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
         find_mosquitto() is None or not (shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")),
-        reason="NOT TESTED: the whole life of a swarm needs mosquitto and a C compiler",
+        reason="no mosquitto or C compiler: apt-get install mosquitto gcc",
     ),
 ]
 

@@ -87,7 +87,7 @@ def test_the_table_shows_ratios_and_a_missing_peak() -> None:
         pytest.param(
             ["ray_rounds.py", "ray", "--models", "softmax", "--workers", "3", "--repeats", "1", "--json"],
             {"model", "workers", "shards", "threads", "local_seconds", "ray_seconds", "overhead_seconds", "speed"},
-            marks=pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed"),
+            marks=pytest.mark.skipif(find_spec("ray") is None, reason="no Ray: pip install 'cbdsl[ray]'"),
         ),
     ],
     ids=["codecs", "ray_rounds"],

@@ -185,7 +185,7 @@ def test_a_place_that_is_none_is_refused(place: str) -> None:
 
 
 def test_an_address_that_nobody_answers_at_is_refused_at_once() -> None:
-    pytest.importorskip("ray", reason="Ray is not installed")
+    pytest.importorskip("ray", reason="no Ray: pip install 'cbdsl[ray]'")
     with refused_as("connection-failed", "127.0.0.1:1", "ray start --head"), connect_ray("127.0.0.1:1"):
         pass
 
