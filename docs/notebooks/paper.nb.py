@@ -2,7 +2,7 @@
 # # The paper in ten minutes
 #
 # CB-DSL makes three promises: it learns from data that is spread unevenly, it needs a
-# fraction of the uplink of federated averaging, and one liar cannot break it. We put
+# fraction of the uplink of federated averaging, and one attacker cannot break it. We put
 # each to the test, small enough to wait for: twenty workers instead of fifty, fifteen
 # rounds, one seed. (The whole thing, three seeds and every claim judged, is `cbdsl
 # reproduce`; its outcome is on [the results' page](../results.md).)
@@ -68,7 +68,7 @@ for name, result in runs.items():
 # In a round of FedAvg twenty models go up. In a round of CB-DSL twenty *numbers* go up,
 # and one model. That is where the paper's 1/U comes from.
 #
-# ## One liar
+# ## One attacker
 #
 # Now one of the twenty claims a score of one in a million and, when it is invited,
 # uploads noise.
@@ -88,7 +88,7 @@ for name, result in lied_to.items():
 lied_to["CB-DSL with D_G"].rounds[0].verdicts
 
 # %% [markdown]
-# The list is what the server wrote down about its invitations of round 1: the liar was
+# The list is what the server wrote down about its invitations of round 1: the attacker was
 # asked first, its model measured, its claim *refuted*. Whoever is refuted is banned for
 # good. FedAvg took the noise into the average, in every round.
 #
@@ -118,10 +118,10 @@ for (name, result), mark in zip(lied_to.items(), "xo"):
         mark,
         color=colours[name],
         fillstyle="none",
-        label=f"{name}, one liar",
+        label=f"{name}, one attacker",
     )
 by_round.set(xlabel="round", ylabel="test accuracy, %", ylim=(0, 100))
-by_round.set_title("It learns, and one liar does not matter")
+by_round.set_title("It learns, and one attacker does not matter")
 by_bytes.set(xscale="log", xlabel="MB uploaded by all workers together")
 by_bytes.xaxis.set_major_formatter("{x:g}")
 by_bytes.set_title("At a twentieth of the uplink")
@@ -130,7 +130,7 @@ figure.legend(loc="outside lower center", ncols=3)
 # %% [markdown]
 # ## What you have not seen
 #
-# One seed proves nothing, and this liar is a fool. [Results, honestly](../results.md)
+# One seed proves nothing, and this attack is a simple one. [Results, honestly](../results.md)
 # has the claims with their p-values, and those that do not hold; [attacks and
-# defences](../attacks.md) has liars who are no fools. In [the next notebook but
+# defences](../attacks.md) has attacks that are not. In [the next notebook but
 # one](duel.nb.py) you write one yourself.
