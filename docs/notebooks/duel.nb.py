@@ -29,9 +29,9 @@ spec = cbdsl.preset("strong-iid").with_settings(
 # ## An attack
 #
 # An attack is a class. It is asked for a claim, and, if it is invited, for a model;
-# where everybody uploads (FedAvg), only for the model. What it may know comes as a
-# `AttackContext`: the model that an honest worker in its place would send, the last global
-# model w^g, a random generator.
+# where everybody uploads (FedAvg), only for the model. What it may know comes as
+# an `AttackContext`: the model that an honest worker in its place would send, the
+# last global model w^g, a random generator.
 #
 # This one goes backwards: it takes the honest step, turns it round and doubles it.
 

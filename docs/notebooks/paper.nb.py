@@ -2,8 +2,8 @@
 # # The paper in ten minutes
 #
 # CB-DSL makes three promises: it learns from data that is spread unevenly, it needs a
-# fraction of the uplink of federated averaging, and one attacker cannot break it. We put
-# each to the test, small enough to wait for: twenty workers instead of fifty, fifteen
+# fraction of the uplink of federated averaging, and one attacker cannot break it. We
+# test each, small enough to wait for: twenty workers instead of fifty, fifteen
 # rounds, one seed. (The whole thing, three seeds and every claim judged, is `cbdsl
 # reproduce`; its outcome is on [the results' page](../results.md).)
 #
@@ -88,9 +88,9 @@ for name, result in lied_to.items():
 lied_to["CB-DSL with D_G"].rounds[0].verdicts
 
 # %% [markdown]
-# The list is what the server wrote down about its invitations of round 1: the attacker was
-# asked first, its model measured, its claim *refuted*. Whoever is refuted is banned for
-# good. FedAvg took the noise into the average, in every round.
+# The list is what the server wrote down about its invitations of round 1: the attacker
+# was asked first, its model measured, its claim *refuted*. A refuted worker is banned
+# for good. FedAvg took the noise into the average, in every round.
 #
 # ## All of it in one figure
 
@@ -130,7 +130,7 @@ figure.legend(loc="outside lower center", ncols=3)
 # %% [markdown]
 # ## What you have not seen
 #
-# One seed proves nothing, and this attack is a simple one. [Results, honestly](../results.md)
-# has the claims with their p-values, and those that do not hold; [attacks and
-# defences](../attacks.md) has attacks that are not. In [the next notebook but
-# one](duel.nb.py) you write one yourself.
+# One seed proves nothing, and this attack is a simple one. [Results,
+# honestly](../results.md) has the claims with their p-values, and those that do not
+# hold; [attacks and defences](../attacks.md) has attacks that are not. In [the next
+# notebook but one](duel.nb.py) you write one yourself.
