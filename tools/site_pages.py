@@ -103,7 +103,7 @@ def api_page() -> str:
     groups: dict[str, list[str]] = {title: [] for title in _SECTIONS.values()}
     for name in cbdsl.__all__:
         if not name.startswith("_"):
-            module = cbdsl._HOMES.get(name, name)
+            module = cbdsl._HOMES[name] or name
             groups[_SECTIONS.get(module) or _SECTIONS[module.split(".")[0]]].append(name)
     parts = []
     for title, names in groups.items():
