@@ -25,7 +25,7 @@ test-rest: test-slow test-cluster flower-test hostile arm-test package-test
 
 # Processes, brokers, browsers, documents and whole runs.
 test-slow: $(READY)
-	$(PYTEST) -m slow
+	$(PYTEST) -m "slow and not hostile and not arm and not package and not cluster"
 
 # Runs on a Ray cluster of two nodes on this machine, with actors, nodes and drivers that are killed; minutes.
 test-cluster: $(READY)

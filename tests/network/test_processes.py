@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +17,6 @@ import numpy as np
 import pytest
 
 import cbdsl
-from cbdsl.cli.main import main
 from cbdsl.errors import UserError
 from cbdsl.network import topics
 from cbdsl.network.broker import Kind, find_mosquitto
@@ -319,25 +317,3 @@ def test_the_spec_of_a_folder_is_not_changed_by_another(tmp_path: Path, data: Pa
     other: Spec = tiny_spec(data, seed=9)
     with refused_as("wrong-run"):
         open_run(Experiment.prepare(other, threads=1), tmp_path / "run")
-
-
-def test_a_swarm_is_continued_with_the_start_model_in_its_folder(
-    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cbdsl.run(tiny_spec(data, rounds=1), out=tmp_path / "first", threads=1)
-    spec = tiny_spec(data, init=str(tmp_path / "first"))
-    (tmp_path / "spec.toml").write_text(spec.to_toml())
-    open_run(Experiment.prepare(spec, threads=1), tmp_path / "run").close()
-    shutil.rmtree(tmp_path / "first")
-    found: list[str] = []
-
-    def note_start(stage: Experiment, *_: object) -> None:
-        found.append(stage.spec.init)
-        raise UserError("enough")
-
-    monkeypatch.setattr("cbdsl.network.local_swarm.run_swarm", note_start)
-    words = ["cbdsl", "swarm", str(tmp_path / "spec.toml"), "--out", str(tmp_path / "run"), "--threads", "1"]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit):
-        main()
-    assert found == [str(tmp_path / "run" / "init.safetensors")]

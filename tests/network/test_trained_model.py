@@ -301,7 +301,7 @@ def test_a_local_swarm_is_resumed_without_its_initial_model(tmp_path: Path, monk
         prepared.append(experiment)
         raise cbdsl.UserError("It would start now.")
 
-    monkeypatch.setattr("cbdsl.network.local_swarm.run_swarm", stop)
+    monkeypatch.setattr("cbdsl.cli.serve_commands.run_swarm", stop)
     CliRunner().invoke(app, ["swarm", *small, "--init", "first", "--out", "out", "--threads", "1"])
     assert [experiment.spec.init for experiment in prepared] == [str(Path("out") / "init.safetensors")]
 
