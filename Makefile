@@ -78,7 +78,7 @@ $(FLOWER)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(FLOWER)
 	grep -E '^(cbor2|hypothesis|numpy|paho-mqtt|pytest|safetensors|tomli_w)==' constraints.txt >$(FLOWER)/constraints.txt
 	$(FLOWER)/bin/pip install --quiet --disable-pip-version-check --constraint $(FLOWER)/constraints.txt \
-		'flwr[simulation]==1.42.0' hypothesis pytest --editable .
+		'flwr[simulation]==1.41.0' hypothesis pytest --editable .
 	touch $(FLOWER)/.ready
 
 clean:

@@ -109,7 +109,8 @@ _RENAMED = {  # old public names, until 1.0
     "plugins": "register",
 }
 
-__all__ = list(_HOMES)
+__all__ = ["__version__"]
+__all__ += list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attribute

@@ -21,7 +21,9 @@ from cbdsl.errors import UserError
 from cbdsl.util.console import plain_console
 from cbdsl.util.formatting import format_bytes
 
-data = typer.Typer(no_args_is_help=True, help="Download data sets, describe them, and draw partitions.")
+data = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Download data sets, describe them, and draw partitions."
+)
 
 _Name = Annotated[str, typer.Argument(metavar="NAME", help="A data set; see: cbdsl data list.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, to standard output.")]

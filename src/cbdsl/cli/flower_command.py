@@ -12,7 +12,7 @@ from cbdsl.cli.spec_options import DEFAULT_PRESET
 from cbdsl.flower.new import write_app
 from cbdsl.presets import PRESETS, preset_or_file
 
-flower = typer.Typer(no_args_is_help=True, help="Run CB-DSL as a Flower app.")
+flower = typer.Typer(no_args_is_help=True, add_completion=False, help="Run CB-DSL as a Flower app.")
 
 
 @flower.callback()
