@@ -65,60 +65,14 @@ def test_resume_of_a_finished_run_prints_its_summary(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "refusal"),
     [
-        (
-            ["run", "--preset", "paper-idd"],
-            (
-                "unknown-name",
-                "'paper-idd'",
-                "'paper-iid'",
-            ),
-        ),
-        (
-            ["run", "--method", "fedsgd"],
-            (
-                "unknown-name",
-                "'fedsgd'",
-            ),
-        ),
-        (
-            ["run", "--set", "local.epoch=2"],
-            (
-                "unknown-setting",
-                "'local.epoch'",
-                "'local.epochs'",
-            ),
-        ),
+        (["run", "--preset", "paper-idd"], ("unknown-name", "'paper-idd'", "'paper-iid'")),
+        (["run", "--method", "fedsgd"], ("unknown-name", "'fedsgd'")),
+        (["run", "--set", "local.epoch=2"], ("unknown-setting", "'local.epoch'", "'local.epochs'")),
         (["run", "--set", "local.epochs"], ("unknown-setting", "local.epochs")),
-        (
-            ["run", "--model", "resnet"],
-            (
-                "unknown-name",
-                "'resnet'",
-            ),
-        ),
-        (
-            ["run", "--engine", "cuda"],
-            (
-                "unknown-name",
-                "'cuda'",
-            ),
-        ),
-        (
-            ["run", "--attack", "lair", "--byzantine", "1"],
-            (
-                "unknown-name",
-                "'lair'",
-                "'liar'",
-            ),
-        ),
-        (
-            ["run", "--shared", "all"],
-            (
-                "unknown-name",
-                "shared",
-                "'all'",
-            ),
-        ),
+        (["run", "--model", "resnet"], ("unknown-name", "'resnet'")),
+        (["run", "--engine", "cuda"], ("unknown-name", "'cuda'")),
+        (["run", "--attack", "lair", "--byzantine", "1"], ("unknown-name", "'lair'", "'liar'")),
+        (["run", "--shared", "all"], ("unknown-name", "shared", "'all'")),
         (["run", "--rounds", "0"], ("out-of-range", "rounds", "1", "0")),
         (["run", "--threads", "0"], ("out-of-range", "threads", "1", "0")),
         (["run", "--byzantine", "51"], ("out-of-range", "51", "50")),
@@ -128,60 +82,22 @@ def test_resume_of_a_finished_run_prints_its_summary(tmp_path: Path) -> None:
         (["run", "--spec", "nowhere.toml"], ("unreadable-file", "nowhere.toml")),
         (["run", "--preset", "paper-iid", "--spec", "x.toml"], ("conflict", "--preset", "--spec")),
         (["run", "strong-iid", "--preset", "paper-iid"], ("conflict", "SPEC", "--preset")),
-        (
-            ["run", "paper-idd"],
-            (
-                "unknown-name",
-                "'paper-idd'",
-                "'paper-iid'",
-            ),
-        ),
+        (["run", "paper-idd"], ("unknown-name", "'paper-idd'", "'paper-iid'")),
         (["run", "--plugin", "nowhere.py"], ("missing-file", "nowhere.py")),
         (["run", "--model", "nowhere.py:Net"], ("missing-file", "nowhere.py", "Net")),
         (["run", "--set", "preset=paper-noniid"], ("not-allowed", "preset")),
         (["run", "--rounds", "3", "--set", "rounds=4"], ("conflict", "--rounds", "--set rounds=4")),
         (["run", "--soup", "2", "--select", "best"], ("conflict", "--soup 2", "--select best")),
-        (
-            ["run", "--select", "worst"],
-            (
-                "unknown-name",
-                "'worst'",
-            ),
-        ),
+        (["run", "--select", "worst"], ("unknown-name", "'worst'")),
         (["run", "--select", "two-best"], ("unknown-name", "--plugin FILE")),
         (["run", "--method", "fedavg", "--aggregator", "mine"], ("unknown-name", "--plugin FILE")),
         (["run", "--data", "mine"], ("unknown-name", "--plugin FILE")),
         (["arena", "--defences", "mine"], ("unknown-name", "--plugin FILE")),
         (["run", "--participation", "51"], ("out-of-range", "participation")),
-        (
-            ["swarm", "--broker", "rabbit"],
-            (
-                "unknown-name",
-                "'rabbit'",
-            ),
-        ),
-        (
-            ["theory", "paper-idd"],
-            (
-                "unknown-name",
-                "'paper-iid'",
-            ),
-        ),
-        (
-            ["list", "attack"],
-            (
-                "unknown-name",
-                "'attack'",
-                "'attacks'",
-            ),
-        ),
-        (
-            ["presets", "paper-idd"],
-            (
-                "unknown-name",
-                "'paper-idd'",
-            ),
-        ),
+        (["swarm", "--broker", "rabbit"], ("unknown-name", "'rabbit'")),
+        (["theory", "paper-idd"], ("unknown-name", "'paper-iid'")),
+        (["list", "attack"], ("unknown-name", "'attack'", "'attacks'")),
+        (["presets", "paper-idd"], ("unknown-name", "'paper-idd'")),
         (["resume", "nowhere"], ("missing-file",)),
         (["bench", "--workers", "many"], ("wrong-type", "--workers", "many")),
         (["bench", "--shards", "2"], ("not-supported", "benchmarks/ray_rounds.py")),
