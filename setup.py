@@ -27,6 +27,14 @@ FLAGS += ["-fvisibility=hidden", "-pthread", "-Wall", "-Wextra"]
 # many samples are scored together. clang has no such flag and needs none.
 FUSED = "--param=avoid-fma-max-bits=0"
 
+
+def flags_of(compiler: str) -> list[str]:
+    """The flags of all machines that a compiler knows."""
+    asked = [compiler, FUSED, "-E", "-x", "c++", os.devnull]
+    known = subprocess.run(asked, capture_output=True, check=False).returncode == 0
+    return [*FLAGS, FUSED] if known else FLAGS
+
+
 # Without the first of these gcc computes vectors of floats number by number on 32-bit ARM, where NEON takes numbers too
 # small for a normal float as zero, as the engine does everywhere. The rest takes back what else the first allows.
 ARM32 = ["-funsafe-math-optimizations", "-fno-associative-math", "-fno-reciprocal-math", "-fsigned-zeros"]
@@ -64,7 +72,7 @@ def extension(suffix: str, flags: list[str]) -> Extension:
         depends=HEADERS,
         define_macros=[("CBDSL_KERNELS", f'"{kernels()}"')],
         language="c++",
-        extra_compile_args=[*FLAGS, *flags, *extra],
+        extra_compile_args=[*flags, *extra],
         extra_link_args=["-pthread", *extra],
         optional=True,
     )
@@ -83,9 +91,7 @@ class BuildLibraries(build_ext):
 
     def build_extension(self, ext: Extension) -> None:
         """Compile into a directory of its own, so that no level reuses the objects of another."""
-        asked = [self.compiler.compiler_so[0], FUSED, "-E", "-x", "c++", os.devnull]
-        if subprocess.run(asked, capture_output=True, check=False).returncode == 0:
-            ext.extra_compile_args.append(FUSED)
+        ext.extra_compile_args[:0] = flags_of(self.compiler.compiler_so[0])
         shared = self.build_temp
         self.build_temp = str(Path(shared) / ext.name.rpartition(".")[2])
         try:
@@ -98,7 +104,7 @@ class BuildLibraries(build_ext):
         return []
 
 
-if __name__ == "__main__":  # the tests for ARM read the flags
+if __name__ == "__main__":  # the tests for ARM and tools/portable_kernels.py read the flags
     setup(
         ext_modules=[extension(suffix, flags) for suffix, flags in levels().items()],
         cmdclass={"build_ext": BuildLibraries},

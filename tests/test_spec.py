@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from cbdsl import register
-from cbdsl import spec as specs
+from cbdsl import register, spec as specs
 from cbdsl.cli.spec_options import SpecWords
 from cbdsl.cli.study_commands import resolve_grid
 from cbdsl.errors import UserError

@@ -28,8 +28,7 @@ HERE = Path(__file__).resolve().parent
 GOLDEN = HERE.parent / "tests" / "golden"
 sys.path.insert(0, str(GOLDEN.parent))
 
-from support import wire_code as code  # noqa: E402
-from support import wire_numbers as numbers  # noqa: E402
+from support import wire_code as code, wire_numbers as numbers  # noqa: E402
 
 RUN, SESSION = bytes(range(0xA0, 0xA8)), bytes(range(0x10, 0x18))
 DIGEST, OTHER = bytes(range(16)), bytes(range(0xF0, 0x100))

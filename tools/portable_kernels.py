@@ -56,7 +56,7 @@ def portable_copy(source: Path, folder: Path) -> Path:
     os.environ["CBDSL_PORTABLE"] = "1"
     try:
         setup = runpy.run_path("setup.py")
-        flags = [*setup["FLAGS"], *setup["levels"]()[LEVEL], "-shared", "-fPIC"]
+        flags = [*setup["flags_of"](_compiler()), *setup["levels"]()[LEVEL], "-shared", "-fPIC"]
         flags.append(f'-DCBDSL_KERNELS="{setup["kernels"]()}"')
     finally:
         del os.environ["CBDSL_PORTABLE"]

@@ -14,31 +14,16 @@ TYPE_CHECKING = False  # as `typing.TYPE_CHECKING`, without loading `typing` on 
 if TYPE_CHECKING:
     from typing import Any
 
-    from cbdsl import callbacks as callbacks
-    from cbdsl import register as register
-    from cbdsl import testing as testing
-    from cbdsl.algorithm.aggregators import AggregationRule as AggregationRule
-    from cbdsl.algorithm.aggregators import TrustedReference as TrustedReference
-    from cbdsl.algorithm.messages import Claim as Claim
-    from cbdsl.algorithm.messages import Order as Order
-    from cbdsl.algorithm.messages import Swarm as Swarm
-    from cbdsl.algorithm.methods import AveragingMethod as AveragingMethod
-    from cbdsl.algorithm.methods import Method as Method
-    from cbdsl.algorithm.methods import SwarmMethod as SwarmMethod
+    from cbdsl import callbacks as callbacks, register as register, testing as testing
+    from cbdsl.algorithm.aggregators import AggregationRule as AggregationRule, TrustedReference as TrustedReference
+    from cbdsl.algorithm.messages import Claim as Claim, Order as Order, Swarm as Swarm
+    from cbdsl.algorithm.methods import AveragingMethod as AveragingMethod, Method as Method, SwarmMethod as SwarmMethod
     from cbdsl.algorithm.particles import Particles as Particles
     from cbdsl.algorithm.selection import (
         Candidate as Candidate,
-    )
-    from cbdsl.algorithm.selection import (
         RoundContext as RoundContext,
-    )
-    from cbdsl.algorithm.selection import (
         Selection as Selection,
-    )
-    from cbdsl.algorithm.selection import (
         SelectionResult as SelectionResult,
-    )
-    from cbdsl.algorithm.selection import (
         VerifiedUpload as VerifiedUpload,
     )
     from cbdsl.algorithm.verification import Verifier as Verifier
@@ -46,28 +31,20 @@ if TYPE_CHECKING:
     from cbdsl.arrays import Samples as Samples
     from cbdsl.attacks.attack import (
         Attack as Attack,
-    )
-    from cbdsl.attacks.attack import (
         AttackContext as AttackContext,
-    )
-    from cbdsl.attacks.attack import (
         AttackPreparation as AttackPreparation,
     )
-    from cbdsl.codecs.codec import Codec as Codec
-    from cbdsl.codecs.codec import CodecError as CodecError
+    from cbdsl.codecs.codec import Codec as Codec, CodecError as CodecError
     from cbdsl.data.dataset import Dataset as Dataset
-    from cbdsl.data.partition import Partition as Partition
-    from cbdsl.data.partition import Pool as Pool
+    from cbdsl.data.partition import Partition as Partition, Pool as Pool
     from cbdsl.engines.engine import Engine as Engine
     from cbdsl.errors import UserError as UserError
     from cbdsl.models.architecture import Architecture as Architecture
     from cbdsl.models.saved_model import load as load
     from cbdsl.presets import preset as preset
     from cbdsl.runs.callbacks import Callback as Callback
-    from cbdsl.runs.loop import resume as resume
-    from cbdsl.runs.loop import run as run
-    from cbdsl.runs.records import RoundRecord as RoundRecord
-    from cbdsl.runs.records import Summary as Summary
+    from cbdsl.runs.loop import resume as resume, run as run
+    from cbdsl.runs.records import RoundRecord as RoundRecord, Summary as Summary
     from cbdsl.runs.result import Result as Result
     from cbdsl.spec import Spec as Spec
 

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cbdsl.algorithm.messages import Claim, Order
 from cbdsl.algorithm.methods import FedAdam, FedAvg, FedAvgM, Method

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cbdsl.algorithm.ledger import Traffic
 from cbdsl.algorithm.messages import BackOff, Claim, Order, RoundLog, ServerState, commitment_of

@@ -18,8 +18,7 @@ from typer.testing import CliRunner
 
 import cbdsl as package
 from cbdsl.cli.app import app
-from cbdsl.network import certificates
-from cbdsl.network import doctor as network_doctor
+from cbdsl.network import certificates, doctor as network_doctor
 from cbdsl.network.broker import Broker, find_mosquitto, running_broker
 from cbdsl.network.mqtt import Address, parse_address
 from cbdsl.network.provision import add_workers, provision, revoke

@@ -11,8 +11,7 @@ from threading import Thread
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.engines import native_engine

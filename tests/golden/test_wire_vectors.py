@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from support import wire_code as code
-from support import wire_numbers as numbers
+from support import wire_code as code, wire_numbers as numbers
 
 GOLDEN: dict[str, Any] = json.loads((Path(__file__).parent / "wire.json").read_text(encoding="utf-8"))
 SAME_DEFLATE = "ng" not in zlib.ZLIB_RUNTIME_VERSION  # another compressor may find other, equally valid bytes

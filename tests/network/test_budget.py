@@ -12,8 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import tomli_w
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cbdsl.arrays import Samples
 from cbdsl.engines.native_engine import available, info

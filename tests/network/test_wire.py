@@ -7,8 +7,7 @@ import struct
 import cbor2
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from cbdsl.network import wire
 from cbdsl.network.wire import (

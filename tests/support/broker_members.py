@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from cbdsl.network.provision import provision
-from support.light_workers import connect as connect_packet
-from support.light_workers import context_of
+from support.light_workers import connect as connect_packet, context_of
 
 SWARM = "lab"
 

@@ -22,7 +22,8 @@ from cbdsl.engines.engine import Sgd
 from cbdsl.engines.native_engine import LayerTable
 from cbdsl.models.architecture import Architecture
 
-HERE, ROOT = Path(__file__).parent, Path(__file__).parents[2]
+ROOT = Path(__file__).parents[2]
+HERE = ROOT / "tests" / "arm"  # the programs that run under qemu
 STRICT = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic"]
 PACKAGES = {
     "aarch64-linux-gnu-g++": "g++-aarch64-linux-gnu",
@@ -75,14 +76,14 @@ def call(*words: str | Path, **options: Any) -> subprocess.CompletedProcess[Any]
 
 def engine_program(machine: Machine, *changed: str) -> Path:
     """The engine as a program, built once for the same sources and flags. changed: flags that come last."""
-    flags = [*SETUP["FLAGS"], "-Werror", *machine.flags, *machine.extra, *changed]
+    compiler = f"{machine.compiler}-g++"
+    flags = [*SETUP["flags_of"](compiler), "-Werror", *machine.flags, *machine.extra, *changed]
     sources = [*SETUP["SOURCES"], *SETUP["HEADERS"]]
     paths = [ROOT / source for source in sources] + [HERE / "driver.cpp"]
     key = hashlib.sha256(b"".join([repr(flags).encode(), *(path.read_bytes() for path in paths)])).hexdigest()[:12]
     program = ROOT / "build" / "arm" / f"{machine.name}-{key}"
     if not program.exists():
         program.parent.mkdir(parents=True, exist_ok=True)
-        compiler = f"{machine.compiler}-g++"
         with tempfile.TemporaryDirectory(dir=program.parent) as scratch:
             objects = [Path(scratch) / f"{path.stem}.o" for path in paths if path.suffix == ".cpp"]
             for made, path in zip(objects, (path for path in paths if path.suffix == ".cpp"), strict=True):

@@ -23,12 +23,14 @@ import cbdsl
 from cbdsl import Claim, CodecError, UserError
 from cbdsl.algorithm.messages import commitment_of
 from cbdsl.algorithm.worker_round import draw_batches as batches_of
-from cbdsl.codecs.codec import deflate as squeezed
-from cbdsl.codecs.codec import inflate as expanded
-from cbdsl.codecs.envelope import KEPT_VERSIONS, Codecs
-from cbdsl.codecs.envelope import apply_update as updated
-from cbdsl.codecs.envelope import unwrap_version as unwrapped
-from cbdsl.codecs.envelope import wrap_version as wrapped
+from cbdsl.codecs.codec import deflate as squeezed, inflate as expanded
+from cbdsl.codecs.envelope import (
+    KEPT_VERSIONS,
+    Codecs,
+    apply_update as updated,
+    unwrap_version as unwrapped,
+    wrap_version as wrapped,
+)
 from cbdsl.engines.native_engine import available
 from cbdsl.network import topics, wire
 from cbdsl.network.journal import Journal

@@ -4,8 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cbdsl.theory.constants import DirectionBounds, MeasuredConstants, ValueRange
 from cbdsl.theory.measure import Observations, observe

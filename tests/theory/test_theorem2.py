@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cbdsl.theory.measure import GenieStep, Observations, observe
 from cbdsl.theory.theorem2 import Theorem2, emd, judge

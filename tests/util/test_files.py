@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cbdsl.util import files, npz
 from cbdsl.util.files import private_file, private_folder, read_json, read_text, write_atomically

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from cbdsl.util.serialize import Bounds, field_types, from_plain, setting, to_plain
 from support.refusals import refused_as

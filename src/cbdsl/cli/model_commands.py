@@ -11,8 +11,7 @@ import typer
 from cbdsl.cli import interrupts, options
 from cbdsl.cli.options import Threads
 from cbdsl.errors import UserError
-from cbdsl.export.predict import predict as predict_samples
-from cbdsl.export.predict import read_unseen
+from cbdsl.export.predict import predict as predict_samples, read_unseen
 from cbdsl.export.write import accuracies, check_words, scoring_set, write
 from cbdsl.models import saved_model
 from cbdsl.models.saved_model import SavedModel

@@ -22,11 +22,8 @@ from cbdsl.cli.study_tables import (
 )
 from cbdsl.runs.resolve import refuse_idle, resolve_all
 from cbdsl.spec import Spec, numbers, parse_setting, words
-from cbdsl.studies import arena as arena_job
-from cbdsl.studies import benchmark_datasets as study_job
-from cbdsl.studies import reproduce as reproduce_job
-from cbdsl.studies.compare import compare as compare_runs
-from cbdsl.studies.compare import group_results
+from cbdsl.studies import arena as arena_job, benchmark_datasets as study_job, reproduce as reproduce_job
+from cbdsl.studies.compare import compare as compare_runs, group_results
 from cbdsl.studies.paper import FULL_PLAN, QUICK_PLAN
 from cbdsl.studies.sweep import (
     OnProgress,

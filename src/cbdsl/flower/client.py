@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cbdsl import __version__, register
-from cbdsl import spec as specs
+from cbdsl import __version__, register, spec as specs
 from cbdsl.arrays import Floats, Samples
 from cbdsl.codecs.codec import CodecError
 from cbdsl.codecs.envelope import apply_update

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
-from cbdsl import register
-from cbdsl import spec as specs
+from cbdsl import register, spec as specs
 from cbdsl.algorithm.messages import Order
 from cbdsl.algorithm.methods import Method
 from cbdsl.algorithm.worker_round import LocalWorkers, TrainingSet, WorkerData

@@ -32,8 +32,16 @@ from cbdsl.runs.folder import RunFolder
 from cbdsl.runs.loop import CompletedRound, OpenRun, finish_run, play_rounds
 from cbdsl.runs.records import RoundRecord, finite
 from cbdsl.runs.result import Result
-from cbdsl.spec import DataSpec, DefenceSpec, Options, SelectionSpec, ServerSpec, Spec, VerificationSpec
-from cbdsl.spec import read as read_spec
+from cbdsl.spec import (
+    DataSpec,
+    DefenceSpec,
+    Options,
+    SelectionSpec,
+    ServerSpec,
+    Spec,
+    VerificationSpec,
+    read as read_spec,
+)
 from cbdsl.util.files import read_json, read_text, write_atomically, write_json
 from cbdsl.util.serialize import Bounds, from_plain
 

@@ -18,8 +18,7 @@ from typing import IO, Any
 import numpy as np
 from safetensors.numpy import save as safetensors_bytes
 
-from cbdsl import register
-from cbdsl import spec as specs
+from cbdsl import register, spec as specs
 from cbdsl.algorithm.messages import BackOff, ServerState
 from cbdsl.algorithm.particles import Particles
 from cbdsl.arrays import Floats

@@ -11,8 +11,7 @@ import numpy as np
 
 from cbdsl.algorithm.messages import Order
 from cbdsl.algorithm.particles import Coefficients, Particles, move_particles
-from cbdsl.algorithm.worker_round import count_steps as steps_in_round
-from cbdsl.algorithm.worker_round import draw_batches
+from cbdsl.algorithm.worker_round import count_steps as steps_in_round, draw_batches
 from cbdsl.arrays import Doubles, Floats, Indices
 from cbdsl.data.dataset import Dataset
 from cbdsl.engines.engine import Sgd
