@@ -144,6 +144,16 @@ def test_an_image_becomes_a_row_of_its_channels(name: str) -> None:
     assert from_module(module, IMAGES) == Architecture(IMAGES, (*layers, kinds.Linear(4, 2)))
 
 
+class _Subclass(nn.Linear):
+    pass
+
+
+def hooked() -> nn.Module:
+    module = nn.Linear(6, 3)
+    module.register_forward_hook(lambda *_: None)
+    return module
+
+
 REFUSED: list[tuple[nn.Module, Shape, str]] = [
     (nn.Conv2d(4, 2, 3, dilation=2), IMAGES, r"layer 0 \(Conv2d\) has dilation .*only dilation 1"),
     (nn.Conv2d(4, 2, 3, padding=1, padding_mode="reflect"), IMAGES, "pads with reflect.*padding_mode='zeros'"),
@@ -174,6 +184,10 @@ REFUSED: list[tuple[nn.Module, Shape, str]] = [
     (nn.GRU(9, 4), SERIES, r"layer 0 \(GRU\) is not native: .*Conv1d layers are native"),
     (nn.TransformerEncoderLayer(9, 3), SERIES, "attention multiplies tensors with each other; it runs on torch"),
     (nn.Embedding(9, 3), ROWS, "places in a table; it runs on torch"),
+    (_Subclass(6, 3), ROWS, "_Subclass"),
+    (nn.Linear(6, 3).requires_grad_(False), ROWS, "frozen"),
+    (hooked(), ROWS, r"layer 0 carries hooks"),
+    (nn.Sequential(nn.BatchNorm1d(6)), ROWS, r"layer 0\.0 \(BatchNorm1d\)"),
     (nn.PReLU(), ROWS, r"layer 0 \(PReLU\) is not one of Conv1d/2d, Linear, "),
     (Called(lambda x: F.dropout2d(x, 0.5)), IMAGES, "dropout2d is not native: use F.dropout"),
     (Called(lambda x: x @ x), ROWS, "matmul is not native: products of tensors run on torch"),
@@ -197,3 +211,9 @@ def test_dropout_that_never_ends_is_refused() -> None:
     for call in (lambda x: F.dropout(x, 0.5), lambda x: F.dropout(x, 0.5, training=True)):
         with pytest.raises(ArchitectureError, match=r"line \d+ .* drops numbers while it is scored.*self.training"):
             from_module(nn.Sequential(nn.Linear(4, 4), Called(call)), (4,))
+
+
+def test_one_activation_object_may_stand_in_several_places() -> None:
+    relu = nn.ReLU()
+    module = nn.Sequential(nn.Linear(4, 4), relu, nn.Linear(4, 3), relu)
+    assert len(from_module(module, (4,)).layers) == 4

@@ -1,7 +1,8 @@
-"""From a description to a torch module and back."""
+"""From a description to a torch module and back, and flat weights."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -10,8 +11,9 @@ from torch import nn
 from cbdsl import register
 from cbdsl.models.architecture import Architecture, from_module
 from cbdsl.models.layers import Shape
-from cbdsl.models.to_torch import module_of
+from cbdsl.models.to_torch import load_flat, module_of, module_weights
 from support.networks import architectures, graphs
+from support.refusals import refused_as
 
 
 @given(architectures())
@@ -61,3 +63,18 @@ def test_the_packages_networks_are_the_same_layers_with_the_same_weights(name: s
     assert all(torch.equal(built.state_dict()[key], value) for key, value in expected.state_dict().items())
     inputs = torch.randn(3, *shape)
     assert torch.equal(built(inputs), expected(inputs))
+
+
+def test_flat_weights_of_another_size_are_an_error() -> None:
+    with refused_as("wrong-shape", "9 parameters", "(8,)"):
+        load_flat(nn.Linear(2, 3), np.zeros(8, dtype=np.float32))
+
+
+def test_initial_weights_follow_the_seed_and_leave_torch_alone() -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(1)
+    torch.manual_seed(1)
+    first, again, other = (module_weights(lambda: nn.Linear(4, 4), seed) for seed in (5, 5, 6))
+    assert torch.equal(torch.rand(1), expected)
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
