@@ -153,13 +153,6 @@ def test_asking_for_a_gpu_is_asking_for_torch(
     assert (choice.engine.name, choice.note) == ("torch-cuda", "")
 
 
-@pytest.mark.parametrize("name", ["auto", "torch"])
-def test_asking_for_a_gpu_that_is_not_there_is_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    see(monkeypatch, "mps")
-    with refused_as("not-supported", "cuda", "cpu, mps", "--device cpu"):
-        choose_engine(name, cnn(IMAGE, 10), IMAGE, 1, "cuda")
-
-
 @pytest.mark.parametrize("device", ["cuda", "mps"])
 def test_the_native_engine_on_a_gpu_is_an_error_whatever_is_there(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     see(monkeypatch, device)
@@ -172,38 +165,35 @@ def test_a_device_that_nobody_knows_is_an_error_with_those_there_are() -> None:
         choose_engine("torch", unusual(), IMAGE, 1, "gpu")
 
 
-def without_torch(engine: str, native: bool = True, device: str = "auto") -> subprocess.CompletedProcess[str]:
-    """Choose an engine in a process that has no torch."""
-    code = f"""
-import importlib.abc, sys
-class NoTorch(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path, target=None):
-        if name.split(".")[0] == "torch":
-            raise ModuleNotFoundError("No module named 'torch'", name="torch")
-sys.meta_path.insert(0, NoTorch())
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
 from cbdsl.engines import choose, native_engine
 from cbdsl.errors import UserError
 from cbdsl.models.zoo import cnn
-if not {native}:
-    native_engine.available = lambda: "the native engine was not built"
-try:
-    print(choose.choose_engine({engine!r}, cnn((1, 28, 28), 10), (1, 28, 28), 1, {device!r}).engine.name)
-except UserError as error:
-    print(error)
+
+def show(*words):
+    try:
+        print(choose.choose_engine(words[0], cnn((1, 28, 28), 10), (1, 28, 28), 1, *words[1:]).engine.name)
+    except UserError as error:
+        print(error)
+
+for words in (["auto"], ["native"], ["torch"], ["auto", "cuda"]):
+    show(*words)
+native_engine.available = lambda: "the native engine was not built"
+show("auto")
 """
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
 
 @needs_native
-@pytest.mark.parametrize("engine", ["auto", "native"])
-def test_a_described_network_runs_natively_where_torch_is_not_installed(engine: str) -> None:
-    assert without_torch(engine).stdout.strip() == "native"
-
-
-def test_where_torch_is_needed_but_missing_the_error_says_why_and_what_to_do() -> None:
-    assert without_torch("torch").stdout.strip() == (
-        "torch is needed here, because the torch engine was asked for; it is not installed. "
-        "Try pip install 'cbdsl[torch]'."
-    )
-    assert "because the native engine was not built; it is not" in without_torch("auto", native=False).stdout
-    assert "because the device cuda was asked for; it is not" in without_torch("auto", device="cuda").stdout
+def test_without_torch_a_described_network_runs_natively_and_an_error_says_why_torch_is_needed() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True)
+    auto, native, asked, gpu, not_built = done.stdout.splitlines()
+    assert (auto, native) == ("native", "native")
+    for line, why in (
+        (asked, "the torch engine was asked for"),
+        (gpu, "the device cuda was asked for"),
+        (not_built, "the native engine was not built"),
+    ):
+        assert why in line
+        assert "pip install 'cbdsl[torch]'" in line

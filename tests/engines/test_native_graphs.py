@@ -14,7 +14,7 @@ from cbdsl import register
 from cbdsl.arrays import Floats, Samples
 from cbdsl.engines.engine import Sgd
 from cbdsl.engines.native_engine import NativeEngine, available
-from cbdsl.models.architecture import Architecture, Draft, from_module
+from cbdsl.models.architecture import Architecture, Draft
 from cbdsl.models.layers import (
     Add,
     Conv1d,
@@ -33,9 +33,8 @@ from cbdsl.models.layers import (
     Relu6,
     Silu,
 )
-from cbdsl.models.network import initial_weights
-from cbdsl.models.to_torch import module_of
 from support.helpers import shape_for
+from support.layer_kinds import moved
 from support.networks import distance, graphs, reference, reference_loss, reference_training, samples_for
 
 pytestmark = pytest.mark.skipif(available() is not None, reason=str(available()))
@@ -49,17 +48,10 @@ def _one_torch_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def begun(architecture: Architecture, workers: int) -> Floats:
-    """First weights, moved a little, so that factors of norms are not all one, (U, D)."""
-    generator = np.random.default_rng(7)
-    rows = [initial_weights(architecture, seed) for seed in range(workers)]
-    return np.stack([row + 0.05 * generator.standard_normal(len(row)).astype(np.float32) for row in rows])
-
-
 def check_against_torch(architecture: Architecture, count: int, tolerance: float = 1e-4) -> None:
     """Losses and gradients of two models are those of torch in double precision."""
     engine = NativeEngine(architecture, threads=2)
-    samples, weights = samples_for(architecture, 60), begun(architecture, 2)
+    samples, weights = samples_for(architecture, 60), moved(architecture, 2)
     indices = np.random.default_rng(2).integers(0, 60, count).astype(np.int32)
     losses, gradients = engine.losses(weights, samples, indices), engine.gradients(weights, samples, indices)
     for worker in range(2):
@@ -90,7 +82,7 @@ def test_weights_after_many_steps_on_any_graph_are_those_of_torch(
     architecture: Architecture, batch: int, momentum: float
 ) -> None:
     engine = NativeEngine(architecture, threads=2)
-    samples, weights = samples_for(architecture, 60), begun(architecture, 2)
+    samples, weights = samples_for(architecture, 60), moved(architecture, 2)
     batches = np.random.default_rng(1).integers(0, 60, (2, 15, batch)).astype(np.int32)
     batches[:, 3, 1:] = -1
     sgd = Sgd(0.005, momentum, 0.01, 0.1)
@@ -109,7 +101,7 @@ def test_every_network_of_the_zoo_is_that_of_torch(name: str) -> None:
 @pytest.mark.parametrize("name", ["har-cnn", "resnet8"])
 def test_threads_company_and_order_never_change_a_bit_of_a_wide_network(name: str) -> None:
     network = register.model.get(name)(shape_for(name), 4)
-    samples, weights = samples_for(network, 40), begun(network, 5)
+    samples, weights = samples_for(network, 40), moved(network, 5)
     batches = np.random.default_rng(3).integers(0, 40, (5, 2, 7)).astype(np.int32)
     seeds = np.arange(5, dtype=np.uint64)
     expected = NativeEngine(network, 1).train(weights, samples, batches, Sgd(0.05, 0.9), seeds)
@@ -148,7 +140,7 @@ def test_curves_are_accurate_everywhere(layer: Layer, exact: Callable[[torch.Ten
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_weight_that_is_no_number_spoils_its_own_model_alone(bad: float) -> None:
     network = register.model.get("har-cnn")((3, 32), 4)
-    engine, samples, weights = NativeEngine(network, 2), samples_for(network, 30), begun(network, 3)
+    engine, samples, weights = NativeEngine(network, 2), samples_for(network, 30), moved(network, 3)
     batches = np.random.default_rng(3).integers(0, 30, (3, 2, 7)).astype(np.int32)
     clean = engine.train(weights, samples, batches, Sgd(0.05))
     weights[1, ::7] = bad
@@ -209,7 +201,7 @@ def test_channels_in_the_lanes_drop_what_samples_in_the_lanes_drop() -> None:
 def test_scoring_and_gradients_drop_nothing() -> None:
     network = Architecture((20,), (Linear(20, 30), Relu(), Dropout(0.9), Linear(30, 3)))
     plain = Architecture((20,), (Linear(20, 30), Relu(), Linear(30, 3)))
-    samples, weights = samples_for(plain, 30), begun(plain, 1)
+    samples, weights = samples_for(plain, 30), moved(plain, 1)
     indices = np.arange(30, dtype=np.int32)
     one, other = NativeEngine(network), NativeEngine(plain)
     assert np.array_equal(one.losses(weights, samples, indices), other.losses(weights, samples, indices))
@@ -221,7 +213,7 @@ def test_wrong_seeds_are_an_error_with_a_reason() -> None:
     samples = samples_for(network, 5)
     with pytest.raises(ValueError, match=r"seeds have shape \(3,\); give one number for each of 1 workers"):
         NativeEngine(network).train(
-            begun(network, 1), samples, np.zeros((1, 1, 2), np.int32), Sgd(0.1), np.zeros(3, np.uint64)
+            moved(network, 1), samples, np.zeros((1, 1, 2), np.int32), Sgd(0.1), np.zeros(3, np.uint64)
         )
 
 
@@ -257,8 +249,3 @@ def test_a_thread_takes_the_memory_that_the_engine_says() -> None:
     small = NativeEngine(Architecture((6, 128), (Conv1d(6, 2, (3,)), GroupNorm(1, 2), Flatten(), Linear(252, 6))))
     large = NativeEngine(register.model.get("resnet8")((3, 32, 32), 10))
     assert 4 * small.size < small.workspace < 10**6 < large.workspace < 40 * 10**6
-
-
-def test_a_module_that_is_a_graph_and_its_description_are_one_network() -> None:
-    network = register.model.get("resnet8")((3, 16, 16), 10)
-    assert from_module(module_of(network), (3, 16, 16)) == network

@@ -13,7 +13,6 @@ import torch
 from cbdsl.arrays import PADDING, Samples
 from cbdsl.engines.torch_engine import (
     CPU,
-    accelerators,
     bring_samples,
     deterministic,
     keep_generators,
@@ -25,31 +24,14 @@ from support.refusals import refused_as
 SAMPLES = Samples(np.arange(20, dtype=np.float32).reshape(10, 2), np.arange(10, dtype=np.int32))
 
 
-def seen(monkeypatch: pytest.MonkeyPatch, cuda: bool, mps: bool) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: cuda)
-    monkeypatch.setattr("torch.backends.mps.is_available", lambda: mps)
-
-
-@pytest.mark.parametrize(
-    ("cuda", "mps", "expected"),
-    [(False, False, "cpu"), (True, False, "cuda"), (False, True, "mps"), (True, True, "cuda")],
-)
-def test_auto_is_a_gpu_where_there_is_one(
-    cuda: bool, mps: bool, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen(monkeypatch, cuda, mps)
-    assert select_device("auto") == torch.device(expected)
-    assert select_device("cpu") == CPU
-    assert accelerators() == [name for name, there in (("cuda", cuda), ("mps", mps)) if there]
-
-
 @pytest.mark.parametrize(
     ("name", "mps", "there"), [("cuda", True, "cpu, mps"), ("cuda", False, "cpu"), ("mps", False, "cpu")]
 )
 def test_a_gpu_that_is_not_there_is_an_error_that_says_what_is(
     name: str, mps: bool, there: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen(monkeypatch, False, mps)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: mps)
     with refused_as("not-supported", name, f"it sees: {there}", "--device auto"):
         select_device(name)
 

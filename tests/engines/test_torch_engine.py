@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -8,13 +9,13 @@ import torch
 from torch import nn
 
 from cbdsl.arrays import PADDING, Samples, Seeds
-from cbdsl.engines.engine import Sgd
-from cbdsl.engines.torch_engine import TorchEngine
+from cbdsl.engines.engine import Engine, Sgd
+from cbdsl.engines.torch_engine import CPU, StackedTorchEngine, TorchEngine
 from cbdsl.models.to_torch import load_flat, to_flat
 from support.helpers import module_named
-from support.refusals import refused_as
 
 RNG = np.random.default_rng(5)
+KINDS: list[Callable[[nn.Module], Engine]] = [TorchEngine, lambda module: StackedTorchEngine(module, CPU)]
 IMAGES = Samples(RNG.normal(size=(80, 1, 16, 16)).astype(np.float32), RNG.integers(0, 4, 80).astype(np.int32))
 
 
@@ -32,34 +33,6 @@ def batches(workers: int, steps: int = 3, size: int = 5) -> np.ndarray:
     chosen[:, -1, -2:] = PADDING  # a short last batch
     chosen[0, 0] = PADDING  # no step at all
     return chosen
-
-
-@pytest.mark.parametrize("sgd", [Sgd(0.1), Sgd(0.1, momentum=0.9), Sgd(0.1, momentum=0.5, weight_decay=0.01)])
-def test_training_is_what_torch_does_to_each_worker_alone(sgd: Sgd) -> None:
-    weights, chosen = stack(3), batches(3)
-    trained = TorchEngine(network(), threads=2).train(weights, IMAGES, chosen, sgd)
-    for worker in range(3):
-        module = network()
-        load_flat(module, weights[worker])
-        optimiser = torch.optim.SGD(
-            module.parameters(), lr=sgd.learning_rate, momentum=sgd.momentum, weight_decay=sgd.weight_decay
-        )
-        for row in chosen[worker]:
-            own = row[row != PADDING]
-            if len(own):
-                optimiser.zero_grad()
-                inputs, labels = torch.from_numpy(IMAGES.features[own]), torch.from_numpy(IMAGES.labels[own]).long()
-                nn.functional.cross_entropy(module(inputs), labels).backward()  # type: ignore[no-untyped-call]
-                optimiser.step()
-        np.testing.assert_allclose(trained[worker], to_flat(module), rtol=1e-4, atol=1e-6)
-
-
-def test_training_leaves_its_input_alone() -> None:
-    weights = stack(2)
-    before = weights.copy()
-    trained = TorchEngine(network()).train(weights, IMAGES, batches(2), Sgd(0.1))
-    np.testing.assert_array_equal(weights, before)
-    assert not np.array_equal(trained, before)
 
 
 def test_losses_accuracies_and_gradients_are_those_of_the_module() -> None:
@@ -86,8 +59,9 @@ def test_each_worker_may_have_samples_of_its_own() -> None:
     assert losses[1] == engine.losses(weights[1:], IMAGES, own[1, :1])[0]
 
 
-def test_a_ceiling_stops_early_and_changes_no_minimum() -> None:
-    weights, engine = stack(4), TorchEngine(network())
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_ceiling_stops_early_and_changes_no_minimum(kind: Callable[[nn.Module], Engine]) -> None:
+    weights, engine = stack(4), kind(network())
     many = np.tile(np.arange(80, dtype=np.int32), 10)  # more than one chunk
     exact = engine.losses(weights, IMAGES, many)
     ceilings = exact * np.array([0.2, 0.999, 1.0, 2.0])
@@ -97,10 +71,11 @@ def test_a_ceiling_stops_early_and_changes_no_minimum() -> None:
     assert capped[0] == np.inf
 
 
-def test_nan_weights_score_nan_even_with_a_ceiling() -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_nan_weights_score_nan_even_with_a_ceiling(kind: Callable[[nn.Module], Engine]) -> None:
     weights = stack(1)
     weights[0, 0] = np.nan
-    engine, some = TorchEngine(network()), np.arange(10, dtype=np.int32)
+    engine, some = kind(network()), np.arange(10, dtype=np.int32)
     assert np.isnan(engine.losses(weights, IMAGES, some, np.array([0.1]))[0])
     assert engine.accuracies(weights, IMAGES, some)[0] == 0
 
@@ -188,15 +163,3 @@ def test_the_callers_torch_settings_are_put_back() -> None:
     TorchEngine(network()).losses(stack(1), IMAGES, np.arange(4, dtype=np.int32))
     assert torch.get_num_threads() == 2
     assert torch.backends.mkldnn.enabled
-
-
-@pytest.mark.parametrize(
-    ("module", "code", "fact"),
-    [
-        (nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)), "not-supported", "GroupNorm"),
-        (nn.Flatten(), "invalid-part", "parameters"),
-    ],
-)
-def test_a_module_that_cannot_be_exchanged_is_refused(module: nn.Module, code: str, fact: str) -> None:
-    with refused_as(code, fact):
-        TorchEngine(module)

@@ -202,23 +202,6 @@ def test_a_score_is_the_same_to_the_bit_whoever_else_is_scored(device: str) -> N
     np.testing.assert_array_equal(together, alone[::-1])
 
 
-def test_a_ceiling_stops_early_and_changes_no_minimum() -> None:
-    weights, engine = stack(4), stacked()
-    many = np.tile(EVERY, 10)  # more than one chunk
-    exact = engine.losses(weights, IMAGES, many)
-    ceilings = exact * np.array([0.2, 0.999, 1.0, 2.0])
-    capped = engine.losses(weights, IMAGES, many, ceilings)
-    np.testing.assert_array_equal(np.minimum(capped, ceilings), np.minimum(exact, ceilings))
-    assert capped[0] == np.inf
-
-
-def test_nan_weights_score_nan_even_with_a_ceiling() -> None:
-    weights = stack(1)
-    weights[0, 0] = np.nan
-    assert np.isnan(stacked().losses(weights, IMAGES, EVERY, np.array([0.1]))[0])
-    assert stacked().accuracies(weights, IMAGES, EVERY)[0] == 0
-
-
 def test_constant_tables_and_weights_used_twice_are_stacked() -> None:
     engine, weights = stacked(Shifted()), stack(5, Shifted)
     close(
@@ -458,7 +441,3 @@ def test_a_whole_run_repeats_itself_and_no_honest_claim_fails_at_tolerance_zero(
     assert (first.summary.banned, first.summary.uploads > 0) == ([], True)
     np.testing.assert_array_equal(first.weights, second.weights)
     close(first.weights, loop.weights)
-
-
-def test_the_name_tells_the_device() -> None:
-    assert stacked().name == "torch-cpu"
