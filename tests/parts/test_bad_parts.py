@@ -11,7 +11,8 @@ import pytest
 import cbdsl
 from cbdsl.errors import UserError
 from cbdsl.runs import loop
-from support.outside_parts import forget_guests, numbers, outside_file, outside_spec
+from support.helpers import read_rounds
+from support.outside_parts import forget_guests, outside_file, outside_spec
 
 COUNTING = '''
 import numpy as np
@@ -121,7 +122,7 @@ def test_nothing_is_lost_when_a_part_goes_wrong(settings: dict[str, Any], words:
     with pytest.raises(UserError, match=words) as caught:
         cbdsl.run(spec_of(plugin, rounds=5, **settings), out="run", callbacks=[])
     assert "cbdsl.testing.check_" in str(caught.value)
-    before = numbers(Path("run"))
+    before = read_rounds(Path("run"))
     assert [line["round"] for line in before] == [1, 2]
 
     written(COUNTING.replace("> 2", "> 1000"))
@@ -129,11 +130,11 @@ def test_nothing_is_lost_when_a_part_goes_wrong(settings: dict[str, Any], words:
         cbdsl.resume("run", callbacks=[])
     copy = next(Path("run/plugins").glob("*-bad_parts.py"))
     assert str(copy) in str(caught.value)
-    assert numbers(Path("run")) == before
+    assert read_rounds(Path("run")) == before
 
     copy.unlink()
     result = cbdsl.resume("run", callbacks=[])
-    assert numbers(Path("run"))[:2] == before
+    assert read_rounds(Path("run"))[:2] == before
     assert len(result.rounds) == 5
     key = "defence__aggregator" if harmless == "mean" else "selection__name"
     if harmless == "best":  # mended, it is the paper's rule
@@ -160,7 +161,7 @@ def test_an_error_of_the_parts_own_is_not_hidden() -> None:
     plugin = written(COUNTING)
     with pytest.raises(RuntimeError, match="no more"):
         cbdsl.run(spec_of(plugin, method="fedavg", defence__aggregator="late-error"), out="run", callbacks=[])
-    assert len(numbers(Path("run"))) == 2
+    assert len(read_rounds(Path("run"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -216,8 +217,8 @@ def test_a_plugin_that_was_edited_before_the_first_checkpoint() -> None:
     plugin = outside_file(Path())
     cbdsl.run(outside_spec(plugin, rounds=2), out="run", callbacks=[])
     (Path("run") / "checkpoint.npz").unlink()
-    before = numbers(Path("run"))
+    before = read_rounds(Path("run"))
     plugin.write_text(plugin.read_text() + "\n# a remark\n")
     with pytest.raises(UserError, match="was edited since the run"):
         cbdsl.resume("run")
-    assert numbers(Path("run")) == before
+    assert read_rounds(Path("run")) == before

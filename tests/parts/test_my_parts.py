@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +13,8 @@ from cbdsl import register, testing
 from cbdsl.report import arena_page
 from cbdsl.studies.arena import ArenaPlan, run_arena
 from cbdsl.studies.sweep import grid, run_all
-from support.outside_parts import EXAMPLE, forget_guests, numbers, outside_file, outside_spec
+from support.helpers import read_rounds, run_until
+from support.outside_parts import EXAMPLE, forget_guests, outside_file, outside_spec
 
 PARTS = {
     "attacks": "shuffle",
@@ -117,41 +113,18 @@ def test_a_parallel_sweep(plugin: str, tmp_path: Path) -> None:
     assert len({result.folder for result in results}) == 5
 
 
-SCRIPT = """
-import time
-import cbdsl
-from cbdsl.runs import loop
-from support.outside_parts import outside_spec
-loop._CHECKPOINT_SECONDS = loop._CHECKPOINT_SHARE = 0.0
-
-class Slow(cbdsl.Callback):
-    def round(self, record):
-        time.sleep(0.01)
-
-spec = outside_spec("my_parts.py", rounds=60, **{settings!r})
-cbdsl.run(spec, out="stopped", callbacks=[Slow()])
-"""
-
-
 @pytest.mark.parametrize(
     "settings",
     [{"method": "elastic", "defence__aggregator": "winsorised"}, {"selection__name": "patient", **ATTACKED}],
 )
-def test_a_run_goes_on_after_it_was_killed(plugin: str, tmp_path: Path, settings: dict[str, object]) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT.format(settings=settings))
-    helpers = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": helpers}
-    process = subprocess.Popen([sys.executable, "script.py"], cwd=tmp_path, env=environment)
-    rounds, deadline = tmp_path / "stopped" / "rounds.jsonl", time.monotonic() + 60
-    while not (rounds.exists() and rounds.read_bytes().count(b"\n") >= 5) and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
+def test_a_run_that_was_stopped_goes_on(plugin: str, tmp_path: Path, settings: dict[str, object]) -> None:
+    spec = outside_spec(plugin, rounds=8, **settings)
+    run_until(5, spec, out=tmp_path / "stopped")
+    forget_guests()  # as in a new process
     assert not (tmp_path / "stopped" / "summary.json").exists()
     cbdsl.resume(tmp_path / "stopped", callbacks=[])
-    cbdsl.run(outside_spec(plugin, rounds=60, **settings), out="whole", callbacks=[])
-    assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
+    cbdsl.run(spec, out="whole", callbacks=[])
+    assert read_rounds(tmp_path / "stopped") == read_rounds(tmp_path / "whole")
 
 
 @pytest.mark.slow

@@ -14,37 +14,15 @@ from safetensors.numpy import load_file, save_file
 import cbdsl
 from cbdsl import register
 from cbdsl.errors import UserError
-from cbdsl.runs import loop
-from cbdsl.runs.callbacks import Callback
-from cbdsl.runs.records import RoundRecord
 from cbdsl.runs.result import Result
-from support.helpers import blobs, small_spec
+from support.helpers import blobs, read_rounds, run_until, small_spec
 
-
-class StoppedError(RuntimeError):
-    """Ends a run."""
-
-
-class StopAfter(Callback):
-    """Ends a run after a round."""
-
-    def __init__(self, number: int) -> None:
-        self._number = number
-
-    def round(self, record: RoundRecord) -> None:
-        if record.round == self._number:
-            raise StoppedError
+SPEC = small_spec(model="softmax", rounds=4)
 
 
 def run(**arguments: Any) -> Result:  # noqa: ANN401
-    settings = arguments.pop("settings", {})
-    spec = small_spec(model="softmax", rounds=4, **settings)
-    return cbdsl.run(spec, data=blobs(), **{"callbacks": [], **arguments})
-
-
-def numbers(folder: Path) -> list[dict[str, Any]]:
-    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
+    spec = small_spec(model="softmax", rounds=4, **arguments.pop("settings", {}))
+    return cbdsl.run(spec, data=blobs(), callbacks=[], **arguments)
 
 
 @pytest.fixture
@@ -66,7 +44,7 @@ def test_all_doors_lead_to_the_same_run(source: Result, tmp_path: Path) -> None:
     cold = run()
     for number, result in enumerate(results):
         np.testing.assert_array_equal(result.weights, results[0].weights)
-        assert numbers(tmp_path / f"run{number}") == numbers(tmp_path / "run0")
+        assert read_rounds(tmp_path / f"run{number}") == read_rounds(tmp_path / "run0")
         kept = load_file(tmp_path / f"run{number}" / "init.safetensors")
         np.testing.assert_array_equal(np.concatenate([kept["1.weight"].ravel(), kept["1.bias"]]), source.weights)
     assert not np.array_equal(results[0].weights, cold.weights)
@@ -87,32 +65,27 @@ def test_every_method_starts_where_it_is_told(source: Result, method: str) -> No
 
 @pytest.mark.parametrize("change", ["deleted", "changed"])
 @pytest.mark.parametrize("kind", ["folder", "file", "array"])
-def test_a_run_goes_on_without_its_source(
-    source: Result, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, change: str
-) -> None:
-    monkeypatch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr(loop, "_CHECKPOINT_SHARE", 0.0)
+def test_a_run_goes_on_without_its_source(source: Result, tmp_path: Path, kind: str, change: str) -> None:
     folder = source.folder
     assert folder is not None
     init: Any = {"folder": folder, "file": folder / "model.safetensors", "array": source.weights}[kind]
     run(init=init, out=tmp_path / "whole")
-    with pytest.raises(StoppedError):
-        run(init=init, out=tmp_path / "stopped", callbacks=[StopAfter(2)])
+    run_until(2, SPEC, data=blobs(), init=init, out=tmp_path / "stopped")
     if change == "deleted":
         shutil.rmtree(folder)
     else:
         tensors = load_file(folder / "model.safetensors")
         save_file({name: each + 1 for name, each in tensors.items()}, folder / "model.safetensors")
     resumed = cbdsl.resume(tmp_path / "stopped", data=blobs(), callbacks=[])
-    assert numbers(tmp_path / "stopped") == numbers(tmp_path / "whole")
+    assert read_rounds(tmp_path / "stopped") == read_rounds(tmp_path / "whole")
     whole = json.loads((tmp_path / "whole" / "summary.json").read_text())
     assert resumed.summary.spec_key == whole["spec_key"]
 
 
 def test_a_run_that_never_reached_a_checkpoint_starts_again_from_its_model(source: Result, tmp_path: Path) -> None:
     whole = run(init=source)
-    with pytest.raises(StoppedError):
-        run(init=source, out=tmp_path / "stopped", callbacks=[StopAfter(1)])
+    run_until(1, SPEC, data=blobs(), init=source, out=tmp_path / "stopped")
+    (tmp_path / "stopped" / "checkpoint.npz").unlink()
     np.testing.assert_array_equal(cbdsl.resume(tmp_path / "stopped", data=blobs()).weights, whole.weights)
 
 

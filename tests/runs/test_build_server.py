@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from torch import nn
@@ -11,11 +13,10 @@ from cbdsl.algorithm.worker_round import pad_rows
 from cbdsl.arrays import Floats
 from cbdsl.data.dataset import Dataset
 from cbdsl.engines.native_engine import available
-from cbdsl.runs import loop
 from cbdsl.runs.build import Experiment, UserParts, batch_losses
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
-from support.helpers import After, blobs, perceptron, small_spec
+from support.helpers import blobs, perceptron, run_until, small_spec
 from support.refusals import refused_as
 
 
@@ -113,25 +114,14 @@ def test_batch_losses_are_the_mean_losses_of_as_many_copies_of_the_model(engine:
         np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_a_guarded_run_bans_nobody_honest_and_resumes_to_the_same_numbers(tmp_path) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
+def test_a_guarded_run_bans_nobody_honest_and_resumes_to_the_same_numbers(tmp_path: Path) -> None:
     spec = small_spec(defence__guard=True, defence__commitment=True, selection__name="soup", selection__k=2, rounds=6,
                       attack__byzantine=2, attack__name="staller")  # fmt: skip
     whole = cbdsl.run(spec, model=perceptron, data=blobs(), out=tmp_path / "whole")
     assert whole.summary.banned == []
     assert any(line.silent for line in whole.rounds)
 
-    class Stop(Exception):  # noqa: N818
-        pass
-
-    def stop(line: object) -> None:
-        if getattr(line, "round", 0) == 3:
-            raise Stop
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)
-        patch.setattr(loop, "_CHECKPOINT_SHARE", 0.0)
-        with pytest.raises(Stop):
-            cbdsl.run(spec, model=perceptron, data=blobs(), out=tmp_path / "part", callbacks=[After(stop)])
+    run_until(3, spec, model=perceptron, data=blobs(), out=tmp_path / "part")
     resumed = cbdsl.resume(tmp_path / "part", model=perceptron, data=blobs())
     np.testing.assert_array_equal(resumed.weights, whole.weights)
     assert [line.verdicts for line in resumed.rounds] == [line.verdicts for line in whole.rounds]

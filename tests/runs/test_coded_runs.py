@@ -16,7 +16,7 @@ from cbdsl.runs.build import Experiment, UserParts
 from cbdsl.runs.loop import play_rounds
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
-from support.helpers import After, blobs, perceptron, small_spec
+from support.helpers import blobs, perceptron, run_until, small_spec
 from support.refusals import refused_as
 
 CODECS = [name for name in register.codec.names() if name != "none"]
@@ -27,7 +27,7 @@ def spec_with(codec: str, **settings: Any) -> Spec:  # noqa: ANN401 - any settin
 
 
 def run(spec: Spec, **more: Any) -> cbdsl.Result:  # noqa: ANN401
-    return cbdsl.run(spec, model=perceptron, data=blobs(), **{"callbacks": [], **more})
+    return cbdsl.run(spec, model=perceptron, data=blobs(), callbacks=[], **more)
 
 
 @pytest.mark.parametrize("engine", ["native", "torch"])
@@ -56,19 +56,11 @@ def test_bytes_are_those_that_were_sent(codec: str) -> None:
 @pytest.mark.parametrize("settings", [{}, {"participation": 3}, {"method": "fedavg", "shared": "train"}])
 @pytest.mark.parametrize("codec", ["q4", "topk"])
 def test_a_run_that_was_stopped_goes_on_with_the_same_numbers(
-    codec: str, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    codec: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("cbdsl.runs.loop._CHECKPOINT_SECONDS", 0.0)
-    monkeypatch.setattr("cbdsl.runs.loop._CHECKPOINT_SHARE", 0.0)
     spec = spec_with(codec, rounds=9, **settings)
     expected = run(spec)
-
-    def stop(line: cbdsl.RoundRecord) -> None:
-        if line.round == 6:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(spec, out=tmp_path / "run", callbacks=[After(stop)])
+    run_until(6, spec, model=perceptron, data=blobs(), out=tmp_path / "run")
     found = cbdsl.resume(tmp_path / "run", model=perceptron, data=blobs(), callbacks=[])
     assert found.weights.tobytes() == expected.weights.tobytes()
     assert [replace(line, seconds=0.0) for line in found.rounds] == [

@@ -8,7 +8,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,13 +23,17 @@ from cbdsl.data.dataset import Dataset
 from cbdsl.errors import UserError
 from cbdsl.runs.records import FinalMeasurements, Summary, lowest_of, summarise
 from cbdsl.spec import read as read_spec
-from support.helpers import After, blobs, module_named, perceptron, small_spec
+from support.helpers import (
+    After,
+    StoppedError,
+    blobs,
+    module_named,
+    perceptron,
+    read_rounds,
+    run_until,
+    small_spec,
+)
 from support.refusals import refused_as
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
 
 
 @pytest.mark.parametrize("method", register.method.names())
@@ -161,7 +164,7 @@ def test_threads_change_no_number(method: str, tmp_path: Path) -> None:
         cbdsl.run(
             small_spec(method=method), model=perceptron, data=blobs(), out=tmp_path / str(threads), threads=threads
         )
-    assert lines(tmp_path / "1") == lines(tmp_path / "2") == lines(tmp_path / "3")
+    assert read_rounds(tmp_path / "1") == read_rounds(tmp_path / "2") == read_rounds(tmp_path / "3")
 
 
 def test_a_run_in_a_folder_can_be_read_again(tmp_path: Path) -> None:
@@ -178,21 +181,9 @@ def test_a_run_in_a_folder_can_be_read_again(tmp_path: Path) -> None:
     assert result.spec.model == "custom"
 
 
-class InterruptionError(Exception):
-    pass
-
-
 def interrupted(spec: cbdsl.Spec, after: int, folder: Path) -> cbdsl.Result:
     """A run that is stopped after a round and resumed."""
-
-    def stop(line: cbdsl.RoundRecord) -> None:
-        if line.round == after:
-            raise InterruptionError
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(InterruptionError):
-        patch.setattr("cbdsl.runs.loop._CHECKPOINT_SECONDS", 0.0)
-        patch.setattr("cbdsl.runs.loop._CHECKPOINT_SHARE", 0.0)
-        cbdsl.run(spec, model=perceptron, data=blobs(), out=folder, callbacks=[After(stop)])
+    run_until(after, spec, model=perceptron, data=blobs(), out=folder)
     return cbdsl.resume(folder, model=perceptron, data=blobs())
 
 
@@ -202,7 +193,7 @@ def test_an_interrupted_run_resumes_to_the_same_numbers(method: str, stop_after:
     spec = small_spec(method=method, attack__byzantine=1)
     whole = cbdsl.run(spec, model=perceptron, data=blobs(), out=tmp_path / "whole")
     resumed = interrupted(spec, stop_after, tmp_path / "part")
-    assert lines(tmp_path / "part") == lines(tmp_path / "whole")
+    assert read_rounds(tmp_path / "part") == read_rounds(tmp_path / "whole")
     np.testing.assert_array_equal(resumed.weights, whole.weights)
 
 
@@ -216,33 +207,33 @@ def test_a_run_that_was_stopped_after_a_round_without_a_better_model_remembers_t
     assert kept, "every round had a better model: nothing is tested"
     for number in kept[:2]:
         interrupted(spec, number, tmp_path / f"part-{number}")
-        assert lines(tmp_path / f"part-{number}") == lines(tmp_path / "whole")
+        assert read_rounds(tmp_path / f"part-{number}") == read_rounds(tmp_path / "whole")
 
 
 def test_a_run_stopped_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
     def stop(_: cbdsl.RoundRecord) -> None:
-        raise InterruptionError
+        raise StoppedError
 
-    with pytest.raises(InterruptionError):
+    with pytest.raises(StoppedError):
         cbdsl.run(small_spec(), model=perceptron, data=blobs(), out=tmp_path / "part", callbacks=[After(stop)])
     assert not (tmp_path / "part" / "checkpoint.npz").exists()
     cbdsl.resume(tmp_path / "part", model=perceptron, data=blobs())
     cbdsl.run(small_spec(), model=perceptron, data=blobs(), out=tmp_path / "whole")
-    assert lines(tmp_path / "part") == lines(tmp_path / "whole")
+    assert read_rounds(tmp_path / "part") == read_rounds(tmp_path / "whole")
 
 
 def test_a_finished_run_resumes_to_itself(tmp_path: Path) -> None:
     first = cbdsl.run(small_spec(), model=perceptron, data=blobs(), out=tmp_path / "run")
-    before = lines(tmp_path / "run")
+    before = read_rounds(tmp_path / "run")
     again = cbdsl.resume(tmp_path / "run", model=perceptron, data=blobs())
-    assert lines(tmp_path / "run") == before
+    assert read_rounds(tmp_path / "run") == before
     assert again.summary.final_accuracy == first.summary.final_accuracy
 
 
 KILLABLE = """
 import sys, cbdsl, cbdsl.runs.loop
 sys.path.insert(0, sys.argv[1])
-from support.helpers import After, blobs, module_named, perceptron, small_spec
+from support.helpers import blobs, perceptron, small_spec
 cbdsl.runs.loop._CHECKPOINT_SECONDS = cbdsl.runs.loop._CHECKPOINT_SHARE = 0.0
 cbdsl.run(small_spec(rounds=600, attack__byzantine=1), model=perceptron, data=blobs(), out=sys.argv[2])
 """
@@ -268,7 +259,7 @@ def test_a_killed_process_resumes_to_the_same_numbers(delay: float, tmp_path: Pa
     assert process.wait() == -signal.SIGKILL
     assert not (tmp_path / "part" / "summary.json").exists(), "it was killed too late for this test to mean anything"
     cbdsl.resume(tmp_path / "part", model=perceptron, data=blobs())
-    assert lines(tmp_path / "part") == lines(uninterrupted)
+    assert read_rounds(tmp_path / "part") == read_rounds(uninterrupted)
     weights = [load_file(folder / "model.safetensors") for folder in (tmp_path / "part", uninterrupted)]
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[1])
 

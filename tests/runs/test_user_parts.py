@@ -28,7 +28,7 @@ from cbdsl.runs.build import Experiment, UserParts
 from cbdsl.runs.loop import play_rounds
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
-from support.helpers import After, blobs, perceptron, small_spec
+from support.helpers import blobs, perceptron, run_until, small_spec
 from support.refusals import refused_as
 
 
@@ -55,7 +55,7 @@ def test_a_registered_part_given_as_an_object_is_recorded_by_name_with_its_setti
     np.testing.assert_array_equal(again.weights, result.weights)
 
 
-def test_a_part_without_a_name_is_custom_and_has_to_be_given_again(tmp_path) -> None:  # type: ignore[no-untyped-def] # noqa: ANN001
+def test_a_part_without_a_name_is_custom_and_has_to_be_given_again(tmp_path: Path) -> None:
     spec = small_spec(method="fedavg", attack__byzantine=1, rounds=2)
     result = cbdsl.run(spec, model=perceptron, data=blobs(), attack=Nudge(by=9.0), out=tmp_path / "run")
     assert result.spec.attack.name == "custom"
@@ -143,15 +143,7 @@ def test_data_made_from_a_registered_set_is_not_recorded_under_its_name(mnist: c
 
 
 def test_a_run_with_workers_elsewhere_does_not_go_on_without_them(tmp_path: Path) -> None:
-    def stop(line: cbdsl.RoundRecord) -> None:
-        if line.round == 2:
-            raise KeyboardInterrupt
-
-    spec = small_spec()
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("cbdsl.runs.loop._CHECKPOINT_SECONDS", 0.0)
-        patch.setattr("cbdsl.runs.loop._CHECKPOINT_SHARE", 0.0)
-        cbdsl.run(spec, model=perceptron, data=blobs(), swarm=Elsewhere, out=tmp_path / "run", callbacks=[After(stop)])
+    run_until(2, small_spec(), model=perceptron, data=blobs(), swarm=Elsewhere, out=tmp_path / "run")
     with refused_as("missing-part", "cbdsl.resume(..., swarm=...)"):
         cbdsl.resume(tmp_path / "run", model=perceptron, data=blobs())
 

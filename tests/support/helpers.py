@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import math
 import os
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any, Literal
 from unittest import mock
 
 import numpy as np
+import pytest
 from torch import nn
 
 from cbdsl import register
@@ -23,6 +25,7 @@ from cbdsl.arrays import Floats
 from cbdsl.cli.main import main
 from cbdsl.data.dataset import Dataset
 from cbdsl.models.to_torch import module_of
+from cbdsl.runs import loop
 from cbdsl.runs.callbacks import Callback
 from cbdsl.runs.records import RoundRecord
 from cbdsl.spec import Spec
@@ -174,3 +177,26 @@ class After(Callback):
 
     def round(self, record: RoundRecord) -> None:
         self._call(record)
+
+
+class StoppedError(Exception):
+    """Ends a run that a test stops."""
+
+
+def run_until(last: int, spec: Spec, **arguments: Any) -> None:  # noqa: ANN401 - those of `cbdsl.run`
+    """Run a spec, with a checkpoint after every round, and stop it after one of them."""
+
+    def stop(record: RoundRecord) -> None:
+        if record.round == last:
+            raise StoppedError
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(StoppedError):
+        patch.setattr(loop, "_CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(loop, "_CHECKPOINT_SHARE", 0.0)
+        loop.run(spec, callbacks=[After(stop)], **arguments)
+
+
+def read_rounds(folder: Path) -> list[dict[str, Any]]:
+    """The rounds of a run, but for the time they took."""
+    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 from cbdsl import register
 from cbdsl.spec import Spec
@@ -40,9 +38,3 @@ def outside_spec(plugin: Path | str, **settings: object) -> Spec:
         "local.learning_rate": 0.1,
     }
     return Spec().with_settings(base | {key.replace("__", "."): value for key, value in settings.items()})
-
-
-def numbers(folder: Path) -> list[dict[str, Any]]:
-    """The rounds of a run, but for the time they took."""
-    records = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in records]
