@@ -147,11 +147,10 @@ def test_a_stopped_run_goes_on(name: str) -> None:
     assert [one["round"] for one in after] == [1, 2, 3, 4, 5, 6]
     assert json.loads((stopped / "summary.json").read_text())["rounds"] == 6
     command("run", "--spec", str(stopped / "spec.toml"), "--out", "again", "--json")
-    fresh = lines("again/rounds.jsonl")
-    if numbers_of(fresh) == numbers_of(expected):
-        assert numbers_of(after) == numbers_of(expected)
-        models = [Path(one, "model.safetensors").read_bytes() for one in (stopped, whole, "again")]
-        assert models[0] == models[1] == models[2]
+    resumed, recorded, fresh = (Path(one, "model.safetensors").read_bytes() for one in (stopped, whole, "again"))
+    if fresh == recorded:  # this processor computes as the one that wrote the folders
+        assert resumed == recorded
+        assert numbers_of(after) == numbers_of(expected) == numbers_of(lines("again/rounds.jsonl"))
 
 
 def test_a_checkpoint_of_another_spec_is_refused() -> None:
