@@ -62,13 +62,14 @@ def use_kept_init(spec: Spec, out: Path) -> Spec:
     return replace(spec, init=str(kept)) if own else spec
 
 
-def open_run(stage: Experiment, out: Path) -> OpenRun:
-    """Create a run's folder, or open the folder of the same run to continue it."""
+def open_run(stage: Experiment, out: Path, baseline: bool = False) -> OpenRun:
+    """Create a run's folder, or open the folder of the same run to continue it. baseline: see `cbdsl.run`."""
+    stage.require_messages()
     if not (out / "spec.toml").exists():
         folder = RunFolder.create(out, stage.spec, private=True)
         if stage.spec.init:
             folder.keep_init(stage.spec.init, stage.network.tensors(stage.initial[0]))
-        return OpenRun(folder, every_round=True)
+        return OpenRun(folder, every_round=True, baseline=baseline)
     folder, spec = RunFolder.open(out, private=True)
     try:
         own = stage.spec.init == str(out / "init.safetensors")
@@ -81,7 +82,7 @@ def open_run(stage: Experiment, out: Path) -> OpenRun:
     except BaseException:
         folder.close()
         raise
-    return OpenRun(folder, checkpoint, records, every_round=True)
+    return OpenRun(folder, checkpoint, records, every_round=True, baseline=baseline)
 
 
 def serve(
