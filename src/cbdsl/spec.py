@@ -193,7 +193,10 @@ class Spec:
     rounds: CountFromOne = setting(30, "communication rounds, T")
     seed: Annotated[int, Bounds(0, 2**128)] = setting(0, "seed of everything random")
     model: Text = setting("cnn", "a network's name, or 'custom': a module given in Python")
-    init: Text = setting("", "start from this model: a run's folder or a .safetensors file; empty: drawn at random")
+    init: Text = setting(
+        "",
+        "start from this model: a run's folder, a .safetensors file, or 'server' (trained on D_tr); empty: random",
+    )
     engine: Text = setting("auto", "what computes: auto, native or torch")
     device: Device = setting(
         "auto", "where torch runs: cpu, cuda or mps; auto: a GPU if torch runs the model and sees one"
@@ -425,6 +428,9 @@ def read_tree(path: Path) -> dict[str, Any]:
 
 _ADDED_LATER = (("", "device", "auto"), ("data", "shared_source", ""), ("swarm", "storage", "float32"))
 """Settings that did not exist in the first version: at their defaults they are no part of the key."""
+
+
+INIT_SERVER = "server"  # the value of `init` for a model that the server trains on D_tr
 
 
 def init_file(source: str) -> Path:

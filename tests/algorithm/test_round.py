@@ -71,6 +71,16 @@ def test_only_the_best_claimant_is_invited_and_becomes_the_global_best() -> None
     np.testing.assert_array_equal(after.global_best, model(0.25))
 
 
+def test_the_global_score_is_the_larger_of_claim_and_measurement_so_no_claim_walks_it_to_zero() -> None:
+    claims, state = {0: 5e-5}, START
+    for claimed in (8.9e-5, 1e-20, 0.0):  # the model's loss stays 9e-5, within the tolerance of each claim
+        claims[0] = claimed
+        state, log = play(replace(state, back_offs={}), ScriptedSwarm(dict(claims), {0: model(9e-5)}))
+        assert state.global_score == np.float32(9e-5)
+        assert state.banned == frozenset()
+    assert log.outcome("declined") == [0]
+
+
 def test_a_liar_is_banned_and_the_next_best_is_invited() -> None:
     swarm = honest({0: 0.75, 1: 0.25, 2: 0.5})
     swarm = ScriptedSwarm({**swarm.scores, 3: 1e-6}, {**swarm.models, 3: model(7.0)})

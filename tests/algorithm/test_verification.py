@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 
 from cbdsl.algorithm.messages import commitment_of
 from cbdsl.algorithm.verification import (
+    IMPRECISE,
     MEMORISED,
     UNTRAINABLE,
     HoldOutLosses,
@@ -41,6 +42,17 @@ def test_a_claim_is_believed_within_the_tolerance(claimed: float, measured: floa
     finding = make_verifier(lambda _: measured, 2, 1e-4).check(claimed, WEIGHTS, 1)
     assert finding.believed is believed
     assert bool(finding.reason) is not believed
+
+
+@pytest.mark.parametrize(
+    ("claimed", "measured", "is_declined"),
+    [(1e-36, 5e-5, True), (0.0, 5e-5, True), (1e-36, 9e-7, False), (5e-4, 5.3e-4, False), (0.2, 0.20009, False)],
+)
+def test_a_claim_far_from_a_tiny_loss_bans_nobody_and_is_declined(
+    claimed: float, measured: float, is_declined: bool
+) -> None:
+    finding = make_verifier(lambda _: measured, 2, 1e-4).check(claimed, WEIGHTS, 1)
+    assert (finding.believed, finding.reason) == (True, IMPRECISE if is_declined else "")
 
 
 def test_the_literal_comparison_of_the_paper_bans_for_rounding() -> None:

@@ -142,11 +142,12 @@ class AloneTraining:
         return replace(after, memory=memory, global_best=self.models(memory)[0]), RoundLog(order.round, {}, {}, (), ())
 
     def train(self, initial: Floats) -> tuple[Floats, int]:
-        """Train until the hold-out has seen no gain for some rounds; return the best model and its round."""
+        """Train until the hold-out has seen no gain for some epochs; return the best model and its epoch."""
+        by_epoch = replace(self, local=replace(self.local, epochs=1, steps=0))
         state, best = ServerState(0, initial, np.inf), 0
         while state.round < MOST_EPOCHS and state.round < best + PATIENCE:
             order = Order(state.round + 1, "average", (), 0.0, self.local.learning_rate, None)
-            after, _ = self.play(state, order)
+            after, _ = by_epoch.play(state, order)
             best = after.round if after.version > state.version else best
             state = after
         return state.global_best, best

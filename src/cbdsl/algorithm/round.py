@@ -97,7 +97,8 @@ def play_round(
         verdict, model = _judge_claim(worker, claims[worker], uploads.get(worker), believed, view, policy)
         verdicts.append(verdict)
         if model is not None and verdict.outcome == "accepted":
-            believed.append(VerifiedUpload(worker, claims[worker].score, model, uploads[worker]))
+            score = max(claims[worker].score, float(np.float32(verdict.measured or 0.0)))
+            believed.append(VerifiedUpload(worker, score, model, uploads[worker]))
 
     combined = policy.selection.combine(believed, view) if believed else SelectionResult()
     final = tuple(
@@ -140,7 +141,7 @@ def _judge_claim(
     finding = view.verifier.check(claim.score, model, view.round)
     if not finding.believed:
         return Verdict(worker, "refuted", claim.score, finding.measured, finding.reason, payload), None
-    useless = policy.selection.objection(VerifiedUpload(worker, claim.score, model), believed, view)
+    useless = finding.reason or policy.selection.objection(VerifiedUpload(worker, claim.score, model), believed, view)
     outcome: Outcome = "declined" if useless else "accepted"
     return Verdict(worker, outcome, claim.score, finding.measured, useless, payload), model
 

@@ -14,7 +14,7 @@ import numpy as np
 from cbdsl import register
 from cbdsl.algorithm.broadcast import EncodedModel, encode_model, relay_upload
 from cbdsl.algorithm.messages import NO_BACK_OFF, BackOff, ServerState, Upload, WorkerId
-from cbdsl.algorithm.verification import MEMORISED, UNTRAINABLE, Verifier
+from cbdsl.algorithm.verification import IMPRECISE, MEMORISED, UNTRAINABLE, Verifier
 from cbdsl.arrays import Floats
 from cbdsl.codecs.envelope import Codecs
 from cbdsl.errors import UserError, renamed
@@ -28,7 +28,7 @@ FAR = "its weights are far from everything that training makes of the global mod
 OPPOSED = "it undoes what the shared training set teaches"
 EQUAL = "equal to another upload of the round"
 LEFT_OUT = "the others of the round do far better together on the private hold-out"
-CAUSES = frozenset({COPIED, FAR, HARMFUL, OPPOSED, MEMORISED, UNTRAINABLE})  # after these a worker is backed off
+CAUSES = frozenset({COPIED, FAR, HARMFUL, IMPRECISE, OPPOSED, MEMORISED, UNTRAINABLE})  # these lead to a back-off
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class VerifiedUpload:
     """
 
     worker: WorkerId
-    claimed: float
+    claimed: float  # the score that the worker claimed, or the one that the server measured if that is higher
     model: Floats  # (D,)
     upload: Upload | None = None  # as it was received
 
@@ -155,15 +155,13 @@ class Best(Selection):
         return find_doubt(upload, view) or (WORSENS if worse else "")
 
     def combine(self, believed: Sequence[VerifiedUpload], view: RoundContext) -> SelectionResult:
-        """Return the upload as w^g. F^g is the claim, so that its worker cannot beat the server's score by rounding.
+        """Return the upload as w^g. F^g is the larger of claim and measurement: no claim can walk it down to 0.
 
         An upload that has to be packed again, because it belongs to an older w^g, becomes a different model.
         """
         best, score = believed[0], view.verifier.score
         made = view.encode(best.model, best)
-        if score is None or made.model is best.model:
-            return SelectionResult(made.model, view.standing(made.model, best.claimed), packed=made)
-        found = score(made.model)
+        found = best.claimed if score is None or made.model is best.model else score(made.model)
         if found < view.state.global_score:
             return SelectionResult(made.model, view.standing(made.model, found), packed=made)
         return SelectionResult(declined={best.worker: NO_GAIN})

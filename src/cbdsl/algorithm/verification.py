@@ -22,7 +22,7 @@ class ClaimCheck:
 
     believed: bool
     measured: float | None  # the score that the server measured, if it has D_sc
-    reason: str  # why it was not believed; empty if it was
+    reason: str  # why it was not believed; of a believed claim, why it is of no use all the same; or ""
 
 
 Score = Callable[[Floats], float]
@@ -32,6 +32,9 @@ OwnStep = Callable[[Floats, int], Doubles]
 _Found = TypeVar("_Found")
 MEMORISED = "it has learned the scoring set by heart: private loss too high"
 UNTRAINABLE = "it falls apart when it is trained on"
+IMPRECISE = "the claim is within the tolerance, but far from a loss this small"
+_LEAST_PRECISION = 0.1  # of a loss: a claim that is farther from it is of no use
+_ROUNDING = 1e-6  # claims of honest workers are nearer than this, whatever the processor
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +89,8 @@ def make_verifier(score: Score, size: int, tolerance: float) -> Verifier:
     """Return a verifier that measures an upload on D_sc and compares it with the claim.
 
     The paper's `==` would ban honest workers: the order of a sum alone moves a loss by some 1e-8, other hardware or
-    half precision by more. The tolerance is relative above a loss of 1 and absolute below.
+    half precision by more. The tolerance is relative above a loss of 1 and absolute below. Where the loss is smaller
+    than the tolerance, a false claim is no proof: it is believed, with a reason to decline the upload.
     """
 
     def check(claimed: float, weights: Floats, round_number: int) -> ClaimCheck:  # noqa: ARG001 - given to all
@@ -95,8 +99,11 @@ def make_verifier(score: Score, size: int, tolerance: float) -> Verifier:
             return ClaimCheck(False, None, fault)
         measured = score(weights)
         # A claim is a float32; the comparison is False for NaN and infinity, for a claim is finite.
-        if abs(float(np.float32(measured)) - claimed) <= tolerance * max(1.0, claimed):
-            return ClaimCheck(True, measured, "")
+        rounded = float(np.float32(measured))
+        gap = abs(rounded - claimed)
+        if gap <= tolerance * max(1.0, claimed):
+            imprecise = gap > max(_LEAST_PRECISION * max(claimed, rounded), _ROUNDING)
+            return ClaimCheck(True, measured, IMPRECISE if imprecise else "")
         return ClaimCheck(False, measured, "the claim is not what the server measures")
 
     return Verifier(check, score)

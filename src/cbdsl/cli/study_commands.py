@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -16,13 +16,20 @@ from cbdsl.cli.study_tables import (
     print_arena,
     print_claims,
     print_comparison,
+    print_results,
     print_study,
     print_sweep,
     print_tuning,
 )
+from cbdsl.errors import UserError
 from cbdsl.runs.resolve import refuse_idle, resolve_all
 from cbdsl.spec import Spec, numbers, parse_setting, words
-from cbdsl.studies import arena as arena_job, benchmark_datasets as study_job, reproduce as reproduce_job
+from cbdsl.studies import (
+    arena as arena_job,
+    benchmark_datasets as study_job,
+    budget as budget_job,
+    reproduce as reproduce_job,
+)
 from cbdsl.studies.compare import compare as compare_runs, group_results
 from cbdsl.studies.paper import FULL_PLAN, QUICK_PLAN
 from cbdsl.studies.sweep import (
@@ -152,11 +159,13 @@ def arena(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 
 def study(  # noqa: PLR0913, PLR0917 - one parameter per option
-    name: Annotated[str, typer.Argument(metavar="NAME", help="hapt, fashion or cifar10: a preset of that name.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="budget, or a preset: hapt, fashion or cifar10.")],
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds, from 0; 3 if not given.")] = None,
     ways: Annotated[
         str | None,
-        typer.Option(help="Some of fedavg, fedavg-tr, fedprox-tr, scaffold-tr, cb-dsl, rotation; all if not given."),
+        typer.Option(
+            help="Some of fedavg, fedavg-tr, fedprox-tr, scaffold-tr, cb-dsl, rotation (budget: iid, noniid, ...)."
+        ),
     ] = None,
     clean: Annotated[bool, typer.Option("--clean", help="Leave out the runs with attackers.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="One seed and a fifth of the rounds: a first look.")] = False,
@@ -165,10 +174,15 @@ def study(  # noqa: PLR0913, PLR0917 - one parameter per option
     jobs: Jobs = None,
     on: On = None,
 ) -> None:
-    """Compare methods on hapt, fashion or cifar10, clean and attacked."""
+    """Compare methods on hapt, fashion or cifar10, clean and attacked; or find where a swarm pays (budget)."""
     interrupts.advise_same_command()
     options.demand_pages("it draws the figure")
     given = dict(map(parse_setting, settings or []))
+    if name == "budget":
+        if clean:
+            raise UserError("--clean has no effect on the study budget: nobody attacks in it.", code="no-effect")
+        _study_budget(seeds or (1 if quick else 3), ways, quick, given, out, jobs, on)
+        return
     plan = study_job.StudyPlan(
         name,
         tuple(range(seeds or (1 if quick else 3))),
@@ -184,6 +198,32 @@ def study(  # noqa: PLR0913, PLR0917 - one parameter per option
     from cbdsl.report.comparison_page import write_study_page  # noqa: PLC0415 - it needs matplotlib
 
     print_study(result, write_study_page(result, folder, interrupts.command_line()))
+
+
+def _study_budget(
+    seeds: int,
+    data: str | None,
+    quick: bool,
+    given: Mapping[str, Any],
+    out: Path | None,
+    jobs: int | None,
+    on: str | None,
+) -> None:
+    """Run the study `budget`; data: some of its data sets, all that are here if not given."""
+    here, missing = budget_job.list_available(words(data) if data is not None else tuple(budget_job.BUDGET_DATA))
+    for source in missing:
+        typer.echo(f"{source} is left out: fetch it first (cbdsl data fetch {source}).", err=True)
+    budgets = tuple(budget_job.BUDGETS)[:2] if quick else tuple(budget_job.BUDGETS)
+    plan = budget_job.BudgetPlan(here, tuple(range(seeds)), budgets, given)
+    refuse_idle([plan.spec(*point) for point in plan.points()], given)
+    folder = out or Path("study-budget-quick" if quick else "study-budget")
+    found = _show_progress(
+        len(plan.points()), folder, lambda show: budget_job.run_budget_study(plan, folder, jobs, show, on)
+    )
+    from cbdsl.report.budget_page import write_budget_page  # noqa: PLC0415 - it needs matplotlib
+
+    page = write_budget_page(found, folder, interrupts.command_line())
+    print_results(budget_job.describe_budget_study(plan), *budget_job.budget_table(found), page)
 
 
 def reproduce(

@@ -85,14 +85,19 @@ def print_comparison(comparison: Comparison) -> None:
 
 def print_study(study: Study, page: Path) -> None:
     """Print what was run in a study and its table."""
-    headings, rows = study_table(study)
+    print_results(describe_study(study.plan), *study_table(study), page)
+
+
+def print_results(description: str, headings: Sequence[str], rows: Sequence[Sequence[str]], page: Path) -> None:
+    """Print a description and a table; every column but the first is at the right."""
     table = new_table()
     for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left", no_wrap=not heading)
+        first = heading == headings[0]
+        table.add_column(heading, justify="left" if first else "right", no_wrap=first)
     for row in rows:
         table.add_row(*map(Text, row))
     console = plain_console()
-    console.print(describe_study(study.plan), highlight=False, soft_wrap=True)
+    console.print(description, highlight=False, soft_wrap=True)
     console.print(table, highlight=False)
     _print_page(console, page)
 

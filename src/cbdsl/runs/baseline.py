@@ -34,9 +34,8 @@ def measure_server_alone(experiment: Experiment, kept: Path | None = None) -> Se
 
 
 def _measure(experiment: Experiment) -> ServerAlone:
-    spec = replace(experiment.spec, local=replace(experiment.spec.local, epochs=1, steps=0))
     data, engine = experiment.dataset, experiment.engine
-    alone = build_alone_training(spec, ServerOnly(), engine, data.train, experiment.split)
+    alone = build_alone_training(experiment.spec, ServerOnly(), engine, data.train, experiment.split)
     weights, epochs = alone.train(experiment.initial[0])
     accuracy = float(engine.accuracies(weights[None], data.test, np.arange(len(data.test), dtype=np.int32))[0])
     return ServerAlone(accuracy, len(alone.lessons.samples[0]), epochs)

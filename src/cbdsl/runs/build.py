@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cbdsl import register
 from cbdsl.algorithm.aggregators import AggregationRule, TrustedReference, aggregate, check_majority, parse_aggregator
-from cbdsl.algorithm.alone import AloneMethod, AloneTraining
+from cbdsl.algorithm.alone import AloneMethod, AloneTraining, ServerOnly
 from cbdsl.algorithm.messages import ServerState, Swarm, WorkerId, commitment_of
 from cbdsl.algorithm.methods import Method
 from cbdsl.algorithm.round import Combination, Server, ServerPolicy, average_by_samples, rate_at
@@ -46,7 +46,7 @@ from cbdsl.register import CUSTOM, Register
 from cbdsl.rng import seed_of, stream
 from cbdsl.runs.records import FinalMeasurements
 from cbdsl.runs.result import Result
-from cbdsl.spec import Options, Spec, init_file
+from cbdsl.spec import INIT_SERVER, Options, Spec, init_file
 from cbdsl.swarms.local import LocalSwarm, workers_at_once
 from cbdsl.util.memory import require_memory
 
@@ -114,9 +114,13 @@ class Experiment:
         choice = choose_engine(spec.engine, network, dataset.shape, threads or default_threads(), spec.device)
         engine = choice.engine
         server = build_server(spec, engine, dataset.train, parts, given, secret)
+        initial = _initial(spec, network, given.init)
+        if given.init is None and spec.init == INIT_SERVER:
+            alone = build_alone_training(spec, ServerOnly("training"), engine, dataset.train, parts)
+            initial[0] = alone.train(initial[0])[0]
         _check_memory(spec, parts, engine.size, deal and given.make_swarm is None)
         return Experiment(
-            spec, dataset, parts, network, engine, _initial(spec, network, given.init), server, attack,
+            spec, dataset, parts, network, engine, initial, server, attack,
             byzantine_workers(spec), choice.note, spec.key(), given.make_swarm,
         )  # fmt: skip
 
@@ -447,7 +451,7 @@ def _initial(spec: Spec, network: Network, given: Floats | Path | None) -> Float
     starts = spec.workers if spec.swarm.start == "apart" else 1
     if given is None and spec.init == CUSTOM:
         raise part_not_given("init", "initial model")
-    if given is None and spec.init:
+    if given is None and spec.init not in {"", INIT_SERVER}:
         given = init_file(spec.init)
     seeds = [seed_of(spec.seed, "initial-weights", worker=number) for number in range(starts)]
     if given is None:

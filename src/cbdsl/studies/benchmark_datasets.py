@@ -62,7 +62,7 @@ BENCHMARKS = {
 }
 
 # Settings of a method that it does not set itself; they replace those of the preset.
-_PLAIN: dict[str, Any] = {
+PLAIN: dict[str, Any] = {
     "selection.name": "best", "selection.k": 0, "defence.guard": False, "defence.commitment": False,
     "codec.up": "none", "codec.down": "none",
 }  # fmt: skip
@@ -106,7 +106,7 @@ class StudyPlan:
 
     def spec(self, way: str, attacked: bool, seed: int) -> Spec:
         """Return one run, resolved."""
-        settings = {**_PLAIN, **STUDY_METHODS[way].settings, "seed": seed}
+        settings = {**PLAIN, **STUDY_METHODS[way].settings, "seed": seed}
         if settings["selection.name"] == "rotation":
             settings["selection.k"] = BENCHMARKS[self.name].in_turn
         if (
