@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,7 +129,7 @@ def test_workers_alone_are_measured_by_mean_and_worst_tenth_and_send_nothing() -
 
 @pytest.mark.parametrize("method", ["server-only", "local-only", "central"])
 def test_a_resumed_baseline_has_the_numbers_of_one_that_was_not_stopped(method: str, tmp_path: Path) -> None:
-    parts = {"model": perceptron, "data": blobs()}
+    parts: dict[str, Any] = {"model": perceptron, "data": blobs()}
     whole = cbdsl.run(small_spec(method=method), **parts)
     run_until(2, small_spec(method=method), out=tmp_path / "run", **parts)
     again = cbdsl.resume(tmp_path / "run", **parts)
