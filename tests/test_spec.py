@@ -171,7 +171,8 @@ def test_a_preset_is_no_setting() -> None:
 def test_each_method_brings_its_own_shared_data_unless_told_otherwise() -> None:
     shared = {name: resolve(replace(Spec(), method=name)).shared for name in register.method.names()}
     averaging = dict.fromkeys(["fedavg", "fedprox", "scaffold", "fedavgm", "fedadam"], "none")
-    assert shared == {"cb-dsl": "both", "restart": "both", "fedpso": "none", "pso": "score", **averaging}
+    alone = dict.fromkeys(["server-only", "local-only", "central"], "none")
+    assert shared == {"cb-dsl": "both", "restart": "both", "fedpso": "none", "pso": "score", **averaging, **alone}
     assert resolve(Spec(method="fedavg", shared="train")).shared == "train"
     with refused_as("unknown-name", "'fedpros'", "'fedprox'"):
         resolve(Spec(method="fedpros"))

@@ -147,7 +147,7 @@ def _convert(value: Any, default: Any, what: str) -> Any:  # noqa: ANN401 - any 
 attack = Register("attack", tuple(f"cbdsl.attacks.{name}" for name in ("weights", "protocol", "adaptive")))
 aggregator = Register("aggregator", ("cbdsl.algorithm.aggregators",))
 selection = Register("selection", ("cbdsl.algorithm.selection", "cbdsl.algorithm.rotation"))
-method = Register("method", ("cbdsl.algorithm.methods",))
+method = Register("method", ("cbdsl.algorithm.methods", "cbdsl.algorithm.alone"))
 partition = Register("partition", ("cbdsl.data.partition",))
 model = Register("model", ("cbdsl.models.zoo",))
 dataset = Register("data set", ("cbdsl.data.dataset", "cbdsl.data.download"))

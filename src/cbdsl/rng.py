@@ -24,6 +24,7 @@ Purpose = Literal[
     "attack",  # what an attacker uploads
     "hold-out",  # which half of the private hold-out the guard uses in a round
     "root",  # the batches of a server that trains on D_tr itself
+    "alone",  # the batches of a baseline that learns without a swarm
     "search",  # where a search for settings looks, see studies/tune.py
     "generator",  # what a generator makes, see studies/generate.py
     "genie",  # the batches of the genie worker, see theory/genie.py

@@ -233,7 +233,8 @@ def test_a_study_goes_on_and_runs_nothing_again(name: str) -> None:
     after = {path: text for part in parts for path, text in contents(part).items() if not path.endswith(".lock")}
     assert {path for path in after if "README" not in path} == set(before)
     assert {path: text for path, text in after.items() if path in before} == before
-    assert rows_of(name) == table
+    known = [{key: row[key] for key in old} for row, old in zip(rows_of(name), table, strict=True)]
+    assert known == table  # there may be new columns
     assert any(Path(name).glob("*.html"))
 
 

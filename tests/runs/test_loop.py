@@ -44,6 +44,8 @@ def test_every_method_runs_and_says_the_same_of_itself(method: str) -> None:
     assert summary.uploads == sum(line.uploads for line in result.rounds)
     assert summary.uplink_bytes == sum(line.uplink_bytes for line in result.rounds)
     assert summary.final_accuracy == result.rounds[-1].test_accuracy
+    if summary.worst_tenth is not None:  # a mean over workers
+        return
     with torch.no_grad():
         predicted = result.model(torch.from_numpy(blobs().test.features)).argmax(1).numpy()
     assert float((predicted == blobs().test.labels).mean()) == pytest.approx(summary.final_accuracy)

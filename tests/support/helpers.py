@@ -21,6 +21,7 @@ from torch import nn
 
 from cbdsl import register
 from cbdsl.algorithm.messages import Order, ServerState
+from cbdsl.algorithm.methods import Conversation
 from cbdsl.arrays import Floats
 from cbdsl.cli.main import main
 from cbdsl.data.dataset import Dataset
@@ -158,15 +159,14 @@ def fresh_state(initial: Floats, score: float = math.inf) -> ServerState:
     return ServerState(0, initial, score)
 
 
-def next_order(
-    state: ServerState, task: Literal["swarm", "average"], workers: Sequence[int], inertia: float, rate: float
-) -> Order:
+def next_order(state: ServerState, task: Conversation, workers: Sequence[int], inertia: float, rate: float) -> Order:
     """The order that starts the next round, to everybody who is not banned."""
     participants = tuple(worker for worker in workers if worker not in state.banned)
     receivers = sum(state.told.get(worker, -1) < state.version for worker in participants)
     news = state.global_best if receivers else None
     payload = receivers * 4 * len(state.global_best)
-    return Order(state.round + 1, task, participants, inertia, rate, news, receivers, payload, state.version)
+    kind: Literal["swarm", "average"] = "swarm" if task == "swarm" else "average"
+    return Order(state.round + 1, kind, participants, inertia, rate, news, receivers, payload, state.version)
 
 
 class After(Callback):

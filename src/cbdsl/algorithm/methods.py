@@ -21,8 +21,8 @@ from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
 from cbdsl.spec import Shared
 
-Conversation = Literal["swarm", "average"]
-"""Claims, and uploads from the workers that the server invites (Algorithm 1); or an upload from everybody (FedAvg)."""
+Conversation = Literal["swarm", "average", "alone"]
+"""Claims, and uploads from invited workers (Algorithm 1); an upload from everybody (FedAvg); no message at all."""
 
 
 class Method(ABC):

@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from cbdsl.algorithm import ledger
+from cbdsl.algorithm.alone import AloneTraining
 from cbdsl.algorithm.broadcast import (
     STALE,
     StaleError,
@@ -319,6 +320,7 @@ class Server:
     verifier: Verifier
     policy: ServerPolicy
     combine: Combination
+    alone: AloneTraining | None = None  # only for methods without messages
 
     def first_state(self, initial: Floats) -> ServerState:
         """Return the state before round 1: an initial model (D,), and its score if there is a D_sc."""
@@ -339,7 +341,7 @@ class Server:
         behind = [told for worker in participants if (told := state.told.get(worker, 0)) < state.version]
         return Order(
             round=number,
-            task=self.method.conversation,
+            task="swarm" if self.method.conversation == "swarm" else "average",
             participants=participants,
             inertia=inertia_at(number, spec.rounds, spec.swarm.inertia),
             learning_rate=rate_at(spec, number),
@@ -351,9 +353,17 @@ class Server:
             members=len(members),
         )
 
+    def models(self, state: ServerState) -> Floats:
+        """Return the models that are the result so far, (m, D): w^g, or those of a baseline."""
+        if self.alone is not None and state.memory.size:
+            return self.alone.models(state.memory)
+        return state.global_best[None]
+
     @property
     def play(self) -> Callable[[ServerState, Order, Swarm], tuple[ServerState, RoundLog]]:
         """Carry an order out with a swarm: `play_round`, or `play_average_round` where everybody uploads."""
+        if self.alone is not None:
+            return self.alone.play
         if self.method.conversation == "average":
             return partial(
                 play_average_round,
@@ -368,6 +378,8 @@ class Server:
         self, round_number: int, banned: frozenset[WorkerId], members: Sequence[WorkerId]
     ) -> tuple[WorkerId, ...]:
         """Return the participants of a round: all members but banned ones, or as many as the spec says, at random."""
+        if self.alone is not None:
+            return ()
         able = set(members) - banned
         count = self.spec.participants_of(len(members))
         if count >= len(members):

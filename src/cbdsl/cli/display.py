@@ -46,9 +46,11 @@ def headline(spec: Spec) -> Text:
     shared = {"none": "no shared data", "score": "D_sc shared", "train": "D_tr shared", "both": "D_sc and D_tr shared"}
     attack = f", {spec.attack.byzantine} Byzantine ({spec.attack.name})" if spec.attack.byzantine else ""
     defence = f" with {describe(spec)}" if describe(spec) else ""
+    method = build_method(spec)
+    who = f"{defence}, {shared[spec.shared]}: {spec.workers} workers{attack}, "
     return Text.assemble(
-        (build_method(spec).title, "bold"),
-        f"{defence}, {shared[spec.shared]}: {spec.workers} workers{attack}, "
+        (method.title, "bold"),
+        ": " if method.conversation == "alone" else who,
         f"{spec.data.source} {spec.data.partition}, model {spec.model}, seed {spec.seed}",
     )
 

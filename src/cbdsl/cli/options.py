@@ -81,6 +81,9 @@ On = Annotated[
 Shards = Annotated[
     int | None, typer.Option(min=1, help="Parts of a swarm --on a cluster; one per processor if left out.")
 ]
+NoBaseline = Annotated[
+    bool, typer.Option("--no-baseline", help="Do not train the server alone at the end, for comparison.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, alone on standard output.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at a time; as many as cores if not given.")]
 Settings = Annotated[

@@ -11,7 +11,7 @@ import typer
 
 from cbdsl.cli import interrupts, options
 from cbdsl.cli.display import Display, print_summary
-from cbdsl.cli.options import Json, On, Shards, Threads
+from cbdsl.cli.options import Json, NoBaseline, On, Shards, Threads
 from cbdsl.cli.spec_options import SpecWords, takes_spec
 from cbdsl.runs import loop
 from cbdsl.runs.folder import run_folder
@@ -25,13 +25,17 @@ def run(
     threads: Threads = None,
     on: On = None,
     shards: Shards = None,
+    no_baseline: NoBaseline = False,
     as_json: Json = False,
 ) -> None:
     """Run one experiment; write its records, model and summary into a folder."""
     spec = words.resolved()
     folder = out or run_folder(spec)
     interrupts.advise_resume(folder, on)
-    conclude(loop.run_resolved(spec, out=folder, threads=threads, on=on, shards=shards, callbacks=[Display()]), as_json)
+    result = loop.run_resolved(
+        spec, out=folder, threads=threads, on=on, shards=shards, baseline=not no_baseline, callbacks=[Display()]
+    )
+    conclude(result, as_json)
 
 
 def resume(
@@ -39,11 +43,13 @@ def resume(
     threads: Threads = None,
     on: On = None,
     shards: Shards = None,
+    no_baseline: NoBaseline = False,
     as_json: Json = False,
 ) -> None:
     """Resume an interrupted run. The result is identical to an uninterrupted one."""
     interrupts.advise_resume(folder, on)
-    conclude(loop.resume(folder, threads=threads, on=on, shards=shards, callbacks=[Display()]), as_json)
+    result = loop.resume(folder, threads=threads, on=on, shards=shards, baseline=not no_baseline, callbacks=[Display()])
+    conclude(result, as_json)
 
 
 def conclude(result: Result, as_json: bool) -> None:

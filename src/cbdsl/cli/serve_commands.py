@@ -13,7 +13,7 @@ import typer
 from cbdsl.cli import interrupts, options
 from cbdsl.cli.network_display import ServeDisplay, SwarmDisplay, print_outcome, print_refused, print_wire
 from cbdsl.cli.network_options import Broker, Ca, Cert, Key, SwarmName, Threads, log_to_stderr, warn_if_exposed
-from cbdsl.cli.options import Json
+from cbdsl.cli.options import Json, NoBaseline
 from cbdsl.cli.run_commands import conclude, draw
 from cbdsl.cli.spec_options import SpecWords, takes_spec
 from cbdsl.cli.watch_command import page_beside
@@ -75,6 +75,7 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter per option
     least_seconds: LeastSeconds = 2.0,
     threads: Threads = None,
     watch: Watch = False,
+    no_baseline: NoBaseline = False,
     as_json: Json = False,
 ) -> None:
     """Run the parameter server, with workers behind an MQTT broker."""
@@ -93,14 +94,14 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter per option
     spec = words.resolved()
     with page_beside(out, watch):
         names = listed.names if listed is not None else ()
-        _serve(spec, out, ServerConfig(swarm, address, deadlines, names, listed), threads, as_json)
+        _serve(spec, out, ServerConfig(swarm, address, deadlines, names, listed), threads, as_json, not no_baseline)
 
 
-def _serve(spec: Spec, out: Path, config: ServerConfig, threads: int | None, as_json: bool) -> None:
+def _serve(spec: Spec, out: Path, config: ServerConfig, threads: int | None, as_json: bool, baseline: bool) -> None:
     warn_if_exposed(config.address)
     secret = session.read_secret(out)
     stage = Experiment.prepare(session.use_kept_init(spec, out), threads=threads, deal=False, secret=secret)
-    opened = session.open_run(stage, out)
+    opened = session.open_run(stage, out, baseline)
     session.save_secret(out, secret)
     with contextlib.closing(ServeDisplay(stage.spec.workers)) as display:
         display.start(RunStart(stage.spec, out, stage.note, len(opened.records), tuple(opened.records)))
@@ -121,6 +122,7 @@ def swarm(  # noqa: PLR0913, PLR0917 - one parameter per option
     upload_seconds: UploadSeconds = 60.0,
     threads: Threads = None,
     watch: Watch = False,
+    no_baseline: NoBaseline = False,
     as_json: Json = False,
 ) -> None:
     """Run a deployment on this machine: a broker, the server, one process per worker."""
@@ -137,7 +139,7 @@ def swarm(  # noqa: PLR0913, PLR0917 - one parameter per option
     interrupts.advise_same_command(*([] if out else ["--out", str(folder)]))
     stage = Experiment.prepare(session.use_kept_init(spec, folder), threads=threads)
     with page_beside(folder, watch), SwarmDisplay(stage.spec, folder) as display:
-        outcome = run_swarm(stage, folder, broker, deadlines, display.ready, display.show)  # type: ignore[arg-type]
+        outcome = run_swarm(stage, folder, broker, deadlines, display.ready, display.show, not no_baseline)  # type: ignore[arg-type]
     if as_json:
         typer.echo(json.dumps(asdict(outcome.served.result.summary), indent=2))
     else:

@@ -91,6 +91,10 @@ def read_words(  # noqa: PLR0913, PLR0917 - one parameter an option
         Path | None, _option("Instead of SPEC: a TOML file, such as a run's spec.toml.", "--spec", metavar="FILE")
     ] = None,
     method: Annotated[str | None, _setting("method")] = None,
+    use: Annotated[
+        str | None,
+        _option("What server-only trains on: training (D_tr), shared (D_sc, too), all (the hold-out, too)."),
+    ] = None,
     shared: Annotated[
         str | None, _option("Shared data: none, score (D_sc), train (D_tr) or both (D_G). Each method has a default.")
     ] = None,
@@ -147,6 +151,7 @@ def read_words(  # noqa: PLR0913, PLR0917 - one parameter an option
         raise UserError(f"--soup {soup} and --select {select} are given. Give one of them.", code="conflict")
     named: dict[str, dict[str, Any]] = {
         "--method": {"method": method},
+        "--use": {"options.server-only.use": use},
         "--shared": {"shared": shared},
         "--rounds": {"rounds": rounds},
         "--workers": {"workers": workers},

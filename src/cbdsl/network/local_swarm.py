@@ -57,11 +57,12 @@ def run_swarm(
     deadlines: Deadlines,
     on_ready: Callable[[WorkerProcesses], None] | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
+    baseline: bool = False,
 ) -> LocalSwarmOutcome:
     """Start broker and workers, play the run, and stop them."""
     spec, folder = experiment.spec, out / "workers"
     names = worker_names(spec.workers, digits=len(str(spec.workers - 1)))  # names sort like numbers
-    opened, password = open_run(experiment, out), secrets.token_urlsafe(24)
+    opened, password = open_run(experiment, out, baseline), secrets.token_urlsafe(24)
     with running_broker(out / "broker", kind, password=password) as broker, contextlib.ExitStack() as stack:
         address = Address(broker.host, broker.port, username=USERNAME, password=password)
         write_worker_samples(experiment, folder, names)

@@ -62,13 +62,14 @@ def use_kept_init(spec: Spec, out: Path) -> Spec:
     return replace(spec, init=str(kept)) if own else spec
 
 
-def open_run(experiment: Experiment, out: Path) -> OpenRun:
-    """Create a run's folder, or open the folder of the same run to continue it."""
+def open_run(experiment: Experiment, out: Path, baseline: bool = False) -> OpenRun:
+    """Create a run's folder, or open the folder of the same run to continue it. baseline: see `cbdsl.run`."""
+    experiment.require_messages()
     if not (out / "spec.toml").exists():
         folder = RunFolder.create(out, experiment.spec, private=True)
         if experiment.spec.init:
             folder.keep_init(experiment.spec.init, experiment.network.tensors(experiment.initial[0]))
-        return OpenRun(folder, every_round=True)
+        return OpenRun(folder, every_round=True, baseline=baseline)
     folder, spec = RunFolder.open(out, private=True)
     try:
         own = experiment.spec.init == str(out / "init.safetensors")
@@ -81,7 +82,7 @@ def open_run(experiment: Experiment, out: Path) -> OpenRun:
     except BaseException:
         folder.close()
         raise
-    return OpenRun(folder, checkpoint, records, every_round=True)
+    return OpenRun(folder, checkpoint, records, every_round=True, baseline=baseline)
 
 
 def serve(

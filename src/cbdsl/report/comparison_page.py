@@ -18,6 +18,8 @@ from cbdsl.report.figures import (
     SHADES,
     accuracy_curves,
     accuracy_rows,
+    draw_server_alone,
+    mean_server_alone,
     new_figure,
     plot_curves,
     style_accuracy_axes,
@@ -121,11 +123,19 @@ def draw(comparison: Comparison) -> Drawing:
         sign = _LINES[line]
         label = sign + group.label.replace("$", r"\$")
         pairs.append(accuracy_curves(label, SHADES[look][0], MARKERS[look], _cut_to_one_length(group), line))
+    flat = [pair for pair, group in zip(pairs, groups, strict=True) if not group.row.uplink_bytes.mean]
+    alone = mean_server_alone(comparison.runs) if _has_one_data_set(comparison) else None
     values = [value for curve, _ in pairs for row in curve.rows for value in row]
+    values += [] if alone is None else [alone]
     margin = max(0.02, 0.06 * (max(values) - min(values)))
     low, high = max(0.0, min(values) - margin), min(1.02, max(values) + margin)
     plot_curves(by_round, [curve for curve, _ in pairs], 0.055 * (high - low), labels=True, within=(low, high))
-    plot_curves(by_byte, [curve for _, curve in pairs], 0.055 * (high - low), labels=False)
+    plot_curves(by_byte, [pair[1] for pair in pairs if pair not in flat], 0.055 * (high - low), labels=False)
+    for _, curve in flat:  # without an upload there is no curve by bytes
+        by_byte.axhline(curve.mean[-1], color=curve.colour, linewidth=2, linestyle=curve.line)
+    if alone is not None:
+        draw_server_alone(by_round, alone)
+        by_byte.axhline(alone, color=INK, linewidth=1.2, linestyle="--")
     style_accuracy_axes(by_round, by_byte)
     by_round.set_ylim(low, high)
     sent = [amount for _, curve in pairs for amount in curve.x if amount > 0]
@@ -134,6 +144,11 @@ def draw(comparison: Comparison) -> Drawing:
     by_byte.tick_params(which="minor", color=INK)
     rows = [row for group in groups for row in accuracy_rows(group.label, group.runs)]
     return Drawing(canvas, ACCURACY_HEAD, rows)
+
+
+def _has_one_data_set(comparison: Comparison) -> bool:
+    """Return whether the server has the same samples and model in all runs of a seed."""
+    return not [key for key in comparison.keys if key.startswith(("data.", "local.", "options.")) or key == "model"]
 
 
 def _choose_looks(labels: Sequence[str]) -> list[tuple[str, str]]:

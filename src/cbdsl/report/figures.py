@@ -231,6 +231,21 @@ def set_integer_ticks(axes: Axes) -> None:
 _BLUE, _ORANGE = SHADES["cb-dsl-g"][0], SHADES["fedavg"][0]
 
 
+def mean_server_alone(runs: Sequence[FinishedRun]) -> float | None:
+    """Return what the server reaches alone, on average over the seeds of some runs; None where it was not measured."""
+    found = {run.spec.seed: run.summary.server_alone.accuracy for run in runs if run.summary.server_alone}
+    return fmean(found.values()) if found else None
+
+
+def draw_server_alone(axes: Axes, accuracy: float) -> None:
+    """Draw what the server reaches without a swarm as a dashed line."""
+    axes.axhline(accuracy, color=INK, linewidth=1.2, linestyle="--")
+    axes.annotate(
+        f"server alone (not in the paper) {accuracy:.1%}", (0.01, accuracy), xycoords=("axes fraction", "data"),
+        xytext=(0, 4), textcoords="offset points", fontsize=SMALL, color=INK,
+    )  # fmt: skip
+
+
 def save_accuracy_plot(path: Path, summary: Summary, records: Sequence[RoundRecord]) -> None:
     """Plot test accuracy by round; mark refuted uploads, or with averaging those that were left out."""
     figure = new_figure(7, 4.2)
@@ -244,6 +259,8 @@ def save_accuracy_plot(path: Path, summary: Summary, records: Sequence[RoundReco
         heights, words = [line.test_accuracy for line in marked], "upload left out" if averaged else "upload refuted"
         axes.plot([line.round for line in marked], heights, "X", color=_ORANGE, markersize=10, label=words)
         axes.legend(frameon=False, loc="lower right")
+    if summary.server_alone is not None:
+        draw_server_alone(axes, summary.server_alone.accuracy)
     end = (rounds[-1], accuracy[-1])
     axes.annotate(f"{end[1]:.1%}", end, xytext=(-6, 8), textcoords="offset points", ha="right", color=_BLUE)
     attack = f", {len(summary.byzantine)} Byzantine" if summary.byzantine else ""

@@ -22,6 +22,8 @@ from cbdsl.report.figures import (
     Curve,
     accuracy_curves,
     accuracy_rows,
+    draw_server_alone,
+    mean_server_alone,
     new_figure,
     plot_curves,
     set_integer_ticks,
@@ -83,6 +85,10 @@ def _draw_accuracy(figure: PaperFigure, evidence: Evidence, published: bool) -> 
     if published:
         _mark_published(by_round, figure, last=len(pairs[0][0].x))
     style_accuracy_axes(by_round, by_byte)
+    alone = mean_server_alone([run for approach in figure.approaches for run in evidence.runs[figure.number, approach]])
+    if alone is not None:
+        draw_server_alone(by_round, alone)
+        by_byte.axhline(alone, color=INK, linewidth=1.2, linestyle="--")
     by_round.set_ylim(0, 1.02)
     rows = [
         row

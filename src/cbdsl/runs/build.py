@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cbdsl import register
 from cbdsl.algorithm.aggregators import AggregationRule, TrustedReference, aggregate, check_majority, parse_aggregator
+from cbdsl.algorithm.alone import AloneMethod, AloneTraining
 from cbdsl.algorithm.messages import ServerState, Swarm, WorkerId, commitment_of
 from cbdsl.algorithm.methods import Method
 from cbdsl.algorithm.round import Combination, Server, ServerPolicy, average_by_samples, rate_at
@@ -135,6 +136,15 @@ class Experiment:
         )  # fmt: skip
         return LocalSwarm(method, workers, self.initial, adversary, spec.defence.commitment)
 
+    def require_messages(self) -> None:
+        """Refuse a method without messages where workers are other processes."""
+        if self.server.alone is not None:
+            raise UserError(
+                f"The method '{self.spec.method}' has no messages, so workers elsewhere would be idle. Run it here: "
+                f"cbdsl run --method {self.spec.method}",
+                code="conflict",
+            )
+
     def worker_data_and_adversary(self) -> tuple[WorkerData, Adversary]:
         """Build each worker's data (poisoned where it attacks) and the adversary."""
         held = make_worker_data(self.split, self.dataset.train, self.spec)
@@ -162,23 +172,34 @@ class Experiment:
         return self.server.first_state(self.initial[0])
 
     def test_accuracy(self, state: ServerState) -> float:
-        """Measure the share of the test set that w^g classifies correctly."""
+        """Measure the share of the test set that w^g classifies correctly; of a baseline, the mean over its models."""
+        return float(self.test_accuracies(state).mean())
+
+    def test_accuracies(self, state: ServerState) -> Doubles:
+        """Measure the accuracy of w^g, or of each model of a baseline, (m,)."""
         everything = np.arange(len(self.dataset.test), dtype=np.int32)
-        return float(self.engine.accuracies(state.global_best[None], self.dataset.test, everything)[0])
+        return self.engine.accuracies(self.server.models(state), self.dataset.test, everything)
 
     def class_accuracy(self, state: ServerState) -> tuple[float | None, ...]:
         """Measure the same by class, to four digits; None where the test set has no sample of a class."""
-        labels, weights = self.dataset.test.labels, state.global_best[None]
+        labels, weights = self.dataset.test.labels, self.server.models(state)
         members = [np.flatnonzero(labels == one).astype(np.int32) for one in range(self.dataset.classes)]
         return tuple(
-            round(float(self.engine.accuracies(weights, self.dataset.test, rows)[0]), 4) if len(rows) else None
+            round(float(self.engine.accuracies(weights, self.dataset.test, rows).mean()), 4) if len(rows) else None
             for rows in members
         )
 
     def measure_final(self, state: ServerState) -> FinalMeasurements:
         """Measure what is measured once, at the end."""
         aims = self.attack.aims if self.byzantine else ()
-        return FinalMeasurements(self.class_accuracy(state), self.attack_success(state), aims)
+        return FinalMeasurements(self.class_accuracy(state), self.attack_success(state), aims, self.worst_tenth(state))
+
+    def worst_tenth(self, state: ServerState) -> float | None:
+        """Measure the mean accuracy of the worst tenth of a baseline's models; None where there is one model."""
+        if len(self.server.models(state)) == 1:
+            return None
+        found = np.sort(self.test_accuracies(state))
+        return float(found[: -(-len(found) // 10)].mean())
 
     def attack_success(self, state: ServerState) -> float | None:
         """Measure the share of test samples of other classes that a trigger turns into the attack's target."""
@@ -269,7 +290,23 @@ def build_server(
         build_verifier(spec, method, engine, samples, split, secret),
         ServerPolicy(selection, cap, spec.defence.commitment, make_codecs(spec)),
         build_combination(spec, engine, samples, split, given.aggregator),
+        build_alone_training(spec, method, engine, samples, split) if isinstance(method, AloneMethod) else None,
     )
+
+
+def build_alone_training(
+    spec: Spec, method: AloneMethod, engine: Engine, samples: Samples, split: Split
+) -> AloneTraining:
+    """Build the training of a baseline."""
+    lessons = method.assign(split, spec.shares_training)
+    empty = [number for number, own in enumerate(lessons.samples) if not len(own)]
+    if empty:
+        raise UserError(
+            f"The method '{spec.method}' has no samples to learn from: D_tr has {len(split.shared_training):,}, D_sc "
+            f"{len(split.shared_scoring):,}. Set data.shared_training higher, or options.server-only.use=shared.",
+            code="out-of-range",
+        )
+    return AloneTraining(lessons, engine, samples, split.holdout, spec.local, spec.seed)
 
 
 def build_method(spec: Spec) -> Method:
@@ -302,11 +339,16 @@ def build_selection(spec: Spec) -> Selection:
     return made
 
 
+def verifies_uploads(spec: Spec, method: Method) -> bool:
+    """Return whether the server measures uploads on D_sc."""
+    return method.conversation == "swarm" and method.verifies and spec.shares_scoring
+
+
 def build_verifier(
     spec: Spec, method: Method, engine: Engine, samples: Samples, split: Split, secret: int = 0
 ) -> Verifier:
     """Build what the server judges uploads with: it can measure only where D_sc is shared."""
-    if not (method.conversation == "swarm" and method.verifies and spec.shares_scoring):
+    if not verifies_uploads(spec, method):
         return trust_uploads(engine.size)
     plain = make_verifier(make_scorer(engine, samples, split.shared_scoring), engine.size, spec.verification.tolerance)
     trains = spec.shares_training and method.gradients and len(split.shared_training)
@@ -342,10 +384,6 @@ def build_combination(
     if given is None:
         check_majority(name, spec.workers, declared)
     plain = name.rpartition("+")[2]
-    if plain == "fltrust" and not len(split.shared_training):
-        raise UserError(
-            f"The aggregator '{name}' trains on D_tr at the server; data.shared_training is 0.", code="conflict"
-        )
     rule: AggregationRule = given or register.aggregator.make(parse_aggregator(name)[1], spec.options.of(plain))
     train = make_trainer(spec, engine, samples, split.shared_training)
 
@@ -383,11 +421,12 @@ def _attack(spec: Spec) -> Attack:
     if not spec.attack.byzantine:
         return Attack()
     if spec.attack.name == CUSTOM:
-        raise _not_given("attack")
+        raise part_not_given("attack")
     return make_attack(spec)
 
 
-def _not_given(argument: str, part: str = "") -> UserError:
+def part_not_given(argument: str, part: str = "") -> UserError:
+    """Build the error for a part that a folder cannot contain."""
     return UserError(
         f"The {part or argument} of this run was given in Python; give it again with {argument}=...",
         code="missing-part",
@@ -396,7 +435,7 @@ def _not_given(argument: str, part: str = "") -> UserError:
 
 def _partition(spec: Spec) -> Any:  # noqa: ANN401 - a Partition
     if spec.data.partition == CUSTOM:
-        raise _not_given("partition")
+        raise part_not_given("partition")
     return register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
 
 
@@ -407,7 +446,7 @@ def _initial(spec: Spec, network: Network, given: Floats | Path | None) -> Float
     """
     starts = spec.workers if spec.swarm.start == "apart" else 1
     if given is None and spec.init == CUSTOM:
-        raise _not_given("init", "initial model")
+        raise part_not_given("init", "initial model")
     if given is None and spec.init:
         given = init_file(spec.init)
     seeds = [seed_of(spec.seed, "initial-weights", worker=number) for number in range(starts)]

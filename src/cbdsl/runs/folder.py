@@ -352,7 +352,7 @@ def _compare_plugin(path: Path, name: str) -> None:
 def read_result(path: Path) -> tuple[Spec, Summary, list[RoundRecord]]:
     """Read spec, summary and records of a finished run."""
     try:
-        summary = from_plain(Summary, read_json(read_text(path / "summary.json")), nan=True)
+        summary = from_plain(Summary, read_json(read_text(path / "summary.json")), defaults=True, nan=True)
     except FileNotFoundError as error:
         raise UserError(
             f"{path} is not the folder of a finished run: {error}. Finish it: cbdsl resume {path}", code="missing-file"

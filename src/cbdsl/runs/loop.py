@@ -21,6 +21,7 @@ from cbdsl.errors import UserError
 from cbdsl.models.saved_model import ModelMetadata
 from cbdsl.presets import preset
 from cbdsl.register import CUSTOM
+from cbdsl.runs.baseline import measure_server_alone
 from cbdsl.runs.build import Client, Experiment, Init, ModelBuilder, UserParts, collect_parts
 from cbdsl.runs.callbacks import Callback, CallbackList, RunStart, default_callbacks
 from cbdsl.runs.folder import Checkpoint, RunFolder
@@ -55,6 +56,7 @@ def run(  # noqa: PLR0913 - all but the first by name
     shards: int | None = None,
     out: Path | str | None = None,
     threads: int | None = None,
+    baseline: bool | Path = False,
     callbacks: Sequence[Callback] | None = None,
     watch: Watch | None = None,
 ) -> Result:
@@ -71,6 +73,8 @@ def run(  # noqa: PLR0913 - all but the first by name
     shards: the number of parts the workers are divided into there; one per processor if None. It changes no number.
     out: a new folder for the records; without it none are written.
     threads: the number of threads to use; all cores if None. It changes the time and no number.
+    baseline: at the end, also train the server alone and put its accuracy into the summary; a folder keeps that for
+        other runs with the same data, model and seed.
     callbacks: called at the start, after every round and at the end; if None, a progress bar in a notebook.
     watch: called after every round with the experiment and the order that was carried out.
 
@@ -85,8 +89,8 @@ def run(  # noqa: PLR0913 - all but the first by name
         selection=selection, partition=partition, participation=participation, init=init, make_swarm=swarm,
     )  # fmt: skip
     return run_resolved(
-        resolve(chosen, parts.method), parts, on=on, shards=shards, out=out, threads=threads, callbacks=callbacks,
-        watch=watch,
+        resolve(chosen, parts.method), parts, on=on, shards=shards, out=out, threads=threads, baseline=baseline,
+        callbacks=callbacks, watch=watch,
     )  # fmt: skip
 
 
@@ -98,6 +102,7 @@ def run_resolved(  # noqa: PLR0913 - all but the first two by name
     shards: int | None = None,
     out: Path | str | None = None,
     threads: int | None = None,
+    baseline: bool | Path = False,
     callbacks: Sequence[Callback] | None = None,
     watch: Watch | None = None,
 ) -> Result:
@@ -112,7 +117,7 @@ def run_resolved(  # noqa: PLR0913 - all but the first two by name
             stack.callback(folder.close)
             if spec.init:
                 folder.keep_init(spec.init, experiment.network.tensors(experiment.initial[0]))
-        opened = OpenRun(folder)
+        opened = OpenRun(folder, baseline=baseline)
         listeners = _start(experiment, opened, callbacks, stack)
         for completed in play_rounds(experiment, experiment.first_state(), swarm, opened=opened):
             if watch is not None:
@@ -136,13 +141,14 @@ def resume(  # noqa: PLR0913 - all but the first by name
     on: str | None = None,
     shards: int | None = None,
     threads: int | None = None,
+    baseline: bool | Path = False,
     callbacks: Sequence[Callback] | None = None,
 ) -> Result:
     """Resume the run in a folder and return its result; the numbers are those of an uninterrupted run.
 
     Objects that were given to `run` have to be given again; plugins are imported as the folder says. Workers elsewhere
     (swarm=...) must answer an order that they carried out before as they did then: rounds since the last checkpoint are
-    played again. on, shards: see `run`; a run can be resumed elsewhere than it was started.
+    played again. on, shards, baseline: see `run`; a run can be resumed elsewhere than it was started.
 
     >>> from tempfile import TemporaryDirectory
     >>> spec = Spec(workers=2, rounds=1, model="softmax").with_settings({"data.samples_per_worker": 20})
@@ -173,7 +179,7 @@ def resume(  # noqa: PLR0913 - all but the first by name
                 "swarm again: cbdsl.resume(..., swarm=...).",
                 code="missing-part",
             )
-        opened = OpenRun(folder, checkpoint, records)
+        opened = OpenRun(folder, checkpoint, records, baseline=baseline)
         listeners = _start(experiment, opened, callbacks, stack)
         for completed in play_rounds(experiment, opened.state_of(experiment), opened=opened):
             listeners.round(completed.record)
@@ -230,6 +236,7 @@ class OpenRun:
     records: list[RoundRecord] = field(default_factory=list)
     state: ServerState | None = None  # after the last round that `play_rounds` played
     every_round: bool = False  # save a checkpoint after every round, whatever it costs
+    baseline: bool | Path = False  # at the end, also train the server alone; a folder where that is kept
 
     @property
     def path(self) -> Path | None:
@@ -296,9 +303,13 @@ def play_rounds(
 def finish_run(experiment: Experiment, opened: OpenRun) -> Result:
     """Sum a run up, and write its results into its folder."""
     state, method = opened.state_of(experiment), experiment.server.method
+    measured = experiment.measure_final(state)
+    if opened.baseline and method.conversation != "alone":
+        kept = opened.baseline if isinstance(opened.baseline, Path) else None
+        measured = replace(measured, server_alone=measure_server_alone(experiment, kept))
     summary = summarise(
         experiment.spec, experiment.spec_key, opened.records, method, experiment.engine, experiment.byzantine,
-        experiment.measure_final(state),
+        measured,
     )  # fmt: skip
     network, dataset = experiment.network, experiment.dataset
     if opened.folder is not None:

@@ -65,6 +65,15 @@ class RoundRecord:
 
 
 @dataclass(frozen=True)
+class ServerAlone:
+    """What the server reaches with D_tr and D_sc alone, with the run's model and optimiser."""
+
+    accuracy: float  # on the test set
+    samples: int
+    epochs: int  # chosen on the hold-out
+
+
+@dataclass(frozen=True)
 class Summary:
     """The summary of a run, as in summary.json.
 
@@ -106,6 +115,8 @@ class Summary:
     seconds: float
     spec_key: str
     version: str
+    worst_tenth: float | None = None  # mean accuracy of the worst tenth of workers that learn alone
+    server_alone: ServerAlone | None = None  # not in the paper; None where it was not measured
 
 
 @dataclass(frozen=True)
@@ -115,6 +126,8 @@ class FinalMeasurements:
     class_accuracy: tuple[float | None, ...]
     attack_success: float | None = None
     aims: tuple[int, ...] = ()  # classes that the attackers aim at
+    worst_tenth: float | None = None
+    server_alone: ServerAlone | None = None
 
     @property
     def aimed_accuracy(self) -> float | None:
@@ -234,6 +247,8 @@ def summarise(
         seconds=round(totals.seconds, 3),
         spec_key=key,
         version=__version__,
+        worst_tenth=finale.worst_tenth,
+        server_alone=finale.server_alone,
     )
 
 
@@ -260,7 +275,11 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
             f"{summary.uploads:,} models in {summary.rounds} rounds ({format_bytes(summary.model_uplink_bytes)})",
         ),
     ]
-    if summary.conversation != "average":
+    if summary.worst_tenth is not None:
+        rows.append(("worst tenth", f"{summary.worst_tenth:.2%}, the mean of the worst tenth of the workers"))
+    if summary.server_alone is not None:
+        rows.append(("server alone", describe_server_alone(summary.server_alone)))
+    if summary.conversation == "swarm":
         fedavg_bytes = summary.fedavg_model_uplink_bytes
         fedavg = f"{fedavg_bytes // (NUMBER_BYTES * summary.parameters):,} models ({format_bytes(fedavg_bytes)})"
         saving = f", {1 / share:.1f} times as much" if share else ""
@@ -292,6 +311,14 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ("time", f"{format_duration(summary.seconds)} ({summary.seconds:.1f} s) on the {summary.engine} engine")
     )
     return rows
+
+
+def describe_server_alone(alone: ServerAlone) -> str:
+    """Describe what the server reaches without a swarm."""
+    return (
+        f"{alone.accuracy:.2%} on the test set, trained on D_tr and D_sc ({alone.samples:,} samples, {alone.epochs} "
+        "epochs chosen on the hold-out); not in the paper"
+    )
 
 
 def _workers(numbers: list[int]) -> str:

@@ -19,7 +19,7 @@ from cbdsl.engines.choose import check_device
 from cbdsl.errors import UserError
 from cbdsl.presets import preset
 from cbdsl.register import CUSTOM
-from cbdsl.runs.build import build_method, build_selection
+from cbdsl.runs.build import build_method, build_selection, part_not_given, verifies_uploads
 from cbdsl.spec import Spec
 
 _PARTITION_KEYS = {
@@ -52,9 +52,7 @@ def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
 
 def _method(spec: Spec) -> Method:
     if spec.method == CUSTOM:
-        raise UserError(
-            "The method of this run was given in Python; give it again with method=...", code="missing-part"
-        )
+        raise part_not_given("method")
     return build_method(spec)
 
 
@@ -112,8 +110,7 @@ def _check_defence(spec: Spec, method: Method) -> None:
             'the one that was scored. Set vectors = 1, or use the conversation "average".',
             code="conflict",
         )
-    verifies = method.conversation == "swarm" and method.verifies and spec.shares_scoring
-    if not verifies and (spec.defence.guard or spec.selection.name == "soup"):
+    if not verifies_uploads(spec, method) and (spec.defence.guard or spec.selection.name == "soup"):
         raise UserError(
             "The guard and the soup need a method that verifies uploads on a shared D_sc; this one does not. "
             "Use cb-dsl with --shared both (or score); FedAvg's defences are its aggregators.",
@@ -124,6 +121,11 @@ def _check_defence(spec: Spec, method: Method) -> None:
     if spec.defence.aggregator != "mean":
         if method.conversation != "average":
             raise UserError(_explain_no_effect("defence.aggregator", spec, method), code="no-effect")
+        if spec.defence.aggregator.rpartition("+")[2] == "fltrust" and not spec.data.shared_training:
+            raise UserError(
+                f"The aggregator '{spec.defence.aggregator}' trains on D_tr at the server; data.shared_training is 0.",
+                code="conflict",
+            )
         if method.vectors > 1:
             raise UserError(
                 f"The method '{spec.method}' sends more than a model, and robust aggregators are for models alone; "
@@ -190,7 +192,19 @@ class _Rule:
     why: str
 
 
+_OF_WORKERS = ("attack.", "codec.", "defence.", "selection.", "swarm.", "verification.")  # no message, no use
+
 _RULES = (
+    _Rule(
+        lambda key: key.startswith(_OF_WORKERS) or key == "participation",
+        lambda _, method: method.conversation == "alone",
+        "in '{method}' nobody sends anything.",
+    ),
+    _Rule(
+        _is_one_of("shared"),
+        lambda spec, method: method.conversation == "alone" and spec.method != "local-only",
+        "'{method}' trains on samples of its own choice. See: cbdsl list methods.",
+    ),
     _Rule(
         _is_one_of("device"),
         lambda spec, _: spec.engine == "native",
@@ -224,7 +238,7 @@ _RULES = (
     ),
     _Rule(
         _is_one_of("defence.guard", "defence.false_alarm", "verification.tolerance"),
-        lambda spec, method: not (method.conversation == "swarm" and method.verifies and spec.shares_scoring),
+        lambda spec, method: not verifies_uploads(spec, method),
         "uploads are not verified in this run: that takes a method that verifies and a shared D_sc. Use cb-dsl with "
         "--shared both.",
     ),

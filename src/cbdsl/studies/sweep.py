@@ -229,10 +229,11 @@ def run_or_resume(
 ) -> None:
     """Run a spec in a folder, or resume its run there."""
     callbacks = [_RoundReporter(report)]
+    baseline = folder.parent.parent / "server_alone" if spec.shared == "both" else False
     if (folder / "spec.toml").exists():
-        loop.resume(folder, threads=threads, callbacks=callbacks)
+        loop.resume(folder, threads=threads, baseline=baseline, callbacks=callbacks)
     else:
-        loop.run_resolved(spec, out=folder, threads=threads, callbacks=callbacks, watch=watch)
+        loop.run_resolved(spec, out=folder, threads=threads, baseline=baseline, callbacks=callbacks, watch=watch)
 
 
 def read_run(path: Path) -> FinishedRun:

@@ -6,13 +6,13 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
 from cbdsl import register
 from cbdsl.algorithm.messages import Claim, Order, ServerState, Upload, WorkerId
-from cbdsl.algorithm.methods import Method
+from cbdsl.algorithm.methods import Conversation, Method
 from cbdsl.algorithm.particles import Particles
 from cbdsl.arrays import Floats
 from cbdsl.runs.build import Experiment, UserParts, collect_parts
@@ -33,7 +33,9 @@ def check_method(method: Method | type[Method] | str) -> None:
     part, laws = make_part(register.method, method)
     laws.require(isinstance(part, Method), "it extends cbdsl.Method", f"It is a {type(part).__name__}.")
     laws.require(
-        part.conversation in {"swarm", "average"}, "conversation is swarm or average", f"It is {part.conversation!r}."
+        part.conversation in get_args(Conversation),
+        f"conversation is one of {', '.join(get_args(Conversation))}",
+        f"It is {part.conversation!r}.",
     )
     with laws.expect_no_error("with a small spec"):
         chosen, given = collect_parts(small_spec(participation=4), data=small_data(), method=part)

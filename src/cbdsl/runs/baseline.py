@@ -1,0 +1,52 @@
+"""What the server reaches alone: the line that says whether a run was worth its messages. It is not in the paper."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+
+from cbdsl.algorithm.alone import ServerOnly
+from cbdsl.algorithm.messages import commitment_of
+from cbdsl.runs.build import Experiment, build_alone_training
+from cbdsl.runs.records import ServerAlone
+from cbdsl.util.files import read_json, read_text, write_json
+from cbdsl.util.serialize import from_plain
+
+
+def measure_server_alone(experiment: Experiment, kept: Path | None = None) -> ServerAlone:
+    """Train a model on D_tr and D_sc alone, as long as it gets better on the hold-out, and test it.
+
+    It starts where the run starts, and has the run's model, engine and optimiser. kept: a folder of such measurements,
+    for runs with the same data, model and seed.
+    """
+    path = kept / f"{_key(experiment)}.json" if kept is not None else None
+    if path is not None and path.exists():
+        return from_plain(ServerAlone, read_json(read_text(path)))
+    found = _measure(experiment)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, asdict(found))
+    return found
+
+
+def _measure(experiment: Experiment) -> ServerAlone:
+    spec = replace(experiment.spec, local=replace(experiment.spec.local, epochs=1, steps=0))
+    data, engine = experiment.dataset, experiment.engine
+    alone = build_alone_training(spec, ServerOnly(), engine, data.train, experiment.split)
+    weights, epochs = alone.train(experiment.initial[0])
+    accuracy = float(engine.accuracies(weights[None], data.test, np.arange(len(data.test), dtype=np.int32))[0])
+    return ServerAlone(accuracy, len(alone.lessons.samples[0]), epochs)
+
+
+def _key(experiment: Experiment) -> str:
+    """Return a hash of all that decides the measurement."""
+    spec = experiment.spec
+    local = replace(spec.local, epochs=1, steps=0, decay=1.0)
+    options = [dict(spec.options.of(part)) for part in (spec.model, spec.data.source, spec.data.partition)]
+    start = commitment_of(experiment.initial[0]).hex()
+    parts = [asdict(spec.data), asdict(local), spec.model, options, spec.seed, experiment.engine.name, start]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
