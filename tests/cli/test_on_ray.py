@@ -140,8 +140,8 @@ def test_ctrl_c_says_how_to_go_on_and_ends_the_cluster(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--on", "127.0.0.1:1"], "Nobody answers at 127.0.0.1:1"),
-        (["--on", "ray://127.0.0.1:1"], "Nobody answers at ray://127.0.0.1:1"),
+        (["--on", "127.0.0.1:1"], "No connection to 127.0.0.1:1"),
+        (["--on", "ray://127.0.0.1:1"], "No connection to ray://127.0.0.1:1"),
         (["--on", "nowhere"], "--on is 'nowhere'"),
         (["--shards", "2"], "the workers are in this process"),
     ],

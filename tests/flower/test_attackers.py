@@ -30,7 +30,7 @@ HONEST = HANDLERS[flower_messages.ORDER]
 
 @pytest.fixture(autouse=True)
 def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "LEAST", 1.0)
+    monkeypatch.setattr(server, "LEAST_SECONDS", 1.0)
 
 
 def sent(message: Message) -> tuple[str, int, str]:
@@ -114,7 +114,7 @@ def test_what_fails_at_a_node_that_a_worker_has_left_does_not_matter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A SuperNode starts again, and Flower says only then that the old one cannot answer."""
-    monkeypatch.setattr(server, "_LOOK_AROUND", 0.0)
+    monkeypatch.setattr(server, "_NODE_POLL_SECONDS", 0.0)
     wanted = simulated(tmp_path / "simulated", SMALL, 2)
     nodes = federation(5, tmp_path / "state").nodes
     failing = Error(code=3, reason="the node is unavailable")
@@ -197,7 +197,7 @@ def test_a_node_is_one_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
                 return [LIAR] if self.looks % 2 else []
             return super().get_node_ids()
 
-    monkeypatch.setattr(server, "_LOOK_AROUND", 0.05)
+    monkeypatch.setattr(server, "_NODE_POLL_SECONDS", 0.05)
     played(tmp_path, grid=Early(nodes), rounds=2)
     assert len(taken) > 4
     assert rounds_of(tmp_path / "run") == wanted
@@ -206,17 +206,17 @@ def test_a_node_is_one_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_a_node_that_claims_another_nodes_worker_is_asked_later_and_new_nodes_at_once() -> None:
     known = server.NodeTable(3, Deadlines())
     lost: Callable[[Hello], bool] = lambda _: False  # noqa: E731
-    assert known.look_around(lambda: [1, 2]) == [1, 2]
+    assert known.poll_nodes(lambda: [1, 2]) == [1, 2]
     known.admit(1, greeting(0), lost)
     stranger = flower_messages.make_flower_message([Hello(b"somebody", 1, 0, bytes(8), 0, bytes(16), "")], worker=0)
     known.admit(2, stranger, lost)
-    assert known.of[0].node == 1
-    time.sleep(server._LOOK_AROUND)
-    assert known.look_around(lambda: [1, 2, 3]) == [3], "seen at the next look; the other one is asked later"
+    assert known.by_worker[0].node == 1
+    time.sleep(server._NODE_POLL_SECONDS)
+    assert known.poll_nodes(lambda: [1, 2, 3]) == [3], "seen at the next look; the other one is asked later"
 
 
 def test_nodes_that_come_and_go_leave_no_questions_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_LOOK_AROUND", 0.0)
+    monkeypatch.setattr(server, "_NODE_POLL_SECONDS", 0.0)
     most = 0
 
     class Flickering(LocalGrid):
@@ -324,7 +324,7 @@ def test_a_sample_of_workers_that_all_stay_away_does_not_end_the_run(tmp_path: P
 def test_a_node_that_stays_away_does_not_keep_a_run_from_going_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_LOOK_AROUND", 0.0)
+    monkeypatch.setattr(server, "_NODE_POLL_SECONDS", 0.0)
     nodes = federation(5, tmp_path / "state").nodes
     for node, path in zip(nodes.values(), own_files(tmp_path, 5), strict=True):
         node.config["data-path"] = path

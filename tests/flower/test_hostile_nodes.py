@@ -27,7 +27,7 @@ LIAR = 102  # the node of worker 2
 
 @pytest.fixture
 def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "LEAST", 1.0)
+    monkeypatch.setattr(server, "LEAST_SECONDS", 1.0)
 
 
 def with_node(tmp_path: Path, **instead: Handler) -> LocalGrid:

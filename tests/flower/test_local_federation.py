@@ -24,7 +24,7 @@ from support.refusals import refused_as
 
 @pytest.fixture
 def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "LEAST", 1.0)
+    monkeypatch.setattr(server, "LEAST_SECONDS", 1.0)
 
 
 @pytest.mark.parametrize(

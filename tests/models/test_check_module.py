@@ -11,7 +11,7 @@ from cbdsl import register
 from cbdsl.arrays import Samples
 from cbdsl.engines.engine import Sgd
 from cbdsl.engines.torch_engine import TorchEngine
-from cbdsl.models.from_torch import check_model
+from cbdsl.models.check_module import check_trainable
 from cbdsl.models.to_torch import to_flat
 from support.helpers import module_named, shape_for
 from support.refusals import refused_as
@@ -116,7 +116,7 @@ def ended(*layers: nn.Module) -> nn.Module:
     ],
 )
 def test_a_module_that_can_be_trained_is_accepted_and_trains(module: nn.Module) -> None:
-    check_model(module, (6,), 3)
+    check_trainable(module, (6,), 3)
     engine, weights = TorchEngine(module), to_flat(module)[None]
     trained = engine.train(weights, SAMPLES, np.array([[[0, 1, 2], [3, 4, 5]]], np.int32), Sgd(0.1))
     assert np.isfinite(trained).all()
@@ -126,7 +126,7 @@ def test_a_module_that_can_be_trained_is_accepted_and_trains(module: nn.Module) 
 @pytest.mark.parametrize("name", register.model.names())
 def test_the_models_of_the_package_are_accepted(name: str) -> None:
     shape = shape_for(name)
-    check_model(module_named(name, shape, 10), shape, 10)
+    check_trainable(module_named(name, shape, 10), shape, 10)
 
 
 def test_a_constant_table_is_part_of_the_model_on_every_thread() -> None:
@@ -162,14 +162,14 @@ def test_a_constant_table_is_part_of_the_model_on_every_thread() -> None:
 )
 def test_a_module_that_cannot_be_trained_is_refused_with_advice(module: nn.Module, refusal: tuple[str, ...]) -> None:
     with refused_as(*refusal) as caught:
-        check_model(module, (6,), 3)
+        check_trainable(module, (6,), 3)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_state_that_zeros_do_not_show_is_found_in_training(threads: int) -> None:
     module = ended(Average())
-    check_model(module, (6,), 3)
+    check_trainable(module, (6,), 3)
     weights = np.stack([to_flat(module)] * 2)
     with refused_as("not-supported", "0.mean"):
         TorchEngine(module, threads).train(weights, SAMPLES, np.zeros((2, 1, 3), np.int32), Sgd(0.1))
@@ -181,9 +181,9 @@ def test_neither_the_module_nor_the_callers_random_numbers_change() -> None:
     before = {name: value.clone() for name, value in module.state_dict().items()}
     flags = [part.training for part in module.modules()]
     good, state = ended(nn.Dropout(0.5)), torch.get_rng_state()
-    check_model(good, (6,), 3)
+    check_trainable(good, (6,), 3)
     with refused_as("not-supported"):
-        check_model(module, (6,), 3)
+        check_trainable(module, (6,), 3)
     assert torch.equal(torch.get_rng_state(), state)
     assert [part.training for part in module.modules()] == flags
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())

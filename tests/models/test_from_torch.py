@@ -253,7 +253,7 @@ REFUSED = [
         r"line \d+ of test_from_torch.py \(return module.last\(x \* .*: mul is not known there",
     ),
     (made(lambda net, x: {"a": logits(net, x)}), "gives 1 outputs"),
-    (made(by_value), r"line \d+ of test_from_torch.py .*x.relu\(\) > 0.*takes no decisions"),
+    (made(by_value), r"line \d+ of test_from_torch.py .*x.relu\(\) > 0.*cannot branch"),
     (made(by_number_of_samples), r"x.shape\[0\] == 1.*number of samples"),
     (made(logits, tied), r"layer last \(Linear\) shares its weights with layer hidden \(Linear\)"),
     (made(lambda net, x: net.hidden(net.hidden(rows(net, x))), tied), r"layer hidden \(Linear\) is used twice \(line"),
@@ -273,11 +273,11 @@ REFUSED = [
     (made(lambda net, x: [logits(net, one) for one in x]), "torch.fx cannot follow it"),
     (made(lambda *_: 1 / 0), "torch.fx cannot follow it \\(ZeroDivisionError"),
     (made(lambda *_: None), "gives None"),
-    (made(lambda net, x: (logits(net, x), x)[1]), r"what line \d+ of .* makes is never used; leave it out"),
+    (made(lambda net, x: (logits(net, x), x)[1]), r"the result of line \d+ of .* is never used; leave it out"),
     (made(without_gradients), "does more than torch.fx can see"),
     (made(without_gradients_in_training), "does more than torch.fx can see"),
     (made(by_chance), "draws random numbers"),
-    (made(otherwise_in_scoring), "something else while it trains"),
+    (made(otherwise_in_scoring), "differ in training and evaluation"),
 ]
 
 

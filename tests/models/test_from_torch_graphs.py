@@ -178,10 +178,10 @@ REFUSED: list[tuple[nn.Module, str]] = [
     (made(lambda net, x: net.a(torch.cat([x, x])), a=nn.Linear(3, 2)), "joins along axis 0; only channels.*dim=1"),
     (made(lambda net, x: net.b(net.a(x)) + x, b=nn.Linear(2, 3), a=nn.Linear(3, 2)), "b .*defined before layer a"),
     (made(lambda net, x: (net.a(x), net.a(x)[:, 0])[0], a=nn.Linear(3, 2)), "layer a .* is used twice"),
-    (made(lambda net, x: (x.relu(), net.a(x))[1], a=nn.Linear(3, 2)), r"what line \d+ of .* makes is never used"),
+    (made(lambda net, x: (x.relu(), net.a(x))[1], a=nn.Linear(3, 2)), r"the result of line \d+ of .* is never used"),
     (made(lambda net, x: (net.a(x), net.b(x)), a=nn.Linear(3, 2), b=nn.Linear(3, 2)), "gives 2 outputs"),
     (made(lambda net, x: net.a(x, x, x)[0], a=nn.MultiheadAttention(3, 1)), "attention multiplies tensors"),
-    (made(lambda net, _: net.w, w=W), "in place of what a layer made"),
+    (made(lambda net, _: net.w, w=W), "which is not the result of a layer"),
     (made(lambda net, x: net.a(x, x), a=nn.Bilinear(3, 3, 2)), "Bilinear.* is not one of"),
 ]  # fmt: skip
 

@@ -161,7 +161,7 @@ def test_a_half_sent_model_is_no_model(bus: Bus, make: Callable[..., NetworkSwar
 def test_a_claim_and_an_invitation_that_a_broker_dropped_are_asked_for_again(
     bus: Bus, make: Callable[..., NetworkSwarm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cbdsl.network.server.NUDGE_SECONDS", 0.2)
+    monkeypatch.setattr("cbdsl.network.server.REPEAT_SECONDS", 0.2)
     network = make(Deadlines(round_seconds=30, upload_seconds=30, join_seconds=5))
     for name in NAMES:
         Scripted(bus, name)
@@ -193,7 +193,7 @@ def test_an_average_round_takes_everybodys_model(bus: Bus, make: Callable[..., N
 def test_a_model_that_a_broker_dropped_in_an_average_round_is_asked_for_again(
     bus: Bus, make: Callable[..., NetworkSwarm], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cbdsl.network.server.NUDGE_SECONDS", 0.2)
+    monkeypatch.setattr("cbdsl.network.server.REPEAT_SECONDS", 0.2)
     network = make(Deadlines(round_seconds=30, upload_seconds=30, join_seconds=5))
     for number, name in enumerate(NAMES):
         Scripted(bus, name, number)
@@ -248,7 +248,7 @@ def test_silence_of_all_is_waited_for_and_then_an_error(bus: Bus, make: Callable
     for name in NAMES:
         Scripted(bus, name, mute=True)
     network.gather()
-    with refused_as("no-workers", "Round 1", "2 times"):
+    with refused_as("no-workers", "Round 1", "2 periods"):
         network.report(order())
 
 
@@ -335,8 +335,8 @@ def test_the_end_waits_until_the_broker_has_taken_the_trained_model(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("cbdsl.network.server._FAREWELL_SECONDS", 0.1)
-    monkeypatch.setattr("cbdsl.network.server._SLOW_LINE", 1e9 if not taken else 1)
+    monkeypatch.setattr("cbdsl.network.server._FINISH_SECONDS", 0.1)
+    monkeypatch.setattr("cbdsl.network.server._SLOW_CONNECTION", 1e9 if not taken else 1)
     looks: list[float] = []
 
     def settled(_: BusLink, seconds: float) -> bool:
@@ -406,13 +406,13 @@ def test_the_server_does_not_subscribe_to_a_member_that_floods(bus: Bus, make: C
     assert link.patterns == [topics.from_all("s")]
     flood(bus, "ann")
     assert link.patterns == [topics.from_worker("s", name, "#") for name in ("bob", "cyd")]
-    network._follow(("ann", "bob", "dot"))  # by name: a newcomer is subscribed to, a worker that left is not
+    network._update_members(("ann", "bob", "dot"))  # by name: a newcomer is subscribed to, a worker that left is not
     assert link.patterns == [topics.from_worker("s", name, "#") for name in ("bob", "dot")]
     for name in ("bob", "dot"):
         flood(bus, name)
     assert link.patterns == []
     network._limiter._members.clear()  # as if the pauses were over
-    network._listen()
+    network._update_subscriptions()
     assert link.patterns == [topics.from_all("s")]
 
 
@@ -451,7 +451,7 @@ def test_the_server_receives_the_others_when_one_is_shut_out_while_another_pause
     network._link, network._patterns = link, []  # type: ignore[assignment]
     monkeypatch.setattr(network._limiter, "shut_out", lambda: {"ann"} if next(looks) % 2 else set())
     for _ in range(20):
-        threads = [threading.Thread(target=network._listen) for _ in range(2)]
+        threads = [threading.Thread(target=network._update_subscriptions) for _ in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -447,7 +447,7 @@ def test_everybody_may_be_replaced(tmp_path: Path, crew: ChangingCrew) -> None:
 def test_everybody_may_be_replaced_while_a_round_waits_for_them(
     tmp_path: Path, crew: ChangingCrew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cbdsl.network.server.NUDGE_SECONDS", 0.1)
+    monkeypatch.setattr("cbdsl.network.server.REPEAT_SECONDS", 0.1)
 
     def lose(topic: str) -> bool:
         rounds = tmp_path / "run" / "rounds.jsonl"

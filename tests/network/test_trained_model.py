@@ -189,7 +189,7 @@ def test_a_device_that_is_never_given_the_trained_model_keeps_the_last_one_and_s
             assert not one.is_alive()
     notes = notes_of(kept(tmp_path, "w0"))
     assert (notes["final"], notes["version"]) == ("no", "4")
-    assert "the trained model did not come. In" in caplog.text
+    assert "the trained model was not received; " in caplog.text
     assert "version 4 of 5" in caplog.text
     assert not np.array_equal(cbdsl.load(kept(tmp_path, "w0")).weights, cbdsl.load(tmp_path / "run").weights)
 
@@ -238,7 +238,7 @@ def test_a_member_that_says_hello_again_and_again_does_not_hold_up_the_end(tmp_p
 def test_one_set_of_devices_plays_run_after_run_each_from_where_the_last_one_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cbdsl.network.server._FAREWELL_SECONDS", 1.0)  # nobody leaves
+    monkeypatch.setattr("cbdsl.network.server._FINISH_SECONDS", 1.0)  # nobody leaves
     honest = Worker.run
     monkeypatch.setattr(Worker, "run", lambda self: honest(self, stay=True))
     spec = small_spec(rounds=4)

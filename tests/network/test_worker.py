@@ -126,7 +126,7 @@ def test_workers_that_are_restarted_between_rounds_go_on_as_if_nothing_had_been(
 def test_pieces_and_welcomes_that_a_broker_dropped_are_fetched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cbdsl.network.server.NUDGE_SECONDS", 0.3)
+    monkeypatch.setattr("cbdsl.network.server.REPEAT_SECONDS", 0.3)
     stage, bus = prepared(small_spec()), Bus()
     lost: list[str] = []
 
@@ -145,7 +145,7 @@ def test_pieces_and_welcomes_that_a_broker_dropped_are_fetched_again(
 def test_an_update_that_a_broker_dropped_is_fetched_again_or_a_whole_model_instead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cbdsl.network.server.NUDGE_SECONDS", 0.3)
+    monkeypatch.setattr("cbdsl.network.server.REPEAT_SECONDS", 0.3)
     spec = small_spec(rounds=12, codec__up="q4", codec__down="q4")
     stage, bus = prepared(spec), Bus()
     lost: list[str] = []

@@ -121,7 +121,7 @@ def test_a_finished_folder_makes_more_samples_without_learning_again(source: Pat
 def test_workers_send_weights_and_the_server_alone_sends_none_of_its_samples(source: Path) -> None:
     spec = spec_of(source)
     learning = GeneratorTraining(gather_generator_data(spec, "workers"), spec, 1, 1)
-    [first] = list(learning.rounds())
+    [first] = list(learning.train_passes())
     assert first.uplink_bytes == spec.workers * 4 * learning.engine.size
 
 

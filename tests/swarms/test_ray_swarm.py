@@ -141,7 +141,7 @@ def test_a_cluster_that_stays_too_small_ends_the_run_and_the_run_goes_on_here(
     nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ray_swarm, "WAIT_SECONDS", 1.0)
-    monkeypatch.setattr(ray_swarm, "_LOOK_SECONDS", 0.5)
+    monkeypatch.setattr(ray_swarm, "_POLL_SECONDS", 0.5)
     spec = spec_of(rounds=6)
 
     def watch(_: object, order: Order) -> None:
@@ -161,17 +161,17 @@ def test_a_cluster_that_stays_too_small_ends_the_run_and_the_run_goes_on_here(
 def test_a_run_that_waits_for_processors_of_others_says_so(
     nodes: Nodes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(ray_swarm, "_LOOK_SECONDS", 0.2)
+    monkeypatch.setattr(ray_swarm, "_POLL_SECONDS", 0.2)
     others = [ray.remote(num_cpus=1)(threading.Event).remote() for _ in range(2)]
     ray.get([one.is_set.remote() for one in others])
-    said = ray_swarm.ShardActors._mention_others
+    said = ray_swarm.ShardActors._warn_of_waiting
 
     def leave(crew: ray_swarm.ShardActors) -> None:
         said(crew)
         for one in others:
             ray.kill(one)
 
-    monkeypatch.setattr(ray_swarm.ShardActors, "_mention_others", leave)
+    monkeypatch.setattr(ray_swarm.ShardActors, "_warn_of_waiting", leave)
     spec = spec_of(rounds=1)
     assert played(nodes.address, spec, shards=2) == played(None, spec)
     assert "2 of 2 shards have not started yet" in caplog.text

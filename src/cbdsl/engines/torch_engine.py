@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
 from cbdsl.engines.engine import Sgd, check_corrections, check_one_model, check_sample_indices
 from cbdsl.errors import UserError
-from cbdsl.models.from_torch import buffers_of, check_buffers, check_layers
+from cbdsl.models.check_module import buffers_of, check_buffers, check_layers
 from cbdsl.models.to_torch import parameter_count
 
 CPU = torch.device("cpu")

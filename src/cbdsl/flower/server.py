@@ -42,11 +42,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("flwr.cbdsl")  # beside Flower's own lines
 
-LEAST = 10.0  # seconds that every node has for anything, however quick others are: nodes poll every 3 s
-_LOOK_AROUND = 1.0  # seconds between two looks for nodes that came or left
-_LOOK_AGAIN = 5.0  # the same after a node claimed to be a worker that another node is
+LEAST_SECONDS = 10.0  # shortest timeout of any node: nodes poll every 3 s
+_NODE_POLL_SECONDS = 1.0  # between two queries for connected nodes
+_REJOIN_SECONDS = 5.0  # before a node that claimed a taken worker number is asked again
 _QUICKEST, _SLOWEST = 0.01, 0.2  # seconds between two looks for replies: a tenth of the wait so far, within these
-_MOST_TIMES = 2  # that a worker is sent again in a round what it lacks
+_MOST_REPEATS = 2  # how often per round missing data is sent again to a worker
 
 _Answer = TypeVar("_Answer")
 _TakeReply = Callable[[WorkerId, int, FlowerMessage | None], None]
@@ -117,14 +117,14 @@ def _play(grid: Grid, config: AppConfig) -> Result:
     spec = config.resolve_spec()
     out = config.folder(spec)
     secret = read_secret(out) if config.own_data else 0
-    stage = Experiment.prepare(spec, deal=not config.own_data, secret=secret)
-    if stage.note:
-        _log.warning("%s", stage.note)
-    opened = open_run(stage, out)
+    experiment = Experiment.prepare(spec, deal=not config.own_data, secret=secret)
+    if experiment.note:
+        _log.warning("%s", experiment.note)
+    opened = open_run(experiment, out)
     try:
         if secret:
             save_secret(out, secret)
-        return _play_in(opened, stage, grid, config)
+        return _play_in(opened, experiment, grid, config)
     except NoWorkersError as error:
         raise UserError(
             f"{error} Completed rounds are kept: `flwr run` with the same configuration and "
@@ -135,14 +135,14 @@ def _play(grid: Grid, config: AppConfig) -> Result:
         opened.close()
 
 
-def _play_in(opened: OpenRun, stage: Experiment, grid: Grid, config: AppConfig) -> Result:
+def _play_in(opened: OpenRun, experiment: Experiment, grid: Grid, config: AppConfig) -> Result:
     assert opened.path is not None
-    spec, out = stage.spec, opened.path
-    shared = pack_shared_sets(stage)
+    spec, out = experiment.spec, opened.path
+    shared = pack_shared_sets(experiment)
     swarm = FlowerSwarm(
         grid,
         spec.workers,
-        announce(stage, load_run_id(out / "flower.json"), shared),
+        announce(experiment, load_run_id(out / "flower.json"), shared),
         shared,
         "" if config.own_data else spec_for_nodes(spec),
         Deadlines(
@@ -150,18 +150,19 @@ def _play_in(opened: OpenRun, stage: Experiment, grid: Grid, config: AppConfig) 
             upload_seconds=config.upload_seconds,
             join_seconds=config.join_seconds,
         ),
-        list(stage.initial) if len(stage.initial) > 1 else [],
+        list(experiment.initial) if len(experiment.initial) > 1 else [],
     )
-    state = opened.state_of(stage)
+    state = opened.state_of(experiment)
     if state.round < spec.rounds:
-        message = stage.server.method.broadcast(state.global_best, state.memory)
+        message = experiment.server.method.broadcast(state.global_best, state.memory)
         swarm.restore(message, state.version, state.updates, state.references)
         swarm.gather([worker for worker in range(spec.workers) if worker not in state.banned], state.round > 0)
         if config.own_data and spec.defence.aggregator == "mean":
-            stage = replace(stage, server=replace(stage.server, combine=average_by_samples(swarm.samples, stated=True)))
+            combine = average_by_samples(swarm.samples, stated=True)
+            experiment = replace(experiment, server=replace(experiment.server, combine=combine))
         _log.info("cbdsl: %s, %d workers, %d rounds; %s", spec.method, spec.workers, spec.rounds, out)
     swarm.exclude(state.banned)
-    for completed in play_rounds(stage, state, swarm, opened=opened):
+    for completed in play_rounds(experiment, state, swarm, opened=opened):
         swarm.exclude(completed.state.banned)
         line = completed.record
         _log.info(
@@ -176,11 +177,11 @@ def _play_in(opened: OpenRun, stage: Experiment, grid: Grid, config: AppConfig) 
             line.seconds,
         )
     swarm.finish()
-    return finish_run(stage, opened)
+    return finish_run(experiment, opened)
 
 
 class NoWorkersError(UserError):
-    """No worker answers. Nothing is lost: the run continues when nodes are there again."""
+    """Raised if no worker answers; the run can be continued."""
 
 
 class FlowerSwarm:
@@ -201,7 +202,7 @@ class FlowerSwarm:
         self._grid, self._run = grid, announcement.run
         self._deadlines, self._starts = deadlines or Deadlines(), starts
         self._nodes, self._pending = NodeTable(workers, self._deadlines), PendingMessages(grid)
-        self._invitation = make_flower_message([announcement], {"shared": shared} if shared else {}, dealt=dealt)
+        self._join_message = make_flower_message([announcement], {"shared": shared} if shared else {}, dealt=dealt)
         self._round, self._version, self._model = 0, 0, b""
         self._digests: dict[int, bytes] = {}  # of w^g, by version
         self._updates: tuple[bytes, ...] = ()
@@ -228,14 +229,14 @@ class FlowerSwarm:
         }
         self._adopt(model, version, updates)
 
-    def gather(self, wanted: Collection[WorkerId], going_on: bool = False) -> None:
+    def gather(self, wanted: Collection[WorkerId], has_begun: bool = False) -> None:
         """Wait until all of these workers have joined; raise UserError that says which are missing, and why.
 
-        going_on: the run has begun, so a node that stays away does not stop it: its worker is silent.
+        has_begun: the run has begun, so a node that stays away does not stop it: its worker is silent.
         """
         limit = time.monotonic() + self._deadlines.join_seconds
-        self._wait(lambda: self._nodes.is_settled(wanted, going_on), limit)
-        self._nodes.require(wanted, going_on)
+        self._wait(lambda: self._nodes.is_settled(wanted, has_begun), limit)
+        self._nodes.require(wanted, has_begun)
 
     def exclude(self, banned: Collection[WorkerId]) -> None:
         """Send nothing more to these workers."""
@@ -246,7 +247,7 @@ class FlowerSwarm:
         if order.global_best is not None:
             self._adopt(order.global_best, order.version, order.updates)
         self._round, self._task, self._claims, self._models = order.round, order.task, {}, {}
-        form = OrderMessage(
+        wire_order = OrderMessage(
             self._run,
             order.round,
             order.task,
@@ -258,8 +259,11 @@ class FlowerSwarm:
         )
         limit = math.inf
         while order.participants:
-            answers = self._converse(
-                order.participants, flower_messages.ORDER, lambda worker: self._order(form, worker), self._read_claim
+            answers = self._ask_workers(
+                order.participants,
+                flower_messages.ORDER,
+                lambda worker: self._order(wire_order, worker),
+                self._read_claim,
             )
             self._claims = {worker: claim for worker, (claim, _) in answers.items()}
             self._models = {worker: model for worker, (_, model) in answers.items() if model is not None}
@@ -281,19 +285,20 @@ class FlowerSwarm:
 
         invited = [worker for worker in workers if worker in self._claims]
         seconds = self._deadlines.upload_seconds
-        return dict(self._converse(invited, flower_messages.UPLOAD, invite, self._read_upload, seconds))
+        return dict(self._ask_workers(invited, flower_messages.UPLOAD, invite, self._read_upload, seconds))
 
     def finish(self) -> None:
-        """Tell all nodes that the run is over, so that they delete their files."""
+        """Send the end of the run to all nodes: they delete their files."""
+        # The kind FINISH carries the meaning; an invitation has run and round.
         message = make_flower_message([Invitation(self._run, self._round, b"")])
-        workers = list(self._nodes.of)
-        self._converse(workers, flower_messages.FINISH, lambda _: message, lambda reply: reply, 2 * LEAST)
+        workers = list(self._nodes.by_worker)
+        self._ask_workers(workers, flower_messages.FINISH, lambda _: message, lambda reply: reply, 2 * LEAST_SECONDS)
 
     # --- content of messages
 
-    def _order(self, form: OrderMessage, worker: WorkerId) -> FlowerMessage:
+    def _order(self, wire_order: OrderMessage, worker: WorkerId) -> FlowerMessage:
         """Return an order for one worker, with as much of w^g as it needs."""
-        node, large, values = self._nodes.of[worker], {}, {}
+        node, large, values = self._nodes.by_worker[worker], {}, {}
         behind = self._version - node.version
         if node.version < 0 or behind > len(self._updates):
             large["model"] = self._model
@@ -302,7 +307,7 @@ class FlowerSwarm:
             large = {f"update-{place}": one for place, one in enumerate(self._updates[-behind:])}
         if node.version < 0 and self._starts:
             large["start"] = wire.weights_to_bytes(self._starts[worker])
-        return make_flower_message([form], large, forget=node.forget, **values)
+        return make_flower_message([wire_order], large, forget=node.forget, **values)
 
     def _adopt(self, model: Floats, version: int, updates: Sequence[bytes]) -> None:
         self._model, self._version, self._updates = wire.weights_to_bytes(model), version, tuple(updates)
@@ -326,14 +331,14 @@ class FlowerSwarm:
             raise WireError("for another round")
         return claim
 
-    def _is_lost(self, hello: Hello) -> bool:
-        """Return whether a worker's state is of a w^g that this run has not had: its uploads could not be decoded."""
+    def _has_foreign_state(self, hello: Hello) -> bool:
+        """Return whether a worker's uploads cannot be decoded: its state refers to a w^g that this run never had."""
         played = hello.run == self._run and hello.round > 0
         return self._relative and played and self._digests.get(hello.model_version) != hello.model_digest
 
     # --- sending and waiting
 
-    def _converse(
+    def _ask_workers(
         self,
         workers: Sequence[WorkerId],
         kind: str,
@@ -353,20 +358,20 @@ class FlowerSwarm:
         def request(worker: WorkerId, node: int) -> FlowerRequest:
             return FlowerRequest(node, worker, write(worker), kind, self._round, most)
 
-        conversation = _Conversation(workers, self._nodes, self._round, request, read, seconds)
-        self._wait(lambda: conversation.is_over(self._pending), time.monotonic() + most, conversation.take)
+        requests = _Requests(workers, self._nodes, self._round, request, read, seconds)
+        self._wait(lambda: requests.is_over(self._pending), time.monotonic() + most, requests.take)
         if kind == flower_messages.ORDER:
-            for worker, node in conversation.answered_by.items():
+            for worker, node in requests.answered_by.items():
                 if self._nodes.is_at(worker, node):
                     self._nodes.note_model(worker, self._version)
-            conversation.note_attendance()
-        return conversation.answers
+            requests.note_attendance()
+        return requests.answers
 
     def _wait(self, is_enough: Callable[[], bool], limit: float, take: _TakeReply | None = None) -> None:
-        """Look for replies and for nodes until it is enough or time is up, but at least once."""
+        """Poll replies and nodes until `is_enough()` or the limit; if it is not enough at the start, at least once."""
         started = time.monotonic()
         while not is_enough():
-            self._invite_to_join(self._nodes.look_around(self._grid.get_node_ids))
+            self._ask_to_join(self._nodes.poll_nodes(self._grid.get_node_ids))
             replies = self._pending.replies()
             for request, reply in replies:
                 self._take(reply, request, take)
@@ -376,14 +381,18 @@ class FlowerSwarm:
             if not replies:
                 time.sleep(min(_SLOWEST, max(_QUICKEST, (now - started) / 10)))
 
-    def _invite_to_join(self, nodes: Sequence[int]) -> None:
-        seconds, kind = max(self._deadlines.join_seconds, LEAST), flower_messages.JOIN
-        self._pending.send([FlowerRequest(node, None, self._invitation, kind, self._round, seconds) for node in nodes])
+    def _ask_to_join(self, nodes: Sequence[int]) -> None:
+        message, kind, seconds = (
+            self._join_message,
+            flower_messages.JOIN,
+            max(self._deadlines.join_seconds, LEAST_SECONDS),
+        )
+        self._pending.send([FlowerRequest(node, None, message, kind, self._round, seconds) for node in nodes])
 
     def _wait_for_nodes(self, workers: Collection[WorkerId], limit: float) -> None:
         """Wait for nodes after a round without answers; raise NoWorkersError at the limit."""
         _log.warning("round %d: no worker answered; still waiting", self._round)
-        again = time.monotonic() + LEAST
+        again = time.monotonic() + LEAST_SECONDS
         online = self._nodes.availability.online
         self._wait(lambda: time.monotonic() > again and not online.isdisjoint(workers), limit)
         if time.monotonic() > limit:
@@ -408,10 +417,10 @@ class FlowerSwarm:
         elif refusal:
             self._nodes.refuse(request.node, refusal)
         else:
-            self._nodes.admit(request.node, message, self._is_lost)
+            self._nodes.admit(request.node, message, self._has_foreign_state)
 
 
-class _Conversation(Generic[_Answer]):
+class _Requests(Generic[_Answer]):
     """One message to each of several workers, and their answers so far."""
 
     def __init__(
@@ -423,7 +432,7 @@ class _Conversation(Generic[_Answer]):
         read: Callable[[FlowerMessage], _Answer],
         seconds: float,
     ) -> None:
-        """request: builds the message to a worker at a node. read, seconds: see `FlowerSwarm._converse`."""
+        """request: builds the message to a worker at a node. read, seconds: see `FlowerSwarm._ask_workers`."""
         self._workers, self._nodes, self._round = workers, nodes, round_number
         self._request, self._read_answer, self._seconds = request, read, seconds
         self._started, self._looked = time.monotonic(), False
@@ -439,10 +448,9 @@ class _Conversation(Generic[_Answer]):
         """Send what is to be sent, and return whether no more answers are waited for."""
         requests = []
         for worker in self._missing():
-            known = self._nodes.of.get(worker)
-            if (
-                known is not None and self._asked.get(worker) != known.node
-            ):  # at first, and after a move to another node
+            known = self._nodes.by_worker.get(worker)
+            # At first, and after the worker moved to another node.
+            if known is not None and self._asked.get(worker) != known.node:
                 self._asked[worker] = known.node
                 self._given_up.discard(worker)
                 requests.append(self._request(worker, known.node))
@@ -452,7 +460,7 @@ class _Conversation(Generic[_Answer]):
         if self._any_punctual:
             waiting = [worker for worker in waiting if availability.is_waited_for(worker, self._round)]
         _, limit = availability.expect(self._round, list(self._times.values()), missing)
-        is_late = self._looked and time.monotonic() - self._started > (self._seconds or max(LEAST, limit))
+        is_late = self._looked and time.monotonic() - self._started > (self._seconds or max(LEAST_SECONDS, limit))
         self._looked = True  # time is up only after a first look for replies
         return is_late or not waiting
 
@@ -460,24 +468,24 @@ class _Conversation(Generic[_Answer]):
         """Take the reply of a node; None: one of no use."""
         if worker in self.answers:  # from another node
             return
-        lacks, stranger = (bool(reply and reply.values.get(key)) for key in ("lacks", "stranger"))
-        answer = None if reply is None or lacks or stranger else self._read(worker, reply)
+        lacks_model, lacks_files = (bool(reply and reply.values.get(key)) for key in ("lacks", "stranger"))
+        answer = None if reply is None or lacks_model or lacks_files else self._read(worker, reply)
         if answer is not None:
             self.answers[worker], self.answered_by[worker] = answer, node
             self._times[worker] = time.monotonic() - self._started
         elif self._nodes.is_at(worker, node):  # a failure at a node that the worker has left does not matter
-            self._repeats[worker] += lacks or stranger
-            if self._repeats[worker] > _MOST_TIMES or not (lacks or stranger):
+            self._repeats[worker] += lacks_model or lacks_files
+            if self._repeats[worker] > _MOST_REPEATS or not (lacks_model or lacks_files):
                 self._given_up.add(worker)
                 return
-            if stranger:
+            if lacks_files:
                 self._nodes.remove(worker)
             else:
                 self._nodes.note_model(worker, -1)
             self._asked.pop(worker, None)
 
     def note_attendance(self) -> None:
-        """Note which workers answered in time. Where nobody answers, nobody in particular is late."""
+        """Record which workers answered in time; if none did, none is late."""
         if not self.answers:
             return
         availability, missing = self._nodes.availability, self._missing()
@@ -499,7 +507,7 @@ class _Conversation(Generic[_Answer]):
 
 @dataclass(frozen=True, eq=False)
 class WorkerNode:
-    """The node that is a worker now."""
+    """The node that runs a worker."""
 
     node: int
     token: bytes  # from the worker's files: it identifies the worker on any node
@@ -512,15 +520,16 @@ class NodeTable:
 
     def __init__(self, workers: int, deadlines: Deadlines) -> None:
         """workers: how many there can be."""
-        self.of: dict[WorkerId, WorkerNode] = {}
+        self.by_worker: dict[WorkerId, WorkerNode] = {}
         self.samples: dict[WorkerId, int] = {}  # that each states, also of workers that left
-        own = replace(deadlines, grace_seconds=LEAST, least_seconds=0.0)
+        own = replace(deadlines, grace_seconds=LEAST_SECONDS, least_seconds=0.0)
         self.availability: WorkerAvailability[WorkerId] = WorkerAvailability(own)
-        self._workers, self._totals = workers, set[int]()
+        self._workers = workers
+        self._totals: set[int] = set()  # number of nodes as each node states it
         self._connected: set[int] = set()  # nodes, all of which were asked to join
         self._refusals: dict[int, str] = {}
         self._later: dict[int, float] = {}  # nodes that claimed to be another's worker: when they are asked again
-        self._last_new, self._look_at = time.monotonic(), 0.0
+        self._last_new, self._poll_at = time.monotonic(), 0.0
 
     def is_connected(self, node: int) -> bool:
         """Return whether a node is connected and was asked to join."""
@@ -528,14 +537,14 @@ class NodeTable:
 
     def is_at(self, worker: WorkerId, node: int) -> bool:
         """Return whether a node is this worker now."""
-        return worker in self.of and self.of[worker].node == node
+        return worker in self.by_worker and self.by_worker[worker].node == node
 
-    def look_around(self, list_nodes: Callable[[], Iterable[int]]) -> list[int]:
+    def poll_nodes(self, list_nodes: Callable[[], Iterable[int]]) -> list[int]:
         """List the connected nodes, unless that was a moment ago, and return those that are to be asked to join."""
         now = time.monotonic()
-        if now < self._look_at:
+        if now < self._poll_at:
             return []
-        self._look_at = now + _LOOK_AROUND
+        self._poll_at = now + _NODE_POLL_SECONDS
         connected = set(list_nodes())
         new = connected - self._connected
         again = {node for node, at in self._later.items() if node in connected and at <= now}
@@ -543,7 +552,7 @@ class NodeTable:
         self._connected = connected
         self._refusals = {node: reason for node, reason in self._refusals.items() if node in connected}
         self._later = {node: at for node, at in self._later.items() if node in connected and at > now}
-        for worker, known in self.of.items():
+        for worker, known in self.by_worker.items():
             if known.node in connected:
                 self.availability.connect(worker)
             else:
@@ -554,7 +563,7 @@ class NodeTable:
         """Note that a node cannot take part."""
         self._refusals[node] = single_line(reason, 600)
 
-    def admit(self, node: int, reply: FlowerMessage, is_lost: Callable[[Hello], bool]) -> None:
+    def admit(self, node: int, reply: FlowerMessage, has_foreign_state: Callable[[Hello], bool]) -> None:
         """Note a node as the worker that it states, unless another connected node is that worker."""
         try:
             hello = reply.form(Hello)
@@ -563,56 +572,56 @@ class NodeTable:
             return
         worker = reply.number("worker", -1)
         if not 0 <= worker < self._workers:
-            self.refuse(node, f"it states that it is worker {worker} of {self._workers}")
+            self.refuse(node, f"it states that it is worker number {worker}; numbers are 0 to {self._workers - 1}")
             return
-        if any(known.node == node and other != worker for other, known in self.of.items()):
+        if any(known.node == node and other != worker for other, known in self.by_worker.items()):
             _log.warning("node %d states that it is worker %d, too; a node is one worker", node, worker)
             return
-        before = self.of.get(worker)
+        before = self.by_worker.get(worker)
         is_taken = before is not None and before.node != node and before.node in self._connected
-        if is_taken and before is not None and before.token != hello.session:
+        if before is not None and is_taken and before.token != hello.session:
             _log.warning("node %d states that it is worker %d, which is another node; ignored", node, worker)
-            self._later[node] = time.monotonic() + _LOOK_AGAIN  # the other node may leave
+            self._later[node] = time.monotonic() + _REJOIN_SECONDS  # the other node may leave
             return
         self._totals.add(reply.number("partitions", 0))
-        self.of[worker] = WorkerNode(node, hello.session, forget=is_lost(hello))
+        self.by_worker[worker] = WorkerNode(node, hello.session, forget=has_foreign_state(hello))
         self.samples[worker] = hello.samples
         self.availability.connect(worker)
         self.availability.note_answer(worker)
 
     def note_model(self, worker: WorkerId, version: int) -> None:
         """Note which version of w^g a worker has; -1: none that it can use."""
-        known = self.of[worker]
-        self.of[worker] = replace(known, version=version, forget=known.forget and version < 0)
+        known = self.by_worker[worker]
+        self.by_worker[worker] = replace(known, version=version, forget=known.forget and version < 0)
 
     def remove(self, worker: WorkerId) -> None:
         """Remove a worker that has no files of this run; its node is asked to join again."""
-        self._connected.discard(self.of.pop(worker).node)
+        self._connected.discard(self.by_worker.pop(worker).node)
         self.availability.disconnect(worker)
-        self._look_at = 0.0
+        self._poll_at = 0.0
 
-    def is_settled(self, wanted: Collection[WorkerId], going_on: bool = False) -> bool:
+    def is_settled(self, wanted: Collection[WorkerId], has_begun: bool = False) -> bool:
         """Return whether all of these workers have joined, or the missing ones will not.
 
-        going_on: a node that cannot take part is no reason to stop waiting for the others.
+        has_begun: the run has begun; a node that cannot take part is then not a reason to stop waiting for the others.
         """
-        if set(wanted) <= set(self.of):
+        if set(wanted) <= set(self.by_worker):
             return True
-        answered = len(self.of) + len(self._refusals) + len(self._later)
-        if time.monotonic() - self._last_new < LEAST or answered < len(self._connected):
+        answered = len(self.by_worker) + len(self._refusals) + len(self._later)
+        if time.monotonic() - self._last_new < LEAST_SECONDS or answered < len(self._connected):
             return False
-        return (bool(self._refusals) and not going_on) or self._are_too_few()
+        return (bool(self._refusals) and not has_begun) or self._is_federation_complete()
 
-    def _are_too_few(self) -> bool:
-        """Return whether there are no more nodes than these, according to all of them."""
-        return self._totals == {len(self.of)}
+    def _is_federation_complete(self) -> bool:
+        """Return whether all nodes, by their own statement, have joined."""
+        return self._totals == {len(self.by_worker)}
 
-    def require(self, wanted: Collection[WorkerId], going_on: bool = False) -> None:
-        """Raise UserError if a worker is missing; in a run that goes on, if all are."""
-        missing = sorted(set(wanted) - set(self.of))
+    def require(self, wanted: Collection[WorkerId], has_begun: bool = False) -> None:
+        """Raise UserError if a worker is missing; in a run that has begun, if all are."""
+        missing = sorted(set(wanted) - set(self.by_worker))
         if not missing:
             return
-        if going_on and len(missing) < len(wanted) and not self._are_too_few():
+        if has_begun and len(missing) < len(wanted) and not self._is_federation_complete():
             _log.warning("cbdsl: the run continues without workers %s, which may still join", missing[:10])
             return
         if self._refusals:
@@ -679,8 +688,8 @@ class PendingMessages:
     def _pull(self) -> list[tuple[str, Message | None]]:
         """Return replies by the id of the message that they answer.
 
-        One that cannot be read costs Flower all those that it fetched with it. So all messages are sent again, which
-        nodes answer as before, and from then on each reply is fetched by itself.
+        If one reply cannot be read, Flower discards all fetched with it. All messages are then sent again, which nodes
+        answer as before, and from then on each reply is fetched by itself.
         """
         if not self._open:
             return []
@@ -688,7 +697,7 @@ class PendingMessages:
             try:
                 replies = list(self._grid.pull_messages(list(self._open)))
                 return [(reply.metadata.reply_to_message_id, reply) for reply in replies]
-            except Exception as error:  # whatever Flower raises
+            except Exception as error:  # Flower raises many kinds
                 _log.warning("a reply cannot be read (%s); all messages are sent again", single_line(repr(error)))
             self._one_by_one, requests, self._open = True, list(self._open.values()), {}
             self.send(requests)

@@ -73,7 +73,7 @@ class Architecture:
         unread = set(range(SAMPLES, len(self.layers) - 1)) - {other for read in self.reads for other in read}
         if unread:
             first = min(unread)
-            what = "the samples" if first == SAMPLES else f"what {self.label(first)} makes"
+            what = "the samples" if first == SAMPLES else f"the result of {self.label(first)}"
             raise ArchitectureError(f"{what} is never used; leave it out")
 
     def label(self, number: int) -> str:

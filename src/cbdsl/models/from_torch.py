@@ -1,4 +1,4 @@
-"""Reads torch modules of users into an `Architecture`, and checks whether workers can train them.
+"""Reads torch modules of users into an `Architecture`.
 
 `read_module` follows a module with torch.fx, in training and in evaluation mode. `GraphReader` translates each
 operation as it is recorded, so that shapes are known on the way: modules may compute with them and decide by them.
@@ -27,11 +27,10 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 
-from cbdsl.errors import UserError
 from cbdsl.models import layers
 from cbdsl.models.architecture import SAMPLES, Architecture, Draft
 from cbdsl.models.layers import ArchitectureError, Layer, Shape
-from cbdsl.models.to_torch import TORCH_LAYERS, ConcatModule, SumModule, TorchLayer, module_of, parameter_count
+from cbdsl.models.to_torch import TORCH_LAYERS, ConcatModule, SumModule, TorchLayer, module_of
 
 _TRACING = threading.Lock()  # torch.fx puts its own methods into nn.Module while it works
 _HERE = Path(__file__).parent
@@ -45,26 +44,27 @@ _KNOWN = re.sub(r"(?P<kind>\w+)1d, (?P=kind)2d", r"\g<kind>1d/2d", _NAMES)
 
 def read_module(module: nn.Module, shape: Shape) -> Architecture:
     """Describe a torch module for samples of `shape`; an ArchitectureError names the layer or line that prevents it."""
-    training, in_order = _read(_copy(module).train(), shape)
-    scoring, _ = _read(_copy(module).eval(), shape)
+    training, in_order = _read(copy_module(module).train(), shape)
+    scoring, _ = _read(copy_module(module).eval(), shape)
     if training.without_dropout() != scoring:
-        raise ArchitectureError("it computes something else while it trains than while it is scored")
-    _compare(_copy(module), training, in_order)
+        raise ArchitectureError("its results differ in training and evaluation mode")
+    _compare(copy_module(module), training, in_order)
     return training
 
 
-def _copy(module: nn.Module) -> nn.Module:
+def copy_module(module: nn.Module) -> nn.Module:
+    """Return a copy on the CPU in float32, or raise ArchitectureError."""
     try:
         return copy.deepcopy(module).to("cpu", torch.float32)
     except Exception as error:
-        raise ArchitectureError(f"it cannot be copied ({_first_line(error)})") from error
+        raise ArchitectureError(f"it cannot be copied ({first_line(error)})") from error
 
 
 def _read(module: nn.Module, shape: Shape) -> tuple[Architecture, bool]:
     """Return the description, and whether its layers are in the order of use."""
     for name, part in module.named_modules():
         if part._forward_hooks or part._forward_pre_hooks or part._backward_hooks:
-            raise ArchitectureError(f"{f'layer {name}' if name else 'the module'} carries hooks; leave them out")
+            raise ArchitectureError(f"{f'layer {name}' if name else 'the module'} has hooks; leave them out")
     whole = _SamplesOnly(module)
     graph = GraphReader(whole, module, shape)
     _trace(graph, whole)
@@ -93,7 +93,7 @@ def _trace(graph: GraphReader, whole: nn.Module) -> None:
         except _ComparisonError as error:
             raise ArchitectureError(f"{_line_of_error(error)}: {_DECISION}") from error
         except Exception as error:
-            reason = "write x.size(0) for len(x)" if "'len'" in str(error) else _first_line(error)
+            reason = "write x.size(0) for len(x)" if "'len'" in str(error) else first_line(error)
             raise ArchitectureError(f"{_line_of_error(error)}: torch.fx cannot follow it ({reason})") from error
         if _generator_states() != before:
             raise ArchitectureError("its forward draws random numbers")
@@ -179,12 +179,12 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether a module counts as one layer: torch's own, and subclasses of known ones."""
-        return super().is_leaf_module(m, module_qualified_name) or GraphReader.is_layer(m)
+        return super().is_leaf_module(m, module_qualified_name) or isinstance(m, tuple(_BY_MODULE))
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:  # noqa: ANN401
-        """Call a module; one that is not part of the traced module was made on the way or belongs to another thread."""
+        """Call a module. One outside of the traced module was made inside forward or belongs to another thread."""
         if all(m is not part for part in self.root.modules()):
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
@@ -195,7 +195,7 @@ class _Tracer(fx.Tracer):
         frame = sys._getframe(1)
         while frame.f_back is not None and not _is_user_code(frame.f_code):
             frame = frame.f_back
-        self.reader.follow(node, _line(frame.f_code, frame.f_lineno))
+        self.reader.translate(node, _line(frame.f_code, frame.f_lineno))
         return node
 
 
@@ -218,7 +218,8 @@ def _line_of_error(error: Exception) -> str:
     return found
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """Return the type and the first line of an error."""
     return f"{type(error).__name__}: {error}".splitlines()[0].rstrip(" .")
 
 
@@ -249,9 +250,7 @@ _MEANS: tuple[object, ...] = ("mean", torch.mean)
 _JOINS: tuple[object, ...] = (torch.cat, torch.concat, torch.concatenate)
 
 
-_DECISION = (
-    "what is compared there is the values of a tensor or the number of samples; a described network takes no decisions"
-)
+_DECISION = "the line compares tensor values or the number of samples; described networks cannot branch"
 _PRODUCT = "products of tensors run on torch"
 _HINTS = {
     "linear": "use nn.Linear",
@@ -268,18 +267,18 @@ _HINTS = {
 """What to do about functions that are not native."""
 
 _ADVICE: tuple[tuple[Any, str], ...] = (
-    (nn.modules.dropout._DropoutNd, "it drops whole channels, or in another way; use nn.Dropout"),
+    (nn.modules.dropout._DropoutNd, "it drops whole channels or uses another distribution; use nn.Dropout"),
     ((nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d), "the loss is taken of logits; leave it out"),
     (
         (nn.RNNBase, nn.RNNCellBase),
-        "a layer that remembers takes a sample step by step; it runs on torch. Conv1d layers are native",
+        "recurrent layers run on torch only; Conv1d layers are native",
     ),
     (
         (nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder,
          nn.TransformerEncoderLayer, nn.TransformerDecoderLayer),
         "attention multiplies tensors with each other; it runs on torch",
     ),
-    ((nn.Embedding, nn.EmbeddingBag), "samples are numbers, not places in a table; it runs on torch"),
+    ((nn.Embedding, nn.EmbeddingBag), "samples are numbers, not table indices; it runs on torch"),
     (nn.modules.lazy.LazyModuleMixin, "it has no sizes yet; write them out"),
 )  # fmt: skip
 
@@ -297,18 +296,13 @@ class GraphReader:
         self.values: dict[fx.Node, TracedTensor] = {}
         self.tables: dict[fx.Node, Tensor] = {}  # parameters and constants
 
-    @staticmethod
-    def is_layer(module: nn.Module) -> bool:
-        """Return whether a module counts as one layer."""
-        return isinstance(module, tuple(_BY_MODULE))
-
     def architecture(self) -> tuple[Architecture, bool]:
         """Return the network with layers in the order of flat weights, and whether that is the order of use."""
         as_used = self.draft.architecture()
         ordered = _order_by_definition(as_used, self.used, self.module)
         return ordered, ordered is as_used
 
-    def follow(self, node: fx.Node, line: str) -> None:
+    def translate(self, node: fx.Node, line: str) -> None:
         """Translate one operation. line: where it is written."""
         match node.op:
             case "placeholder":
@@ -396,7 +390,7 @@ class GraphReader:
         last = self.read(self.tensor_of(output, line), line)
         for number, made in enumerate(self.lines):
             if number != last and number not in self.read_numbers:
-                raise ArchitectureError(f"what {made} makes is never used; leave it out")
+                raise ArchitectureError(f"the result of {made} is never used; leave it out")
 
     def _compute(self, node: fx.Node, name: str, line: str) -> None:
         """Translate arithmetic of two tensors, or of one and constants."""
@@ -447,9 +441,9 @@ class GraphReader:
         except ArchitectureError as error:
             raise ArchitectureError(f"{line}: {error}") from None
         number = self.read(value, line)
-        if layer is None or layer == layers.Scale():
-            return None if layer is None else number
-        return self.add(layer, line, line, number)
+        if layer is None:
+            return None
+        return number if layer == layers.Scale() else self.add(layer, line, line, number)
 
     def _join(self, node: fx.Node, line: str) -> None:
         """Translate a concatenation of channels."""
@@ -497,7 +491,7 @@ class GraphReader:
         if value.shape == inner:
             window = tuple(side if place in places else 1 for place, side in enumerate(inner[1:], 2))
         elif len({*places}) == len(value.shape) - 1 and len(inner) > 1 and value.shape[0] == inner[0]:
-            window = inner[1:]  # in whatever shape a module sees them, it is all numbers of a channel
+            window = inner[1:]  # in any view this is the mean of a channel
         else:
             raise ArchitectureError(value.obstacle)
         pool = layers.AvgPool2d(window, window) if len(inner) == 3 else layers.AvgPool1d(window, window)
@@ -521,12 +515,12 @@ class GraphReader:
 
     def change_in_place(self, node: fx.Node, number: int, value: TracedTensor, line: str) -> None:
         """Record that an operation changed a tensor in place: later readers get the result of this layer."""
-        for other in value.memory:
-            if (other.number, other.shape) == (value.number, value.shape) and other is not value:
+        same = value.number, value.shape
+        for other in value.aliases:
+            if (other.number, other.shape) == same:
                 other.number = number
-            elif other is not value:
+            else:
                 other.changed = line
-        value.number = number
         self.values[node] = value
 
     def add_view(
@@ -538,14 +532,16 @@ class GraphReader:
         number, obstacle = value.number, obstacle if shape != self.draft.shape_of(value.number) else ""
         if len(shape) == 1 and (obstacle or row):
             number, obstacle = self.add(layers.Flatten(), line, line, number), ""
-        self.values[node] = TracedTensor(number, shape, value.memory, obstacle)
+        self.values[node] = TracedTensor(number, shape, value.aliases, obstacle)
 
     def tensor_of(self, given: Any, line: str) -> TracedTensor:  # noqa: ANN401
         """Return the tensor that an argument stands for."""
         if isinstance(given, fx.Node) and given in self.values:
             return self.values[given]
         self.refuse_parameter(given, line)
-        raise ArchitectureError(f"{line}: it is given {given!r:.40} in place of what a layer made; use layers alone")
+        raise ArchitectureError(
+            f"{line}: it is given {given!r:.40}, which is not the result of a layer; use layers alone"
+        )
 
     def read(self, value: TracedTensor, line: str) -> int:
         """Return the number of the layer that made a tensor, for a layer that takes it as it is."""
@@ -588,12 +584,12 @@ class TracedTensor:
 
     number: int  # of the layer that made it
     shape: Shape  # of a sample, as the module sees it
-    memory: list[TracedTensor] = field(default_factory=list)  # all that may share its numbers, itself among them
-    obstacle: str = ""  # why no layer can read it, where the module sees it in a shape that no layer makes
-    changed: str = ""  # the line that changed it by way of another
+    aliases: list[TracedTensor] = field(default_factory=list)  # tensors that may share storage, itself included
+    obstacle: str = ""  # the error if a layer reads it; empty if readable
+    changed: str = ""  # the line that changed it in place through another view
 
     def __post_init__(self) -> None:
-        self.memory.append(self)
+        self.aliases.append(self)
 
 
 def _module_of_call(row: TorchLayer, function: object, shape: Shape, *args: Any, **kwargs: Any) -> nn.Module:  # noqa: ANN401
@@ -671,13 +667,13 @@ def _constant_values(constant: Any, shape: Shape) -> Numbers:  # noqa: ANN401
         raise ArchitectureError(f"it computes with {constant!r:.40}; only numbers and tables of numbers are known")
     table = torch.as_tensor(constant)
     if table.is_complex() or (table.dtype == torch.float64 and table.dim() > 0):
-        raise ArchitectureError(f"its table is {table.dtype}, which makes all that follows so; write .float()")
+        raise ArchitectureError(f"the constant is {table.dtype}, so all later results would be; write .float()")
     axes = 1 + len(shape)
     sizes = (1,) * (axes - table.dim()) + tuple(table.shape)
     if len(sizes) != axes or (table.numel() != 1 and sizes != (1, shape[0], *(1,) * (axes - 2))):
         channels = (shape[0],) if axes == 2 else (shape[0], *(1,) * (axes - 2))
         raise ArchitectureError(
-            f"its table has shape {tuple(table.shape)}; one number for all, or one a channel, {channels}, is native"
+            f"its table has shape {tuple(table.shape)}; one number for all, or one per channel, {channels}, is native"
         )
     return tuple(table.detach().float().flatten().tolist())
 
@@ -714,7 +710,7 @@ def _axes_from_front(dims: Any, axes: int) -> tuple[int, ...] | None:  # noqa: A
 class UsedParameter:
     """A parameter, and the layer that uses it."""
 
-    label: str  # what an error calls the layer
+    label: str  # the layer's name in errors
     parameter: nn.Parameter
     layer: int  # number of the layer
 
@@ -748,7 +744,7 @@ def _order_by_definition(architecture: Architecture, used: list[UsedParameter], 
 
 def _layer_order(architecture: Architecture, defined: list[int], labels: Mapping[int, str]) -> list[int]:
     """Return layers in the order of use, except that those with weights wait for those defined before them."""
-    waiting, order, done = list(range(len(architecture.layers))), list[int](), {-1}
+    waiting, order, done = list(range(len(architecture.layers))), list[int](), {SAMPLES}
     coming = list(reversed(defined))
     while waiting:
         ready = next(
@@ -778,7 +774,7 @@ def _ancestors(architecture: Architecture, number: int) -> set[int]:
     found, open_ends = set[int](), [number]
     while open_ends:
         for other in architecture.reads[open_ends.pop()]:
-            if other >= 0 and other not in found:
+            if other != SAMPLES and other not in found:
                 found.add(other)
                 open_ends.append(other)
     return found
@@ -787,7 +783,7 @@ def _ancestors(architecture: Architecture, number: int) -> set[int]:
 def _compare(module: nn.Module, architecture: Architecture, in_order: bool) -> None:
     """Refuse a description that does not compute what the module does.
 
-    in_order: layers are in the order of their use, so that those which drop numbers draw the same ones.
+    in_order: layers are in the order of their use, so that dropout layers draw the same numbers.
     """
     drops = any(isinstance(layer, layers.Dropout) for layer in architecture.layers)
     with torch.random.fork_rng(devices=[]), _one_thread():
@@ -797,14 +793,14 @@ def _compare(module: nn.Module, architecture: Architecture, in_order: bool) -> N
             for parameter, other in zip(module.parameters(), again.parameters(), strict=True):
                 other.copy_(parameter.add_(0.05 * torch.randn(parameter.shape)))  # zeros would hide a difference
         features = torch.randn(3, *architecture.shape)
-        towards = torch.randn(3, architecture.classes)
+        loss_weights = torch.randn(3, architecture.classes)
         for training in (True, False) if in_order or not drops else (False,):
             try:
                 found, expected = (
-                    _output_and_gradients(each.train(training), features, towards) for each in (again, module)
+                    _output_and_gradients(each.train(training), features, loss_weights) for each in (again, module)
                 )
             except Exception as error:
-                raise ArchitectureError(f"it fails on three random samples ({_first_line(error)})") from error
+                raise ArchitectureError(f"it fails on three random samples ({first_line(error)})") from error
             if not _close(found, expected):
                 raise ArchitectureError(
                     "its forward does more than torch.fx can see, such as a part without gradients or a choice of its "
@@ -814,7 +810,7 @@ def _compare(module: nn.Module, architecture: Architecture, in_order: bool) -> N
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Use one thread: three samples are not worth more."""
+    """Use one thread; more do not pay for three samples."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -823,13 +819,13 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def _output_and_gradients(module: nn.Module, features: Tensor, towards: Tensor) -> list[Tensor]:
+def _output_and_gradients(module: nn.Module, features: Tensor, loss_weights: Tensor) -> list[Tensor]:
     """Return the output and the gradients of all parameters, zeros for parameters without one."""
     module.zero_grad()
-    torch.manual_seed(1)  # what drops numbers draws them
+    torch.manual_seed(1)  # the seed of dropout
     output = module(features.clone())
     if output.requires_grad:
-        (output * towards).sum().backward()
+        (output * loss_weights).sum().backward()
     return [output.detach(), *(_gradient(each) for each in module.parameters())]
 
 
@@ -842,124 +838,3 @@ def _close(found: Iterable[Tensor], expected: Iterable[Tensor]) -> bool:
         one.shape == other.shape and bool((one - other).norm() <= 1e-3 * other.norm() + 1e-6)
         for one, other in zip(found, expected, strict=True)
     )
-
-
-def check_model(module: nn.Module, shape: Shape, classes: int) -> None:
-    """Refuse a module that cannot be trained on samples of one shape and this many classes, and say what to do.
-
-    Copies of it are given two samples of zeros, as in training and as in scoring. Neither the module nor the state of
-    torch's global generator changes.
-    """
-    check_layers(module)
-    for training in (True, False):
-        probe = _copy_for_workers(module).train(training)
-        before = buffers_of(probe)
-        with torch.random.fork_rng(devices=[]), torch.inference_mode(not training):
-            output = _probe_output(probe, shape, training)
-        _check_output(output, classes)
-        check_buffers(before, probe)
-
-
-def check_layers(module: nn.Module) -> None:
-    """Refuse a module without parameters, or with torch layers that keep running statistics."""
-    if parameter_count(module) == 0:
-        raise UserError("The model has no parameters; there is nothing to learn.", code="invalid-part")
-    probe = _copy_for_workers(module).train()  # a layer that is kept out of training keeps its statistics as they are
-    norms = [
-        (name, layer)
-        for name, layer in probe.named_modules()
-        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.training
-    ]
-    if names := [buffer for name, layer in norms for buffer, _ in layer.named_buffers(name)]:
-        lines = [group_norm_instead(layer) for _, layer in norms if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
-        raise _stateful_error(names, f" Here: replace {lines[0]}." if lines else "")
-
-
-def buffers_of(module: nn.Module) -> dict[str, Tensor]:
-    """Return copies of all buffers of a module."""
-    return {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
-
-
-def check_buffers(before: Mapping[str, Tensor], module: nn.Module) -> None:
-    """Refuse a module whose buffers changed while it ran."""
-    after = dict(module.named_buffers())
-    if names := [name for name in {**before, **after} if not _equal(before.get(name), after.get(name))]:
-        raise _stateful_error(names)
-
-
-def _equal(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None or one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    return bool(((one == other) | (one.isnan() & other.isnan())).all())
-
-
-def _stateful_error(names: list[str], line: str = "") -> UserError:
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return UserError(
-        f"The model keeps state beside its parameters ({', '.join(names[:3])}{more}), which workers do not exchange: "
-        "it changes while the model runs. Use layers without running statistics: GroupNorm or LayerNorm instead of "
-        f"BatchNorm, or track_running_stats=False.{line} Tables that never change are fine; fill them when the model "
-        "is built.",
-        code="not-supported",
-    )
-
-
-def _copy_for_workers(module: nn.Module) -> nn.Module:
-    """Copy a module to the CPU in float32, as engines do."""
-    try:
-        return copy.deepcopy(module).to("cpu", torch.float32)
-    except Exception as error:
-        raise UserError(
-            f"The model cannot be copied, and every worker needs a copy ({_first_line(error)}). "
-            "Let its attributes be parameters, buffers and plain values, nothing that was computed from parameters.",
-            code="invalid-part",
-        ) from error
-
-
-def _probe_output(probe: nn.Module, shape: Shape, training: bool) -> object:
-    try:
-        return probe(torch.zeros(2, *shape))
-    except Exception as error:
-        if _takes_whole_numbers(probe, shape):
-            raise UserError(
-                f"The model takes whole numbers, but features are float32 ({_first_line(error)}). "
-                "Let its forward begin with x.long(), for example in a small module before nn.Embedding; "
-                "float32 holds whole numbers up to 16,777,216 exactly.",
-                code="wrong-type",
-            ) from error
-        raise UserError(
-            f"The model fails in {'training' if training else 'scoring'} on two float32 samples of shape {shape}, "
-            f"the shape of the data ({_first_line(error)}). Build it for samples of that shape, or reshape the data.",
-            code="wrong-shape",
-        ) from error
-
-
-def _takes_whole_numbers(probe: nn.Module, shape: Shape) -> bool:
-    try:
-        probe(torch.zeros(2, *shape, dtype=torch.int64))
-    except Exception:
-        return False
-    return True
-
-
-def _check_output(output: object, classes: int) -> None:
-    wanted = f"give one row of {classes} logits per sample, (N, {classes})"
-    if not isinstance(output, Tensor):
-        raise UserError(
-            f"The model returns a {type(output).__name__}, not a tensor, for {classes} classes; {wanted}.",
-            code="wrong-type",
-        )
-    if not output.is_floating_point():
-        raise UserError(f"The model returns numbers of type {output.dtype}, not float32; {wanted}.", code="wrong-type")
-    if output.ndim != 2 or len(output) != 2:
-        raise UserError(
-            f"The model makes an output of shape {tuple(output.shape)} from 2 samples, but the data has {classes} "
-            f"classes; {wanted}, here (2, {classes}). End with nn.Flatten() and nn.Linear(..., {classes}).",
-            code="wrong-shape",
-        )
-    if output.shape[1] < classes:
-        raise UserError(
-            f"The model has {output.shape[1]} outputs, but the data has {classes} classes; "
-            f"give its last layer {classes} outputs.",
-            code="wrong-shape",
-        )

@@ -1,7 +1,8 @@
 """The layer kinds of a network: their settings, checks, shapes and parameters.
 
-A class describes all that does not depend on a back end. Its kernel is in engines/native, and each other back end has
-one table by class: torch in `to_torch`, ONNX in export/onnx_file.py, C in export/c_source.py.
+A class describes all that does not depend on a back end; `LAYERS` lists the classes. The native kernel of an activation
+is in engines/native/curves.hpp, that of any other kind starts at its `LayerCode` in engines/native/plan.hpp. Each other
+back end has one table by class: torch in `to_torch`, ONNX in export/onnx_file.py, C in export/c_source.py.
 """
 
 from __future__ import annotations

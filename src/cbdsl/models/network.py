@@ -186,7 +186,7 @@ def _checked(builder: object, shape: tuple[int, ...], classes: int) -> Network:
         raise UserError(
             "A model of your own needs torch. Install it: pip install 'cbdsl[torch]'", code="missing-package"
         ) from error
-    from cbdsl.models.from_torch import check_model  # noqa: PLC0415
+    from cbdsl.models.check_module import check_trainable  # noqa: PLC0415
 
     if isinstance(builder, nn.Module):
         raise UserError(
@@ -208,7 +208,7 @@ def _checked(builder: object, shape: tuple[int, ...], classes: int) -> Network:
         ) from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model builds a {type(module).__name__}, not a torch nn.Module.", code="wrong-type")
-    check_model(module, shape, classes)
+    check_trainable(module, shape, classes)
     return network
 
 

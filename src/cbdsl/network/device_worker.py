@@ -192,11 +192,6 @@ class DeviceWorker:
         )
         self._swarm: LocalSwarm | None = None
 
-    @property
-    def started(self) -> bool:
-        """Whether it has a position."""
-        return self._swarm is not None
-
     def start(self, position: Floats) -> None:
         """Start at a model, (D,), without a personal best."""
         self._start(position)

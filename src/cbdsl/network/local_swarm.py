@@ -51,7 +51,7 @@ class LocalSwarmOutcome:
 
 
 def run_swarm(
-    stage: Experiment,
+    experiment: Experiment,
     out: Path,
     kind: Kind,
     deadlines: Deadlines,
@@ -60,15 +60,15 @@ def run_swarm(
     baseline: bool = False,
 ) -> LocalSwarmOutcome:
     """Start broker and workers, play the run, and stop them."""
-    spec, folder = stage.spec, out / "workers"
+    spec, folder = experiment.spec, out / "workers"
     names = worker_names(spec.workers, digits=len(str(spec.workers - 1)))  # names sort like numbers
-    opened, password = open_run(stage, out, baseline), secrets.token_urlsafe(24)
+    opened, password = open_run(experiment, out, baseline), secrets.token_urlsafe(24)
     with running_broker(out / "broker", kind, password=password) as broker, contextlib.ExitStack() as stack:
         address = Address(broker.host, broker.port, username=USERNAME, password=password)
-        write_worker_samples(stage, folder, names)
+        write_worker_samples(experiment, folder, names)
         processes = []
         for number, name in enumerate(names):
-            attack = spec.attack.name if number in stage.byzantine else ""
+            attack = spec.attack.name if number in experiment.byzantine else ""
             process = worker_process(address, NAME, name, folder / name, attack, spec.plugins)
             processes.append(stack.enter_context(process))
 
@@ -76,16 +76,16 @@ def run_swarm(
             if on_ready is not None:
                 on_ready(WorkerProcesses(broker, names, tuple(processes), network))
 
-        served = serve(stage, opened, ServerConfig(NAME, address, deadlines, names), ready, on_round)
+        served = serve(experiment, opened, ServerConfig(NAME, address, deadlines, names), ready, on_round)
         _wait_for_exit(processes)
     counts = [_read_counts(folder / name / "wire.json") for name in names]
     return LocalSwarmOutcome(served, add_counts(counts), broker.kind)
 
 
-def write_worker_samples(stage: Experiment, folder: Path, names: Sequence[str]) -> None:
+def write_worker_samples(experiment: Experiment, folder: Path, names: Sequence[str]) -> None:
     """Write each worker's samples to its own file, as the simulator deals them."""
-    train = stage.dataset.train
-    for name, own in zip(names, stage.split.workers, strict=True):
+    train = experiment.dataset.train
+    for name, own in zip(names, experiment.split.workers, strict=True):
         (folder / name).mkdir(parents=True, exist_ok=True)
         write_samples(folder / name / "samples.npz", train.taken(own))
 

@@ -40,15 +40,16 @@ from cbdsl.network.wire import (
 
 _log = logging.getLogger("cbdsl.network")
 
-NUDGE_SECONDS = 10.0  # a missing answer is requested again after this time: a broker may have dropped a message
-_TICK = 0.25  # seconds between looks at the clock while waiting
-_QUICK = 0.001  # seconds: a look that takes longer is not taken at every message
-_MOST_NEWCOMERS = 1000  # that wait for a number, unless there are places for more
-_FAREWELL_SECONDS = 5.0  # how long the end of a run waits for workers to receive it
-_LONGEST_FAREWELL = 30.0  # and for the broker, if it is away
-_SLOW_LINE = 20_000  # bytes per second at which the broker should take the last messages
+REPEAT_SECONDS = 10.0  # a missing answer is requested again after this time: a broker may have dropped a message
+_TICK = 0.25  # seconds: longest wait before a condition is checked again
+_QUICK_CHECK = 0.001  # seconds: a check that takes longer is not repeated at every message
+_MOST_NEWCOMERS = 1000  # workers waiting for a number; more if the roster has more places
+_FINISH_SECONDS = 5.0  # how long the end of a run waits for workers to receive it
+_LONGEST_FINISH_SECONDS = 30.0  # and for the broker, if it is away
+_SLOW_CONNECTION = 20_000  # bytes per second at which the broker should take the last messages
 _START_SECONDS = 10.0  # a start model is sent to a worker at most once in this time, however many hellos it sends
 _UPLOADS_SEEN = 64  # the last uploads, whose times limit the next one
+_LEFT_BEHIND = 40  # pieces that an earlier run's model may have: 1,000,000 numbers, as many as brokers allow for
 
 MakeLink = Callable[[Callable[[str, bytes], None], Callable[[], None]], Link]
 """Builds a link from the function to call with a message, and the one to call after every connection."""
@@ -56,7 +57,7 @@ MakeLink = Callable[[Callable[[str, bytes], None], Callable[[], None]], Link]
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Where a server is: the swarm's name, the broker, timeouts, and the workers' names (anybody, if empty)."""
+    """Settings of a server: the swarm's name, broker, timeouts, and workers' names (empty: any worker may join)."""
 
     swarm: str
     address: Address
@@ -67,28 +68,28 @@ class ServerConfig:
 
 @dataclass
 class OpenRound:
-    """What has come in for the current round; the next round starts with a new one."""
+    """The messages received in the current round; each round has a new object."""
 
     round: int = 0
     task: Literal["swarm", "average"] = "swarm"
     participants: frozenset[WorkerId] = frozenset()
-    open: bool = False  # whether claims are still accepted
+    accepts_claims: bool = False
     claims: dict[WorkerId, Claim] = field(default_factory=dict)
     invited: set[WorkerId] = field(default_factory=set)  # whose pieces are accepted
     assemblies: dict[WorkerId, Assembly] = field(default_factory=dict)
-    missing: dict[WorkerId, int] = field(default_factory=dict)  # pieces of a model at the last nudge
+    missing: dict[WorkerId, int] = field(default_factory=dict)  # pieces missing at the last repeated request
     models: dict[WorkerId, Upload] = field(default_factory=dict)
-    spoilt: set[WorkerId] = field(default_factory=set)  # invited, and what they sent is not a model, or they lost it
+    failed: set[WorkerId] = field(default_factory=set)  # invited workers whose upload is invalid or whose model is lost
     started: float = field(default_factory=time.monotonic)
     answered: dict[WorkerId, float] = field(default_factory=dict)  # seconds after which workers answered the order
 
     def note_answer(self, worker: WorkerId) -> None:
-        """Note that a worker has answered now. It counts when the round closes: a claim may be withdrawn."""
+        """Record when a worker answered; `_check_state` removes it again if the claim is withdrawn."""
         self.answered[worker] = time.monotonic() - self.started
 
     def is_uploading(self, worker: WorkerId) -> bool:
         """Return whether more pieces of a worker's model may come."""
-        return worker in self.invited and worker not in self.models and worker not in self.spoilt
+        return worker in self.invited and worker not in self.models and worker not in self.failed
 
 
 class NetworkSwarm:
@@ -111,7 +112,7 @@ class NetworkSwarm:
 
         played: the last completed round.
         """
-        self._swarm, self._deadlines = config.swarm, config.deadlines
+        self._swarm_name, self._deadlines = config.swarm, config.deadlines
         self._run, self._roster, self._journal, self._events = announcement.run, roster, journal, events
         self._roster_file, self._has_names = config.roster, bool(config.names)
         self._starts = [wire.weights_to_bytes(start) for start in starts]
@@ -126,14 +127,14 @@ class NetworkSwarm:
         self._limiter = RateLimiter(300.0 + 6 * wire.piece_count(4 * numbers))
         self._availability: WorkerAvailability[str] = WorkerAvailability(config.deadlines)
         self._newcomers: dict[str, int] = {}  # workers without a number, and how many samples they have
-        self._astray: set[str] = set()  # workers whose state is not of this run's history: their claims are refused
+        self._foreign_states: set[str] = set()  # workers whose claims are refused: see `_has_foreign_state`
         self._gathering = True
         self._start_sent: dict[str, float] = {}  # when a start model was last sent to a worker
         self._upload_times: deque[float] = deque(maxlen=_UPLOADS_SEEN)
         self.open_round = OpenRound()
         self.phases = Phases()
         if config.names:
-            self._follow(config.names)
+            self._update_members(config.names)
         self.retained = RetainedMessages(config.swarm, announcement, shared, codecs, self._retain)
 
     # --- connection and members
@@ -141,7 +142,7 @@ class NetworkSwarm:
     def start(self, make_link: MakeLink) -> None:
         """Connect and subscribe. After every connection, retained messages are published again."""
         self._link = make_link(self.handle, self.retained.publish_all)
-        self._listen()
+        self._update_subscriptions()
         self._link.open()
 
     def online(self) -> list[str]:
@@ -150,10 +151,10 @@ class NetworkSwarm:
             return sorted(self._availability.online)
 
     def gather(self) -> None:
-        """Wait until all workers are connected, or the time to join is over and some are."""
+        """Wait until all workers are connected, or at the join timeout at least one; otherwise raise UserError."""
         join_seconds = self._deadlines.join_seconds
         for _ in range(self._deadlines.patience):
-            self._look_at_roster()
+            self._reload_roster()
             self._wait(lambda: join_seconds if len(self._availability.online) < self._roster.places else None)
             if self.online():
                 break
@@ -171,7 +172,7 @@ class NetworkSwarm:
 
     def members(self) -> Sequence[WorkerId]:
         """Return the numbers of the workers in the swarm; the roster's file is read again if it changed."""
-        self._look_at_roster()
+        self._reload_roster()
         return self._roster.members()
 
     def finish(self, round_number: int, model: Floats, version: int, updates: Sequence[bytes]) -> None:
@@ -182,15 +183,15 @@ class NetworkSwarm:
         self.retained.set_last_model(model, version, updates)
         self._events.note("over", round=round_number)  # a worker that leaves from here on has done its part
         self.retained.set_order(round_number, "finish")
-        last = time.monotonic() + _LONGEST_FAREWELL  # `_wait` counts no time without a broker
+        last = time.monotonic() + _LONGEST_FINISH_SECONDS  # `_wait` counts no time without a broker
 
-        def look() -> float | None:
+        def check() -> float | None:
             all_left = len(self._availability) > 0 and not self._availability.online
-            return None if all_left or time.monotonic() > last else _FAREWELL_SECONDS
+            return None if all_left or time.monotonic() > last else _FINISH_SECONDS
 
-        self._wait(look)
+        self._wait(check)
         self.retained.clear()
-        if not self._is_delivered(_FAREWELL_SECONDS + self.retained.total_bytes() / _SLOW_LINE):
+        if not self._is_delivered(_FINISH_SECONDS + self.retained.total_bytes() / _SLOW_CONNECTION):
             _log.warning(
                 "the broker has not acknowledged all retained messages of this run: devices that were away would not "
                 "get the trained model. Give the same command again when the broker can be reached"
@@ -213,7 +214,7 @@ class NetworkSwarm:
         self._journal.begin(order.round)
         participants, is_average = frozenset(order.participants), order.task == "average"
         with self._lock:
-            self.open_round = OpenRound(order.round, order.task, participants, open=not is_average)
+            self.open_round = OpenRound(order.round, order.task, participants, accepts_claims=not is_average)
             self.open_round.invited = set(participants) if is_average else set()
         self.retained.set_order(
             order.round, order.task, wire.pack_bits(order.participants), order.inertia, order.learning_rate
@@ -223,13 +224,13 @@ class NetworkSwarm:
         if self._journal.claims is None:  # otherwise an earlier process has received them all
             self._collect()
             with self._lock:
-                self.open_round.open = False
+                self.open_round.accepts_claims = False
                 claims = dict(self.open_round.claims)
             self._journal.note_claims(claims)
             self._note_closed(claims)
             return claims
         with self._lock:
-            self.open_round.open, self.open_round.claims = False, dict(self._journal.claims)
+            self.open_round.accepts_claims, self.open_round.claims = False, dict(self._journal.claims)
         return self._journal.claims
 
     def upload(self, workers: Sequence[WorkerId]) -> Mapping[WorkerId, Upload]:
@@ -253,7 +254,7 @@ class NetworkSwarm:
         """Wait for answers until the quorum or the deadline, and after the deadline for the first answer."""
         open_round, deadlines = self.open_round, self._deadlines
         for _ in range(deadlines.patience):
-            in_time = self._wait(self._look_at_answers)
+            in_time = self._wait(self._timeout_for_answers)
             with self._lock:
                 answered = {self._roster.name(worker): taken for worker, taken in open_round.answered.items()}
                 seconds = time.monotonic() - open_round.started
@@ -262,8 +263,8 @@ class NetworkSwarm:
                 return
             _log.warning("round %d: no worker answered in time; still waiting", open_round.round)
         raise UserError(
-            f"Round {open_round.round}: nobody answered {deadlines.patience} times in {deadlines.round_seconds:g} "
-            "seconds. Are the workers running? The same command continues the run.",
+            f"Round {open_round.round}: no worker answered in {deadlines.patience} periods of "
+            f"{deadlines.round_seconds:g} seconds. Are the workers running? The same command continues the run.",
             code="no-workers",
         )
 
@@ -276,12 +277,12 @@ class NetworkSwarm:
         for worker in workers:
             self._invite(worker)
 
-        def look() -> float | None:
+        def check() -> float | None:
             awaited = (self._roster.name(worker) for worker in workers if open_round.is_uploading(worker))
             return limit if any(map(self._availability.is_here, awaited)) else None
 
-        # A worker that stalls here has claimed in time, and its next claim is waited for: see `BackOff`.
-        self._wait(look)
+        # A worker that does not upload has still claimed in time, so later rounds wait for its claim; see `BackOff`.
+        self._wait(check)
         models = self._close_uploads(workers)
         self.phases.note_uploads(time.monotonic() - started)
         if models:
@@ -309,32 +310,33 @@ class NetworkSwarm:
 
     # --- waiting
 
-    def _wait(self, look: Callable[[], float | None]) -> bool:
-        """Wait until `look` returns None, or for as many seconds as it returns; return whether it returned None.
+    def _wait(self, check: Callable[[], float | None]) -> bool:
+        """Wait until `check` returns None, or for as many seconds as it returns; return whether it returned None.
 
         Time without a broker does not count. Missing answers are requested again now and then.
         """
-        spent, nudged, last = 0.0, 0.0, time.monotonic()
+        spent, repeated, last = 0.0, 0.0, time.monotonic()
         while True:
             with self._lock:
-                limit = look()
+                limit = check()
                 if limit is None:
                     return True
                 if spent >= limit:
                     return False
-                is_nudge_due = spent - nudged >= NUDGE_SECONDS
-                look_seconds = time.monotonic() - last
-                if not is_nudge_due:
+                is_repeat_due = spent - repeated >= REPEAT_SECONDS
+                check_seconds = time.monotonic() - last
+                if not is_repeat_due:
                     self._lock.wait(min(_TICK, limit - spent))
-            if is_nudge_due:
-                nudged = spent
-                self._nudge()
-            elif look_seconds > _QUICK:  # thousands of workers: leave the time to the thread that receives messages
-                time.sleep(min(_TICK, 9 * look_seconds))
+            if is_repeat_due:
+                repeated = spent
+                self._repeat_requests()
+            elif check_seconds > _QUICK_CHECK:  # slow with thousands of workers: let the receiving thread run
+                time.sleep(min(_TICK, 9 * check_seconds))
             now = time.monotonic()
             spent, last = spent + (now - last if self._is_up() else 0.0), now
 
-    def _look_at_answers(self) -> float | None:
+    def _timeout_for_answers(self) -> float | None:
+        """Return for how many seconds a round waits for the missing answers; None: there are enough."""
         open_round, missing = self.open_round, self._missing()
         expected, limit = self._availability.expect(open_round.round, list(open_round.answered.values()), missing)
         is_quorum = len(open_round.answered) >= self._deadlines.needed(expected)
@@ -345,18 +347,18 @@ class NetworkSwarm:
         open_round = self.open_round
         return [self._roster.name(one) for one in open_round.participants if one not in open_round.answered]
 
-    def _nudge(self) -> None:
+    def _repeat_requests(self) -> None:
         """Request what is missing again. A worker that has answered answers again, at the cost of a message."""
-        self._look_at_roster()
+        self._reload_roster()
         open_round = self.open_round
-        if open_round.open:
+        if open_round.accepts_claims:
             self.retained.repeat_order()
         stalled = []
         with self._lock:
             for worker in filter(open_round.is_uploading, open_round.invited):
                 assembly = open_round.assemblies.get(worker)
                 missing = assembly.missing if assembly is not None else 0
-                if missing == open_round.missing.get(worker, 0):  # no piece since the last nudge
+                if missing == open_round.missing.get(worker, 0):  # no piece since the last request
                     stalled.append(worker)
                 open_round.missing[worker] = missing
         for worker in stalled:
@@ -365,18 +367,16 @@ class NetworkSwarm:
     def _is_delivered(self, seconds: float) -> bool:
         """Wait up to `seconds` and return whether the broker has acknowledged what was sent."""
         last = time.monotonic() + seconds
-        while (link := self._link) is not None and link.is_up():
+        while (link := self._link) is not None and link.is_up() and time.monotonic() <= last:
             if link.settled(1.0):
                 return True
-            if time.monotonic() > last:
-                return False
         return False
 
     # --- receiving: in the link's thread
 
     def handle(self, topic: str, payload: bytes) -> None:
         """Take a message from the link: charge its sender, note what it contains, answer a hello."""
-        origin = topics.parse_origin(self._swarm, topic)
+        origin = topics.parse_origin(self._swarm_name, topic)
         if origin is None:
             self._events.refuse("an unknown topic")
             return
@@ -401,8 +401,8 @@ class NetworkSwarm:
         if pause:
             _log.warning("%s sends too many messages; they are refused for %.0f s", name, pause)
             self._events.note("flood", worker=name, seconds=pause)
-            self._listen()
-            again = threading.Timer(pause + 0.1, self._listen)
+            self._update_subscriptions()
+            again = threading.Timer(pause + 0.1, self._update_subscriptions)
             again.daemon = True
             again.start()
         if not accepted:
@@ -415,7 +415,7 @@ class NetworkSwarm:
             return None
         try:
             if self._roster.has_left(origin.worker):
-                if origin.kind == "status":  # its last will is not its fault
+                if origin.kind == "status":  # the broker publishes it: no offence
                     return None
                 raise WireError("from a worker that is no longer in the roster")
             if origin.kind == "hello":
@@ -426,7 +426,7 @@ class NetworkSwarm:
             elif worker is None:
                 raise WireError("from an unknown worker")
             else:
-                self._connect(origin.worker)  # whatever becomes of its message
+                self._connect(origin.worker)  # even if its message is refused
                 if origin.kind == "claim":
                     self._take_claim(worker, origin.worker, wire.decode(payload, ClaimMessage))
                 else:
@@ -450,16 +450,16 @@ class NetworkSwarm:
     def _check_state(self, worker: WorkerId, name: str, hello: Hello) -> None:
         """Check whether a worker still has what it claimed in this round, and a state of this run's history."""
         open_round = self.open_round
-        if self._is_astray(hello):
-            self._astray.add(name)
+        if self._has_foreign_state(hello):
+            self._foreign_states.add(name)
         else:
-            self._astray.discard(name)
+            self._foreign_states.discard(name)
         if worker not in open_round.claims or (hello.run, hello.round) == (self._run, open_round.round):
             return
-        if open_round.open:
+        if open_round.accepts_claims:
             del open_round.claims[worker], open_round.answered[worker]  # it will claim again, from what it has now
         else:
-            open_round.spoilt.add(worker)
+            open_round.failed.add(worker)
 
     def _take_status(self, name: str, payload: bytes) -> None:
         if self._roster.number(name) is None and name not in self._newcomers:
@@ -475,8 +475,8 @@ class NetworkSwarm:
         open_round = self.open_round
         if open_round.round == 0:  # the answer to an earlier process: it will be requested again
             return
-        if name in self._astray:
-            raise WireError("from a history that is not this run's")
+        if name in self._foreign_states:
+            raise WireError("a state that is not of this run's history")
         if message.run == self._run:
             self._availability.note_answer(name)
         self._check_round(message)
@@ -484,7 +484,7 @@ class NetworkSwarm:
             raise WireError("not requested")
         claim, before = Claim(message.score, message.commitment), open_round.claims.get(worker)
         if before is None:
-            if not open_round.open:
+            if not open_round.accepts_claims:
                 raise WireError("too late for its round")
             open_round.claims[worker] = claim
             open_round.note_answer(worker)
@@ -503,7 +503,7 @@ class NetworkSwarm:
         try:
             self._assemble(worker, piece, origin.number)
         except WireError:  # it will not become a model any more: do not wait for the rest
-            open_round.spoilt.add(worker)
+            open_round.failed.add(worker)
             open_round.assemblies.pop(worker, None)
             raise
         finally:
@@ -551,28 +551,28 @@ class NetworkSwarm:
                 self._availability.forget(name)
             return enrolled
 
-    def _look_at_roster(self) -> None:
+    def _reload_roster(self) -> None:
         if self._roster_file is not None and self._roster_file.has_changed():
-            self._follow(self._roster_file.names)
+            self._update_members(self._roster_file.names)
 
-    def _follow(self, names: Sequence[str]) -> None:
+    def _update_members(self, names: Sequence[str]) -> None:
         """Admit the workers that are named now, and dismiss those that are not named any more."""
         try:
             joined, left = self._roster.follow(names)
         except UserError as error:
-            _log.warning("%s The swarm stays as it is", error)
+            _log.warning("%s The members are unchanged", error)
             return
         with self._lock:
             for name in left:
                 self._availability.dismiss(name)
             self._lock.notify_all()
-        self._listen()
+        self._update_subscriptions()
         for event, changed in (("enrolled", joined), ("left", left)):
             for name in changed:
                 self._events.note(event, worker=name, members=self._roster.places)
 
-    def _is_astray(self, hello: Hello) -> bool:
-        """Return whether a worker's state is of a history that this server does not have: its folder was restored.
+    def _has_foreign_state(self, hello: Hello) -> bool:
+        """Return whether a worker's state is from rounds that this server does not have: its folder was restored.
 
         Such a state is ahead of the server, or its w^g is not the one of that version. A version that the server no
         longer keeps does not matter: nothing is decoded with it.
@@ -584,7 +584,7 @@ class NetworkSwarm:
         return hello.round > self._newest_round() or is_other or hello.model_version > retained.version
 
     def _newest_round(self) -> int:
-        """Return the last round of which a worker can have an order, or a state."""
+        """Return the highest round number that a worker of this run can know."""
         return max(self._played + 1, self.open_round.round)
 
     # --- sending
@@ -595,34 +595,34 @@ class NetworkSwarm:
         if worker is None:
             return
         start = self._starts[worker] if worker < len(self._starts) else b""
-        forget = hello.round if hello is not None and self._is_astray(hello) else 0
+        forget = hello.round if hello is not None and self._has_foreign_state(hello) else 0
         digest = wire.digest_of(start) if start else wire.NO_DIGEST
         welcome = Welcome(self._run, worker, digest, forget, self._newest_round())
-        self._send(topics.to_worker(self._swarm, name, "welcome"), wire.encode(welcome))
+        self._send(topics.to_worker(self._swarm_name, name, "welcome"), wire.encode(welcome))
         now, lacks_start = time.monotonic(), hello is None or hello.run != self._run
         if start and lacks_start and now >= self._start_sent.get(name, 0) + _START_SECONDS:
             self._start_sent[name] = now
             for piece in wire.split_content(self._run, 0, start):
-                self._send(topics.to_worker(self._swarm, name, f"start/{piece.index}"), wire.encode(piece))
+                self._send(topics.to_worker(self._swarm_name, name, f"start/{piece.index}"), wire.encode(piece))
         if self.open_round.task == "swarm" and self.open_round.is_uploading(worker):
             self._invite(worker)
 
     def _invite(self, worker: WorkerId) -> None:
         open_round = self.open_round
         invitation = Invitation(self._run, open_round.round, wire.pack_claim(open_round.claims.get(worker)))
-        self._send(topics.to_worker(self._swarm, self._roster.name(worker), "invitation"), wire.encode(invitation))
+        self._send(topics.to_worker(self._swarm_name, self._roster.name(worker), "invitation"), wire.encode(invitation))
 
-    def _listen(self) -> None:
+    def _update_subscriptions(self) -> None:
         """Subscribe to all workers; while members are shut out, to each of the others by name instead."""
-        with self._lock:  # until the broker is told: of two threads, one would undo what the other does
+        with self._lock:  # held until the broker has both lists: two threads must not interleave
             link = self._link
             if link is None:
                 return
             shut_out = self._limiter.shut_out()
-            patterns = [topics.from_all(self._swarm)]
+            patterns = [topics.from_all(self._swarm_name)]
             if shut_out and self._has_names:
                 others = (name for name in self._roster.listed() if name not in shut_out)
-                patterns = [topics.from_worker(self._swarm, name, "#") for name in others]
+                patterns = [topics.from_worker(self._swarm_name, name, "#") for name in others]
             new, old = set(patterns) - set(self._patterns), set(self._patterns) - set(patterns)
             self._patterns = patterns
             link.subscribe(*sorted(new))
@@ -641,9 +641,6 @@ class NetworkSwarm:
             link.publish(topic, payload, retain)
 
 
-_LEFT_BEHIND = 40  # pieces that an earlier run's model may have: 1,000,000 numbers, as many as brokers allow for
-
-
 class RetainedMessages:
     """All retained messages of the server, below `down/`: announcement, order, shared samples and w^g."""
 
@@ -656,7 +653,7 @@ class RetainedMessages:
         publish: Callable[[str, bytes], None],
     ) -> None:
         """codecs: of models on the wire. publish: called with a topic and what is to be retained there."""
-        self._swarm, self._run, self._codecs, self._publish = swarm, announcement.run, codecs, publish
+        self._swarm_name, self._run, self._codecs, self._publish = swarm, announcement.run, codecs, publish
         self._retained: dict[str, bytes] = {}
         self._lock = threading.RLock()  # held until a message is published: a later one must not come before it
         numbers = announcement.size * announcement.vectors
@@ -676,7 +673,7 @@ class RetainedMessages:
 
         The announcement comes last: a worker that receives it may fetch the rest.
         """
-        announcement = topics.spec(self._swarm)
+        announcement = topics.spec(self._swarm_name)
         with self._lock:
             known = {*self._changing, *self._retained}
         for topic in sorted(known, key=lambda one: (one == announcement, one)):
@@ -696,11 +693,11 @@ class RetainedMessages:
             self._run, round_number, task, participants, float(inertia), float(learning_rate), self.version,
             self.model_digest,
         )  # fmt: skip
-        self._put(topics.order(self._swarm), wire.encode(message))
+        self._put(topics.order(self._swarm_name), wire.encode(message))
 
     def repeat_order(self) -> None:
         """Publish the last order again."""
-        topic = topics.order(self._swarm)
+        topic = topics.order(self._swarm_name)
         with self._lock:
             self._publish(topic, self._retained[topic])
 
@@ -710,7 +707,7 @@ class RetainedMessages:
             self.digests[version - age] = wire.digest_of(wire.weights_to_bytes(reference))
 
     def set_model(self, model: Floats, version: int, updates: Sequence[bytes], keyframe: Floats | None = None) -> None:
-        """Publish w^g (V D,): the updates that lead to it, and now and then the whole model.
+        """Publish w^g (V D,): the updates that lead to it, and for some versions (`keyframe_before`) the whole model.
 
         keyframe: the last version that was published whole, after a restart.
         """
@@ -720,10 +717,11 @@ class RetainedMessages:
         for number, update in enumerate(updates, version + 1 - len(updates)):
             if number > self.version:
                 for piece in wire.split_content(self._run, number, update):
-                    slot = topics.update(self._swarm, number % KEPT_VERSIONS, piece.index)
+                    slot = topics.update(self._swarm_name, number % KEPT_VERSIONS, piece.index)
                     self._put(slot, wire.encode(piece))
         whole = keyframe_before(version) if self._codecs.down.relative else version
         if whole > self.version or (whole and keyframe is not None):
+            # After a restart the keyframe may be older than `model`.
             self._put_whole(whole, model if whole == version or keyframe is None else keyframe)
         self.version = version
 
@@ -735,7 +733,7 @@ class RetainedMessages:
 
     def clear(self) -> None:
         """Clear all but the announcement, the order and w^g, which stay until the next run."""
-        stays = (topics.spec(self._swarm), topics.order(self._swarm), topics.model(self._swarm, ""))
+        stays = (topics.spec(self._swarm_name), topics.order(self._swarm_name), topics.model(self._swarm_name, ""))
         with self._lock:
             done = [topic for topic in self._retained if not topic.startswith(stays)]
             for topic in done:
@@ -749,7 +747,7 @@ class RetainedMessages:
 
     def _put_whole(self, version: int, model: Floats) -> None:
         for piece in wire.split_content(self._run, version, wire.weights_to_bytes(model)):
-            self._put(topics.model(self._swarm, piece.index), wire.encode(piece))
+            self._put(topics.model(self._swarm_name, piece.index), wire.encode(piece))
         self._whole = version
 
     def _put(self, topic: str, payload: bytes) -> None:
@@ -759,7 +757,7 @@ class RetainedMessages:
 
 
 class Phases:
-    """What the seconds of the current round were spent on."""
+    """The seconds of the current round: training, waiting, uploading, verifying."""
 
     def __init__(self) -> None:
         self._spent: dict[str, float] = {}

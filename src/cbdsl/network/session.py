@@ -62,23 +62,23 @@ def use_kept_init(spec: Spec, out: Path) -> Spec:
     return replace(spec, init=str(kept)) if own else spec
 
 
-def open_run(stage: Experiment, out: Path, baseline: bool = False) -> OpenRun:
+def open_run(experiment: Experiment, out: Path, baseline: bool = False) -> OpenRun:
     """Create a run's folder, or open the folder of the same run to continue it. baseline: see `cbdsl.run`."""
-    stage.require_messages()
+    experiment.require_messages()
     if not (out / "spec.toml").exists():
-        folder = RunFolder.create(out, stage.spec, private=True)
-        if stage.spec.init:
-            folder.keep_init(stage.spec.init, stage.network.tensors(stage.initial[0]))
+        folder = RunFolder.create(out, experiment.spec, private=True)
+        if experiment.spec.init:
+            folder.keep_init(experiment.spec.init, experiment.network.tensors(experiment.initial[0]))
         return OpenRun(folder, every_round=True, baseline=baseline)
     folder, spec = RunFolder.open(out, private=True)
     try:
-        own = stage.spec.init == str(out / "init.safetensors")
-        if spec != (replace(stage.spec, init=spec.init) if own else stage.spec):
+        own = experiment.spec.init == str(out / "init.safetensors")
+        if spec != (replace(experiment.spec, init=spec.init) if own else experiment.spec):
             raise UserError(
                 f"{out} contains another run. Give another --out, or serve {out / 'spec.toml'} to continue it.",
                 code="wrong-run",
             )
-        checkpoint, records = folder.resume(stage.key)
+        checkpoint, records = folder.resume(experiment.key)
     except BaseException:
         folder.close()
         raise
@@ -86,7 +86,7 @@ def open_run(stage: Experiment, out: Path, baseline: bool = False) -> OpenRun:
 
 
 def serve(
-    stage: Experiment,
+    experiment: Experiment,
     opened: OpenRun,
     config: ServerConfig,
     on_ready: Callable[[NetworkSwarm], None] | None = None,
@@ -102,31 +102,30 @@ def serve(
     assert opened.path is not None
     out = opened.path
     try:
-        roster = Roster(out / "roster.json", stage.spec.workers, config.names)
+        roster = Roster(out / "roster.json", experiment.spec.workers, config.names)
         meter, claims = Meter(out / "wire.json"), Events(out / "claims.jsonl")
         events = Events(out / "events.jsonl", lambda name: roster.number(name) is not None, out / "refused.json")
         events.listener = on_event
-        state = opened.state_of(stage)
+        state = opened.state_of(experiment)
         events.note("started", round=state.round, members=roster.places)
-        if stage.spec.defence.aggregator == "mean" and not stage.split.workers:  # weighted by what workers state
-            stage = replace(
-                stage, server=replace(stage.server, combine=average_by_samples(_Sizes(roster), stated=True))
-            )
-        shared = pack_shared_sets(stage)
-        announcement = announce(stage, load_run_id(out / "deployment.json", config.swarm), shared)
+        if experiment.spec.defence.aggregator == "mean" and not experiment.split.workers:
+            combine = average_by_samples(_Sizes(roster), stated=True)  # weighted by what workers state
+            experiment = replace(experiment, server=replace(experiment.server, combine=combine))
+        shared = pack_shared_sets(experiment)
+        announcement = announce(experiment, load_run_id(out / "deployment.json", config.swarm), shared)
         network = NetworkSwarm(
             config, announcement, shared, roster, Journal(out / "journal.bin"), events,
-            codecs=stage.server.policy.codecs, starts=list(stage.initial) if len(stage.initial) > 1 else [],
-            played=state.round,
+            codecs=experiment.server.policy.codecs,
+            starts=list(experiment.initial) if len(experiment.initial) > 1 else [], played=state.round,
         )  # fmt: skip
-        if stage.server.method.vectors == 1:
+        if experiment.server.method.vectors == 1:
             network.retained.note_versions(state.version, state.references)
-        network.retained.set_model(_message(stage, state), state.version, state.updates, keyframe_of(state))
+        network.retained.set_model(_message(experiment, state), state.version, state.updates, keyframe_of(state))
         try:
             network.start(make_link or (lambda handle, on_up: MqttLink(config.address, handle, on_up, meter)))
             if on_ready is not None:
                 on_ready(network)
-            if state.round < stage.spec.rounds:
+            if state.round < experiment.spec.rounds:
                 network.gather()
 
             def annotate(completed: CompletedRound) -> RoundRecord:
@@ -134,30 +133,30 @@ def serve(
                 return _add_names(completed, roster, network)
 
             for completed in play_rounds(
-                stage, state, network, members=network.members, opened=opened, annotate=annotate
+                experiment, state, network, members=network.members, opened=opened, annotate=annotate
             ):
                 meter.save(NOW_AND_THEN)
                 events.save(NOW_AND_THEN)
                 if on_round is not None:
                     on_round(completed.record)
-            state = opened.state_of(stage)
-            network.finish(state.round, _message(stage, state), state.version, state.updates)
+            state = opened.state_of(experiment)
+            network.finish(state.round, _message(experiment, state), state.version, state.updates)
         finally:
             network.close()
             meter.save()
             events.save()
         (out / "journal.bin").unlink(missing_ok=True)
         events.note("finished", round=state.round, refused=dict(events.refusals), offences=events.offences()[:1000])
-        result = finish_run(stage, opened)
+        result = finish_run(experiment, opened)
         _add_names_to_summary(out, result, roster)
         return ServedRun(result, meter.counts(), dict(events.refusals))
     finally:
         opened.close()
 
 
-def _message(stage: Experiment, state: ServerState) -> Floats:
+def _message(experiment: Experiment, state: ServerState) -> Floats:
     """Return w^g, and what else the method sends with it, (V D,)."""
-    return stage.server.method.broadcast(state.global_best, state.memory)
+    return experiment.server.method.broadcast(state.global_best, state.memory)
 
 
 def _add_names_to_summary(out: Path, result: Result, roster: Roster) -> None:
@@ -193,10 +192,10 @@ class _Sizes(dict[WorkerId, int]):
         return self._roster.samples(worker)
 
 
-def announce(stage: Experiment, run: bytes, shared: bytes) -> Announcement:
+def announce(experiment: Experiment, run: bytes, shared: bytes) -> Announcement:
     """Build the announcement of a run to workers."""
-    spec, dataset, parts = stage.spec, stage.dataset, stage.split
-    architecture, card = "", ModelMetadata.of(stage.network, stage.dataset.scaling, stage.dataset.class_names)
+    spec, dataset, parts = experiment.spec, experiment.dataset, experiment.split
+    architecture, card = "", ModelMetadata.of(experiment.network, dataset.scaling, dataset.class_names)
     own = any(register.split_plugin_name(name)[1] == spec.model for name in spec.plugins)
     if own and card.graph is None:
         raise UserError(
@@ -207,14 +206,14 @@ def announce(stage: Experiment, run: bytes, shared: bytes) -> Announcement:
     # A network that cannot be described, or takes samples as rows, runs only where torch and its code are.
     if card.graph is not None and (spec.engine != "torch" or own) and card.graph.shape == dataset.shape:
         architecture = json.dumps(card.graph.to_dict())
-    tensors = list(card.tensors) if architecture and _sends_names(stage.network, card) else []
+    tensors = list(card.tensors) if architecture and _sends_names(experiment.network, card) else []
     scaling = (*card.scaling.mean, *card.scaling.deviation) if card.scaling else ()
     announcement = Announcement(
         run=run,
         spec=spec_for_workers(spec).to_toml(),
         architecture=architecture,
-        size=stage.engine.size,
-        vectors=stage.server.method.vectors,
+        size=experiment.engine.size,
+        vectors=experiment.server.method.vectors,
         shape=json.dumps(dataset.shape),
         classes=dataset.classes,
         shared_training=len(parts.shared_training) if spec.shares_training else 0,
@@ -272,12 +271,12 @@ def spec_for_workers(spec: Spec) -> Spec:
     )
 
 
-def pack_shared_sets(stage: Experiment) -> bytes:
+def pack_shared_sets(experiment: Experiment) -> bytes:
     """Encode D_tr and D_sc for workers, as far as the spec shares them."""
-    spec, parts = stage.spec, stage.split
+    spec, parts = experiment.spec, experiment.split
     training = parts.shared_training if spec.shares_training else parts.shared_training[:0]
     scoring = parts.shared_scoring if spec.shares_scoring else parts.shared_scoring[:0]
-    return pack_shared(stage.dataset.train.taken(np.concatenate([training, scoring])))
+    return pack_shared(experiment.dataset.train.taken(np.concatenate([training, scoring])))
 
 
 _SECRET_BYTES = 16

@@ -50,15 +50,15 @@ _WAIT_SECONDS = 1.0  # how often an idle worker checks whether it was stopped
 _HELLO_SECONDS = (5.0, 60.0)  # first and longest pause between the hellos of a worker that is not welcomed
 _PASSED_OVER = 3  # orders in a row without this worker, before it logs a warning
 _LAST_MODEL_SECONDS = 60.0  # how long a worker waits for the trained model at the end of a run
-_ASK_SECONDS = 5.0  # how often it asks for it
+_ASK_SECONDS = 5.0  # interval between requests for it
 
 _Content = TypeVar("_Content", Welcome, OrderMessage, Invitation)
 _OfRun = TypeVar("_OfRun", Welcome, OrderMessage, Invitation, Piece)
 _Result = TypeVar("_Result")
 _Step = Callable[[], None]
 
-News = Literal["", "new run", "send hello", "repeated order"]
-"""What the link's thread has to act on after a message."""
+FollowUp = Literal["", "join run", "send hello", "fetch missing"]
+"""The action of the link's thread after a message."""
 
 
 # --- messages
@@ -68,7 +68,7 @@ class LargeMessage:
     """The newest version of something that arrives in pieces; pieces of older versions are ignored."""
 
     def __init__(self, size: int, least: int | None = None) -> None:
-        """size: bytes; with `least`, the largest size allowed."""
+        """size: the exact number of bytes, or with `least` the maximum."""
         self._size, self._least, self._newest = size, size if least is None else least, -1
         self._assembly: Assembly | None = None
         self.digest, self.content = NO_DIGEST, b""
@@ -119,7 +119,7 @@ class WorkerInbox:
         self, swarm: str, name: str, events: Events, read: Callable[[Announcement], Assignment] = parse_announcement
     ) -> None:
         """read: turns an announcement into an assignment, or raises WireError."""
-        self._swarm, self._name, self._events, self._read = swarm, name, events, read
+        self._swarm_name, self._name, self._events, self._read = swarm, name, events, read
         self._to_all, self._to_this = f"{topics.root(swarm)}/down/", topics.to_worker(swarm, name, "")
         self.changed = threading.Condition()
         self._reset()
@@ -134,7 +134,7 @@ class WorkerInbox:
         self.welcome: PendingMessage[Welcome] | None = None
         self.order: PendingMessage[OrderMessage] | None = None
         self.invitation: PendingMessage[Invitation] | None = None
-        self.ahead = False  # the order is of a round that the server, restored to an earlier one, has not begun
+        self.order_is_ahead = False  # the stored order is of a later round than the server's: the server was restored
         self.model, self.shared, self.start = LargeMessage(0), LargeMessage(0), LargeMessage(0)
         self.updates: dict[int, LargeMessage] = {}  # by version
 
@@ -143,7 +143,7 @@ class WorkerInbox:
         """Whether the newest order ends the run."""
         return self.order is not None and self.order.message.task == "finish"
 
-    def handle(self, topic: str, payload: bytes) -> News:
+    def handle(self, topic: str, payload: bytes) -> FollowUp:
         """Store a message from the server; an invalid one is refused and counted."""
         with self.changed:
             try:
@@ -159,7 +159,7 @@ class WorkerInbox:
             finally:
                 self.changed.notify_all()
 
-    def _take(self, topic: str, payload: bytes) -> News:
+    def _take(self, topic: str, payload: bytes) -> FollowUp:
         if not topic.startswith((self._to_all, self._to_this)):
             raise WireError("an unknown topic")
         prefix = self._to_this if topic.startswith(self._to_this) else self._to_all
@@ -168,7 +168,7 @@ class WorkerInbox:
             return ""
         if kind == "spec":
             return self._take_announcement(wire.decode(payload, Announcement))
-        take: dict[str, Callable[[Assignment, bytes], News]] = {
+        take: dict[str, Callable[[Assignment, bytes], FollowUp]] = {
             "welcome": self._take_welcome,
             "order": self._take_order,
             "invitation": self._take_invitation,
@@ -182,7 +182,7 @@ class WorkerInbox:
         # Without an announcement nothing can be checked; the message is sent again once there is one.
         return "" if self.assignment is None else take[kind](self.assignment, payload)
 
-    def _take_announcement(self, announcement: Announcement) -> News:
+    def _take_announcement(self, announcement: Announcement) -> FollowUp:
         if self.assignment is not None and self.assignment.run == announcement.run:
             return "send hello"
         assignment = self._read(announcement)
@@ -191,30 +191,30 @@ class WorkerInbox:
         self.model = LargeMessage(4 * assignment.size * assignment.vectors)
         self.start = LargeMessage(4 * assignment.size)
         self.shared = LargeMessage(assignment.shared_size)
-        return "new run"
+        return "join run"
 
-    def _take_welcome(self, assignment: Assignment, payload: bytes) -> News:
+    def _take_welcome(self, assignment: Assignment, payload: bytes) -> FollowUp:
         welcome = _decode(payload, Welcome, assignment)
         self.welcome = PendingMessage(welcome)
-        self.ahead = self.order is not None and self.order.message.round > welcome.newest
+        self.order_is_ahead = self.order is not None and self.order.message.round > welcome.newest
         return ""
 
-    def _take_order(self, assignment: Assignment, payload: bytes) -> News:
+    def _take_order(self, assignment: Assignment, payload: bytes) -> FollowUp:
         order, before = _decode(payload, OrderMessage, assignment), self.order
         if before is not None and order.round < before.message.round:
-            return "send hello"  # delayed by a lost connection; or the server was restored, which its welcome tells
+            return "send hello"  # it was delayed, or the server was restored; the server's welcome shows which
         self.order = PendingMessage(order)
-        return "repeated order" if before is not None and order == before.message else ""
+        return "fetch missing" if before is not None and order == before.message else ""
 
-    def _take_invitation(self, assignment: Assignment, payload: bytes) -> News:
+    def _take_invitation(self, assignment: Assignment, payload: bytes) -> FollowUp:
         self.invitation = PendingMessage(_decode(payload, Invitation, assignment))
         return ""
 
-    def _take_piece(self, large: LargeMessage, assignment: Assignment, payload: bytes) -> News:
+    def _take_piece(self, large: LargeMessage, assignment: Assignment, payload: bytes) -> FollowUp:
         large.add(_decode(payload, Piece, assignment))
         return ""
 
-    def _take_update(self, assignment: Assignment, payload: bytes) -> News:
+    def _take_update(self, assignment: Assignment, payload: bytes) -> FollowUp:
         """Store a piece of the update to a version of w^g; only the newest versions are kept."""
         piece = _decode(payload, Piece, assignment)
         if not assignment.codecs.down.relative:
@@ -232,8 +232,8 @@ class WorkerInbox:
         assignment, order = self.assignment, self.order
         if assignment is None and not self._events.refusals:
             return WaitReason(
-                f"a run: none is announced in the swarm '{self._swarm}'",
-                f"if there is one, check that `cbdsl serve` has --swarm {self._swarm} and the broker's acl names "
+                f"a run: none is announced in the swarm '{self._swarm_name}'",
+                f"if there is one, check that `cbdsl serve` has --swarm {self._swarm_name} and the broker's acl names "
                 f"'{self._name}'",
             )
         if self.run_is_over and order is not None:
@@ -245,7 +245,7 @@ class WorkerInbox:
         return self._missing_for(assignment)
 
     def _missing_for(self, assignment: Assignment) -> WaitReason:
-        """Return what is missing between an announcement and being ready for its run."""
+        """Return which message is missing to prepare for an announced run."""
         welcome = self.welcome
         if welcome is None:
             return WaitReason(
@@ -276,8 +276,8 @@ class GlobalModelHolder:
         self.model = np.zeros(assignment.size if self.relative else 0, np.float32)
         self.digest, self.version = b"", 0
 
-    def reach(self, inbox: WorkerInbox, order: OrderMessage) -> bool:
-        """Set `model` to the one of an order if the messages that are here suffice; return whether they do."""
+    def update_to(self, order: OrderMessage, inbox: WorkerInbox) -> bool:
+        """Set `model` to the one of an order if the stored messages suffice; return whether they do."""
         if self.digest == order.model_digest:
             return True
         if not self.relative:
@@ -288,9 +288,9 @@ class GlobalModelHolder:
         starts = [(self.version, self.model)]
         if inbox.model.content:
             starts.append((inbox.model.version, wire.weights_from_bytes(inbox.model.content)))
-        return any(self._follow(inbox, version, model, order) for version, model in starts)
+        return any(self._apply_updates(inbox, version, model, order) for version, model in starts)
 
-    def _follow(self, inbox: WorkerInbox, version: int, model: Floats, order: OrderMessage) -> bool:
+    def _apply_updates(self, inbox: WorkerInbox, version: int, model: Floats, order: OrderMessage) -> bool:
         while version < order.version:
             version += 1
             update = inbox.updates.get(version)
@@ -318,28 +318,28 @@ class TrainedModelFile:
 
     def is_final(self, order: OrderMessage) -> bool:
         """Return whether the file contains the trained model that the last order of a run names."""
-        return self._contains(_notes(order, order.model_digest, order.version))
+        return self._contains(_metadata_of(order, order.model_digest, order.version))
 
-    def save_final(self, held: GlobalModelHolder, order: OrderMessage) -> None:
+    def save_final(self, holder: GlobalModelHolder, order: OrderMessage) -> None:
         """Save the trained model, or the last w^g that arrived, and log which it is."""
-        if not held.digest:
+        if not holder.digest:
             _log.warning("worker %s: no model arrived; %s is unchanged", self._worker, self.path)
-        elif not self.save(held, order):
+        elif not self.save(holder, order):
             return
-        elif held.digest == order.model_digest:
+        elif holder.digest == order.model_digest:
             _log.info("worker %s: the trained model is in %s", self._worker, self.path)
         else:
             _log.warning(
-                "worker %s: the trained model did not come. In %s is the last one that did: version %d of %d",
-                self._worker, self.path, held.version, order.version,
+                "worker %s: the trained model was not received; %s holds the last one received: version %d of %d",
+                self._worker, self.path, holder.version, order.version,
             )  # fmt: skip
 
-    def save(self, held: GlobalModelHolder, order: OrderMessage) -> bool:
+    def save(self, holder: GlobalModelHolder, order: OrderMessage) -> bool:
         """Save w^g; return whether that was possible. A full disk is logged and does not end a run."""
-        notes = _notes(order, held.digest, held.version)
+        notes = _metadata_of(order, holder.digest, holder.version)
         try:
             if not self._contains(notes):
-                self._write(held, notes)
+                self._write(holder, notes)
             return True
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             why = single_line(str(error)) or type(error).__name__
@@ -353,17 +353,17 @@ class TrainedModelFile:
             self._notes = notes_of(self.path)
         return notes.items() <= self._notes.items()
 
-    def _write(self, held: GlobalModelHolder, notes: Mapping[str, str]) -> None:
+    def _write(self, holder: GlobalModelHolder, notes: Mapping[str, str]) -> None:
         from cbdsl.models.network import Network, network_of  # noqa: PLC0415 - as above
         from cbdsl.models.saved_model import ModelMetadata, file_of  # noqa: PLC0415
 
-        assignment = held.assignment
+        assignment = holder.assignment
         shape, classes = assignment.layout.shape, assignment.classes
         network = Network(shape, classes, assignment.architecture)
         if assignment.architecture is None:
             network = network_of(assignment.spec, shape, classes)
         card = ModelMetadata.of(network, assignment.scaling, assignment.class_names)
-        tensors = network.tensors(held.model[: assignment.size])
+        tensors = network.tensors(holder.model[: assignment.size])
         if assignment.tensors:  # as in the server's own file
             card = replace(card, tensors=assignment.tensors)
             tensors = dict(zip(assignment.tensors, tensors.values(), strict=True))
@@ -371,7 +371,7 @@ class TrainedModelFile:
         self._notes = notes
 
 
-def _notes(order: OrderMessage, digest: bytes, version: int) -> dict[str, str]:
+def _metadata_of(order: OrderMessage, digest: bytes, version: int) -> dict[str, str]:
     """Return the metadata that identify a w^g: its run, version and digest, and whether the run ended with it."""
     final = order.task == "finish" and digest == order.model_digest
     return {"run": order.run.hex(), "version": str(version), "digest": digest.hex(), "final": "yes" if final else "no"}
@@ -382,7 +382,7 @@ def _notes(order: OrderMessage, digest: bytes, version: int) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class WaitReason:
-    """What an idle worker waits for."""
+    """The reason why an idle worker waits."""
 
     what: str
     advice: str = ""
@@ -390,10 +390,10 @@ class WaitReason:
 
 
 BROKER = WaitReason("the broker", "check the connection with `cbdsl doctor --broker ...`", 3.0)
-_OTHER_RUN = WaitReason("another run: the announced one does not work here, see above", patience=60.0)
+_OTHER_RUN = WaitReason("another run: this worker cannot take part in the announced one, see above", patience=60.0)
 _SHARED_SAMPLES = WaitReason("the shared samples of the run")
 _START = WaitReason("its start model from the server")
-_FIRST_ORDER = WaitReason("the first order: the server starts when its workers are there or their time is up")
+_FIRST_ORDER = WaitReason("the first order: the server waits for its workers or the join timeout")
 _NEXT_ORDER = WaitReason("the next order: other workers are slow, or the server is not running", patience=60.0)
 _TRAINED_MODEL = WaitReason("the trained model of the finished run")
 _NEXT_RUN = WaitReason("the next run; this one is over")
@@ -409,7 +409,7 @@ class WaitLog:
         self._what, self._since, self._due, self._pause = "", 0.0, 0.0, 0.0
 
     def update(self, reason: WaitReason | None) -> None:
-        """Log the reason if it is time to. None: the worker was busy. Call this about once per second."""
+        """Log the reason if it is due. None: the worker was busy. Call this about once per second."""
         if reason is None:
             self._what = ""
             return
@@ -448,7 +448,7 @@ class Worker:
         attack: the attack to carry out, for tests.
         """
         self._budget = budget or ResourceLimits(own)
-        self._swarm, self._name, self._own, self._attack = swarm, name, own, attack
+        self._swarm_name, self._name, self._own, self._attack = swarm, name, own, attack
         self._folder = WorkerStateFolder(folder)
         self._trained = TrainedModelFile(folder, name)
         self._meter = Meter(self._folder.ledger)
@@ -467,25 +467,25 @@ class Worker:
         self._fetches_models = False  # subscribed to whole models, though differences are sent
         status = topics.from_worker(swarm, name, "status")
         will = LastWill(status, wire.encode(Status(False, self._session)))
-        self._link = make_link(self.handle, self.introduce, will, self._meter)
+        self._link = make_link(self.handle, self.announce_worker, will, self._meter)
         self._link.subscribe(topics.spec(swarm))
         self._link.subscribe(topics.to_worker(swarm, name, "#"))
 
     # --- in the link's thread
 
-    def introduce(self) -> None:
-        """Tell the server, after every connection, that this worker is there."""
+    def announce_worker(self) -> None:
+        """Publish status and hello; called after every connection."""
         self._publish("status", wire.encode(Status(True, self._session)), retain=True)
         self._send_hello()
 
     def handle(self, topic: str, payload: bytes) -> None:
         """Take a message from the link."""
-        news, assignment = self._inbox.handle(topic, payload), self._inbox.assignment
-        if news == "new run" and assignment is not None:
+        follow_up, assignment = self._inbox.handle(topic, payload), self._inbox.assignment
+        if follow_up == "join run" and assignment is not None:
             self._subscribe_to_run(assignment)
-        if news in {"new run", "send hello"}:
+        if follow_up in {"join run", "send hello"}:
             self._send_hello()
-        elif news == "repeated order" and assignment is not None:
+        elif follow_up == "fetch missing" and assignment is not None:
             self._fetch_missing(assignment)
 
     def _subscribe_to_run(self, assignment: Assignment) -> None:
@@ -496,7 +496,7 @@ class Worker:
             else:
                 self._inbox.shared.fill(assignment.shared_digest, content)
         self._subscribe(topics.update if assignment.codecs.down.relative else topics.model)
-        self._link.subscribe(topics.order(self._swarm))
+        self._link.subscribe(topics.order(self._swarm_name))
 
     def _fetch_missing(self, assignment: Assignment) -> None:
         """Ask the broker again for what did not arrive: a server that repeats its order waits for this worker."""
@@ -512,7 +512,7 @@ class Worker:
             self._send_hello()
 
     def _send_hello(self) -> None:
-        with self._hello_lock:  # both threads send it, and the last one sent must be true
+        with self._hello_lock:  # both threads send hellos; the last one must state the current state
             last = self._folder.last()
             hello = Hello(
                 self._session, len(self._own), last.round, last.run, last.version, last.model_digest, __version__
@@ -548,7 +548,7 @@ class Worker:
         self._stopped = True
 
     def leave(self) -> None:
-        """Tell the server that this worker is gone, and close the connection."""
+        """Clear the retained status and close the connection."""
         self._publish("status", b"", retain=True)
         self._link.close()
         self._meter.save()
@@ -572,7 +572,7 @@ class Worker:
             return self._inbox.wait_reason(self._run, self._given_up)
 
     def _repeat_hello(self) -> None:
-        """Say hello again, at growing intervals, while this worker is not ready for the announced run."""
+        """Send the hello again, at growing intervals, while this worker is not ready for the announced run."""
         assignment = self._inbox.assignment
         if assignment is None or self._run == assignment.run or self._inbox.run_is_over:
             return
@@ -581,7 +581,7 @@ class Worker:
             self._send_hello()
 
     def _next_step(self) -> _Step | None:
-        """Return what to do about the messages that are here, or None to wait. The inbox is locked meanwhile."""
+        """Return the next step for the stored messages, or None to wait; the caller holds the inbox lock."""
         inbox, assignment = self._inbox, self._inbox.assignment
         if assignment is None:
             return None
@@ -590,9 +590,9 @@ class Worker:
         if inbox.welcome is not None and inbox.welcome.fresh:
             inbox.welcome.fresh = False
             forget = inbox.welcome.message.forget
-            if forget:  # unless it has gone on since its hello: then the server needs another one
+            if forget:  # unless it has played on since its hello: then send a new hello
                 return self._start_anew if forget == self._folder.last().round else self._send_hello
-        if inbox.ahead:
+        if inbox.order_is_ahead:
             return self._fetch_everything
         if inbox.run_is_over:
             return self._next_at_the_end(self._global)
@@ -600,19 +600,19 @@ class Worker:
             return self._next_preparation(assignment)
         return self._next_in_a_round(self._global)
 
-    def _next_at_the_end(self, held: GlobalModelHolder) -> _Step | None:
+    def _next_at_the_end(self, holder: GlobalModelHolder) -> _Step | None:
         """Finish when the trained model is here, or after a while without it; ask for it now and then."""
         order, now = self._inbox.order, time.monotonic()
         if order is None or not order.fresh:
             return None
-        here = self._trained.is_final(order.message) or held.reach(self._inbox, order.message)
+        here = self._trained.is_final(order.message) or holder.update_to(order.message, self._inbox)
         if here or now >= order.since + _LAST_MODEL_SECONDS:
             order.fresh = False
-            return partial(self._finish, order.message, held)
+            return partial(self._finish, order.message, holder)
         if now >= max(self._asked, order.since) + _ASK_SECONDS:
             self._asked = now
-            return partial(self._fetch_model, held)
-        return self._next_fetch(held)
+            return partial(self._fetch_model, holder)
+        return self._next_fetch(holder)
 
     def _next_preparation(self, assignment: Assignment) -> _Step | None:
         """Prepare for a run when the welcome, the shared samples and the start model are here."""
@@ -628,15 +628,15 @@ class Worker:
             return None
         return partial(self._prepare, assignment, welcome.message.worker, inbox.shared.content, start)
 
-    def _next_in_a_round(self, held: GlobalModelHolder) -> _Step | None:
+    def _next_in_a_round(self, holder: GlobalModelHolder) -> _Step | None:
         """Carry out an order when its model is here, or answer an invitation."""
         order, invitation = self._inbox.order, self._inbox.invitation
         done = 0 if self._state is None else self._state.round
         if order is not None and order.fresh:
-            if order.message.round <= done or held.reach(self._inbox, order.message):
+            if order.message.round <= done or holder.update_to(order.message, self._inbox):
                 order.fresh = False
-                return partial(self._answer_order, order.message, held)
-            fetch = self._next_fetch(held)
+                return partial(self._answer_order, order.message, holder)
+            fetch = self._next_fetch(holder)
             if fetch is not None:
                 return fetch
         if invitation is not None and invitation.fresh and invitation.message.round <= done:
@@ -644,24 +644,24 @@ class Worker:
             return partial(self._answer_invitation, invitation.message)
         return None
 
-    def _next_fetch(self, held: GlobalModelHolder) -> _Step | None:
+    def _next_fetch(self, holder: GlobalModelHolder) -> _Step | None:
         """Fetch the last whole model once if differences are missing: this worker was away for too long."""
-        return partial(self._fetch_model, held) if held.relative and not self._fetches_models else None
+        return partial(self._fetch_model, holder) if holder.relative and not self._fetches_models else None
 
-    def _fetch_model(self, held: GlobalModelHolder) -> None:
-        self._fetches_models = held.relative
+    def _fetch_model(self, holder: GlobalModelHolder) -> None:
+        self._fetches_models = holder.relative
         self._subscribe(topics.model)
 
     def _stop_fetching(self) -> None:
         if self._fetches_models:
-            self._link.unsubscribe(topics.model(self._swarm, "+"))
+            self._link.unsubscribe(topics.model(self._swarm_name, "+"))
             self._fetches_models = False
 
     def _prepare(self, assignment: Assignment, number: int, shared: bytes, start: bytes) -> None:
         """Build the model and the engine, and restore the saved state."""
         if shared and self._folder.load_shared(assignment.shared_digest, assignment.shared_size) is None:
             self._folder.save_shared(shared)
-            self._link.unsubscribe(topics.shared(self._swarm, "+"))
+            self._link.unsubscribe(topics.shared(self._swarm_name, "+"))
         self._device = self._state = None  # first: two at once would take twice the memory
         device = DeviceWorker(assignment, number, self._own, shared, self._budget.threads, self._attack)
         codec = assignment.codecs.up
@@ -678,7 +678,7 @@ class Worker:
         self._hello_pause = _HELLO_SECONDS[0]
         _log.info("worker %s is number %d, %s samples", self._name, number, f"{len(self._own):,}")
 
-    def _answer_order(self, order: OrderMessage, held: GlobalModelHolder) -> None:
+    def _answer_order(self, order: OrderMessage, holder: GlobalModelHolder) -> None:
         """Carry an order out and send the claim or model; if it was carried out before, only send."""
         assert self._device is not None
         self._stop_fetching()
@@ -686,18 +686,18 @@ class Worker:
         if state is not None and state.round == order.round and state.model_digest != order.model_digest:
             self._start_anew()  # it carried this round out with another global model
             return
-        if self._saves_every_model and held.digest == order.model_digest:
-            self._trained.save(held, order)
+        if self._saves_every_model and holder.digest == order.model_digest:
+            self._trained.save(holder, order)
         if not wire.has_bit(order.participants, self._device.number):
             self._note_passed_over(self._device)
             return
         self._passed_over = 0
         if state is None or order.round > state.round:
-            state = self._state = self._device.carry_out(order, held.model)
+            state = self._state = self._device.carry_out(order, holder.model)
             self._folder.save(state)
             self._meter.save(NOW_AND_THEN)
         if order.round != state.round:
-            _log.warning("the server is back in round %d; this worker is past it", order.round)
+            _log.warning("the server orders round %d, which is before this worker's state", order.round)
         elif order.task == "average":
             self._send_model(self._device, state)
         elif state.claim is not None:
@@ -735,7 +735,9 @@ class Worker:
 
     def _start_anew(self) -> None:
         """Delete the saved state, which belongs to rounds that the server does not have, and start as a new worker."""
-        _log.warning("worker %s: the server is back in time; starting again from the global model", self._name)
+        _log.warning(
+            "worker %s: the server was restored to an earlier round; starting again from the global model", self._name
+        )
         with self._hello_lock:
             self._folder.forget()
         self._device, self._state, self._run = None, None, b""
@@ -744,9 +746,9 @@ class Worker:
     def _fetch_everything(self) -> None:
         """Fetch all retained messages again: those of a restored server look older than those that are here."""
         self._inbox.reset()
-        self._link.subscribe(topics.spec(self._swarm))
+        self._link.subscribe(topics.spec(self._swarm_name))
 
-    def _finish(self, order: OrderMessage, held: GlobalModelHolder) -> None:
+    def _finish(self, order: OrderMessage, holder: GlobalModelHolder) -> None:
         """Save the trained model. End, unless this worker stays or had finished this run before."""
         self._stop_fetching()
         had_it = self._trained.is_final(order)
@@ -754,14 +756,14 @@ class Worker:
         took_part = self._inbox.welcome is not None or self._folder.last().run == order.run
         self._device = None  # frees its memory
         if not had_it:
-            self._trained.save_final(held, order)
+            self._trained.save_final(holder, order)
         if not self._stays and (was_ready or (took_part and not had_it)):
             self._stopped = True
         _log.info("worker %s: the run is over", self._name)
 
     def _subscribe(self, topic: Callable[[str, str], str]) -> None:
         """Subscribe to all pieces of a kind; those that are retained are sent again."""
-        self._link.subscribe(topic(self._swarm, "+"))
+        self._link.subscribe(topic(self._swarm_name, "+"))
 
     def _publish(self, kind: str, payload: bytes, retain: bool = False) -> None:
-        self._link.publish(topics.from_worker(self._swarm, self._name, kind), payload, retain)
+        self._link.publish(topics.from_worker(self._swarm_name, self._name, kind), payload, retain)

@@ -27,8 +27,6 @@ from cbdsl.algorithm.round import Combination, Server, ServerPolicy
 from cbdsl.algorithm.verification import trust_uploads
 from cbdsl.algorithm.worker_round import LocalWorkers, TrainingSet, WorkerData
 from cbdsl.arrays import PADDING, Bools, Doubles, Floats, Indices, Samples, Seeds
-from cbdsl.attacks.adversary import Adversary, PublicData
-from cbdsl.attacks.attack import Attack
 from cbdsl.codecs.envelope import make_codecs
 from cbdsl.data.dataset import Dataset, Scaling, load
 from cbdsl.data.partition import alter_features, split
@@ -46,7 +44,7 @@ from cbdsl.util.files import is_free, read_json, read_text, write_atomically, wr
 from cbdsl.util.formatting import format_bytes
 from cbdsl.util.serialize import Bounds, check_value
 
-_AT_ONCE = 500  # rows or samples
+_BLOCK = 500  # rows or samples per step
 
 
 @dataclass(frozen=True)
@@ -65,11 +63,11 @@ class Distances:
 
 @dataclass(frozen=True)
 class Membership:
-    """How well members are told from unseen samples, as many of both. Guessing: area 0.5, advantage 0."""
+    """The success of a membership test on equally many members and unseen samples; guessing: area 0.5, advantage 0."""
 
-    area: float  # under the ROC curve: the chance that a member looks more like one than a sample never seen
+    area: float  # under the ROC curve: probability that a member scores higher than an unseen sample
     area_error: float  # standard error
-    advantage: float  # share of members found less share of others taken for them, at the best threshold
+    advantage: float  # share of members recognised minus share of others mistaken for members, at the best threshold
     advantage_error: float
 
 
@@ -107,7 +105,7 @@ def measure_privacy(made: Floats, members: Floats, unseen: Floats, losses: tuple
 
 def nearest(rows: Floats, others: Floats) -> Doubles:
     """Return the distance of each row to the nearest of the others, per feature: (N, d), (M, d) -> (N,)."""
-    centre = others.mean(0, dtype=np.float64)  # features far from 0 would leave no digits for distances
+    centre = others.mean(0, dtype=np.float64)  # centred: features far from 0 would cost precision
     return np.concatenate(
         [
             np.min([_nearest_in(part - centre, few - centre) for few in _split_rows(others)], axis=0)
@@ -118,7 +116,7 @@ def nearest(rows: Floats, others: Floats) -> Doubles:
 
 def _split_rows(rows: Floats) -> list[Floats]:
     """Split rows so that neither their distances nor the rows as doubles are all in memory."""
-    return np.array_split(rows, -(-len(rows) // _AT_ONCE))
+    return np.array_split(rows, -(-len(rows) // _BLOCK))
 
 
 def _nearest_in(rows: Doubles, others: Doubles) -> Doubles:
@@ -192,7 +190,7 @@ class SampleKind(NamedTuple):
 
     @property
     def numbers(self) -> int:
-        """Return how many numbers a sample has."""
+        """The size of a sample."""
         return math.prod(self.shape)
 
 
@@ -213,9 +211,9 @@ class Generator(nn.Module):
     def losses(self, features: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
         """Return the negative evidence lower bounds, (N,). features: (N, numbers); noise: (N, LATENT)."""
         classes = one_hot(labels, self.kind.classes).float()
-        middle, log_variance = self.encode(torch.cat([features, classes], 1)).chunk(2, 1)
-        made = self._decode(middle + noise * (log_variance / 2).exp(), classes)
-        divergence = (middle.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
+        mean, log_variance = self.encode(torch.cat([features, classes], 1)).chunk(2, 1)
+        made = self._decode(mean + noise * (log_variance / 2).exp(), classes)
+        divergence = (mean.square() + log_variance.exp() - 1 - log_variance).sum(1) / 2
         if self.kind.shades:
             error = binary_cross_entropy_with_logits(made, features, reduction="none")
         else:
@@ -224,7 +222,7 @@ class Generator(nn.Module):
         return losses
 
     def _decode(self, latent: Tensor, classes: Tensor) -> Tensor:
-        """Decode latent numbers; each class has its own weights, or few samples would encode the class there, too."""
+        """Decode with weights per class: shared ones would let latent numbers encode a class with few samples."""
         own = torch.cat([latent, torch.ones(len(latent), 1)], 1)[:, None] * classes[:, :, None]  # (N, C, LATENT + 1)
         made: Tensor = self.decode(own.flatten(1))
         return made
@@ -290,12 +288,12 @@ class GeneratorEngine(TorchEngine):
         chosen = torch.from_numpy(indices)
 
         def losses(chunk: int) -> Doubles:
-            part = chosen[chunk * _AT_ONCE : (chunk + 1) * _AT_ONCE]
+            part = chosen[chunk * _BLOCK : (chunk + 1) * _BLOCK]
             with torch.inference_mode():
                 found: Doubles = module.losses(features[part], labels[part], torch.zeros(1, LATENT)).double().numpy()
             return found
 
-        return np.concatenate([np.empty(0), *self._for_each(-(-len(chosen) // _AT_ONCE), losses)])
+        return np.concatenate([np.empty(0), *self._for_each(-(-len(chosen) // _BLOCK), losses)])
 
     def make_samples(self, weights: Floats, count: int, seed: int) -> Samples:
         """Return samples of a model, equally many of all classes and shuffled, (count, *shape)."""
@@ -308,7 +306,7 @@ class GeneratorEngine(TorchEngine):
                 found: Floats = generator.samples(labels, random).reshape(count, *kind.shape).numpy()
             return found
 
-        [features] = self._for_each(1, make)
+        [features] = self._for_each(1, make)  # sets one thread per operation
         return Samples(features, labels.numpy().astype(np.int32))
 
 
@@ -337,7 +335,7 @@ class GeneratorData:
 
     @property
     def digest(self) -> str:
-        """Return a hash of all samples and of how many each worker holds."""
+        """A hash of all samples and of how many each worker holds."""
         shape, classes, shades = self.kind.shape, self.kind.classes, self.kind.shades
         kind = f"Kind(shape={shape!r}, classes={classes!r}, shades={shades!r})"  # this text is in the keys of folders
         content = hashlib.sha256(f"({kind}, {self.scaling!r}, {[*map(len, self.holders)]!r})".encode())
@@ -363,9 +361,9 @@ def gather_generator_data(spec: Spec, source: str) -> GeneratorData:
         data = given
     unseen, whose = data.test, "the test set"
     if own:
-        deal = register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
-        parts = split(data.train.labels, spec.data, spec.workers, spec.seed, data.clients, deal)
-        data = replace(data, train=alter_features(data.train, parts, deal, spec.seed))
+        partition = register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
+        parts = split(data.train.labels, spec.data, spec.workers, spec.seed, data.clients, partition)
+        data = replace(data, train=alter_features(data.train, parts, partition, spec.seed))
         shared = np.concatenate([parts.shared_training, parts.shared_scoring])
         holders = parts.workers if source == WORKERS else (shared,)
         if len(parts.holdout):
@@ -393,7 +391,7 @@ def _check_classes(labels: Indices, data: Dataset, source: str) -> None:
     if empty:
         raise UserError(
             f"Among the {len(labels):,} samples to learn from ({source}) there is none of class "
-            f"{', '.join(map(str, empty[:10]))}; a generator makes only classes that it has seen. "
+            f"{', '.join(map(str, empty[:10]))}; a generator makes only classes that it learned from. "
             f"{_ADVICE.get(source, _OTHER_ADVICE)}",
             code="out-of-range",
         )
@@ -407,7 +405,7 @@ def _rows(samples: Samples, data: Dataset) -> Samples:
     return Samples(np.ascontiguousarray(features.reshape(len(samples), -1)), samples.labels)
 
 
-def average_movers(sizes: Mapping[WorkerId, int]) -> Combination:
+def average_changed_weights(sizes: Mapping[WorkerId, int]) -> Combination:
     """Return FedAvg's mean, but of each weight over only those workers that changed it.
 
     A class has its own weights in the generator. If few workers hold it, the mean of all would hardly move them.
@@ -456,7 +454,7 @@ class GeneratorTraining:
         codecs = make_codecs(spec)
         sizes = {worker: len(own) for worker, own in enumerate(rows)}
         self._server = Server(
-            spec, method, trust_uploads(self.engine.size), ServerPolicy(codecs=codecs), average_movers(sizes)
+            spec, method, trust_uploads(self.engine.size), ServerPolicy(codecs=codecs), average_changed_weights(sizes)
         )
         training_sets = tuple(TrainingSet(data.samples, own) for own in rows)
         initial = module_weights(lambda: Generator(data.kind), seed_of(spec.seed, "initial-weights"))
@@ -464,17 +462,13 @@ class GeneratorTraining:
             self.engine, WorkerData(training_sets, data.samples, rows[0][:1]), local, spec.swarm, spec.seed,
             range(len(rows)), codec=codecs.up,
         )  # fmt: skip
-        nobody = Adversary(
-            Attack(), (), PublicData(data.samples, rows[0][:1], rows[0], data.kind.classes),
-            held={}, engine=self.engine, initial=initial, seed=spec.seed, swarm_size=len(rows), codec=codecs.up,
-        )  # fmt: skip
-        self._swarm = LocalSwarm(method, workers, initial[None], nobody)
+        self._swarm = LocalSwarm(method, workers, initial[None])
         self._keeps_swarm = codecs.up.feedback
         self.state: ServerState = self._server.first_state(initial)
 
     @property
     def kept(self) -> Mapping[str, Any] | None:
-        """Return the workers' arrays by name; with `state` all that is needed to resume."""
+        """The workers' arrays by name; with `state` all that is needed to resume."""
         return self._swarm.kept if self._keeps_swarm else None
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -482,8 +476,8 @@ class GeneratorTraining:
         self.state = checkpoint.state
         self._swarm.restore(checkpoint.particles, self.state.round, self.state.global_best)
 
-    def rounds(self) -> Iterator[TrainingPass]:
-        """Run the remaining rounds."""
+    def train_passes(self) -> Iterator[TrainingPass]:
+        """Run the remaining passes."""
         unseen = self._data.unseen
         looked_at = np.arange(min(_LOOKED_AT, len(unseen)), dtype=np.int32)
         while self.state.round < self._passes:
@@ -495,7 +489,7 @@ class GeneratorTraining:
 
     @property
     def weights(self) -> Floats:
-        """Return the present generator, (D,)."""
+        """The present generator, (D,)."""
         return self.state.global_best
 
 
@@ -529,7 +523,7 @@ class GenerationPlan:
     training: int  # samples of D_tr
     scoring: int  # samples of D_sc
     holdout: int = 0  # samples of a hold-out for the guard
-    passes: int = 0  # over everybody's samples: rounds, if they are the workers'; 0: as many as usual
+    passes: int = 0  # over all samples (rounds, for workers); 0: the source's default
 
     def __post_init__(self) -> None:
         check_value(self.training, Bounds(1, 1_000_000), "--samples")
@@ -542,9 +536,9 @@ class GenerationPlan:
             )
         if self.holdout and self.source == WORKERS:
             raise UserError(
-                f"--holdout {self.holdout:,} is given, and the generator learns from the workers: each of them has it "
-                "and the seed and could make the same hold-out, which must be secret. Leave --holdout out, and a run "
-                "uses the server's own samples (data.holdout); or use --from server.",
+                f"--holdout {self.holdout:,} is given, and the generator learns from the workers: each of them has the "
+                "generator and the seed and could make the same hold-out, which must be secret. Leave --holdout out, "
+                "and a run uses the server's own samples (data.holdout); or use --from server.",
                 code="conflict",
             )
         if self.spec.attack.byzantine:
@@ -562,13 +556,13 @@ class GenerationPlan:
             raise UserError("data.shared_source names D_G, which is made here. Leave it out.", code="conflict")
 
     @property
-    def rounds(self) -> int:
-        """Return the number of passes."""
+    def pass_count(self) -> int:
+        """The number of passes."""
         return self.passes or PASSES.get(self.source, PASSES[SERVER])
 
     def key(self, data: GeneratorData) -> str:
         """Return a hash of what the generator's weights depend on, the samples included; not of how many it makes."""
-        asked = f"{self.spec.key()}/{self.source}/{self.rounds}/{data.digest}"
+        asked = f"{self.spec.key()}/{self.source}/{self.pass_count}/{data.digest}"
         return hashlib.sha256(asked.encode()).hexdigest()[:16]
 
 
@@ -578,25 +572,25 @@ class GeneratedSet:
 
     plan: GenerationPlan
     data: GeneratorData
-    shared: SharedSet  # as a network is given them
+    shared: SharedSet  # scaled as a network's input
     passes: tuple[TrainingPass, ...]
     privacy: Privacy
     folder: Path
 
     @property
     def whose(self) -> str:
-        """Describe whose samples it learned from."""
+        """The owner of the samples that it learned from."""
         named = {WORKERS: f"{len(self.data.holders)} workers", SERVER: "the server"}
         return named.get(self.plan.source, self.plan.source)
 
     @property
     def file(self) -> Path:
-        """Return the file for `data.shared_source`."""
+        """The file for `data.shared_source`."""
         return self.folder / "shared.npz"
 
 
 def load_generator_data(plan: GenerationPlan) -> GeneratorData:
-    """Return the data of a plan; raise before there is a folder if it does not fit."""
+    """Return the data of a plan; raise UserError before a folder is made if they do not fit."""
     data = gather_generator_data(plan.spec, plan.source)
     if max(plan.training, plan.scoring) < data.kind.classes:
         raise UserError(
@@ -614,7 +608,7 @@ def run_generation(
     on_pass: OnPass | None = None,
     data: GeneratorData | None = None,
 ) -> GeneratedSet:
-    """Train what is left to train in a folder, then make samples and measure them; the same plan gives the same file.
+    """Start or continue training in a folder, make samples and measure them; the same plan gives the same file.
 
     data: that of the plan, if it was loaded before.
     """
@@ -622,8 +616,9 @@ def run_generation(
         check_value(threads, Bounds(1), "threads")
     data = data or load_generator_data(plan)
     key = plan.key(data)
-    folder = _open_folder(plan, key, out)
+    folder = _open_folder(out)
     try:
+        _write_plan(plan, key, out)
         return _train_and_write(plan, key, data, folder, threads or default_threads(), on_pass)
     finally:
         folder.close()
@@ -633,20 +628,20 @@ def _train_and_write(
     plan: GenerationPlan, key: str, data: GeneratorData, folder: RunFolder, threads: int, on_pass: OnPass | None
 ) -> GeneratedSet:
     out = folder.path
-    learning = GeneratorTraining(data, plan.spec, plan.rounds, threads)
+    learning = GeneratorTraining(data, plan.spec, plan.pass_count, threads)
     passes: list[TrainingPass] = []
     checkpoint = folder.load_checkpoint(key)
     if checkpoint is not None:
         learning.restore(checkpoint)
         passes = _read_passes(out / "passes.jsonl", checkpoint.state.round)
-    for one in learning.rounds():
+    for one in learning.train_passes():
         passes.append(one)
-        if one.number % _CHECKPOINT_EVERY == 0 or one.number == plan.rounds:
+        if one.number % _CHECKPOINT_EVERY == 0 or one.number == plan.pass_count:
             lines = "".join(json.dumps(asdict(each)) + "\n" for each in passes)
             write_atomically(out / "passes.jsonl", lines.encode())
             folder.save_checkpoint(learning.state, learning.kept, key)
         if on_pass is not None:
-            on_pass(one.number, plan.rounds, one.loss)
+            on_pass(one.number, plan.pass_count, one.loss)
     if not np.isfinite(learning.weights).all() or not np.isfinite(passes[-1].loss):
         raise UserError(
             "The generator diverged: its weights are not finite. Features should have deviations near 1.",
@@ -660,12 +655,12 @@ def _train_and_write(
     }
     shared = SharedSet(**{part: data.rescale(samples) for part, samples in made.items()})
     write_shared(out / "shared.npz", shared, data.scaling)
-    privacy = _privacy(plan, data, learning, Samples.joined([made["training"], made["scoring"]]))
+    privacy = _measure(plan, data, learning, Samples.joined([made["training"], made["scoring"]]))
     write_json(out / "privacy.json", asdict(privacy))
     return GeneratedSet(plan, data, shared, tuple(passes), privacy, out)
 
 
-def _privacy(plan: GenerationPlan, data: GeneratorData, learning: GeneratorTraining, made: Samples) -> Privacy:
+def _measure(plan: GenerationPlan, data: GeneratorData, learning: GeneratorTraining, made: Samples) -> Privacy:
     count = min(_COMPARED, len(data.samples), len(data.unseen))
     rng = stream(plan.spec.seed, "generator", 3)
     members, unseen = (
@@ -677,30 +672,28 @@ def _privacy(plan: GenerationPlan, data: GeneratorData, learning: GeneratorTrain
     return measure_privacy(rows, members.features, unseen.features, (losses[0], losses[1]))
 
 
-def _open_folder(plan: GenerationPlan, key: str, out: Path) -> RunFolder:
-    """Open a new folder or that of the same plan, locked; the numbers of samples may differ from last time."""
-    asked: dict[str, Any] = {**asdict(plan), "spec": plan.spec.to_tree(), "passes": plan.rounds, "key": key}
-    path = out / "generate.json"
-    if not path.exists() and not is_free(out):
+def _open_folder(out: Path) -> RunFolder:
+    """Open a new folder, or one with a plan, locked."""
+    if not (out / "generate.json").exists() and not is_free(out):
         raise UserError(
             f"{out} exists and is not an empty folder; nothing was overwritten. Give another --out.",
             code="exists-already",
         )
-    folder = RunFolder.open_or_create(out)
+    return RunFolder.open_or_create(out)
+
+
+def _write_plan(plan: GenerationPlan, key: str, out: Path) -> None:
+    """Write a plan to its folder; one that is there must have the same key, but may make other numbers of samples."""
+    path = out / "generate.json"
+    if path.exists():
+        _check_key(key, path)
     try:
-        if path.exists():
-            _check_key(key, path)
-        write_json(path, asked)
+        write_json(path, {**asdict(plan), "spec": plan.spec.to_tree(), "passes": plan.pass_count, "key": key})
         write_atomically(out / "README.txt", README.encode())
     except OSError as error:
-        folder.close()
         raise UserError(
             f"The folder {out} cannot be written: {error.strerror}. Give another --out.", code="unwritable-file"
         ) from error
-    except UserError:
-        folder.close()
-        raise
-    return folder
 
 
 def _check_key(key: str, path: Path) -> None:
@@ -721,7 +714,7 @@ def _read_passes(path: Path, count: int) -> list[TrainingPass]:
     try:
         passes = [TrainingPass(**read_json(line)) for line in read_text(path).splitlines()][:count]
         if len(passes) < count:
-            raise ValueError(f"{count} passes were made, {len(passes)} are there")
+            raise ValueError(f"{count} passes were made, {len(passes)} are in the file")
         return passes
     except (OSError, ValueError, TypeError) as error:
         raise UserError(

@@ -47,22 +47,21 @@ from cbdsl.util.npz import InBlocks
 if TYPE_CHECKING:
     from cbdsl.runs.build import Experiment
 
-HERE, FOUND, CLIENT = "ray", "auto", "ray://"
+START_HERE, FIND, CLIENT_PREFIX = "ray", "auto", "ray://"
 WAIT_SECONDS = 600.0  # to wait for machines when the cluster has become too small
 _STORE_BYTES = 500_000_000  # of the object store of a cluster that is started here
 _CONNECT_SECONDS = 5.0
 _DOCTOR_SECONDS = 60.0  # for a machine to answer `cbdsl doctor`
-_LOOK_SECONDS = 5.0  # between looks at a cluster that does not answer
-_IDLE_LOOKS = 4  # looks without an answer until other users of the cluster are mentioned
+_POLL_SECONDS = 5.0  # between checks of a cluster that does not answer
+_IDLE_POLLS = 4  # checks without an answer until other users of the cluster are mentioned
 _MOST_STARTS = 5  # of a shard that never answers
 _MESSAGE_BYTES = 32 * 2**20  # of rows in one message
 _PROCESS_BYTES = 200 * 2**20  # of an actor without workers: Python, numpy, Ray, and the blocks of rows it works on
-_ADVICE = {
-    True: "See `cbdsl doctor --on ray`, or run without --on.",
-    False: "Start a cluster on its first machine with `ray start --head`, with the same Ray and Python everywhere; "
-    "--on auto finds one that this machine belongs to, --on ray://HOST:10001 one elsewhere, and --on ray starts one "
-    "here.",
-}
+_ADVICE_HERE = "See `cbdsl doctor --on ray`, or run without --on."
+_ADVICE_ELSEWHERE = (
+    "Start a cluster on its first machine with `ray start --head`, with the same Ray and Python everywhere; --on auto "
+    "finds one that this machine belongs to, --on ray://HOST:10001 one elsewhere, and --on ray starts one here."
+)
 
 _log = logging.getLogger("cbdsl")
 
@@ -89,25 +88,27 @@ def connect_ray(on: str, threads: int | None = None) -> Iterator[Any]:
         try:  # Ray itself would try for minutes
             socket.create_connection((host, port), _CONNECT_SECONDS).close()
         except OSError as error:
-            raise UserError(f"Nobody answers at {on} ({error}). {_ADVICE[False]}", code="connection-failed") from error
+            raise UserError(
+                f"No connection to {on} ({error}). {_ADVICE_ELSEWHERE}", code="connection-failed"
+            ) from error
     if ray.is_initialized():  # by the user's own program, which also shuts it down
         yield ray
         return
-    place = tempfile.mkdtemp(prefix="ray-") if on == HERE else None
+    folder = tempfile.mkdtemp(prefix="ray-") if on == START_HERE else None
     try:
-        _start_ray(ray, on, threads, place)
+        _start_ray(ray, on, threads, folder)
         yield ray
     finally:
         ray.shutdown()
-        if place is not None:
-            shutil.rmtree(place, ignore_errors=True)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def parse_cluster_address(on: str) -> tuple[str, int]:
     """Return host and port of an address, or ("", 0) for the names `ray` and `auto`; refuse anything else."""
-    if on in (HERE, FOUND):
+    if on in (START_HERE, FIND):
         return "", 0
-    host, colon, port = on.removeprefix(CLIENT).rpartition(":")
+    host, colon, port = on.removeprefix(CLIENT_PREFIX).rpartition(":")
     if not (colon and host and port.isdecimal() and 0 < int(port[:6]) < 2**16):
         raise UserError(
             f"--on is {shown(on)}; give ray (start a cluster here), auto (the one this machine belongs to), HOST:PORT "
@@ -129,9 +130,9 @@ def _import_ray() -> Any:  # noqa: ANN401 - Ray's module
     return ray
 
 
-def _start_ray(ray: Any, on: str, threads: int | None, place: str | None) -> None:  # noqa: ANN401
+def _start_ray(ray: Any, on: str, threads: int | None, folder: str | None) -> None:  # noqa: ANN401
     quiet = {"log_to_driver": False, "logging_level": "ERROR"}
-    here = on == HERE
+    here = on == START_HERE
     try:
         if here:
             ray.init(  # local: whatever RAY_ADDRESS names
@@ -140,7 +141,7 @@ def _start_ray(ray: Any, on: str, threads: int | None, place: str | None) -> Non
                 include_dashboard=False,
                 object_store_memory=_STORE_BYTES,
                 _node_ip_address="127.0.0.1",
-                _temp_dir=place,
+                _temp_dir=folder,
                 **quiet,
             )
         else:
@@ -148,8 +149,8 @@ def _start_ray(ray: Any, on: str, threads: int | None, place: str | None) -> Non
             ray.init(address=on, **quiet)
     except (ConnectionError, RuntimeError, ValueError, OSError, AssertionError) as error:
         what = "be started here" if here else f"be reached at {shown(on)}"
-        words = " ".join(str(error).split())
-        raise UserError(f"Ray cannot {what} ({words}). {_ADVICE[here]}", code="connection-failed") from error
+        words, advice = " ".join(str(error).split()), _ADVICE_HERE if here else _ADVICE_ELSEWHERE
+        raise UserError(f"Ray cannot {what} ({words}). {advice}", code="connection-failed") from error
 
 
 def list_nodes(ray: Any) -> list[ClusterNode]:  # noqa: ANN401
@@ -168,11 +169,11 @@ def cpus_per_shard(cpus: Sequence[float], shards: int) -> float:
         if sum(int(have // each) for have in cpus) >= shards:
             return float(each)
     whole = sum(map(int, cpus))
-    return int(1e4 / -(-shards // whole)) / 1e4 if whole else 0.0
+    return int(1e4 / -(-shards // whole)) / 1e4 if whole else 0.0  # Ray's resolution is 1e-4
 
 
 def count_room(nodes: Sequence[ClusterNode], cpus: float, memory: float) -> int:
-    """Return how many shards that need these processors and bytes each fit on some nodes."""
+    """Return how many shards fit on the nodes. cpus, memory: per shard."""
     return sum(int(min(one.cpus / cpus, one.memory / memory) + 1e-6) for one in nodes) if cpus else 0
 
 
@@ -246,7 +247,7 @@ def _describe_node(one: ClusterNode, facts: dict[str, Any]) -> str:
     if "fault" in facts:
         advice = "Install the same cbdsl there, for the Python that runs Ray."
         return f"{start}; cannot take part: {facts['fault']}. {advice}"
-    same = "the cbdsl of this machine" if facts["code"] == code_digest() else "ANOTHER cbdsl than this machine: install"
+    same = "the cbdsl of this machine" if facts["code"] == code_digest() else "a different cbdsl; install this one"
     return f"{start}, {format_bytes(facts['free'])} free; {facts['build']}; {same}"
 
 
@@ -257,7 +258,7 @@ class ShardActor:
     handle: Any
     workers: range
     data: Any  # a reference to its `ShardData`, for a shard that was restarted
-    first_calls: list[Any]  # references to the answers; the actor runs when there is the first
+    first_calls: list[Any]  # references to the answers; once the first is ready, the actor runs
     starts: int = 0  # since it last answered
 
     def __str__(self) -> str:
@@ -271,7 +272,7 @@ class ShardActor:
 
 @dataclass(eq=False)
 class ShardRecovery:
-    """What a restarted shard needs to get its rows back."""
+    """The data from which a restarted shard restores its rows."""
 
     round: int = 0
     rows: Particles | None = None  # (U, ...), mapped from a checkpoint; None: as at the start
@@ -317,7 +318,7 @@ class ShardActors:
             self._ray.kill(actor.handle)
         self.actors = []
 
-    def ask(self, calls: Mapping[ShardActor, tuple[Any, ...]]) -> dict[ShardActor, Any]:
+    def call_all(self, calls: Mapping[ShardActor, tuple[Any, ...]]) -> dict[ShardActor, Any]:
         """Call a method of each actor, (name, *arguments), all at once; recover those that were restarted."""
         answers: dict[ShardActor, Any] = {}
         while left := {actor: call for actor, call in calls.items() if actor not in answers}:
@@ -363,16 +364,16 @@ class ShardActors:
             at = order.round
 
     def _call(self, calls: Mapping[ShardActor, tuple[Any, ...]]) -> dict[ShardActor, Any]:
-        """Return the actors' answers; wait for as long as the cluster can give them."""
+        """Return the actors' answers; wait while the cluster is large enough."""
         sent = {actor: getattr(actor.handle, name).remote(*rest) for actor, (name, *rest) in calls.items()}
         waiting, since, idle = list(sent.values()), None, 0
         while waiting:
-            done, waiting = self._ray.wait(waiting, num_returns=len(waiting), timeout=_LOOK_SECONDS)
+            done, waiting = self._ray.wait(waiting, num_returns=len(waiting), timeout=_POLL_SECONDS)
             idle = 0 if done else idle + 1
             if done or count_room(list_nodes(self._ray), self._cpus, self._memory) >= len(self.actors):
                 since = None
-                if idle == _IDLE_LOOKS:
-                    self._mention_others()
+                if idle == _IDLE_POLLS:
+                    self._warn_of_waiting()
             elif waiting:
                 since = self._wait_for_machines(since)
         return {actor: self._answer_of(call) for actor, call in sent.items()}
@@ -395,7 +396,7 @@ class ShardActors:
             advice = "`cbdsl doctor --on ...`: every machine needs the same cbdsl and what the run's own parts import."
             raise UserError(own.strip() if found else f"{started} {advice}", code="connection-failed") from error
 
-    def _mention_others(self) -> None:
+    def _warn_of_waiting(self) -> None:
         """Warn that shards have not started although they fit: others may use the cluster for long."""
         starts = [actor.first_calls[0] for actor in self.actors]
         _, missing_starts = self._ray.wait(starts, num_returns=len(starts), timeout=0)
@@ -459,7 +460,7 @@ class RaySwarm(SwarmWithAttackers):
         """Start the shards; see `ShardActors.start`."""
         try:
             self.shards.start(parts, shards, bytes_each)
-            self.facts = list(self.shards.ask(dict.fromkeys(self.shards.actors, ("facts", 0))).values())
+            self.facts = list(self.shards.call_all(dict.fromkeys(self.shards.actors, ("facts", 0))).values())
         except BaseException:
             self.close()
             raise
@@ -492,7 +493,7 @@ class RaySwarm(SwarmWithAttackers):
         }
         calls = {actor: ("report", before, part, model, attackers[actor]) for actor, part in parts.items()}
         claims: dict[WorkerId, Claim] = {}
-        for actor, answer in self.shards.ask(calls).items():
+        for actor, answer in self.shards.call_all(calls).items():
             for worker, own, score in zip(attackers[actor], answer.models, answer.own_scores, strict=True):
                 self._own[worker] = np.array(own), float(score)
             found = zip(parts[actor].participants, answer.scores, answer.commitments, strict=False)
@@ -551,7 +552,7 @@ class RaySwarm(SwarmWithAttackers):
         while left := {actor: parts for actor, parts in left.items() if parts}:
             chosen = {actor: parts.pop(0) for actor, parts in left.items()}
             calls = {actor: (method, self._round, part) for actor, part in chosen.items()}
-            for actor, answer in self.shards.ask(calls).items():
+            for actor, answer in self.shards.call_all(calls).items():
                 yield chosen[actor], answer
 
     def _fetch_blocks(self, name: str) -> Iterator[NDArray[Any]]:
@@ -560,18 +561,18 @@ class RaySwarm(SwarmWithAttackers):
         row = int(np.prod(shape)) * np.dtype(kind).itemsize
         for actor in self.shards.actors:
             for first, end in row_spans(len(actor.workers), row):
-                yield self.shards.ask({actor: ("block", self._round, name, first, end)})[actor]
+                yield self.shards.call_all({actor: ("block", self._round, name, first, end)})[actor]
 
 
 @contextlib.contextmanager
 def swarm_maker(
-    place: str | None, shards: int | None, threads: int | None, own: Callable[[Experiment], Swarm] | None = None
+    on: str | None, shards: int | None, threads: int | None, own: Callable[[Experiment], Swarm] | None = None
 ) -> Iterator[Callable[[Experiment], Swarm] | None]:
-    """Yield the function that makes a run's swarm: on a cluster if a place is given, stopped afterwards; otherwise own.
+    """Yield the function that makes a run's swarm: on a cluster if `on` names one, stopped afterwards; otherwise own.
 
     shards: the number of parts the workers are divided into; one per processor if None.
     """
-    if place is None:
+    if on is None:
         if shards is not None:
             raise UserError(
                 f"shards is {shards}, but the workers are in this process. Say where they should be: --on.",
@@ -581,16 +582,16 @@ def swarm_maker(
         return
     if own is not None:
         raise UserError(
-            f"on={place!r} and swarm are given; each says where the workers are. Leave one out.", code="conflict"
+            f"on={on!r} and swarm are given; each says where the workers are. Leave one out.", code="conflict"
         )
     if shards is not None and shards < 1:
         raise UserError(f"shards must be at least 1; given {shards}.", code="out-of-range")
-    parse_cluster_address(place)
+    parse_cluster_address(on)
     with contextlib.ExitStack() as stack:
 
         def make(experiment: Experiment) -> Swarm:
             _check_engine(experiment.engine.name)
-            ray = stack.enter_context(connect_ray(place, threads))
+            ray = stack.enter_context(connect_ray(on, threads))
             swarm = build_ray_swarm(experiment, ray, shards)
             stack.callback(swarm.close)
             return swarm
@@ -599,20 +600,21 @@ def swarm_maker(
 
 
 def build_ray_swarm(experiment: Experiment, ray: Any, shards: int | None = None) -> RaySwarm:  # noqa: ANN401 - Ray's module
-    """Build the workers of an experiment on a cluster that Ray is connect_ray to."""
+    """Build the workers of an experiment on a cluster that Ray is connected to."""
     spec, server = experiment.spec, experiment.server
     for name in spec.plugins:  # the code in a user's file is sent along; what it imports must be installed there
         module = register.plugin_module(name)
         if module.startswith("cbdsl_plugin_"):
             ray.cloudpickle.register_pickle_by_value(sys.modules[module])
-    number = min(spec.workers, shards or max(1, sum(int(one.cpus) for one in list_nodes(ray))))
+    shards = min(spec.workers, shards or max(1, sum(int(one.cpus) for one in list_nodes(ray))))
     codec = server.policy.codecs.up
+    network = replace(experiment.network)  # without cached modules
     recipe = ShardRecipe(
-        server.method, codec, replace(experiment.network), experiment.engine.name, spec.local, spec.swarm, spec.seed,
+        server.method, codec, network, experiment.engine.name, spec.local, spec.swarm, spec.seed,
         spec.defence.commitment,
     )  # fmt: skip
     held, adversary = experiment.worker_data_and_adversary()
-    edges = [spec.workers * shard // number for shard in range(number + 1)]
+    edges = [spec.workers * shard // shards for shard in range(shards + 1)]
     apart = len(experiment.initial) > 1
 
     def shard_data() -> Iterator[ShardData]:
@@ -621,7 +623,7 @@ def build_ray_swarm(experiment: Experiment, ray: Any, shards: int | None = None)
             yield ShardData(range(first, last), initial, take_workers(held, first, last))
 
     swarm = RaySwarm(ray, recipe, adversary, experiment.initial[0], experiment.remembers)
-    swarm.start(shard_data(), number, bytes_of_shard(experiment, -(-spec.workers // number)))
+    swarm.start(shard_data(), shards, bytes_of_shard(experiment, -(-spec.workers // shards)))
     swarm.compare_builds(describe_build(experiment.engine.name))
     return swarm
 
