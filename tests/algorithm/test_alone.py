@@ -13,7 +13,7 @@ import pytest
 import cbdsl
 from cbdsl.algorithm.alone import PATIENCE, AloneTraining, Central, Lessons, LocalOnly, ServerOnly
 from cbdsl.algorithm.messages import Order, ServerState
-from cbdsl.arrays import Floats, Samples
+from cbdsl.arrays import Doubles, Floats, Samples
 from cbdsl.data.partition import Split
 from cbdsl.engines.engine import Sgd
 from cbdsl.runs.baseline import measure_server_alone
@@ -64,8 +64,8 @@ class Falling:
     def train(self, weights: Floats, *_: object) -> Floats:
         return weights + 1
 
-    def losses(self, weights: Floats, *_: object) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        return np.abs(weights[:, 0] - 3.0)
+    def losses(self, weights: Floats, *_: object) -> Doubles:
+        return np.abs(weights[:, 0].astype(np.float64) - 3.0)
 
 
 def training(lessons: Lessons, holdout: int = 1) -> AloneTraining:
