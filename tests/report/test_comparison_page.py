@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from markupsafe import escape
 
@@ -19,7 +20,10 @@ from cbdsl.report.comparison_page import (
     write_comparison_page,
 )
 from cbdsl.report.figures import SHADES
+from cbdsl.report.pages import Drawing
+from cbdsl.runs.records import ServerAlone
 from cbdsl.studies.compare import Comparison, group_results
+from cbdsl.studies.sweep import FinishedRun
 from support.browser import widths
 from support.finished_runs import make_run
 
@@ -126,3 +130,30 @@ def test_the_numbers_of_the_figure_are_beside_it_and_on_the_page(tmp_path: Path)
     assert {row["name"] for row in rows} == {group.label for group in found.groups}
     assert figure.file == "sweep.csv"
     assert figure.numbers.encode() == (tmp_path / "figures" / "sweep.csv").read_bytes()
+
+
+def with_server_alone(run: FinishedRun, accuracy: float) -> FinishedRun:
+    return replace(run, summary=replace(run.summary, server_alone=ServerAlone(accuracy, 350, 12)))
+
+
+def dashes(drawn: Drawing) -> list[list[float]]:
+    """The heights of dashed lines, by panel."""
+    return [
+        [float(np.asarray(line.get_ydata())[0]) for line in axes.get_lines() if line.get_linestyle() == "--"]
+        for axes in drawn.figure.axes
+    ]
+
+
+def test_what_the_server_reaches_alone_is_a_dashed_line_over_the_seeds() -> None:
+    runs = [with_server_alone(make_run([0.5, 0.7], Path(f"run{seed}"), seed=seed), 0.6 + 0.1 * seed) for seed in (0, 1)]
+    assert dashes(draw(group_results(runs))) == [[pytest.approx(0.65)]] * 2
+    others = [with_server_alone(make_run([0.4, 0.5], Path("other"), data__shared_scoring=50), 0.3)]
+    assert dashes(draw(group_results([*runs, *others]))) == [[], []]  # other samples: there is no such line for both
+
+
+def test_a_method_without_messages_has_a_height_instead_of_a_curve_by_bytes() -> None:
+    runs = [make_run([0.5, 0.7], Path("swarm")), make_run([0.6, 0.65], Path("alone"), uplink=0, method="server-only")]
+    by_round, by_byte = draw(group_results(runs)).figure.axes
+    assert [len(axes.get_lines()) for axes in (by_round, by_byte)] == [2, 2]
+    assert sorted(len(np.asarray(line.get_xdata())) for line in by_byte.get_lines()) == [2, 2]
+    assert [float(np.asarray(line.get_ydata())[-1]) for line in by_byte.get_lines()] == [0.7, 0.65]

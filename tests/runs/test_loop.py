@@ -8,6 +8,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ from cbdsl import register
 from cbdsl.algorithm.methods import CbDsl
 from cbdsl.data.dataset import Dataset
 from cbdsl.errors import UserError
+from cbdsl.runs.build import Experiment, UserParts
 from cbdsl.runs.records import FinalMeasurements, Summary, lowest_of, summarise
+from cbdsl.runs.resolve import resolve
 from cbdsl.spec import read as read_spec
 from support.helpers import (
     After,
@@ -339,3 +342,21 @@ def test_the_same_run_writes_the_same_model_file_to_the_byte(tmp_path: Path) -> 
         files.append((tmp_path / name / "model.safetensors").read_bytes())
     assert files[0] == files[1]
     assert len(load_file(tmp_path / "one" / "model.safetensors")) == 4
+
+
+def test_a_run_can_start_from_what_the_server_learns_from_d_tr() -> None:
+    spec = small_spec(init="server", data__shared_training=60)
+    made = Experiment.prepare(resolve(spec), UserParts(data=blobs(), model=perceptron), threads=1)
+    drawn = Experiment.prepare(resolve(replace(spec, init="")), UserParts(data=blobs(), model=perceptron), threads=1)
+    accuracy = {name: one.test_accuracy(one.first_state()) for name, one in (("server", made), ("drawn", drawn))}
+    assert accuracy["server"] > accuracy["drawn"] + 0.2
+
+
+def test_a_run_from_the_servers_model_resumes_from_its_folder(tmp_path: Path) -> None:
+    parts: dict[str, Any] = {"model": perceptron, "data": blobs()}
+    spec = small_spec(init="server")
+    whole = cbdsl.run(spec, **parts)
+    run_until(2, spec, out=tmp_path / "run", **parts)
+    assert (tmp_path / "run" / "init.safetensors").is_file()
+    again = cbdsl.resume(tmp_path / "run", **parts)
+    assert np.array_equal(again.weights, whole.weights)

@@ -33,6 +33,7 @@ from cbdsl.runs.loop import CompletedRound, OpenRun, finish_run, play_rounds
 from cbdsl.runs.records import RoundRecord, finite
 from cbdsl.runs.result import Result
 from cbdsl.spec import (
+    INIT_SERVER,
     DataSpec,
     DefenceSpec,
     Options,
@@ -58,7 +59,9 @@ class ServedRun:
 def use_kept_init(spec: Spec, out: Path) -> Spec:
     """Return the spec; of a run that has begun, with the folder's copy of the model that it started from."""
     kept, begun = out / "init.safetensors", out / "spec.toml"
-    own = bool(spec.init) and kept.is_file() and begun.is_file() and read_spec(begun).init == spec.init
+    own = (
+        spec.init not in {"", INIT_SERVER} and kept.is_file() and begun.is_file() and read_spec(begun).init == spec.init
+    )
     return replace(spec, init=str(kept)) if own else spec
 
 

@@ -28,7 +28,7 @@ from cbdsl.runs.folder import Checkpoint, RunFolder
 from cbdsl.runs.records import RoundRecord, record, summarise
 from cbdsl.runs.resolve import resolve
 from cbdsl.runs.result import Result
-from cbdsl.spec import Spec
+from cbdsl.spec import INIT_SERVER, Spec
 from cbdsl.swarms.local import SwarmWithAttackers
 from cbdsl.swarms.ray_swarm import swarm_maker
 
@@ -169,7 +169,7 @@ def resume(  # noqa: PLR0913 - all but the first by name
         if spec.init:
             kept = folder.path / "init.safetensors"
             parts = replace(parts, init=kept)
-            chosen = replace(chosen, init=spec.init if spec.init == CUSTOM else str(kept))
+            chosen = replace(chosen, init=spec.init if spec.init in {CUSTOM, INIT_SERVER} else str(kept))
         experiment = Experiment.prepare(resolve(chosen, parts.method), parts, threads)
         checkpoint, records = folder.resume(experiment.key, mapped=on is not None)
         unfinished = checkpoint is not None and checkpoint.state.round < spec.rounds and checkpoint.particles is None
