@@ -287,7 +287,7 @@ def _import(name: str, digest: str) -> str:
         _forget(module)
         raise UserError(
             f"The plugin {name} cannot be imported: {type(error).__name__}: {error} ({_place_of(error, path)}). "
-            "Correct it, or leave it out.",
+            f"{_remedy(error)}, or leave it out.",
             code="invalid-part",
         ) from error
     _loaded[name] = digest, module
@@ -312,6 +312,12 @@ def _forget(module: str) -> None:
         kind.forget(module)
     if module.startswith("cbdsl_plugin_"):
         sys.modules.pop(module, None)
+
+
+def _remedy(error: Exception) -> str:
+    """Return what to do about a plugin that cannot be imported."""
+    without_torch = isinstance(error, ModuleNotFoundError) and error.name == "torch"
+    return "Try pip install 'cbdsl[torch]'" if without_torch else "Correct it"
 
 
 def _place_of(error: Exception, path: Path) -> str:

@@ -24,6 +24,7 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(tmp_path: Path) -> None:
     assert lines["matplotlib"] == "not installed (pip install 'cbdsl[study]')"
     assert lines["cryptography"] == lines["amqtt"] == "not installed (pip install 'cbdsl[deploy]')"
     assert lines["onnx"] == "not installed (pip install 'cbdsl[export]')"
+    assert lines["PIL"] == "not installed (pip install 'cbdsl[data]')"
     assert lines["engine"] == "native, for models made of known layers; the rest needs torch, which is not installed"
     assert lines["devices"] == "cpu; GPUs need torch, which is not installed (pip install 'cbdsl[torch]')"
     whole = cbdsl("doctor", cwd=tmp_path).stdout
@@ -41,6 +42,13 @@ def test_a_run_leaves_its_picture_out_and_says_so_in_one_line(tmp_path: Path) ->
     assert (again.returncode, "accuracy.png" in again.stderr) == (0, False)
     assert cbdsl("resume", "here", cwd=tmp_path).returncode == 0
     assert (tmp_path / "here" / "accuracy.png").exists()
+
+
+def test_a_model_file_that_needs_torch_says_how_to_install_it(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("from torch import nn\n")
+    done = bare("run", *SMALL, "--model", "net.py:Net", "--out", "here", cwd=tmp_path)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    assert done.stderr.endswith("Try pip install 'cbdsl[torch]', or leave it out.\n")
 
 
 def test_a_search_leaves_its_page_out_and_says_so(tmp_path: Path) -> None:

@@ -172,13 +172,16 @@ def changed(**summary: object) -> FinishedRun:
             make_run([0.5], data__source="elsewhere"),
             "The data differ (mnist, elsewhere): accuracies are not of the same",
         ),
-        (make_run([0.5], data__partition="shards"), "What workers and server hold differs (data.partition)."),
+        (make_run([0.5], data__partition="shards"), "The samples of workers or server differ (data.partition)."),
         (make_run([0.5], model="mlp", parameters=200), "The models differ (cnn, mlp; 100 and 200 parameters)."),
-        (make_run([0.5], model="custom"), "The model came from Python: whether all runs had the same, no spec says."),
-        (make_run([0.5], model="custom", data__source="custom"), "The model and the data came from Python: whether"),
+        (
+            make_run([0.5], model="custom"),
+            "The model came from Python: the specs do not tell whether all runs had the same.",
+        ),
+        (make_run([0.5], model="custom", data__source="custom"), "The model and the data came from Python: the specs"),
         (make_run([0.5, 0.6]), "Some runs are longer than others (1, 2 rounds)."),
-        (changed(engine="torch"), "Not the same engine played all runs: native, torch."),
-        (changed(version="2"), "Not the same version played all runs: 1, 2."),
+        (changed(engine="torch"), "The runs differ in their engine: native, torch."),
+        (changed(version="2"), "The runs differ in their version: 1, 2."),
         (make_run([0.5], method="fedavg", seed=7), "The groups do not have the same seeds, so their differences"),
         (make_run([0.6]), "Some runs have the same spec and seed and yet other numbers; each of them counts."),
     ],
@@ -212,7 +215,7 @@ def test_folders_of_finished_runs_are_compared(tmp_path: Path) -> None:
     assert [group.label for group in found.groups] == ["cb-dsl", "fedavg"]
     assert [row.seeds for row in found.rows] == [(0, 1), (0, 1)]
     assert found.rows[1].uploads == Spread(30, 0.0)
-    assert found.notes == ("The model came from Python: whether all runs had the same, no spec says.",)
+    assert found.notes == ("The model came from Python: the specs do not tell whether all runs had the same.",)
     page = write_comparison(folders, tmp_path / "new" / "out")
     assert page == tmp_path / "new" / "out" / "comparison.html"
     names = {path.name for path in page.parent.rglob("*") if path.is_file()}

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-LIBRARIES = ("torch", "matplotlib", "jinja2", "starlette", "uvicorn", "cryptography", "amqtt", "onnx")
+LIBRARIES = ("torch", "matplotlib", "jinja2", "starlette", "uvicorn", "cryptography", "amqtt", "onnx", "PIL")
 
 HOOK = f"""
 import sys

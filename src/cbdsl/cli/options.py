@@ -22,8 +22,12 @@ EXTRAS = {
     "amqtt": "deploy",
     "onnx": "export",
     "ray": "ray",
+    "optuna": "tune",
+    "PIL": "data",
 }
-"""Libraries and the extras that install them: pip install 'cbdsl[study]'."""
+"""Modules and the extras that install them: pip install 'cbdsl[study]'."""
+
+_DISTRIBUTIONS = {"PIL": "pillow"}  # modules that have another name on the package index
 
 
 def is_installed(library: str) -> bool:
@@ -38,7 +42,7 @@ def version_of(library: str) -> str:
     """Return a library's version, or how to install it."""
     if is_installed(library):
         try:
-            return metadata.version(library)
+            return metadata.version(_DISTRIBUTIONS.get(library, library))
         except metadata.PackageNotFoundError:
             return "installed, version unknown"
     return f"not installed ({how_to_install(library)})"

@@ -127,7 +127,7 @@ def _draw_cost_panel(axes: Axes, points: dict[str, Match]) -> None:
     axes.xaxis.set_minor_formatter("")
     axes.set_xlim(min(spans) / 1.5, max(spans) * 6)
     axes.set_ylim(-4, 104)
-    axes.set_xlabel("uplink of the whole run, MB (payload)", fontsize=TEXT)
+    axes.set_xlabel("uplink of the run under that attack, MB (payload)", fontsize=TEXT)
     axes.set_ylabel("accuracy, %", fontsize=TEXT)
 
 

@@ -87,8 +87,8 @@ def _tabulate_trials(tuning: Tuning) -> Table:
     rows = [
         (
             one.search, str(one.repeat), str(one.number), *(str(one.values[key]) for key in keys),
-            f"{one.error:.2%}", "stopped early" if one.stopped else "",
+            f"{one.error:.2%}", "stopped early" if one.stopped else "all rounds",
         )
         for one in best
     ]  # fmt: skip
-    return Table(("Search", "Repeat", "Trial", *keys, "Wrong on the hold-out", ""), rows)
+    return Table(("Search", "Repeat", "Trial", *keys, "Wrong on the hold-out", "End"), rows)

@@ -269,20 +269,22 @@ def _find_cautions(
             f"The data differ ({_list_values(values, 'data.source')}): accuracies are not of the same test set."
         )
     if held:
-        notes.append(f"What workers and server hold differs ({', '.join(held)}).")
+        notes.append(f"The samples of workers or server differ ({', '.join(held)}).")
     sizes = sorted({summary.parameters for summary in summaries})
     if "model" in differing or len(sizes) > 1:
         words = " and ".join(f"{count:,}" for count in sizes)
         notes.append(f"The models differ ({_list_values(values, 'model')}; {words} parameters).")
     custom = [what for what, key in (("model", "model"), ("data", "data.source")) if _given_in_python(values, key)]
     if len(summaries) > 1 and custom:
-        notes.append(f"The {' and the '.join(custom)} came from Python: whether all runs had the same, no spec says.")
+        notes.append(
+            f"The {' and the '.join(custom)} came from Python: the specs do not tell whether all runs had the same."
+        )
     if "rounds" in differing:
         notes.append(f"Some runs are longer than others ({_list_values(values, 'rounds')} rounds).")
     for what in ("engine", "version"):
         found = sorted({getattr(summary, what) for summary in summaries})
         if len(found) > 1:
-            notes.append(f"Not the same {what} played all runs: {', '.join(found)}.")
+            notes.append(f"The runs differ in their {what}: {', '.join(found)}.")
     if len({tuple(run.spec.seed for run in group.runs) for group in groups}) > 1:
         notes.append("The groups do not have the same seeds, so their differences are not paired.")
     return notes

@@ -2,7 +2,7 @@
 // Line charts as SVG elements. Text is always inserted as text, never as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
-const WIDTH = 520, HEIGHT = 210, LEFT = 58, RIGHT = 12, TOP = 12, BOTTOM = 26;
+const USUAL_WIDTH = 520, HEIGHT = 210, LEFT = 58, RIGHT = 12, TOP = 12, BOTTOM = 30;
 
 function element(name, attributes = {}, text) {
   const made = document.createElementNS(SVG, name);
@@ -37,7 +37,7 @@ class Chart {
     this.legend = document.createElement("span");
     this.legend.className = "legend";
     caption.append(this.legend);
-    this.svg = element("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title });
+    this.svg = element("svg", { role: "img", "aria-label": title });
     figure.replaceChildren(caption, this.svg);
     this.svg.addEventListener("pointermove", (event) => this.hover(event));
     this.svg.addEventListener("pointerleave", () => { this.at = null; this.write(); });
@@ -48,8 +48,10 @@ class Chart {
     this.marked = marked;
     this.used = this.series.filter((one) => points.some((point) => one.value(point) !== null));
     this.svg.replaceChildren();
+    this.width = this.svg.clientWidth || USUAL_WIDTH;  // so that text keeps its size on a narrow screen
+    this.svg.setAttribute("viewBox", `0 0 ${this.width} ${HEIGHT}`);
     if (!points.length || !this.used.length) {
-      this.svg.append(element("text", { x: WIDTH / 2, y: HEIGHT / 2, class: "empty" }, "nothing to show yet"));
+      this.svg.append(element("text", { x: this.width / 2, y: HEIGHT / 2, class: "empty" }, "nothing to show yet"));
       this.legend.replaceChildren();
       return;
     }
@@ -87,7 +89,7 @@ class Chart {
     }
     const first = points[0][0], last = Math.max(points[points.length - 1][0], first + 1);
     const measure = options.log ? (value) => Math.log10(Math.max(value, 1)) : (value) => value;
-    this.x = (round) => LEFT + ((round - first) / (last - first)) * (WIDTH - LEFT - RIGHT);
+    this.x = (round) => LEFT + ((round - first) / (last - first)) * (this.width - LEFT - RIGHT);
     this.y = (value) => HEIGHT - BOTTOM - ((measure(value) - low) / (high - low || 1)) * (HEIGHT - TOP - BOTTOM);
     this.rounds = [first, last];
   }
@@ -96,9 +98,10 @@ class Chart {
     for (const mark of this.marks) {
       const y = this.y(mark);
       if (y < TOP - 4 || y > HEIGHT - BOTTOM + 1) continue;
-      this.svg.append(element("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y, y2: y, class: "grid" }));
+      this.svg.append(element("line", { x1: LEFT, x2: this.width - RIGHT, y1: y, y2: y, class: "grid" }));
       this.svg.append(element("text", { x: LEFT - 8, y: y + 4, class: "left" }, (this.options.tick || this.options.format)(mark)));
     }
+    this.svg.append(element("text", { x: LEFT - 8, y: HEIGHT - 8, class: "left" }, "round"));
     for (const round of ticks(...this.rounds)) {
       if (Number.isInteger(round)) {
         this.svg.append(element("text", { x: this.x(round), y: HEIGHT - 8, class: "below" }, String(round)));
@@ -133,7 +136,7 @@ class Chart {
 
   hover(event) {
     if (!this.points || !this.x) return;
-    const box = this.svg.getBoundingClientRect(), x = ((event.clientX - box.left) / box.width) * WIDTH;
+    const box = this.svg.getBoundingClientRect(), x = ((event.clientX - box.left) / box.width) * this.width;
     this.at = this.points.reduce((a, b) => (Math.abs(this.x(b[0]) - x) < Math.abs(this.x(a[0]) - x) ? b : a));
     this.write();
   }

@@ -34,7 +34,7 @@ function makeCharts() {
   const split = (point) => point[TRAIN] !== null;
   charts = [
     new Chart(get("chart-accuracy"), "Test accuracy", [{ name: "", style: "one", value: at(ACCURACY) }], { format: percent, tick: roughly }),
-    new Chart(get("chart-score"), "F^g, the global model's score", [{ name: "", style: "two", value: at(SCORE) }], { format: decimal }),
+    new Chart(get("chart-score"), "Score of the global model", [{ name: "", style: "two", value: at(SCORE) }], { format: decimal }),
     new Chart(get("chart-bytes"), "Bytes so far", [
       { name: "FedAvg up", style: "other", value: (point) => (run.facts.fedavg ? run.facts.fedavg * point[ROUND] : null) },
       { name: "down", style: "two", value: at(DOWN) },
@@ -155,7 +155,8 @@ function item(first, rest) {
 }
 
 function showVerdicts(shown) {
-  get("verdicts-title").textContent = `Verdicts of round ${shown.round}`;
+  get("verdicts-title").textContent = `${shown.verdicts.length ? "Verdicts of" : "No verdicts in"} round ${shown.round}`;
+  get("verdicts").parentElement.hidden = !shown.verdicts.length;
   const rows = shown.verdicts.slice(0, 200).map((row) => [row[0], row[1], known(row[2], decimal), known(row[3], decimal), row[4]]);
   fill(get("verdicts"), ["worker", "outcome", "claimed", "measured", "reason"], rows);
 }
@@ -213,6 +214,7 @@ get("slider").addEventListener("input", () => {
   round >= run.facts.round ? live() : replay(round);
 });
 get("live").addEventListener("click", live);
+window.addEventListener("resize", () => run.facts && show([]));
 get("search").addEventListener("input", () => { view.search = get("search").value.toLowerCase(); filterRows(); });
 
 makeCharts();
