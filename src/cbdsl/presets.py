@@ -70,6 +70,12 @@ _CIFAR10 = Spec(
     local=LocalSpec(learning_rate=0.01, momentum=0.9),
 )  # fmt: skip
 
+
+def _with_few_labels(data: DataSpec) -> DataSpec:
+    """Return the data with 550 labelled samples at the server in all, so few that a swarm pays."""
+    return replace(data, shared_training=150, shared_scoring=200, holdout=200)
+
+
 PRESETS: dict[str, Spec] = {
     # The text of Sec. VI: one epoch of plain SGD per round.
     "paper-iid": replace(_TEXT_REGIME, preset="paper-iid"),
@@ -85,6 +91,25 @@ PRESETS: dict[str, Spec] = {
     "rotation-noniid": replace(
         _ROTATION, preset="rotation-noniid", rounds=15, data=_NONIID, selection=SelectionSpec("rotation", k=20)
     ),
+    # Verified rotation where labels are scarce: what a swarm is for.
+    "small-iid": replace(_ROTATION, preset="small-iid", data=_with_few_labels(DataSpec())),
+    "small-noniid": replace(
+        _ROTATION,
+        preset="small-noniid",
+        rounds=15,
+        data=_with_few_labels(_NONIID),
+        selection=SelectionSpec("rotation", k=20),
+    ),
+    "small-fashion": replace(
+        _FASHION,
+        preset="small-fashion",
+        method="restart",
+        data=_with_few_labels(_FASHION.data),
+        selection=_ROTATION.selection,
+        defence=_ROTATION.defence,
+        codec=_ROTATION.codec,
+    ),
+    "small-hapt": replace(_HAPT, preset="small-hapt", data=_with_few_labels(_HAPT.data)),
     "hapt": _HAPT,
     "fashion": _FASHION,
     "cifar10": _CIFAR10,
@@ -99,6 +124,10 @@ DESCRIPTIONS = {
     "strong-noniid": "the same on non-i.i.d. data",
     "rotation-iid": "strong local training, verified rotation of 12 with a guard, 4 bits both ways",
     "rotation-noniid": "the same on non-i.i.d. data, 20 in turn",
+    "small-iid": "verified rotation where labels are scarce: 550 labelled samples at the server in all",
+    "small-noniid": "the same on non-i.i.d. data, 20 in turn",
+    "small-fashion": "the same on Fashion-MNIST (cbdsl data fetch fashion-mnist)",
+    "small-hapt": "the same on sensors of people (cbdsl data fetch hapt)",
     "hapt": "sensors of 21 people, verified rotation of 8 with a guard, tested on 9 others (cbdsl data fetch hapt)",
     "fashion": "Fashion-MNIST, 50 workers, classes by Dirichlet(0.3) (cbdsl data fetch fashion-mnist)",
     "cifar10": "CIFAR-10 with resnet8, 10 workers, classes by Dirichlet(0.3) (cbdsl data fetch cifar10)",

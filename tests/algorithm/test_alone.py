@@ -16,8 +16,10 @@ from cbdsl.algorithm.messages import Order, ServerState
 from cbdsl.arrays import Doubles, Floats, Samples
 from cbdsl.data.partition import Split
 from cbdsl.engines.engine import Sgd
+from cbdsl.presets import PRESETS, preset
 from cbdsl.runs.baseline import measure_server_alone
 from cbdsl.runs.build import Experiment, UserParts
+from cbdsl.runs.records import ServerAlone, summary_rows
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import LocalSpec, Spec
 from support.helpers import blobs, cbdsl as command, perceptron, run_until, small_spec
@@ -152,6 +154,24 @@ def test_a_run_says_what_the_server_reaches_alone_if_asked() -> None:
     assert plain.server_alone is None
     assert asked.server_alone is not None
     assert (asked.server_alone.samples, plain) == (80, replace(asked, server_alone=None, seconds=plain.seconds))
+
+
+@pytest.mark.parametrize(("alone", "named"), [(0.9, True), (0.5, False)])
+def test_where_the_server_alone_is_better_the_summary_names_a_preset_in_which_the_swarm_pays(
+    alone: float, named: bool
+) -> None:
+    summary = cbdsl.run(small_spec(rounds=1), model=perceptron, data=blobs()).summary
+    made = replace(summary, final_accuracy=0.7, server_alone=ServerAlone(alone, 80, 5))
+    text = " ".join(line for _, line in summary_rows(made))
+    assert ("small-iid" in text) is named
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("small-")])
+def test_small_presets_have_few_labelled_samples_and_verify(name: str) -> None:
+    spec = preset(name)
+    assert spec.data.shared_training + spec.data.shared_scoring + spec.data.holdout == 550
+    assert (spec.selection.name, spec.defence.guard, spec.preset) == ("rotation", True, name)
+    resolve(spec)
 
 
 def test_runs_with_the_same_data_model_and_seed_share_the_measurement(tmp_path: Path) -> None:

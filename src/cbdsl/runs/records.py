@@ -279,6 +279,8 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         rows.append(("worst tenth", f"{summary.worst_tenth:.2%}, the mean of the worst tenth of the workers"))
     if summary.server_alone is not None:
         rows.append(("server alone", describe_server_alone(summary.server_alone)))
+        if summary.server_alone.accuracy > summary.final_accuracy:
+            rows.append(("", "a swarm pays where labels are scarce: cbdsl run small-iid, or small-noniid"))
     if summary.conversation == "swarm":
         fedavg_bytes = summary.fedavg_model_uplink_bytes
         fedavg = f"{fedavg_bytes // (NUMBER_BYTES * summary.parameters):,} models ({format_bytes(fedavg_bytes)})"
