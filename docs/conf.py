@@ -11,7 +11,7 @@ project = "cbdsl"
 version = release = cbdsl.__version__
 copyright = "the cbdsl authors, Apache-2.0"  # noqa: A001 - Sphinx wants this name
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "site_pages", "site_notebooks"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton", "site_pages", "site_parser"]
 
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 4

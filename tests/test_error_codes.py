@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import cbdsl
@@ -13,13 +13,21 @@ SOURCE = Path(cbdsl.__file__).parent
 MOST = 40  # a program that handles errors by code should need few of them
 
 
-def errors() -> Iterator[tuple[str, ast.expr | None]]:
-    """Yield the place and the code of each UserError in the source."""
+def name_of(function: ast.expr) -> str:
+    """Return the last name of what is called; nothing if it has none."""
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+@cache
+def errors() -> list[tuple[str, ast.expr | None]]:
+    """Return the place and the code of each UserError in the source."""
+    found: list[tuple[str, ast.expr | None]] = []
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("UserError"):
+            if isinstance(node, ast.Call) and name_of(node.func).endswith("UserError"):
                 code = next((one.value for one in node.keywords if one.arg == "code"), None)
-                yield f"{path.relative_to(SOURCE)}:{node.lineno}", code
+                found.append((f"{path.relative_to(SOURCE)}:{node.lineno}", code))
+    return found
 
 
 def literals(code: ast.expr | None) -> set[str]:

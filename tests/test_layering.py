@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import cbdsl
@@ -47,16 +48,24 @@ def package_of(path: Path) -> str:
     return name_of(path).split(".")[0]
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def parsed(path: Path) -> tuple[list[ast.AST], set[int]]:
+    """Return the imports in a file and the `id` of each one that is for type checking alone."""
+    nodes = list(ast.walk(tree_of(path)))
+    blocks = [node for node in nodes if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING"]
+    for_types = {id(node) for block in blocks for node in ast.walk(block)}
+    return [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))], for_types
+
+
 def imports_of(path: Path, top_level: bool = False) -> Iterator[tuple[int, str]]:
     """Yield line and dotted name of each import of our own, except those for type checking alone."""
-    tree = ast.parse(path.read_text())
-    for_types = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and ast.unparse(block.test) == "TYPE_CHECKING"
-        for node in ast.walk(block)
-    }
-    for node in tree.body if top_level else ast.walk(tree):
+    nodes, for_types = parsed(path)
+    for node in tree_of(path).body if top_level else nodes:
         if id(node) in for_types:
             continue
         if isinstance(node, ast.Import):
@@ -96,7 +105,7 @@ def test_modules_import_one_another_without_cycles() -> None:
 
 def test_the_algorithm_knows_no_transport_no_data_and_no_torch() -> None:
     for path in (SOURCE / "algorithm").glob("*.py"):
-        tree = ast.walk(ast.parse(path.read_text()))
+        tree, _ = parsed(path)
         found = {
             name.split(".")[0]
             for node in tree

@@ -1,6 +1,6 @@
 """Notebooks of the documentation site: Python files in cells, NAME.nb.py, run from top to bottom when it is built.
 
-A Sphinx extension. A cell `# %% [markdown]` is prose; any other is code, shown with what it prints, what its last line
+A cell `# %% [markdown]` is prose; any other is code, shown with what it prints, what its last line
 comes to and the figures it draws. A cell that raises ends the build. The same file runs as a plain script, opens in
 editors that know such cells, and is offered on its page as an .ipynb.
 """
@@ -17,14 +17,10 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib as mpl
 from cycler import cycler
-from myst_parser.parsers.sphinx_ import MystParser
-
-if TYPE_CHECKING:
-    from sphinx.application import Sphinx
 
 mpl.use("Agg")
 
@@ -149,25 +145,3 @@ def as_ipynb(notebook: list[Cell]) -> str:
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
     whole = {"cells": made, "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
     return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
-
-
-class NotebookParser(MystParser):
-    """Reads a page that is a Python file in cells."""
-
-    supported = ("notebook",)
-
-    def parse(self, inputstring: str, document: Any) -> None:  # noqa: ANN401 - a docutils document
-        """Run the cells and read the page that they make."""
-        name = Path(document["source"]).name.removesuffix(SUFFIX)
-        notebook = cells(inputstring)
-        files = Path(document.settings.env.app.outdir) / "notebooks"
-        files.mkdir(parents=True, exist_ok=True)
-        (files / f"{name}.ipynb").write_text(as_ipynb(notebook), encoding="utf-8")
-        super().parse(as_markdown(notebook, name), document)
-
-
-def setup(app: Sphinx) -> dict[str, bool]:
-    """Tie this to a build."""
-    app.add_source_suffix(SUFFIX, "notebook")
-    app.add_source_parser(NotebookParser)
-    return {"parallel_read_safe": False}

@@ -30,6 +30,7 @@ for workers, size in ((10, 7_850), (30, 21_840)):
 """
 
 
+@pytest.mark.slow
 def test_numbers_do_not_depend_on_the_threads_of_blas() -> None:
     if (os.cpu_count() or 1) < 2:
         pytest.skip("needs two processors")

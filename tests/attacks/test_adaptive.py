@@ -307,7 +307,8 @@ def test_the_server_believes_what_they_claim(name: str) -> None:
 def test_a_short_run(name: str) -> None:
     settings = {
         "rounds": 2, "workers": 4, "local.epochs": 1, "data.shared_scoring": 200, "data.holdout": 200,
-        "defence.guard": True, "selection.name": "soup", "attack.name": name, "attack.byzantine": 1,
+        "data.samples_per_worker": 100, "defence.guard": True, "selection.name": "soup",
+        "attack.name": name, "attack.byzantine": 1,
     }  # fmt: skip
     result = cbdsl.run(preset("strong-iid").with_settings(settings))
     assert len(result.rounds) == 2

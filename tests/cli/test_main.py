@@ -15,7 +15,10 @@ from typer.main import get_command
 from cbdsl.cli import app
 from cbdsl.cli.doctor_command import examine
 from cbdsl.cli.main import main
+from support import helpers
 from support.helpers import SMALL, cbdsl
+
+NOBODY = 65534  # a user without any rights
 
 
 def test_a_run_ends_with_a_summary_and_a_folder_that_explains_itself(tmp_path: Path) -> None:
@@ -125,8 +128,17 @@ def test_bad_input_is_one_readable_message_and_exit_code_2(
     assert (tmp_path / "full" / "file.txt").read_text() == "precious"
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_an_unwritable_folder_is_an_error(tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_rights() -> None:  # root may write everywhere
+        own = os.geteuid()
+        os.seteuid(own or NOBODY)
+        try:
+            main()
+        finally:
+            os.seteuid(own)
+
+    monkeypatch.setattr(helpers, "main", without_rights)
+    tmp_path.chmod(0o755)
     (tmp_path / "closed").mkdir(mode=0o500)
     cbdsl("run", *SMALL, "--out", "closed/run", cwd=tmp_path).check_refused("not-allowed", "closed/run")
 

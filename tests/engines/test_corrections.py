@@ -49,7 +49,7 @@ def test_bent_steps_are_those_of_torch_in_double_precision(
     name: str, architecture: Architecture, batch: int, momentum: float, decay: float, proximal: float, corrected: bool
 ) -> None:
     samples, weights = samples_for(architecture, 60), initial(architecture, 2)
-    batches, sgd = random_batches(2, 20, batch), Sgd(0.005, momentum, decay, proximal)
+    batches, sgd = random_batches(2, 10, batch), Sgd(0.005, momentum, decay, proximal)
     corrections = random_corrections(2, architecture.size) if corrected else None
     trained = engine_of(name, architecture).train(weights, samples, batches, sgd, corrections=corrections)
     for worker in range(2):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr", reason="Flower is not installed here; `make flower-test` has an environment for it")
 pytest.importorskip("ray", reason="Flower's simulation is not installed here; `make flower-test` has it")
 
 from cbdsl.flower.new import write_app

@@ -9,9 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("flwr", reason="Flower is not installed here; `make flower-test` has an environment for it")
-
 from flwr.app import Error, Message, RecordDict
 
 from cbdsl.errors import UserError

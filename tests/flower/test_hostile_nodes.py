@@ -11,9 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-pytest.importorskip("flwr", reason="Flower is not installed here; `make flower-test` has an environment for it")
-
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from cbdsl.flower import flower_messages, server

@@ -8,9 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("flwr", reason="Flower is not installed here; `make flower-test` has an environment for it")
-
 from flwr.app import Message
 
 from cbdsl.errors import UserError

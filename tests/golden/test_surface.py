@@ -33,6 +33,7 @@ def changed(*path: str, value: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSO
     return tree
 
 
+@pytest.mark.slow
 def test_nothing_that_was_recorded_is_gone() -> None:
     done = subprocess.run([sys.executable, surface.__file__], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

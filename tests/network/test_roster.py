@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from cbdsl.network.mqtt import Address
 from cbdsl.network.roster import Roster, RosterFile
 from cbdsl.network.server import NetworkSwarm, ServerConfig
 from cbdsl.network.session import ServedRun, open_run, serve
+from cbdsl.network.timeouts import Deadlines
 from cbdsl.rng import stream
 from cbdsl.runs.build import Experiment, UserParts
 from support.bus import Bus
@@ -217,9 +219,9 @@ class ChangingCrew(Crew):
         return len(self.names) - 1
 
 
-def served(bus: Bus, stage: Experiment, folder: Path, **callbacks: Any) -> ServedRun:  # noqa: ANN401
+def served(bus: Bus, stage: Experiment, folder: Path, pace: Deadlines = PACE, **callbacks: Any) -> ServedRun:  # noqa: ANN401
     listed = RosterFile(folder / "roster.txt")
-    config = ServerConfig("s", Address("127.0.0.1", 1), PACE, listed.names, listed)
+    config = ServerConfig("s", Address("127.0.0.1", 1), pace, listed.names, listed)
     return serve(stage, open_run(stage, folder / "run"), config, make_link=bus.link, **callbacks)
 
 
@@ -379,7 +381,8 @@ def test_a_server_killed_between_a_change_and_the_round_after_it_goes_on_as_if_i
     stored = json.loads((tmp_path / "run" / "roster.json").read_text())
     assert (stored["names"], stored["left"]) == ([*OLD, "shed"], ["w0"])
     write(tmp_path / "roster.txt", ("attic", "shed", *OLD[1:]))  # and another one meanwhile
-    outcome = served(crew.bus, crew.stage, tmp_path)
+    pace = replace(PACE, join_seconds=0.5)  # neither of the new ones is there
+    outcome = served(crew.bus, crew.stage, tmp_path, pace)
     assert [line.participants for line in outcome.result.rounds] == [6, 6, 6, *[7] * 9]
     assert json.loads((tmp_path / "run" / "roster.json").read_text())["names"] == [*OLD, "shed", "attic"]
 

@@ -38,7 +38,9 @@ PLAN = SearchPlan(SPACE, budget=6, by=("swarm", "random"), confirm=1)
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tuning, Path]:
     out = tmp_path_factory.mktemp("tuning")
-    return run_search(PLAN, out, jobs=1), out
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("cbdsl.studies.sweep.run_pool", run_here)
+        return run_search(PLAN, out), out
 
 
 @pytest.mark.slow

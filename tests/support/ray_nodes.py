@@ -57,7 +57,7 @@ class Nodes:
         import ray  # noqa: PLC0415
 
         ray.shutdown()
-        self._cluster.shutdown()  # type: ignore[no-untyped-call]
+        self._cluster.shutdown()
         self._place.cleanup()
 
     def add(self) -> None:

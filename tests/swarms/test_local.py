@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import given, strategies as st
 
 import cbdsl
 from cbdsl import register
-from cbdsl.algorithm.messages import Order, commitment_of
+from cbdsl.algorithm.messages import Claim, Order, Upload, commitment_of
 from cbdsl.algorithm.worker_round import draw_batches, pad_rows
 from cbdsl.arrays import PADDING, Floats, Indices
 from cbdsl.runs.build import Experiment, UserParts
@@ -127,14 +128,20 @@ def test_a_commitment_is_the_digest_of_what_is_uploaded() -> None:
         assert claims[worker].commitment == commitment_of(model)
 
 
+@cache
+def honest_answers(method: str) -> tuple[Order, Mapping[int, Claim], Mapping[int, Upload]]:
+    """Return a first order and what six honest workers claim and upload."""
+    clean = stage_of(small_spec(method=method, rounds=2))
+    order = next_order(clean.first_state(), clean.server.method.conversation, range(6), 1.0, 0.05)
+    return order, clean.swarm.report(order), clean.swarm.upload(range(6))
+
+
 @pytest.mark.parametrize("method", ["cb-dsl", "fedavg"])
 @pytest.mark.parametrize("name", register.attack.names())
 def test_every_attack_plays_and_leaves_the_honest_alone(name: str, method: str) -> None:
-    settings = {"method": method, "attack__name": name, "rounds": 2}
-    clean, attacked = stage_of(small_spec(**settings)), stage_of(small_spec(attack__byzantine=2, **settings))
-    order = next_order(clean.first_state(), clean.server.method.conversation, range(6), 1.0, 0.05)
-    truth, claims = clean.swarm.report(order), attacked.swarm.report(order)
-    uploads, honest = attacked.swarm.upload(range(6)), clean.swarm.upload(range(6))
+    order, truth, honest = honest_answers(method)
+    attacked = stage_of(small_spec(attack__byzantine=2, attack__name=name, method=method, rounds=2))
+    claims, uploads = attacked.swarm.report(order), attacked.swarm.upload(range(6))
     for worker in set(range(6)) - set(attacked.byzantine):
         assert claims.get(worker) == truth.get(worker)
         np.testing.assert_array_equal(uploads[worker], honest[worker])

@@ -263,7 +263,7 @@ def _layer_norm_from_call(
     _shape: Shape, normalized_shape: Shape, weight: None = None, bias: None = None, eps: float = 1e-5
 ) -> nn.Module:
     del weight, bias
-    return nn.LayerNorm(normalized_shape, eps, elementwise_affine=False)
+    return nn.LayerNorm(list(normalized_shape), eps, elementwise_affine=False)
 
 
 def _instance_norm(module: type[nn.Module], axes: int) -> TorchLayer:
