@@ -22,7 +22,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # The same examples every time, so that a change is judged by what it changed. `make explore` draws fresh ones.
 settings.register_profile("always", deadline=None, suppress_health_check=list(HealthCheck))
-settings.register_profile("same", settings.get_profile("always"), derandomize=True, max_examples=25)
+settings.register_profile("same", settings.get_profile("always"), derandomize=True, max_examples=50)
 settings.register_profile("fresh", settings.get_profile("always"), max_examples=1000)
 settings.load_profile(os.environ.get("CBDSL_EXAMPLES", "same"))
 

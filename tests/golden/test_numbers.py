@@ -21,7 +21,6 @@ TOOLS = Path(__file__).parents[2] / "tools"
 MISSING: str = runpy.run_path(str(TOOLS / "portable_kernels.py"))["missing"]()
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(bool(MISSING), reason=MISSING)
 def test_numbers_are_those_recorded() -> None:
     command = [sys.executable, str(TOOLS / "round_hashes.py"), "compare-short"]
