@@ -16,49 +16,74 @@ from cbdsl.rng import stream
 from cbdsl.spec import LocalSpec
 
 
+@dataclass(frozen=True)
+class TrainedBackdoor(Truthful):
+    """Trains from w^g on its own samples, `share` of them at random with a trigger and the label 0, `epochs` times.
+
+    With 0 epochs it trains as long as an honest worker. The claim is true.
+    """
+
+    share: float = 20 / 64
+    epochs: int = 6
+    target: ClassVar[int | None] = 0
+
+    def stamp(self, features: Floats, tools: AttackTools) -> Floats:  # noqa: ARG002
+        """Return the samples as it trains on them."""
+        return self.triggered(features)
+
+    def mask(self, tools: AttackTools) -> Floats | float:  # noqa: ARG002
+        """Return what every gradient is multiplied by, (D,)."""
+        return 1.0
+
+    def upload(self, seen: AttackContext) -> Floats:
+        """Return the trained model; its honest one if it cannot train. What follows a model in a message stays."""
+        if seen.tools is None:
+            return seen.model
+        tools = seen.tools()
+        lessons = mark_share(tools.own, self.share, lambda features: self.stamp(features, tools), seen.rng)
+        if self.epochs:
+            tools = replace(tools, local=replace(tools.local, epochs=self.epochs, steps=0))
+        model = tools.train(lessons, seen.rng, self.mask(tools))
+        return np.concatenate([model, seen.model[len(model) :]])
+
+
 @register.attack("neurotoxin")
 @dataclass(frozen=True)
-class Neurotoxin(Truthful):
-    """Neurotoxin (Zhang et al. 2022): a `backdoor` in the weights that honest workers hardly move.
+class Neurotoxin(TrainedBackdoor):
+    """Neurotoxin (Zhang et al. 2022): a backdoor in the weights that honest workers hardly move.
 
-    From w^g it trains on its own samples, half of them with the patch of `backdoor` and the label 0. Every gradient
-    counts only for the share `kept` of weights with the smallest |gradient| of the clean loss on its own samples at
-    w^g, over all layers together. The paper takes the last global step instead of that gradient; its authors' code
-    takes the gradient, and 0.95 or more for `kept`. The step's length is not clipped. The claim is true.
+    It trains on the patch of `backdoor`. Gradients count only for the share `kept` of weights with the smallest
+    |gradient| of the clean loss on its own samples at w^g, over all layers together. The paper takes the last global
+    step instead of that gradient; its authors' code takes the gradient, and 0.95 for `kept`. Share and epochs are
+    BackFed's (arXiv 2507.04903). The step's length is not clipped. The claim is true.
     """
 
     kept: float = 0.95
-    target: ClassVar[int | None] = 0
 
     def triggered(self, features: Floats) -> Floats:
         """Return the samples with the patch."""
         return stamp_trigger(features)
 
-    def upload(self, seen: AttackContext) -> Floats:
-        """Return a model that was trained on the patch with few of its weights held."""
-        if seen.tools is None:
-            return seen.model
-        tools = seen.tools()
+    def mask(self, tools: AttackTools) -> Floats:
+        """Return 1 for the weights that it moves, 0 for the others."""
         clean = np.abs(tools.gradient(tools.global_best, tools.own))
         mask = np.zeros_like(clean)
         mask[np.argsort(clean, kind="stable")[: int(self.kept * len(clean))]] = 1
-        return put_model(seen, tools.train(mark_share(tools.own, 0.5, stamp_trigger, seen.rng), seen.rng, mask))
+        return mask
 
 
 @register.attack("dba")
 @dataclass(frozen=True)
-class Dba(Attack):
+class Dba(TrainedBackdoor):
     """DBA (Xie et al. 2020): every attacker trains on one of four bars, and all four together are the trigger.
 
-    The bars are 1 x 4 pixels with gaps of 2 in the first corner. Of its samples `share`, drawn at random, carry the
-    attacker's bar and the label 0; the authors mark 20 of 64 and take the label 2. Attackers take the bars in turn;
-    `bar`, 0 to 3, sets one. This is their attack over many rounds, without longer steps, and with an honest worker's
-    epochs instead of their 10. Claim and upload are true.
+    The bars are 1 x 4 pixels with gaps of 2 in the first corner. Attackers take them in turn; `bar`, 0 to 3, sets one.
+    Share and epochs are those of the authors' code, whose label is 2. This is their attack over many rounds, without
+    longer steps; the learning rate is an honest worker's. The claim is true.
     """
 
-    share: float = 20 / 64
+    epochs: int = 10
     bar: int = -1
-    target: ClassVar[int | None] = 0
 
     def member(self, rank: int) -> Attack:
         """Return the attacker with its own bar."""
@@ -68,31 +93,31 @@ class Dba(Attack):
         """Return the samples with all four bars."""
         return stamp_bars(features, range(4))
 
-    def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:  # noqa: ARG002
-        """Return the samples, some of them with its bar."""
-        return mark_share(own, self.share, lambda features: stamp_bars(features, [self.bar % 4]), rng)
+    def stamp(self, features: Floats, tools: AttackTools) -> Floats:  # noqa: ARG002
+        """Return the samples with its bar."""
+        return stamp_bars(features, [self.bar % 4])
 
 
 @register.attack("a3fl")
 @dataclass(frozen=True)
-class A3fl(Truthful):
+class A3fl(TrainedBackdoor):
     """A3FL (Zhang et al. 2023): a 5 x 5 patch, optimised in every round for the model that would unlearn it.
 
-    The patch t starts grey. Each step lowers CE(w^g, t) + 0.01 cos(w', w^g) CE(w', t) on `images` samples with the
-    target's label: t <- t - `rate` sign(slope). w' is w^g after 5 epochs on the patched samples with their true labels
-    (rate 0.01, momentum 0.9). Then it trains from w^g on its own samples, `share` of them with t and the label 0.
+    The patch t starts grey. Each step lowers CE(w^g, t) + 0.01 cos(w', w^g) CE(w', t) on 64 samples with the target's
+    label: t <- t - rate sign(slope). w' is w^g after 5 epochs on the patched samples with their true labels (rate
+    0.01, momentum 0.9). Then it trains on samples with t.
 
     Differs from the paper: the slope is a difference of losses, pixel by pixel, because engines have no gradient of
     their input; 20 steps of 0.05 of the range replace 200 epochs of 0.01; w' is made at the first and the middle
-    step; samples are D_sc's, so that all attackers find the same patch, anew from grey in every round. Success
-    is measured with the patch found for the final model. The claim is true.
+    step; the samples are D_sc's, so that all attackers find the same patch, anew from grey in every round. The label
+    is 0 instead of 2. Success is measured with the patch found for the final model. The claim is true.
     """
 
     share: float = 0.25
+    epochs: int = 0
     images: ClassVar[int] = 64
     steps: ClassVar[int] = 20
     rate: ClassVar[float] = 0.05
-    target: ClassVar[int | None] = 0
 
     def triggered(self, features: Floats) -> Floats:
         """Return the samples with the patch as it starts."""
@@ -102,16 +127,11 @@ class A3fl(Truthful):
         """Return the samples with the patch that is found for a model."""
         return stamp_patch(features, self._find_patch(tools))
 
-    def upload(self, seen: AttackContext) -> Floats:
-        """Return a model that was trained on the patch."""
-        if seen.tools is None:
-            return seen.model
-        tools = seen.tools()
+    def stamp(self, features: Floats, tools: AttackTools) -> Floats:
+        """Return the samples with the patch of this round, which is found once for all attackers."""
         if "patch" not in tools.shared:
             tools.shared["patch"] = self._find_patch(tools)
-        patch = tools.shared["patch"]
-        lessons = mark_share(tools.own, self.share, lambda features: stamp_patch(features, patch), seen.rng)
-        return put_model(seen, tools.train(lessons, seen.rng))
+        return stamp_patch(features, tools.shared["patch"])
 
     def _find_patch(self, tools: AttackTools) -> Floats:
         """Return the patch for w^g, (..., 5, 5)."""
@@ -140,11 +160,6 @@ class A3fl(Truthful):
         cosine = dot(hardened, current) / max(norm(hardened) * norm(current), 1e-300)
         samples = Samples(features, np.zeros(len(features), np.int32))
         return tools.losses(current, samples) + 0.01 * cosine * tools.losses(hardened, samples)
-
-
-def put_model(seen: AttackContext, model: Floats) -> Floats:
-    """Return a message with another model, (V D,); what follows the model stays."""
-    return np.concatenate([model, seen.model[len(model) :]])
 
 
 def stamp_bars(features: Floats, bars: Iterable[int]) -> Floats:
