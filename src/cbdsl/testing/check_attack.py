@@ -21,15 +21,7 @@ from cbdsl.spec import LocalSpec
 from cbdsl.testing.laws import Laws, is_floats, is_identical, make_part
 
 SIZE, CLASSES = 24, 4
-HOOKS = (
-    "poison",
-    "craft",
-    "triggered",
-    "triggered_for",
-    "member",
-    "claim",
-    "upload",
-)  # the behaviour of a worker that an attack may change
+HOOKS = ("poison", "craft", "triggered", "claim", "upload")  # the behaviour of a worker that an attack may change
 NETWORK = Architecture((1,), (Linear(1, CLASSES), Relu(), Linear(CLASSES, CLASSES, bias=False)))  # of SIZE numbers
 
 
