@@ -128,14 +128,18 @@ def test_fang_trim_draws_beyond_the_honest_weights_against_their_step() -> None:
     assert 2 <= drawn[:, 1].min() < 2.1
     assert 3.9 < drawn[:, 1].max() <= 4
     below = seen(honest=-HONEST - 1, global_best=vector(-4, 0.5), rng=np.random.default_rng(1))
-    first, second = attack("fang-trim").upload(below)  # the honest mean is (-3, -1.5)
+    sent = attack("fang-trim").upload(below)
+    assert sent is not None
+    first, second = sent  # the honest mean is (-3, -1.5)
     assert -8 <= first <= -4  # below the lowest, -4
     assert -1 <= second <= -0.5  # above the highest, -1
 
 
 def test_fang_trim_leaves_alone_what_no_honest_worker_moves() -> None:
     still = np.column_stack([HONEST[:, 0], np.ones(4, np.float32)])
-    assert attack("fang-trim").upload(seen(honest=still))[1] == 1
+    sent = attack("fang-trim").upload(seen(honest=still))
+    assert sent is not None
+    assert sent[1] == 1
 
 
 @pytest.mark.parametrize("name", COLLUDERS)
