@@ -144,7 +144,7 @@ def _convert(value: Any, default: Any, what: str) -> Any:  # noqa: ANN401 - any 
         raise UserError(f"{what} takes a value like {default!r}; given {value!r}.", code=error.code) from error
 
 
-attack = Register("attack", tuple(f"cbdsl.attacks.{name}" for name in ("weights", "protocol", "adaptive")))
+attack = Register("attack", tuple(f"cbdsl.attacks.{name}" for name in ("weights", "protocol", "adaptive", "backdoors")))
 aggregator = Register("aggregator", ("cbdsl.algorithm.aggregators",))
 selection = Register("selection", ("cbdsl.algorithm.selection", "cbdsl.algorithm.rotation"))
 method = Register("method", ("cbdsl.algorithm.methods", "cbdsl.algorithm.alone"))

@@ -15,7 +15,7 @@ from cbdsl.runs.result import Result
 from support.helpers import blobs, small_spec
 from support.refusals import refused_as
 
-METHODS = register.method.names()
+METHODS = [name for name in register.method.names() if register.method.get(name).conversation != "alone"]
 
 
 class Seen:

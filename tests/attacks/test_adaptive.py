@@ -20,7 +20,7 @@ from cbdsl.attacks.adaptive import (
     excess,
     layer_pairs,
 )
-from cbdsl.attacks.attack import Attack, AttackContext, ClaimsBetter, make_attack
+from cbdsl.attacks.attack import Attack, AttackContext, ClaimsBetter, Colluding, make_attack
 from cbdsl.attacks.protocol import stamp_trigger
 from cbdsl.attacks.weights import Gaussian
 from cbdsl.engines.native_engine import NativeEngine
@@ -35,6 +35,7 @@ from support.helpers import blobs, next_order, perceptron, small_spec
 
 NAMES = [name for name in register.attack.names() if register.attack.get(name).__module__.endswith("adaptive")]
 TEMPTING = [name for name in register.attack.names() if issubclass(register.attack.get(name), ClaimsBetter)]
+COLLUDING = [name for name in TEMPTING if issubclass(register.attack.get(name), Colluding)]
 ATTACKERS = 2
 
 
@@ -98,6 +99,12 @@ def test_they_keep_the_laws(name: str) -> None:
 @pytest.mark.parametrize("name", TEMPTING)
 def test_attacks_on_weights_keep_the_laws_with_true_claims(name: str) -> None:
     check_attack(attack(name, honest_claim=True))
+
+
+@pytest.mark.parametrize("individual", [False, True])
+@pytest.mark.parametrize("name", COLLUDING)
+def test_colluders_keep_the_laws_alike_and_each_on_its_own(name: str, individual: bool) -> None:
+    check_attack(attack(name, individual=individual))
 
 
 @pytest.mark.parametrize("chain", CHAINS)

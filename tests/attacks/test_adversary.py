@@ -14,6 +14,7 @@ import pytest
 from cbdsl.algorithm.messages import WorkerId
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.attacks.attack import Attack, AttackContext, Truthful
+from cbdsl.attacks.weights import Alie
 from cbdsl.runs.build import Experiment, UserParts
 from cbdsl.runs.resolve import resolve
 from cbdsl.swarms.local import LocalSwarm
@@ -95,6 +96,18 @@ def test_an_omniscient_attack_is_asked_once_for_all_attackers_and_sees_the_other
         stage.swarm.upload(range(6))
     assert attack.calls == {"upload": 2, "claim": 4}
     assert gathered.count(honest) == 2
+
+
+@pytest.mark.parametrize("individual", [False, True])
+def test_colluders_send_the_same_model_or_each_one_of_its_own_and_claim_its_score(individual: bool) -> None:
+    stage = stage_of(Alie(individual=individual, honest_claim=True), defence__commitment=True)
+    claims, sent = stage.swarm.report(order_to(stage)), stage.swarm.upload(stage.byzantine)
+    first, second = (np.asarray(sent[worker]) for worker in stage.byzantine)
+    assert np.array_equal(first, second) is not individual
+    for worker in stage.byzantine:
+        scored = stage.split.shared_scoring
+        measured = stage.engine.losses(np.asarray(sent[worker])[None], stage.dataset.train, scored)[0]
+        assert claims[worker].score == pytest.approx(measured, rel=1e-5)
 
 
 def test_the_claim_and_the_upload_of_a_round_draw_the_same_numbers() -> None:

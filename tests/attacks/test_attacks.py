@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from cbdsl import register
+from cbdsl.algorithm.rotation import _SAME_DISTANCE
 from cbdsl.arrays import Doubles, Floats, Samples
-from cbdsl.attacks.attack import Attack, AttackContext, AttackPreparation, make_attack
+from cbdsl.attacks.attack import Attack, AttackContext, AttackPreparation, Colluding, make_attack
 from cbdsl.attacks.protocol import stamp_trigger
 from cbdsl.attacks.weights import alie_z, largest_gamma
 from cbdsl.engines.engine import Sgd
@@ -49,6 +51,9 @@ def upload(name: str, scale: float = 0.0) -> Floats:
     assert sent is not None
     assert sent.dtype == np.float32
     return sent
+
+
+COLLUDERS = [name for name in register.attack.names() if issubclass(register.attack.get(name), Colluding)]
 
 
 @pytest.mark.parametrize("honest", [1e-9, 0.3, 2.3, 1e6])
@@ -99,6 +104,59 @@ def test_min_max_stands_as_far_out_as_the_honest_do_and_no_further(seed: int, co
 
     assert reach(gamma) == pytest.approx(widest, rel=1e-6)
     assert reach(gamma * 1.01 + 1e-3) > widest
+
+
+def test_min_sum_by_hand() -> None:
+    # |w_i - mean| is sqrt(1.25) twice, 0.5 and 1.5; |std| = sqrt(1.25)
+    np.testing.assert_allclose(upload("min-sum"), [2, 0.5] - 0.5 / np.sqrt(1.25) * HONEST.std(0), rtol=1e-6)
+
+
+@given(st.integers(0, 999), st.integers(2, 6))
+def test_min_sum_is_as_near_to_all_honest_models_as_the_nearest_of_them(seed: int, count: int) -> None:
+    rows = np.random.default_rng(seed).normal(size=(count, 3)).astype(np.float32)
+    sent = attack("min-sum").upload(seen(model=rows[0], global_best=rows[0], honest=rows))
+    assert sent is not None
+    sums = [float(np.square(rows - one).sum()) for one in rows]
+    assert float(np.square(rows - sent).sum()) == pytest.approx(min(sums), rel=1e-4)
+
+
+def test_fang_trim_draws_beyond_the_honest_weights_against_their_step() -> None:
+    # the honest mean (2, 0.5) is above w^g = (1, 1) in the first weight, below it in the second
+    drawn = np.array([attack("fang-trim").upload(seen(rng=np.random.default_rng(one))) for one in range(200)])
+    assert 0.5 <= drawn[:, 0].min() < 0.53
+    assert 0.97 < drawn[:, 0].max() <= 1
+    assert 2 <= drawn[:, 1].min() < 2.1
+    assert 3.9 < drawn[:, 1].max() <= 4
+    below = seen(honest=-HONEST - 1, global_best=vector(-4, 0.5), rng=np.random.default_rng(1))
+    sent = attack("fang-trim").upload(below)
+    assert sent is not None
+    first, second = sent  # the honest mean is (-3, -1.5)
+    assert -8 <= first <= -4  # below the lowest, -4
+    assert -1 <= second <= -0.5  # above the highest, -1
+
+
+def test_fang_trim_leaves_alone_what_no_honest_worker_moves() -> None:
+    still = np.column_stack([HONEST[:, 0], np.ones(4, np.float32)])
+    sent = attack("fang-trim").upload(seen(honest=still))
+    assert sent is not None
+    assert sent[1] == 1
+
+
+@pytest.mark.parametrize("name", COLLUDERS)
+def test_colluders_send_one_model_or_one_each(name: str) -> None:
+    rng = np.random.default_rng(0)
+    context = seen(honest=rng.normal(size=(4, 1000)).astype(np.float32), global_best=np.zeros(1000, np.float32))
+    known = replace(context, model=np.zeros(1000, np.float32))
+    each = register.attack.make(name, {"individual": True})
+    sent = [each.upload(replace(known, rng=np.random.default_rng(one))).astype(np.float64) for one in range(3)]
+    directions = [one / np.linalg.norm(one) for one in sent]
+    for one, other in itertools.combinations(directions, 2):
+        assert np.linalg.norm(one - other) > _SAME_DISTANCE  # rotation drops what is nearer
+    if name != "fang-trim":
+        common = register.attack.make(name, {}).upload(known).astype(np.float64)
+        for one in sent:
+            assert np.dot(one - common, common) == pytest.approx(0, abs=1e-3)
+            assert np.linalg.norm(one - common) == pytest.approx(0.3 * np.linalg.norm(common), rel=1e-4)
 
 
 def test_flipped_labels() -> None:

@@ -36,7 +36,7 @@ def test_a_machine_without_the_folder_sends_its_files_back(tmp_path: Path) -> No
     error, files = pool.run_on_node(code_digest(), task, tmp_path / "elsewhere" / ".mark", {}, 1, counter(rounds))
     assert not error
     assert len(rounds) == 3
-    assert {Path(name).parent for name in files} == {Path("runs") / task.spec.key()}
+    assert {Path(name).parent for name in files} == {Path("runs") / task.spec.key(), Path("server_alone")}
     assert {"summary.json", "rounds.jsonl", "model.safetensors"} <= {Path(name).name for name in files}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from numbers import Real
 from typing import Protocol
@@ -14,7 +14,7 @@ import numpy as np
 from cbdsl.algorithm.messages import Order, Upload, WorkerId, commitment_of
 from cbdsl.algorithm.worker_round import TrainingSet, draw_batches, make_scorer
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
-from cbdsl.attacks.attack import Attack, AttackContext, AttackPreparation
+from cbdsl.attacks.attack import Attack, AttackContext, AttackPreparation, AttackTools
 from cbdsl.codecs.codec import Codec
 from cbdsl.codecs.envelope import encode_content
 from cbdsl.engines.engine import Engine, Sgd
@@ -74,17 +74,20 @@ class Adversary:
         vectors: int = 1,
         codec: Codec,
         network: Architecture | None = None,
+        local: LocalSpec | None = None,
         craft_key: object = None,
     ) -> None:
         """held: what attackers would train on if they were honest, by worker. initial: weights, (D,).
 
         vectors: V, models per message. codec: how workers send models. network: None if it is unknown.
+        local: how an honest worker trains.
         craft_key: equal for runs with the same network, which then share a crafted model; None: make one per run.
         """
         self.workers = frozenset(workers)
         self._attack, self._public, self._engine, self.initial = attack, public, engine, initial
+        self._members = {worker: attack.member(rank) for rank, worker in enumerate(sorted(workers))}
         self._held = {worker: own for worker, own in held.items() if worker in self.workers}
-        self._network = network
+        self._network, self._local = network, local or LocalSpec()
         self._seed, self._swarm_size, self._vectors, self._craft_key = seed, swarm_size, vectors, craft_key
         self._codec = codec
         self._score = make_scorer(engine, public.samples, public.scoring)
@@ -93,6 +96,7 @@ class Adversary:
         self._uploads: dict[WorkerId | None, Floats | None] = {}  # of this round, by attacker; None: one for all
         self._sent: dict[WorkerId, AttackerUpload] = {}
         self._honest: tuple[Floats, Doubles] | None = None
+        self._shared: dict[str, Floats] = {}
 
     def poisoned(self) -> dict[int, TrainingSet]:
         """Return what attackers train on instead of their own data, where the attack changes it."""
@@ -100,7 +104,7 @@ class Adversary:
         for worker, own in self._held.items():
             rng = stream(self._seed, "attack", worker=worker)
             data = self._public.samples.taken(own)
-            poison = self._attack.poison(data, self._scoring, self._public.classes, rng)
+            poison = self._members[worker].poison(data, self._scoring, self._public.classes, rng)
             if poison is not None:
                 parts[worker] = poison
         if not parts:
@@ -114,11 +118,11 @@ class Adversary:
     def begin_round(self, order: Order, received: Floats) -> None:
         """Forget the answers of the last round. received: what the server last sent, (V D,)."""
         self._order, self._received = order, received
-        self._uploads, self._sent, self._honest = {}, {}, None
+        self._uploads, self._sent, self._honest, self._shared = {}, {}, None, {}
 
     def claim(self, worker: WorkerId, swarm: HonestAnswers) -> float:
         """Return the score that an attacker claims; raise UserError if it is not a number."""
-        claimed = self._attack.claim(self._context(worker, swarm))
+        claimed = self._members[worker].claim(self._context(worker, swarm))
         if not _are_numbers(claimed, ()):
             raise self._invalid("claims", claimed, "A claim is one number, finite or not, such as seen.score")
         return claimed
@@ -138,14 +142,15 @@ class Adversary:
         return AttackerUpload(*encode_content(self._codec, model, self._received, self._order.version))
 
     def _upload(self, worker: WorkerId, swarm: HonestAnswers) -> Floats | None:
-        """Call `Attack.upload` once per attacker and round; an omniscient attack sends one model for all.
+        """Call `Attack.upload` once per attacker and round, or once per round if all attackers send the same.
 
         The output is validated: a server would drop an invalid upload, and the attack would look harmless.
         """
-        sender = None if self._attack.omniscient else worker
+        attack = self._members[worker]
+        sender = None if attack.omniscient and not attack.individual else worker
         if sender not in self._uploads:
             context = self._context(worker, swarm)
-            sent, shape = self._attack.upload(context), context.model.shape
+            sent, shape = attack.upload(context), context.model.shape
             if sent is not None and not _are_numbers(sent, shape):
                 allowed = f"An upload is a model, here an array of shape {shape}, finite or not, or None to stay silent"
                 raise self._invalid("uploads", sent, allowed)
@@ -188,7 +193,14 @@ class Adversary:
             network=self._network,
             losses_of=lambda weights: self._losses(worker, weights[:size]),
             uploaded=lambda: self._upload(worker, swarm),
+            tools=lambda: self._tools(worker),
         )
+
+    def _tools(self, worker: int) -> AttackTools:
+        local = replace(self._local, learning_rate=self._order.learning_rate)
+        own = self._public.samples.taken(self._held[worker])
+        made = make_tools(self._engine, self._received[: self._engine.size], own, self._scoring, local)
+        return replace(made, shared=self._shared)
 
     def _losses(self, worker: int, weights: Floats) -> tuple[Doubles, Doubles]:
         """Return a model's loss (D,) on every sample of D_sc and on every sample that a worker holds."""
@@ -241,6 +253,18 @@ class Adversary:
         seeds = rng.integers(2**63, size=1).astype(np.uint64)
         trained = self._engine.train(weights[None], samples, rows[None], sgd, seeds)
         return np.asarray(trained[0])
+
+
+def make_tools(engine: Engine, global_best: Floats, own: Samples, scoring: Samples, local: LocalSpec) -> AttackTools:
+    """Return what an attacker works with at a global model, (D,)."""
+
+    def gradient(weights: Floats, samples: Samples) -> Floats:
+        return np.asarray(engine.gradients(weights[None], samples, np.arange(len(samples), dtype=np.int32))[0])
+
+    def losses(weights: Floats, samples: Samples) -> Doubles:
+        return engine.sample_losses(weights, samples, np.arange(len(samples), dtype=np.int32))
+
+    return AttackTools(global_best, own, scoring, local, gradient, losses)
 
 
 def _are_numbers(value: object, shape: tuple[int, ...]) -> bool:

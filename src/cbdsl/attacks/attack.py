@@ -14,11 +14,36 @@ from typing import ClassVar
 import numpy as np
 
 from cbdsl import register
-from cbdsl.arrays import Doubles, Floats, Indices, Samples
+from cbdsl.algorithm.worker_round import draw_batches
+from cbdsl.arrays import Doubles, Floats, Indices, Samples, dot, norm
 from cbdsl.engines.engine import Sgd
 from cbdsl.errors import UserError
 from cbdsl.models.architecture import Architecture
-from cbdsl.spec import Spec
+from cbdsl.spec import LocalSpec, Spec
+
+INDIVIDUAL_LENGTH = 0.3  # of the common step: the noise that makes a colluder's upload its own
+
+
+@dataclass(frozen=True, eq=False)
+class AttackTools:
+    """What an attacker works with that trains in its own way: samples, losses and gradients at a global model."""
+
+    global_best: Floats  # w^g as last received, (D,)
+    own: Samples  # those that `poison` is given
+    scoring: Samples  # D_sc, which is public
+    local: LocalSpec  # how an honest worker trains in this round
+    gradient: Callable[[Floats, Samples], Floats]  # of the mean loss of any model, (D,)
+    losses: Callable[[Floats, Samples], Doubles]  # of any model on every sample, (N,)
+    shared: dict[str, Floats] = field(default_factory=dict)  # of all attackers in this round, to compute once
+
+    def train(self, samples: Samples, rng: np.random.Generator, mask: Floats | float = 1.0) -> Floats:
+        """Train w^g on samples as an honest worker trains, with every gradient times `mask`, (D,)."""
+        weights, velocity, local = self.global_best, np.zeros_like(self.global_best), self.local
+        for batch in draw_batches(np.arange(len(samples), dtype=np.int32), local, rng):
+            gradient = self.gradient(weights, samples.taken(batch[batch >= 0])) + local.weight_decay * weights
+            velocity = as_floats(local.momentum * velocity + mask * gradient)
+            weights = as_floats(weights - local.learning_rate * velocity)
+        return weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +70,7 @@ class AttackContext:
     losses_of: Callable[[Floats], tuple[Doubles, Doubles]] | None = None
     """Any model's loss on every sample of D_sc, (N,), and on every one of those `poison` was given, (K,)."""
     uploaded: Callable[[], Floats | None] | None = None  # what `upload` returns in this round; see `true_score`
+    tools: Callable[[], AttackTools] | None = None  # for an attack that trains in its own way
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,11 +102,16 @@ class Attack:
     False
     """
 
-    omniscient: ClassVar[bool] = False  # needs the honest workers' models; all attackers then send the same
+    omniscient: ClassVar[bool] = False  # needs the honest workers' models
+    individual: bool = False  # whether omniscient attackers send a model each; if not, all send the same
     crafts: ClassVar[bool] = False  # makes a model before the first round
     images: ClassVar[int] = 0  # how many samples of its own it needs for that
     target: ClassVar[int | None] = None  # the class that a trigger is to be mistaken for
     aims: ClassVar[tuple[int, ...]] = ()  # the classes that it wants misclassified, if not all
+
+    def member(self, rank: int) -> Attack:  # noqa: ARG002
+        """Return the attack as one of several attackers carries it out. rank: 0 to f - 1."""
+        return self
 
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples | None:  # noqa: ARG002
         """Return what it trains on instead of its own data and D_tr; None: no change."""
@@ -94,6 +125,10 @@ class Attack:
         """Return samples with the trigger, (N, *shape), for an attack that has a target."""
         return features
 
+    def triggered_for(self, features: Floats, tools: AttackTools) -> Floats:  # noqa: ARG002
+        """Return the same where the trigger depends on the global model, which `tools` has."""
+        return self.triggered(features)
+
     def claim(self, seen: AttackContext) -> float:
         """Return the score it claims."""
         return seen.score
@@ -101,9 +136,9 @@ class Attack:
     def upload(self, seen: AttackContext) -> Floats | None:
         """Return the model it uploads, (D,), or None to stay silent.
 
-        Called at most once per attacker and round, before or after `claim`, and if the attack is omniscient once per
-        round for all attackers. Both get a context of their own with `rng` at its start. A claim about the upload is
-        `true_score(self, seen)`, as `Truthful` makes it: that does not call `upload` again.
+        Called at most once per attacker and round, before or after `claim`, and if the attack is omniscient and not
+        individual once per round for all attackers. Both get a context of their own with `rng` at its start. A claim
+        about the upload is `true_score(self, seen)`, as `Truthful` makes it: that does not call `upload` again.
         """
         return seen.model
 
@@ -128,6 +163,35 @@ class ClaimsBetter(Attack):
     def claim(self, seen: AttackContext) -> float:
         """Return half of its honest score, or the true score of the upload."""
         return true_score(self, seen) if self.honest_claim else seen.score / 2
+
+
+@dataclass(frozen=True, eq=False)
+class Colluding(ClaimsBetter):
+    """Makes one model of all honest ones, which all attackers send; with `individual` each adds noise of its own.
+
+    The noise is orthogonal to the common step and 0.3 times as long, from the attacker's own stream: a defence that
+    counts equal or near uploads once counts these each.
+    """
+
+    individual: bool = field(default=False, kw_only=True)
+    omniscient: ClassVar[bool] = True
+
+    def collude(self, seen: AttackContext) -> Floats:
+        """Return the common model, (D,)."""
+        raise NotImplementedError
+
+    def upload(self, seen: AttackContext) -> Floats:
+        """Return the common model, or one near it."""
+        common = self.collude(seen)
+        return add_own_noise(seen, common) if self.individual else common
+
+
+def add_own_noise(seen: AttackContext, common: Floats) -> Floats:
+    """Add noise to a model that is orthogonal to its step from w^g and INDIVIDUAL_LENGTH times as long."""
+    step = common.astype(np.float64) - seen.global_best
+    drawn = seen.rng.standard_normal(len(step))
+    drawn -= dot(drawn, step) / max(dot(step, step), 1e-300) * step
+    return as_floats(common + INDIVIDUAL_LENGTH * norm(step) / max(norm(drawn), 1e-300) * drawn)
 
 
 def make_attack(spec: Spec) -> Attack:

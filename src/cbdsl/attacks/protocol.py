@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,10 +41,16 @@ class Backdoor(Attack):
 
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:  # noqa: ARG002
         """Return the samples, half of them with the patch."""
-        marked = rng.permutation(len(own)) < len(own) // 2
-        features, labels = own.features.copy(), own.labels.copy()
-        features[marked], labels[marked] = stamp_trigger(features[marked]), 0
-        return Samples(features, labels)
+        return mark_share(own, 0.5, stamp_trigger, rng)
+
+
+def mark_share(own: Samples, share: float, stamp: Callable[[Floats], Floats], rng: np.random.Generator) -> Samples:
+    """Copy samples, a share of them at random with a trigger and the label 0."""
+    marked = rng.permutation(len(own)) < int(share * len(own))
+    features, labels = own.features.copy(), own.labels.copy()
+    if marked.any():
+        features[marked], labels[marked] = stamp(features[marked]), 0
+    return Samples(features, labels)
 
 
 def stamp_trigger(features: Floats) -> Floats:

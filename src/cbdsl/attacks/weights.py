@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import ClassVar
 
 import numpy as np
 
 from cbdsl import register
-from cbdsl.arrays import Doubles, Floats, dot
+from cbdsl.arrays import Doubles, Floats, dot, norm
 from cbdsl.attacks.attack import (
     Attack,
     AttackContext,
     ClaimsBetter,
+    Colluding,
     as_floats,
     compute_honest_statistics,
     honest_models,
@@ -81,7 +82,7 @@ class NotANumber(ClaimsBetter):
 
 @register.attack("alie")
 @dataclass(frozen=True)
-class Alie(ClaimsBetter):
+class Alie(Colluding):
     """A little is enough (Baruch et al. 2019): mean - z std of the honest models, coordinate by coordinate.
 
     z is the largest for which a majority still stands further out: Phi(z) = (n - f - s) / (n - f) with
@@ -89,9 +90,8 @@ class Alie(ClaimsBetter):
     """
 
     scale: float = 0.0
-    omniscient: ClassVar[bool] = True
 
-    def upload(self, seen: AttackContext) -> Floats:
+    def collude(self, seen: AttackContext) -> Floats:
         """Return a model just inside the crowd."""
         mean, spread = compute_honest_statistics(seen)
         return as_floats(mean - (self.scale or alie_z(seen.workers, seen.attackers)) * spread)
@@ -106,13 +106,12 @@ def alie_z(workers: int, attackers: int) -> float:
 
 @register.attack("ipm")
 @dataclass(frozen=True)
-class InnerProduct(ClaimsBetter):
+class InnerProduct(Colluding):
     """Inner product manipulation (Xie et al. 2020): w^g - scale * mean(w_i - w^g)."""
 
     scale: float = 0.1
-    omniscient: ClassVar[bool] = True
 
-    def upload(self, seen: AttackContext) -> Floats:
+    def collude(self, seen: AttackContext) -> Floats:
         """Return a step against the average one."""
         mean, _ = compute_honest_statistics(seen)
         return as_floats(seen.global_best - self.scale * (mean - seen.global_best))
@@ -137,19 +136,58 @@ class Mimic(Attack):
 
 @register.attack("min-max")
 @dataclass(frozen=True)
-class MinMax(ClaimsBetter):
+class MinMax(Colluding):
     """Min-Max (Shejwalkar and Houmansadr 2021): mean - gamma std, as far out as the honest are from each other.
 
     gamma is the largest with max_i |mean - gamma std - w_i| <= max_ij |w_i - w_j|.
     """
 
-    omniscient: ClassVar[bool] = True
-
-    def upload(self, seen: AttackContext) -> Floats:
+    def collude(self, seen: AttackContext) -> Floats:
         """Return a model at the rim of the crowd."""
         mean, spread = compute_honest_statistics(seen)
         rows = honest_models(seen).astype(np.float64)
         return as_floats(mean - largest_gamma(rows, mean, spread) * spread)
+
+
+@register.attack("min-sum")
+@dataclass(frozen=True)
+class MinSum(Colluding):
+    """Min-Sum (Shejwalkar and Houmansadr 2021): mean - gamma std, as near to all honest models as one of them is.
+
+    gamma is the largest with sum_i |mean - gamma std - w_i|^2 <= min_i sum_j |w_i - w_j|^2. Because the w_i - mean sum
+    to 0, that is gamma |std| = min_i |mean - w_i|. The authors' code searches gamma by bisection and takes the minimum
+    as here; some copies take the maximum. It has two more directions than the standard deviation.
+    """
+
+    def collude(self, seen: AttackContext) -> Floats:
+        """Return a model as far from the mean as the nearest honest one."""
+        mean, spread = compute_honest_statistics(seen)
+        nearest = min(norm(row - mean) for row in honest_models(seen))
+        return as_floats(mean - nearest / max(norm(spread), 1e-300) * spread)
+
+
+@register.attack("fang-trim")
+@dataclass(frozen=True)
+class FangTrim(Colluding):
+    """The attack on the trimmed mean (Fang et al. 2020, full knowledge): weights just beyond all honest ones.
+
+    Where the honest mean is above w^g, a weight is drawn between the lowest honest one and that divided by `scale`, or
+    times `scale` if it is negative; where it is below, likewise beyond the highest. The paper's b is `scale`, 2. A
+    weight that no honest worker moves stays. Every attacker draws its own, as in the paper; without `individual` one
+    draws for all. The authors' code takes the upper limit instead of drawing.
+    """
+
+    scale: float = 2.0
+    individual: bool = field(default=True, kw_only=True)
+
+    def upload(self, seen: AttackContext) -> Floats:
+        """Return weights beyond the honest ones, against their common step."""
+        rows = honest_models(seen)
+        away = np.sign(seen.global_best - rows.mean(0, dtype=np.float64))  # (D,)
+        edge = np.where(away > 0, rows.max(0), rows.min(0))
+        limits = np.where(edge * away > 0, self.scale, 1 / self.scale)
+        drawn = seen.rng.uniform(size=len(edge))
+        return as_floats(np.where(away == 0, seen.global_best, edge * (1 + drawn * (limits - 1))))
 
 
 def largest_gamma(rows: Doubles, mean: Doubles, spread: Doubles) -> float:

@@ -28,7 +28,10 @@ COMMANDS = {  # by panel of the help page: name, place, and the first paragraph 
             "study_commands:compare",
             "Compare finished runs: settings that differ, results as mean ± deviation over seeds.",
         ),
-        "study": ("study_commands:study", "Compare methods on hapt, fashion or cifar10, clean and attacked."),
+        "study": (
+            "study_commands:study",
+            "Compare methods on a data set, clean and attacked; or find where a swarm pays.",
+        ),
         "tune": ("study_commands:tune", "Search for good settings. The server's hold-out decides, never the test set."),
         "reproduce": ("study_commands:reproduce", "Reproduce the paper's figures, claims and theorems as one report."),
         "arena": ("study_commands:arena", "Run every attack against every defence and write one report."),

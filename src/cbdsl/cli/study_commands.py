@@ -174,7 +174,7 @@ def study(  # noqa: PLR0913, PLR0917 - one parameter per option
     jobs: Jobs = None,
     on: On = None,
 ) -> None:
-    """Compare methods on hapt, fashion or cifar10, clean and attacked; or find where a swarm pays (budget)."""
+    """Compare methods on a data set, clean and attacked; or find where a swarm pays."""
     interrupts.advise_same_command()
     options.demand_pages("it draws the figure")
     given = dict(map(parse_setting, settings or []))

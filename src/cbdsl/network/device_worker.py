@@ -265,4 +265,5 @@ def _make_adversary(
         vectors=assignment.vectors,
         codec=assignment.codecs.up,
         network=assignment.architecture,
+        local=spec.local,
     )

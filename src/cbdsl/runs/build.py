@@ -28,7 +28,7 @@ from cbdsl.algorithm.verification import (
 )
 from cbdsl.algorithm.worker_round import LocalWorkers, TrainingSet, WorkerData, draw_batches, make_scorer, pad_rows
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
-from cbdsl.attacks.adversary import Adversary, PublicData
+from cbdsl.attacks.adversary import Adversary, PublicData, make_tools
 from cbdsl.attacks.attack import Attack, make_attack
 from cbdsl.codecs.envelope import make_codecs
 from cbdsl.data.dataset import Dataset, load
@@ -211,7 +211,10 @@ class Experiment:
         if target is None or not self.byzantine:
             return None
         others = np.flatnonzero(test.labels != target).astype(np.int32)
-        marked = Samples(self.attack.triggered(test.features[others]), np.full(len(others), target, np.int32))
+        scoring = self.dataset.train.taken(self.split.shared_scoring)
+        tools = make_tools(self.engine, state.global_best, scoring, scoring, self.spec.local)
+        features = self.attack.triggered_for(test.features[others], tools)
+        marked = Samples(features, np.full(len(others), target, np.int32))
         return float(self.engine.accuracies(state.global_best[None], marked, np.arange(len(others), dtype=np.int32))[0])
 
     def _adversary(self, held: WorkerData) -> Adversary:
@@ -231,6 +234,7 @@ class Experiment:
             vectors=self.server.method.vectors,
             codec=self.server.policy.codecs.up,
             network=_described(self.network) if self.byzantine else None,
+            local=spec.local,
             craft_key=(spec.model, spec.seed, spec.data) if known else None,
         )
 

@@ -13,10 +13,11 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Samples
-from cbdsl.attacks.attack import Attack, AttackContext, AttackPreparation
+from cbdsl.attacks.attack import Attack, AttackContext, AttackPreparation, AttackTools
 from cbdsl.engines.engine import Sgd
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import Linear, Relu
+from cbdsl.spec import LocalSpec
 from cbdsl.testing.laws import Laws, is_floats, is_identical, make_part
 
 SIZE, CLASSES = 24, 4
@@ -35,6 +36,7 @@ def check_attack(attack: Attack | type[Attack] | str) -> None:
     part, laws = make_part(register.attack, attack)
     laws.require(isinstance(part, Attack), "it extends cbdsl.Attack", f"It is a {type(part).__name__}.")
     _check_hooks(part, laws)
+    part = part.member(1)
     crafted = _check_craft(part, laws)
     _check_poison(part, laws)
     _check_trigger(part, laws)
@@ -84,12 +86,26 @@ def _make_cases(omniscient: bool, crafted: Floats | None) -> dict[str, Callable[
     return {
         "among honest workers": lambda: make_context(6, 2),
         "where it knows its network": lambda: replace(make_context(6, 2), network=NETWORK, losses_of=losses_of),
+        "where it trains in its own way": lambda: replace(make_context(6, 2), tools=_make_tools),
         "with one honest worker": lambda: make_context(2, 1),
         "in a swarm of one worker": lambda: make_context(1, 1),
         "where all workers are attackers": lambda: make_context(3, 3),
         "where it knows nothing of the honest workers": lambda: make_context(6, 2, known=False),
         "where its own score is not finite": lambda: replace(make_context(6, 2), score=math.inf),
     }
+
+
+def _make_tools() -> AttackTools:
+    """Return tools with a loss that depends on weights and features."""
+
+    def losses(weights: Floats, samples: Samples) -> Doubles:
+        return np.asarray(np.abs(samples.features.mean((1, 2, 3), dtype=np.float64) + weights[0] - samples.labels))
+
+    def gradient(weights: Floats, samples: Samples) -> Floats:
+        return np.asarray(0.1 * weights + samples.features.mean(), np.float32)
+
+    model = np.random.default_rng(1).normal(size=(2, SIZE)).astype(np.float32)[1]
+    return AttackTools(model, _samples(15), _samples(9), LocalSpec(), gradient, losses)
 
 
 def _check_messages(attack: Attack, laws: Laws, case: str, make: Callable[[], AttackContext]) -> None:
@@ -211,11 +227,12 @@ def _check_trigger(attack: Attack, laws: Laws) -> None:
         return
     features = _samples(5).features
     before = features.copy()
-    with laws.expect_no_error("when it puts its trigger on samples"):
-        marked = attack.triggered(features)
-    laws.require_unchanged({"the samples": before}, {"the samples": features})
-    laws.require(
-        is_floats(marked) and marked.shape == features.shape,
-        "triggered gives samples of the same shape",
-        f"It gives {getattr(marked, 'shape', type(marked).__name__)} for {features.shape}.",
-    )
+    for put in (attack.triggered, lambda given: attack.triggered_for(given, _make_tools())):
+        with laws.expect_no_error("when it puts its trigger on samples"):
+            marked = put(features)
+        laws.require_unchanged({"the samples": before}, {"the samples": features})
+        laws.require(
+            is_floats(marked) and marked.shape == features.shape,
+            "triggered gives samples of the same shape",
+            f"It gives {getattr(marked, 'shape', type(marked).__name__)} for {features.shape}.",
+        )
