@@ -85,7 +85,7 @@ def test_a_theorem_that_says_nothing_prints_no_number() -> None:
     found = measure(small_spec(rounds=3), 1, model=perceptron, data=blobs())
     assert found.theorem1.corrected.speaks == 0
     assert found.to_json()["theorem1"]["corrected"]["bound"] is None
-    assert any("says nothing: Phi_E" in sentence for sentence in describe_result(found))
+    assert any("gives no bound: Phi_E" in sentence for sentence in describe_result(found))
 
 
 def test_the_command_keeps_its_findings_in_the_folder_of_the_run(

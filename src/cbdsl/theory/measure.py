@@ -205,7 +205,7 @@ def make_table(result: TheoryResult) -> Table:
         ("Theorem 1, printed", first.printed),
         ("  alpha: a whole round", first.printed_whole),
         ("Theorem 1, corrected", first.corrected),
-        ("Theorem 1, as played", first.played),
+        ("Theorem 1, on the moves", first.played),
     ):
         table.add_row(
             name,
@@ -274,7 +274,7 @@ def describe_result(result: TheoryResult) -> list[str]:
 
 
 def _short_rate(rate: RateBound) -> str:
-    return _short(rate.held, rate.speaks) if rate.speaks else "says nothing"
+    return _short(rate.held, rate.speaks) if rate.speaks else "gives no bound"
 
 
 def _short(held: int, of: int) -> str:
@@ -285,8 +285,8 @@ def describe_rate(rate: RateBound) -> str:
     """Describe one form of Theorem 1 in words."""
     if not rate.speaks:
         worst = "is not defined" if math.isnan(rate.phi.low) else f"= {format_number(rate.phi.low)}, not positive"
-        return f"says nothing: Phi_E {worst}"
-    of_whom = "" if rate.speaks == rate.workers else f", and says nothing of {rate.workers - rate.speaks}"
+        return f"gives no bound: Phi_E {worst}"
+    of_whom = "" if rate.speaks == rate.workers else f", and gives no bound for {rate.workers - rate.speaks}"
     word = "holds" if rate.held == rate.speaks else "fails"
     return f"{word} for {rate.held} of {rate.speaks} workers{of_whom}"
 
