@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cbdsl
-from cbdsl.algorithm.alone import PATIENCE, AloneTraining, Central, Lessons, LocalOnly, ServerOnly
+from cbdsl.algorithm.alone import PATIENCE, AloneTraining, BaselineSamples, Central, LocalOnly, ServerOnly
 from cbdsl.algorithm.messages import Order, ServerState
 from cbdsl.arrays import Doubles, Floats, Samples
 from cbdsl.data.partition import Split
@@ -35,22 +35,22 @@ PARTS = Split(rows(0, 1), rows(2), rows(3, 4), (rows(5, 6), rows(7)))
 
 @pytest.mark.parametrize(("use", "expected"), [("training", [0, 1]), ("shared", [0, 1, 2])])
 def test_the_server_trains_on_what_it_is_told_to_use(use: str, expected: list[int]) -> None:
-    lessons = ServerOnly(use).assign(PARTS, shares_training=False)  # type: ignore[arg-type]
-    assert ([own.tolist() for own in lessons.samples], lessons.judges) == ([expected], 1)
+    assigned = ServerOnly(use).assign(PARTS, shares_training=False)  # type: ignore[arg-type]
+    assert ([own.tolist() for own in assigned.samples], assigned.deciding) == ([expected], 1)
 
 
 def test_with_the_hold_out_a_model_without_it_chooses_the_round() -> None:
-    lessons = ServerOnly("all").assign(PARTS, shares_training=False)
-    assert [own.tolist() for own in lessons.samples] == [[0, 1, 2], [0, 1, 2, 3, 4]]
-    assert list(range(2))[lessons.results] == [1]
+    assigned = ServerOnly("all").assign(PARTS, shares_training=False)
+    assert [own.tolist() for own in assigned.samples] == [[0, 1, 2], [0, 1, 2, 3, 4]]
+    assert list(range(2))[assigned.results] == [1]
 
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_workers_learn_from_their_own_samples_and_perhaps_from_d_tr(shared: bool) -> None:
-    lessons = LocalOnly().assign(PARTS, shared)
+    assigned = LocalOnly().assign(PARTS, shared)
     extra = [0, 1] * shared
-    assert [own.tolist() for own in lessons.samples] == [[5, 6, *extra], [7, *extra]]
-    assert list(range(2))[lessons.results] == [0, 1]
+    assert [own.tolist() for own in assigned.samples] == [[5, 6, *extra], [7, *extra]]
+    assert list(range(2))[assigned.results] == [0, 1]
 
 
 def test_in_one_place_are_all_samples_but_the_hold_out() -> None:
@@ -70,9 +70,9 @@ class Falling:
         return np.abs(weights[:, 0].astype(np.float64) - 3.0)
 
 
-def training(lessons: Lessons, holdout: int = 1) -> AloneTraining:
+def training(assigned: BaselineSamples, holdout: int = 1) -> AloneTraining:
     samples = Samples(np.zeros((5, 1), np.float32), np.zeros(5, np.int32))
-    return AloneTraining(lessons, Falling(), samples, np.arange(holdout, dtype=np.int32), LocalSpec(), 0)  # type: ignore[arg-type]
+    return AloneTraining(assigned, Falling(), samples, np.arange(holdout, dtype=np.int32), LocalSpec(), 0)  # type: ignore[arg-type]
 
 
 def play(alone: AloneTraining, rounds: int) -> ServerState:
@@ -84,16 +84,16 @@ def play(alone: AloneTraining, rounds: int) -> ServerState:
 
 
 def test_the_result_is_the_model_with_the_lowest_loss_on_the_hold_out_and_training_goes_on() -> None:
-    state = play(training(Lessons((rows(0),), judges=1)), 5)
+    state = play(training(BaselineSamples((rows(0),), deciding=1)), 5)
     assert (state.global_best.tolist(), state.global_score, state.memory[0].tolist()) == ([3.0], 0.0, [[5.0]])
 
 
 def test_without_a_hold_out_the_last_round_counts() -> None:
-    assert play(training(Lessons((rows(0),), judges=1), holdout=0), 5).global_best.tolist() == [5.0]
+    assert play(training(BaselineSamples((rows(0),), deciding=1), holdout=0), 5).global_best.tolist() == [5.0]
 
 
 def test_training_stops_when_the_hold_out_sees_no_gain() -> None:
-    weights, epochs = training(Lessons((rows(0),), judges=1)).train(np.zeros(1, np.float32))
+    weights, epochs = training(BaselineSamples((rows(0),), deciding=1)).train(np.zeros(1, np.float32))
     assert (weights.tolist(), epochs) == ([3.0], 3)
     assert epochs + PATIENCE < 60
 

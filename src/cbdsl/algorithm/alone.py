@@ -1,4 +1,4 @@
-"""Baselines that nobody sends a message for: the server alone, every worker alone, and all samples in one place.
+"""Baselines without messages: the server alone, every worker alone, and all samples in one place.
 
 They answer whether a swarm is worth its messages. A round is `local.epochs` passes over the samples. The result is the
 models of the round with the lowest loss on the hold-out, so the test set never chooses the number of epochs.
@@ -32,16 +32,16 @@ Use = Literal["training", "shared", "all"]
 
 
 @dataclass(frozen=True, eq=False)
-class Lessons:
-    """Which samples each model of a baseline learns from."""
+class BaselineSamples:
+    """Which samples each model of a baseline is trained on."""
 
     samples: tuple[Indices, ...]  # one list for each of k models
-    judges: int  # the first models: their mean loss on the hold-out decides which round counts
+    deciding: int  # the first models, by number: their mean loss on the hold-out decides which round counts
 
     @property
     def results(self) -> slice:
-        """The models that are the result: those that do not judge, or all if all do."""
-        return slice(self.judges % len(self.samples), None)
+        """The models that are the result: those that do not decide, or all if all do."""
+        return slice(self.deciding % len(self.samples), None)
 
 
 class AloneMethod(Method):
@@ -56,11 +56,11 @@ class AloneMethod(Method):
     remembers = False
 
     @abstractmethod
-    def assign(self, parts: Split, shares_training: bool) -> Lessons:
-        """Return who learns from which samples. shares_training: whether workers have D_tr, too."""
+    def assign(self, parts: Split, shares_training: bool) -> BaselineSamples:
+        """Return which model is trained on which samples. shares_training: whether workers have D_tr, too."""
 
     def move(self, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
-        """Leave the workers as they are: nobody asks them."""
+        """Leave the workers as they are."""
         del work, received
         return rows
 
@@ -85,13 +85,13 @@ class ServerOnly(AloneMethod):
         if self.use not in get_args(Use):
             raise unknown("use of server-only", self.use, get_args(Use))
 
-    def assign(self, parts: Split, shares_training: bool) -> Lessons:
+    def assign(self, parts: Split, shares_training: bool) -> BaselineSamples:
         """See `AloneMethod.assign`."""
         del shares_training
         public = np.concatenate([parts.shared_training, parts.shared_scoring])
         if self.use == "all":
-            return Lessons((public, np.concatenate([public, parts.holdout])), judges=1)
-        return Lessons((parts.shared_training if self.use == "training" else public,), judges=1)
+            return BaselineSamples((public, np.concatenate([public, parts.holdout])), deciding=1)
+        return BaselineSamples((parts.shared_training if self.use == "training" else public,), deciding=1)
 
 
 @register.method("local-only")
@@ -100,10 +100,12 @@ class LocalOnly(AloneMethod):
 
     title = "every worker alone"
 
-    def assign(self, parts: Split, shares_training: bool) -> Lessons:
+    def assign(self, parts: Split, shares_training: bool) -> BaselineSamples:
         """See `AloneMethod.assign`."""
         extra = parts.shared_training if shares_training else parts.shared_training[:0]
-        return Lessons(tuple(np.concatenate([own, extra]) for own in parts.workers), judges=len(parts.workers))
+        return BaselineSamples(
+            tuple(np.concatenate([own, extra]) for own in parts.workers), deciding=len(parts.workers)
+        )
 
 
 @register.method("central")
@@ -112,17 +114,19 @@ class Central(AloneMethod):
 
     title = "all data in one place"
 
-    def assign(self, parts: Split, shares_training: bool) -> Lessons:
+    def assign(self, parts: Split, shares_training: bool) -> BaselineSamples:
         """See `AloneMethod.assign`."""
         del shares_training
-        return Lessons((np.concatenate([*parts.workers, parts.shared_training, parts.shared_scoring]),), judges=1)
+        return BaselineSamples(
+            (np.concatenate([*parts.workers, parts.shared_training, parts.shared_scoring]),), deciding=1
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class AloneTraining:
     """Trains the models of a baseline, and chooses the round that counts."""
 
-    lessons: Lessons
+    assigned: BaselineSamples
     engine: Engine
     samples: Samples
     holdout: Indices
@@ -132,7 +136,7 @@ class AloneTraining:
     def play(self, state: ServerState, order: Order, swarm: Swarm | None = None) -> tuple[ServerState, RoundLog]:
         """Train for a round. The state's score is the loss on the hold-out, its memory (2, k, D): current and best."""
         del swarm
-        k = len(self.lessons.samples)
+        k = len(self.assigned.samples)
         current, best = state.memory if state.memory.size else np.repeat(state.global_best[None, None], k, 1)[[0, 0]]
         current = self._train(current, order)
         loss, after = self._loss(current), replace(state, round=order.round)
@@ -154,21 +158,21 @@ class AloneTraining:
 
     def models(self, memory: Floats) -> Floats:
         """Return the models that are the result so far, (m, D)."""
-        return memory[1, self.lessons.results]
+        return memory[1, self.assigned.results]
 
     def _train(self, models: Floats, order: Order) -> Floats:
         k = len(models)
         seeds = np.array([seed_of(self.seed, "alone", order.round, k + one) for one in range(k)], np.uint64)
         batches = stack_batches([
             draw_batches(own, self.local, stream(self.seed, "alone", order.round, one))
-            for one, own in enumerate(self.lessons.samples)
+            for one, own in enumerate(self.assigned.samples)
         ])  # fmt: skip
         sgd = Sgd(order.learning_rate, self.local.momentum, self.local.weight_decay)
         return self.engine.train(np.ascontiguousarray(models), self.samples, batches, sgd, seeds)
 
     def _loss(self, models: Floats) -> float:
-        """Return the mean loss of the models that judge; without a hold-out -inf."""
+        """Return the mean loss of the models that decide; without a hold-out -inf."""
         if not len(self.holdout):
             return -np.inf  # so that the last round counts
-        losses = self.engine.losses(models[: self.lessons.judges], self.samples, self.holdout)
+        losses = self.engine.losses(models[: self.assigned.deciding], self.samples, self.holdout)
         return float(np.nan_to_num(losses, nan=np.inf).mean())

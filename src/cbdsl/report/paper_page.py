@@ -305,7 +305,11 @@ def tabulate_bounds(results: Mapping[str, TheoryResult]) -> Table:
     rows = []
     for approach, result in results.items():
         label, first, second = APPROACHES[approach].label, result.theorem1, result.theorem2
-        for name, rate in (("as printed", first.printed), ("corrected", first.corrected), ("on the moves", first.played)):
+        for name, rate in (
+            ("as printed", first.printed),
+            ("corrected", first.corrected),
+            ("on the moves", first.played),
+        ):
             numbers = (format_number(rate.bound), format_number(rate.measured), describe_rate(rate))
             rows.append((label, f"Theorem 1, {name}", *numbers))
         for name, bound in (("as printed", second.printed), ("corrected", second.corrected)):

@@ -38,7 +38,7 @@ def _measure(experiment: Experiment) -> ServerAlone:
     alone = build_alone_training(experiment.spec, ServerOnly(), engine, data.train, experiment.split)
     weights, epochs = alone.train(experiment.initial[0])
     accuracy = float(engine.accuracies(weights[None], data.test, np.arange(len(data.test), dtype=np.int32))[0])
-    return ServerAlone(accuracy, len(alone.lessons.samples[0]), epochs)
+    return ServerAlone(accuracy, len(alone.assigned.samples[0]), epochs)
 
 
 def _key(experiment: Experiment) -> str:

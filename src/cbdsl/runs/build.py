@@ -306,15 +306,15 @@ def build_alone_training(
     spec: Spec, method: AloneMethod, engine: Engine, samples: Samples, split: Split
 ) -> AloneTraining:
     """Build the training of a baseline."""
-    lessons = method.assign(split, spec.shares_training)
-    empty = [number for number, own in enumerate(lessons.samples) if not len(own)]
+    assigned = method.assign(split, spec.shares_training)
+    empty = [number for number, own in enumerate(assigned.samples) if not len(own)]
     if empty:
         raise UserError(
             f"The method '{spec.method}' has no samples to learn from: D_tr has {len(split.shared_training):,}, D_sc "
             f"{len(split.shared_scoring):,}. Set data.shared_training higher, or options.server-only.use=shared.",
             code="out-of-range",
         )
-    return AloneTraining(lessons, engine, samples, split.holdout, spec.local, spec.seed)
+    return AloneTraining(assigned, engine, samples, split.holdout, spec.local, spec.seed)
 
 
 def build_method(spec: Spec) -> Method:
