@@ -88,6 +88,15 @@ def test_the_result_is_the_model_with_the_lowest_loss_on_the_hold_out_and_traini
     assert (state.global_best.tolist(), state.global_score, state.memory[0].tolist()) == ([3.0], 0.0, [[5.0]])
 
 
+def test_a_round_in_which_the_model_with_the_hold_out_diverged_does_not_count() -> None:
+    class Diverging(Falling):
+        def train(self, weights: Floats, *_: object) -> Floats:
+            return weights + np.array([[1], [1 if weights[1, 0] < 2 else 50]], np.float32)
+
+    alone = replace(training(BaselineSamples((rows(0), rows(1)), deciding=1)), engine=Diverging())  # type: ignore[arg-type]
+    assert play(alone, 5).global_best.tolist() == [2.0]  # round 3 is best for the first, but the second is at 52
+
+
 def test_without_a_hold_out_the_last_round_counts() -> None:
     assert play(training(BaselineSamples((rows(0),), deciding=1), holdout=0), 5).global_best.tolist() == [5.0]
 

@@ -171,8 +171,12 @@ class AloneTraining:
         return self.engine.train(np.ascontiguousarray(models), self.samples, batches, sgd, seeds)
 
     def _loss(self, models: Floats) -> float:
-        """Return the mean loss of the models that decide; without a hold-out -inf."""
+        """Return the mean loss of the models that decide; without a hold-out -inf, so that the last round counts.
+
+        Infinite where a model that was also trained on the hold-out is worse there than those that decide: it diverged.
+        """
         if not len(self.holdout):
-            return -np.inf  # so that the last round counts
-        losses = self.engine.losses(models[: self.assigned.deciding], self.samples, self.holdout)
-        return float(np.nan_to_num(losses, nan=np.inf).mean())
+            return -np.inf
+        losses = np.nan_to_num(self.engine.losses(models, self.samples, self.holdout), nan=np.inf)
+        deciding = float(losses[: self.assigned.deciding].mean())
+        return deciding if losses[self.assigned.results].mean() <= deciding else np.inf
