@@ -40,6 +40,7 @@ MADE_SMALL = {
         *(f"--set={text}" for text in ("data.source=mnist", "data.partition=iid", "data.samples_per_worker=20")),
         *(f"--set={text}" for text in ("rounds=1", "workers=8", "model=softmax")),
     ],
+    "study budget": ["--data", "iid", "--jobs", "1", "--set=model=softmax", "--set=workers=4"],
     "tune": [*SMALLER, "--budget", "2", "--confirm", "1", "--jobs", "1"],
     "generate": ["--passes", "1", "--workers", "40", "--samples", "600", "--scoring", "50"],
     "bench": ["--quick", "--models", "softmax", "--workers", "3", "--scoring", "20"],

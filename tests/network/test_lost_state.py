@@ -18,7 +18,7 @@ from cbdsl.network.session import open_run, serve
 from cbdsl.network.wire import Announcement, Hello, Invitation
 from support.bus import Bus
 from support.helpers import small_spec
-from support.worker_threads import PACE, Crew, crew, play, prepared
+from support.worker_threads import PACE, PASSED_OVER, Crew, crew, play, prepared
 
 pytestmark = pytest.mark.slow
 
@@ -88,7 +88,7 @@ def test_a_worker_stays_silent_if_it_is_invited_for_a_claim_that_it_has_not_made
             deliver(topic, payload, retain)
 
         bus.publish = publish  # type: ignore[method-assign]
-        served = play(bus, stage, tmp_path, workers.names)
+        served = play(bus, stage, tmp_path, workers.names, PASSED_OVER)
     assert len(foreign) == 1
     assert served.result.summary.banned == []
     assert [verdict for line in served.result.rounds for verdict in line.silent] != []

@@ -94,12 +94,12 @@ def test_data_that_are_not_here_are_named(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_unknown_data_are_refused() -> None:
     with refused_as("unknown-name", "iris"):
-        BudgetPlan(data=("iris",))
+        list_available(("iris",))
 
 
 @pytest.mark.slow
 def test_the_command_leaves_a_folder_and_goes_on_where_it_was(tmp_path: Path) -> None:
-    words = ("study", "budget", "--ways", "iid", "--quick", "--jobs", "2", "--out", "study")
+    words = ("study", "budget", "--data", "iid", "--quick", "--jobs", "2", "--out", "study")
     small = [word for text in ("model=softmax", "workers=4", "data.samples_per_worker=20") for word in ("--set", text)]
     first = cbdsl(*words, *small, cwd=tmp_path)
     assert first.returncode == 0, first.stderr

@@ -71,8 +71,15 @@ def crew(bus: Bus, stage: Experiment, folder: Path) -> Iterator[Crew]:
         made.stop(number)
 
 
-def play(bus: Bus, stage: Experiment, folder: Path, names: tuple[str, ...], **callbacks: Any) -> ServedRun:  # noqa: ANN401
-    pace = PASSED_OVER if stage.spec.attack.name == "staller" else PACE
+def play(
+    bus: Bus,
+    stage: Experiment,
+    folder: Path,
+    names: tuple[str, ...],
+    pace: Deadlines | None = None,
+    **callbacks: Any,  # noqa: ANN401
+) -> ServedRun:
+    pace = pace or (PASSED_OVER if stage.spec.attack.name == "staller" else PACE)
     config = ServerConfig("s", Address("127.0.0.1", 1), pace, names)
     return serve(stage, open_run(stage, folder / "run"), config, make_link=bus.link, **callbacks)
 

@@ -163,9 +163,11 @@ def study(  # noqa: PLR0913, PLR0917 - one parameter per option
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds, from 0; 3 if not given.")] = None,
     ways: Annotated[
         str | None,
-        typer.Option(
-            help="Some of fedavg, fedavg-tr, fedprox-tr, scaffold-tr, cb-dsl, rotation (budget: iid, noniid, ...)."
-        ),
+        typer.Option(help="Some of fedavg, fedavg-tr, fedprox-tr, scaffold-tr, cb-dsl, rotation; all if not given."),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Of budget: some of iid, noniid, fashion, hapt; all that are here if not given."),
     ] = None,
     clean: Annotated[bool, typer.Option("--clean", help="Leave out the runs with attackers.")] = False,
     quick: Annotated[bool, typer.Option("--quick", help="One seed and a fifth of the rounds: a first look.")] = False,
@@ -179,10 +181,13 @@ def study(  # noqa: PLR0913, PLR0917 - one parameter per option
     options.demand_pages("it draws the figure")
     given = dict(map(parse_setting, settings or []))
     if name == "budget":
-        if clean:
-            raise UserError("--clean has no effect on the study budget: nobody attacks in it.", code="no-effect")
-        _study_budget(seeds or (1 if quick else 3), ways, quick, given, out, jobs, on)
+        if clean or ways is not None:
+            idle = "--clean" if clean else "--ways"
+            raise UserError(f"{idle} has no effect on the study budget: it has five clean ways.", code="no-effect")
+        _study_budget(seeds or (1 if quick else 3), data, quick, given, out, jobs, on)
         return
+    if data is not None:
+        raise UserError(f"--data is for the study budget; '{name}' has data of its own.", code="no-effect")
     plan = study_job.StudyPlan(
         name,
         tuple(range(seeds or (1 if quick else 3))),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -29,7 +30,9 @@ def measure_server_alone(experiment: Experiment, kept: Path | None = None) -> Se
     found = _measure(experiment)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, asdict(found))
+        own = path.with_name(f"{os.getpid()}-{path.name}")  # other processes may write the same
+        write_json(own, asdict(found))
+        own.replace(path)
     return found
 
 

@@ -58,9 +58,6 @@ class BudgetPlan:
     settings: Mapping[str, Any] = field(default_factory=dict)  # other settings of every run
 
     def __post_init__(self) -> None:
-        for name in self.data:
-            if name not in BUDGET_DATA:
-                raise unknown("data of the study budget", name, BUDGET_DATA)
         if not self.data or not self.seeds or not self.budgets:
             raise UserError("The study budget needs data, a seed and a number of samples.", code="out-of-range")
 
@@ -111,6 +108,9 @@ class BudgetStudy:
 
 def list_available(names: tuple[str, ...] = tuple(BUDGET_DATA)) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the data that are here, and those that have to be fetched first."""
+    for name in names:
+        if name not in BUDGET_DATA:
+            raise unknown("data of the study budget", name, BUDGET_DATA)
     sources = {name: preset(BUDGET_DATA[name].preset).data.source for name in names}
     here = tuple(name for name, source in sources.items() if source not in ENTRIES or cached_file(source).is_file())
     return here, tuple(sources[name] for name in names if name not in here)
