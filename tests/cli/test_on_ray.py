@@ -98,6 +98,8 @@ def started(folder: Path, until: str) -> tuple[subprocess.Popen[str], set[int]]:
         if run.poll() is not None or (folder / until).exists():
             break
         time.sleep(0.1)
+    assert run.poll() is None, run.communicate()[1]
+    assert (folder / until).exists(), f"no {until} after {LONG} seconds"
     return run, descendants(run.pid)
 
 
