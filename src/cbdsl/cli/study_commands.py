@@ -27,7 +27,7 @@ from cbdsl.spec import Spec, numbers, parse_setting, words
 from cbdsl.studies import (
     arena as arena_job,
     benchmark_datasets as study_job,
-    budget as budget_job,
+    label_budget as budget_job,
     reproduce as reproduce_job,
 )
 from cbdsl.studies.compare import compare as compare_runs, group_results

@@ -8,7 +8,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 
 from cbdsl.report.figures import INK, MARKERS, SHADES, SMALL, Curve, new_figure, plot_curves, style_axes
 from cbdsl.report.pages import Drawing, Table, capitalise, keep_together, save_drawing, write_page
-from cbdsl.studies.budget import (
+from cbdsl.studies.label_budget import (
     BUDGET_DATA,
     LABELS,
     SERVER_ALONE,

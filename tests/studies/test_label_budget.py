@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cbdsl.report.budget_page import draw_budget
-from cbdsl.studies.budget import (
+from cbdsl.studies.label_budget import (
     BUDGET_DATA,
     BUDGETS,
     LABELS,
