@@ -48,9 +48,13 @@ def write_budget_page(study: BudgetStudy, out: Path, command: str) -> Path:
 def draw_budget(study: BudgetStudy) -> Drawing:
     """Draw a panel per data set: accuracy over labelled samples, a line per way."""
     plan = study.plan
-    canvas = new_figure(3.9 * len(plan.data) + 1.9, 4.0)
-    panels = canvas.subplots(1, len(plan.data), squeeze=False)[0]
-    for axes, data in zip(panels, plan.data, strict=True):
+    columns = min(2, len(plan.data))
+    lines = -(-len(plan.data) // columns)
+    canvas = new_figure(3.9 * columns + 1.9, 3.5 * lines + 0.4)
+    panels = canvas.subplots(lines, columns, squeeze=False)
+    for axes in panels.flat[len(plan.data) :]:
+        axes.set_axis_off()
+    for place, (axes, data) in enumerate(zip(panels.flat, plan.data, strict=False)):
         curves = []
         for way, label in LABELS.items():
             rows = list(zip(*(study.accuracies(data, way, budget) for budget in plan.budgets), strict=True))
@@ -61,7 +65,13 @@ def draw_budget(study: BudgetStudy) -> Drawing:
         margin = max(0.01, 0.06 * (high - low))
         axes.set_xscale("log")
         span = (low - margin, high + margin)
-        plot_curves(axes, curves, 0.06 * (high - low), labels=data == plan.data[-1], within=span)
+        plot_curves(
+            axes,
+            curves,
+            0.06 * (high - low),
+            labels=place % columns == columns - 1 or data == plan.data[-1],
+            within=span,
+        )
         style_axes(axes, BUDGET_DATA[data].title)
         axes.set_ylim(*span)
         axes.set_xlabel("labelled samples at the server")
@@ -71,7 +81,8 @@ def draw_budget(study: BudgetStudy) -> Drawing:
         axes.tick_params(axis="x", labelsize=SMALL, colors=INK)
         axes.yaxis.set_major_locator(MaxNLocator(steps=[1, 2, 5, 10]))
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    panels[0].set_ylabel("test accuracy")
+    for axes in panels[:, 0]:
+        axes.set_ylabel("test accuracy")
     rows = [
         (data, LABELS[way], budget, seed, run.summary.final_accuracy)
         for (data, way, budget, seed), run in study.runs.items()
