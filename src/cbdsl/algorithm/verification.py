@@ -90,7 +90,7 @@ def make_verifier(score: Score, size: int, tolerance: float) -> Verifier:
 
     The paper's `==` would ban honest workers: the order of a sum alone moves a loss by some 1e-8, other hardware or
     half precision by more. The tolerance is relative above a loss of 1 and absolute below. Where the loss is smaller
-    than the tolerance, a false claim is no proof: it is believed, with a reason to decline the upload.
+    than the tolerance, a false claim proves nothing: it is believed, with a reason to decline the upload.
     """
 
     def check(claimed: float, weights: Floats, round_number: int) -> ClaimCheck:  # noqa: ARG001 - given to all
