@@ -114,11 +114,11 @@ class Experiment:
         choice = choose_engine(spec.engine, network, dataset.shape, threads or default_threads(), spec.device)
         engine = choice.engine
         server = build_server(spec, engine, dataset.train, parts, given, secret)
+        _check_memory(spec, parts, engine.size, deal and given.make_swarm is None)
         initial = _initial(spec, network, given.init)
         if given.init is None and spec.init == INIT_SERVER:
             alone = build_alone_training(spec, ServerOnly("training"), engine, dataset.train, parts)
             initial[0] = alone.train(initial[0])[0]
-        _check_memory(spec, parts, engine.size, deal and given.make_swarm is None)
         return Experiment(
             spec, dataset, parts, network, engine, initial, server, attack,
             byzantine_workers(spec), choice.note, spec.key(), given.make_swarm,
