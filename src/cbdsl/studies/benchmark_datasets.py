@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -257,6 +257,10 @@ def _cells(entry: StudyEntry, plan: StudyPlan) -> tuple[str, ...]:
 
 def markdown_table(study: Study) -> str:
     """Return the table as Markdown."""
-    heads, rows = study_table(study)
+    return format_markdown(*study_table(study))
+
+
+def format_markdown(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table as Markdown."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -13,7 +13,7 @@ from cbdsl.errors import UserError, unknown
 from cbdsl.presets import preset
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
-from cbdsl.studies.benchmark_datasets import PLAIN, STUDY_METHODS
+from cbdsl.studies.benchmark_datasets import PLAIN, STUDY_METHODS, format_markdown
 from cbdsl.studies.compare import Spread, format_percent, format_points
 from cbdsl.studies.sweep import FinishedRun, OnProgress, run_all, write_rows
 from cbdsl.util.files import write_atomically, write_json
@@ -132,9 +132,7 @@ def run_budget_study(
         out,
     )  # fmt: skip
     write_json(out / "study.json", {"name": "budget", **asdict(plan)})
-    heads, rows = budget_table(study)
-    lines = [heads, ["---"] * len(heads), *rows]
-    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    table = format_markdown(*budget_table(study))
     write_atomically(out / "table.md", f"{describe_budget_study(plan)}\n\n{table}".encode())
     return study
 
