@@ -370,8 +370,16 @@ def build_verifier(
         drawn = stream(secret or spec.seed, "hold-out", round_number).permutation(split.holdout)
         return batch_losses(engine, weights, samples, drawn[: -(-len(drawn) // 2)])
 
-    holdout = HoldOutLosses(lambda weights: batch_losses(engine, weights, samples, split.shared_scoring), private)
-    train = make_trainer(spec, engine, samples, split.shared_training, secret) if trains else None
+    holdout = HoldOutLosses(
+        lambda weights: batch_losses(engine, weights, samples, split.shared_scoring),
+        private,
+        make_scorer(engine, samples, split.holdout),
+    )
+    if not trains:
+        return add_guard(plain, holdout, spec.defence.false_alarm)
+    public = np.concatenate([split.shared_training, split.shared_scoring])
+    plain = replace(plain, train=make_trainer(spec, engine, samples, public, secret))
+    train = make_trainer(spec, engine, samples, split.shared_training, secret)
     return add_guard(plain, holdout, spec.defence.false_alarm, train)
 
 
