@@ -65,6 +65,15 @@ def mix_steps(steps: Doubles, q: int, loss: Callable[[Doubles], float] | None) -
     return Mixture(weights, step_of(weights, find_length(weights)))
 
 
+def turn_disputed(steps: Doubles, share: float) -> Doubles:
+    """Return steps (K, D) with the weights turned round on whose sign they disagree: |mean sign| < share.
+
+    The robust learning rate of Ozdayi et al. (2021): a weight that only the attackers want to move goes back.
+    """
+    agreed = np.abs(np.sign(steps).mean(0)) >= share
+    return np.where(agreed, steps, -steps)
+
+
 def go_towards(start: Doubles, end: Doubles, loss: Callable[[Doubles], float]) -> Doubles:
     """Return the point between two models, in quarters of the way, with the lowest loss."""
     return min((start + share * (end - start) for share in (0.0, *_TOWARDS)), key=loss)

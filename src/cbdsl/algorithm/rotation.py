@@ -11,7 +11,7 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.algorithm.messages import WorkerId
-from cbdsl.algorithm.mixture import go_towards, mix_steps
+from cbdsl.algorithm.mixture import go_towards, mix_steps, turn_disputed
 from cbdsl.algorithm.selection import (
     COPIED,
     UNWEIGHTED,
@@ -35,6 +35,7 @@ class MixedSelection(Selection):
     k: int
     momentum: float
     byzantine: float
+    agreement: bool
     trains: ClassVar[bool]  # whether the server trains on D_tr and D_sc itself; its claims compete with nobody's
 
     @property
@@ -74,6 +75,8 @@ class MixedSelection(Selection):
 
         q = max(1, round((1 - self.byzantine) * len(believed)))
         steps = np.stack([one.model for one in believed]) - current
+        if self.agreement:
+            steps = turn_disputed(steps, self.byzantine)
         mixture = mix_steps(steps, q, (lambda step: loss(start + step)) if measure else None)
         weighted = zip(believed, mixture.weights > 0, strict=True)
         declined = {one.worker: UNWEIGHTED for one, used in weighted if not used}
@@ -100,12 +103,14 @@ class Rotation(MixedSelection):
     """K workers in turn, whatever they claim; all steps start at w^g and are mixed by what does best in private.
 
     No upload has more than 1/q of the weight, where q = (1 - `byzantine`) K. With a guard and D_tr the server then
-    trains on D_tr and D_sc. A model that is worse on the private hold-out than w^g never replaces it.
+    trains on D_tr and D_sc. A model that is worse on the private hold-out than w^g never replaces it. With `agreement`
+    weights on whose sign the uploads disagree are turned round, against backdoors; it costs accuracy.
     """
 
     k: int = 12
     momentum: float = 0.5
     byzantine: float = 0.5  # share of a round's uploads that may be attackers'
+    agreement: bool = False
     trains: ClassVar[bool] = True
 
     def next_of(self, waiting: Sequence[Candidate], believed: Sequence[VerifiedUpload], view: RoundContext) -> WorkerId:
@@ -124,6 +129,7 @@ class Soup(MixedSelection):
     k: int = 3
     byzantine: float = 0.5  # share of a round's uploads that may be attackers'
     momentum: ClassVar[float] = 0.0  # type: ignore[misc]
+    agreement: ClassVar[bool] = False  # type: ignore[misc]
     trains: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
