@@ -36,7 +36,6 @@ class MixedSelection(Selection):
     momentum: float
     byzantine: float
     agreement: bool
-    trains: ClassVar[bool]  # whether the server trains on D_tr and D_sc itself; its claims compete with nobody's
 
     @property
     def most(self) -> int:  # type: ignore[override]
@@ -130,7 +129,6 @@ class Soup(MixedSelection):
     byzantine: float = 0.5  # share of a round's uploads that may be attackers'
     momentum: ClassVar[float] = 0.0  # type: ignore[misc]
     agreement: ClassVar[bool] = False  # type: ignore[misc]
-    trains: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.k < 2:

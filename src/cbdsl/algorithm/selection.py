@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -112,6 +113,7 @@ class Selection(ABC):
     3
     """
 
+    trains: ClassVar[bool] = False  # whether the server trains on D_tr and D_sc itself, with a guard
     most: int = 1  # how many models it may combine in a round; the limit on invitations allows for them
 
     @abstractmethod

@@ -12,8 +12,10 @@ import numpy as np
 
 from cbdsl.algorithm.alone import ServerOnly
 from cbdsl.algorithm.messages import commitment_of
-from cbdsl.runs.build import Experiment, build_alone_training
+from cbdsl.arrays import Floats
+from cbdsl.runs.build import Experiment, build_alone_training, draw_initial
 from cbdsl.runs.records import ServerAlone
+from cbdsl.spec import INIT_SERVER
 from cbdsl.util.files import read_json, read_text, write_json
 from cbdsl.util.serialize import from_plain
 
@@ -39,9 +41,16 @@ def measure_server_alone(experiment: Experiment, kept: Path | None = None) -> Se
 def _measure(experiment: Experiment) -> ServerAlone:
     data, engine = experiment.dataset, experiment.engine
     alone = build_alone_training(experiment.spec, ServerOnly(), engine, data.train, experiment.split)
-    weights, epochs = alone.train(experiment.initial[0])
+    weights, epochs = alone.train(_start(experiment))
     accuracy = float(engine.accuracies(weights[None], data.test, np.arange(len(data.test), dtype=np.int32))[0])
     return ServerAlone(accuracy, len(alone.assigned.samples[0]), epochs)
+
+
+def _start(experiment: Experiment) -> Floats:
+    """Return the model, (D,), that the run starts from, before the server has trained it."""
+    spec = experiment.spec
+    initial = draw_initial(spec, experiment.network) if spec.init == INIT_SERVER else experiment.initial
+    return np.asarray(initial[0])
 
 
 def _key(experiment: Experiment) -> str:
@@ -49,6 +58,6 @@ def _key(experiment: Experiment) -> str:
     spec = experiment.spec
     local = replace(spec.local, epochs=1, steps=0, decay=1.0)
     options = [dict(spec.options.of(part)) for part in (spec.model, spec.data.source, spec.data.partition)]
-    start = commitment_of(experiment.initial[0]).hex()
+    start = commitment_of(_start(experiment)).hex()
     parts = [asdict(spec.data), asdict(local), spec.model, options, spec.seed, experiment.engine.name, start]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
