@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, strategies as st
 from hypothesis.extra.numpy import arrays
 
-from cbdsl.algorithm.mixture import go_towards, mix_steps
+from cbdsl.algorithm.mixture import go_towards, mix_steps, turn_disputed
 from cbdsl.arrays import Doubles
 
 
@@ -59,6 +59,12 @@ def test_the_mixture_is_never_worse_than_the_mean_and_within_its_limits(steps: D
     assert found.weights.sum() <= 1 + 1e-12
     assert np.linalg.norm(found.step) <= np.quantile(np.linalg.norm(steps, axis=1), 0.75) + 1e-9
     assert loss(found.step) <= loss(mix_steps(steps, q, None).step) + 1e-12
+
+
+def test_weights_on_whose_sign_the_uploads_disagree_are_turned_round() -> None:
+    steps = np.array([[1.0, 1, 1, -1, 0], [2, 2, -1, -2, 0], [3, 3, -1, -3, 1], [4, -4, 2, -4, 0]])
+    turned = turn_disputed(steps, 0.5)  # mean signs: 1, 1/2, 0, -1, 1/4
+    np.testing.assert_array_equal(turned, steps * [1, 1, -1, 1, -1])
 
 
 def test_as_far_towards_as_the_loss_falls() -> None:

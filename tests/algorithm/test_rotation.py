@@ -109,6 +109,18 @@ def test_where_all_do_harm_w_g_stays_and_the_momentum_is_forgotten() -> None:
     np.testing.assert_array_equal(made.memory, START)
 
 
+def test_with_agreement_what_a_minority_wants_is_undone() -> None:
+    """A backdoor in the second weight: the honest do not care about it, so its sign is disputed."""
+    honest = {worker: (1.0, noise) for worker, noise in enumerate((0.1, -0.1, 0.1, -0.1))}
+    believed = [VerifiedUpload(worker, 1.0, np.array(step, np.float32)) for worker, step in honest.items()]
+    believed += [VerifiedUpload(9, 1.0, np.array((1, 1), np.float32))]
+    plain, agreed = (Rotation(agreement=on).combine(believed, view_of()).model for on in (False, True))
+    assert plain is not None
+    assert agreed is not None
+    assert plain[1] > 0.1
+    np.testing.assert_allclose(agreed, plain * [1, -1], rtol=1e-5)
+
+
 def test_the_server_trains_the_mixture_as_far_as_that_helps_or_w_g_alone() -> None:
     verifier = replace(goal(1, 1), train=lambda weights, _round: weights + np.array([0, 4], np.float32))
     made = combined({0: (1, 0)}, view_of(verifier))

@@ -1,4 +1,4 @@
-"""Law: with a guard no selection, under whatever attack, ends with a model that is worse in private than an earlier one."""
+"""Law: with a guard no selection ever adopts a model that is worse in private, whatever the attack."""
 
 from __future__ import annotations
 
