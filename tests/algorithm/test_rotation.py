@@ -157,6 +157,14 @@ def test_it_objects_to_what_the_guard_doubts_and_to_copies(selection: Rotation |
     assert selection.objection(far, [], view_of(verifier)) == MEMORISED
 
 
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_a_share_of_attackers_is_less_than_all(share: float) -> None:
+    with pytest.raises(UserError, match="from 0 to less than 1"):
+        Rotation(byzantine=share)
+    with pytest.raises(UserError, match="from 0 to less than 1"):
+        Soup(byzantine=share)
+
+
 def test_a_soup_has_ingredients_and_a_scoring_set() -> None:
     with pytest.raises(UserError, match="at least 2 ingredients"):
         Soup(1)

@@ -37,6 +37,14 @@ class MixedSelection(Selection):
     byzantine: float
     agreement: bool
 
+    def __post_init__(self) -> None:
+        if not 0 <= self.byzantine < 1:
+            raise UserError(
+                f"byzantine is the share of a round's uploads that may be attackers', from 0 to less than 1; given "
+                f"{self.byzantine:g}.",
+                code="out-of-range",
+            )
+
     @property
     def most(self) -> int:  # type: ignore[override]
         """K."""
@@ -131,6 +139,7 @@ class Soup(MixedSelection):
     agreement: ClassVar[bool] = False  # type: ignore[misc]
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.k < 2:
             raise UserError(
                 f"A soup has at least 2 ingredients; given selection.k={self.k}. One is --select best.",
