@@ -45,6 +45,12 @@ SIZES = {"samples_per_worker": 60, "shard_size": 30, "shared_training": 40, "sha
 """Settings of `data` in short runs."""
 GUARD = ("--set", "defence.guard=true", "--set", "defence.commitment=true")
 SOUP = ("--soup", "3")
+FEW = tuple(
+    word
+    for size in ("samples_per_worker=20", "shared_training=10", "shared_scoring=30", "holdout=30")
+    for word in ("--set", f"data.{size}")
+)
+"""Smaller sizes for large networks, which portable kernels train slowly."""
 ROTATION = ("--select", "rotation", "--set", "selection.k=4")
 
 
@@ -119,7 +125,7 @@ def _methods() -> dict[str, Case]:
 def _models() -> dict[str, Case]:
     found = {}
     for model, data in MODELS.items():
-        words = small("paper-iid", "--model", model, rounds=2, workers=3, data=data)
+        words = small("paper-iid", "--model", model, *FEW, rounds=2, workers=2, data=data)
         found[f"model {model}"] = Case(words, short=model in {"mlp", "softmax", "ds-cnn"})
         found[f"model {model} torch"] = Case((*words, "--engine", "torch"))
     return found
@@ -200,7 +206,8 @@ def _settings() -> dict[str, Case]:
     found["seed 7"] = Case(small("strong-iid", "--seed", "7"))
     found["threads 1"] = Case(small("strong-iid"))
     found["threads 2"] = Case((*small("strong-iid"), "--threads", "2"), twin="threads 1")
-    found["mnist"] = Case(("run", "--preset", "script-noniid", "--workers", "3", "--rounds", "2"), short=True)
+    real = ("run", "--preset", "script-noniid", "--workers", "2", "--rounds", "2", "--set", "data.shared_scoring=400")
+    found["mnist"] = Case(real, short=True)
     return found
 
 

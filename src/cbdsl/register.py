@@ -108,10 +108,7 @@ class Register:
 
     def settings(self, name: str) -> dict[str, Any]:
         """Return the settings of a part with their defaults."""
-        part = self.get(name)
-        parameters = inspect.signature(part).parameters.values()
-        wanted = [each for each in parameters if inspect.isclass(part) or each.kind is each.KEYWORD_ONLY]
-        return {each.name: each.default for each in wanted if each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}}
+        return dict(_settings_of(self.get(name)))
 
     def summary(self, name: str) -> str:
         """Return the first paragraph of a part's documentation."""
@@ -132,6 +129,14 @@ class Register:
             for home in self._homes:
                 importlib.import_module(home)
             self._homes = ()
+
+
+@functools.lru_cache  # a spec is checked several times per run, and a signature costs more than the rest of it
+def _settings_of(part: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the settings of a class or function with their defaults."""
+    parameters = inspect.signature(part).parameters.values()
+    wanted = [each for each in parameters if inspect.isclass(part) or each.kind is each.KEYWORD_ONLY]
+    return {each.name: each.default for each in wanted if each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}}
 
 
 def _convert(value: Any, default: Any, what: str) -> Any:  # noqa: ANN401 - any setting

@@ -77,7 +77,8 @@ def test_models_are_listed_with_their_sizes_on_the_samples_they_were_made_for(tm
     rows = {row["name"]: row for row in json.loads(cbdsl("list", "models", "--json", cwd=tmp_path).stdout)}
     assert (rows["cnn"]["parameters"], rows["cnn"]["multiply_adds"]) == (44_426, 281_640)
     assert rows["resnet8"]["samples"] == [3, 32, 32]
-    assert all(row["parameters"] == usual(name).size for name, row in rows.items())
+    built_in = {name: row for name, row in rows.items() if row["parameters"] is not None}  # others are plugins
+    assert all(row["parameters"] == usual(name).size for name, row in built_in.items())
     said = cbdsl("list", "models", cwd=tmp_path).stdout.splitlines()
     assert any(line.split()[:6] == ["har-cnn", "6", "x", "128", "44,518", "647,552"] for line in said)
 

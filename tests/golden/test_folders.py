@@ -188,6 +188,7 @@ def test_a_model_predicts_and_is_exported() -> None:
     command("export", "finished", "--to", "c", "--int8", "--out", "small.c")
 
 
+@pytest.mark.usefixtures("svg_only")
 def test_runs_are_compared() -> None:
     told = command("compare", *FINISHED[:4], "served/server", "--out", "page")
     for name in ("finished", "plugin"):
@@ -224,6 +225,7 @@ STUDIES = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("svg_only")
 @pytest.mark.parametrize("name", STUDIES)
 def test_a_study_goes_on_and_runs_nothing_again(name: str) -> None:
     parts = [Path(name, part) for part in ("runs", "trials") if Path(name, part).is_dir()]

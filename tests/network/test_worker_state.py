@@ -79,13 +79,13 @@ def test_a_state_that_is_a_bomb_takes_no_memory(how: str, tmp_path: Path) -> Non
         entries = {name: archive.read(name) for name in archive.namelist()}
     deflate = how == "deflated"
     if how in {"deflated", "a large entry"}:
-        entries["positions.npy"] = npy("(1, 50000000)", data=bytes(200_000_000))
+        entries["positions.npy"] = npy("(1, 10000000)", data=bytes(40_000_000))
     if how == "a header that lies":
         entries["positions.npy"] = npy("(1, 500000000000)", data=bytes(200))
     if how == "pickles":
         entries["positions.npy"] = npy("(1, 50)", "|O", b"cos\nsystem\n(S'false'\ntR.")
     if how == "a large meta":
-        entries["meta.npy"] = npy("()", "<U30000000", bytes(120_000_000))
+        entries["meta.npy"] = npy("()", "<U10000000", bytes(40_000_000))
     with zipfile.ZipFile(
         tmp_path / "state.npz", "w", zipfile.ZIP_DEFLATED if deflate else zipfile.ZIP_STORED
     ) as archive:
@@ -93,10 +93,13 @@ def test_a_state_that_is_a_bomb_takes_no_memory(how: str, tmp_path: Path) -> Non
             archive.writestr(name, content)
     del entries
     tracemalloc.start()
-    assert WorkerStateFolder(tmp_path).load(RUN, 3, SIZE, 0) is None
-    WorkerStateFolder(tmp_path).last()
-    assert tracemalloc.get_traced_memory()[1] < 5_000_000
-    tracemalloc.stop()
+    try:
+        assert WorkerStateFolder(tmp_path).load(RUN, 3, SIZE, 0) is None
+        WorkerStateFolder(tmp_path).last()
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 20_000_000  # threads of other tests may have allocated something meanwhile
 
 
 def test_files_are_for_their_owner_alone_even_over_older_ones(tmp_path: Path) -> None:

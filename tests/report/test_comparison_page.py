@@ -72,6 +72,7 @@ def test_curves_of_other_lengths_and_one_round_alone_can_be_drawn() -> None:
     assert [tick for tick in by_round.get_xticks() if 0.9 < tick < 1.1] == [1]
 
 
+@pytest.mark.usefixtures("svg_only")
 def test_the_page_is_whole_and_fetches_nothing(tmp_path: Path) -> None:
     found = group_results([
         make_run([0.5, 0.9], tmp_path / "a & b" / "one", data__source="/data/<b>", seed=0),
@@ -121,6 +122,7 @@ def test_the_papers_approaches_look_the_same_on_every_page() -> None:
     assert len({line.get_color() for line in by_round.lines}) == 3
 
 
+@pytest.mark.usefixtures("svg_only")
 def test_the_numbers_of_the_figure_are_beside_it_and_on_the_page(tmp_path: Path) -> None:
     found = many(2)
     figure = draw_figure(found, tmp_path / "figures" / "sweep")

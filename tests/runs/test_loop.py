@@ -197,7 +197,7 @@ def interrupted(spec: cbdsl.Spec, after: int, folder: Path) -> cbdsl.Result:
 def test_an_interrupted_run_resumes_to_the_same_numbers(method: str, tmp_path: Path) -> None:
     spec = small_spec(method=method, attack__byzantine=1)
     whole = cbdsl.run(spec, model=perceptron, data=blobs(), out=tmp_path / "whole")
-    for stop_after in (1, 3, 5):
+    for stop_after in (1, 3, 5) if method == "cb-dsl" else (3,):
         folder = tmp_path / str(stop_after)
         resumed = interrupted(spec, stop_after, folder)
         assert read_rounds(folder) == read_rounds(tmp_path / "whole")

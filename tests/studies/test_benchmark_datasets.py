@@ -185,6 +185,7 @@ def test_without_the_data_one_command_is_named(tmp_path: Path, monkeypatch: pyte
         assert done.stderr.count("data fetch") == 1
 
 
+@pytest.mark.usefixtures("svg_only")
 def test_the_command_prints_the_table_and_the_page(tmp_path: Path, windows: str) -> None:
     settings = {**TINY, "data.source": windows, "data.partition": "iid"}
     chosen = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]

@@ -294,6 +294,7 @@ def test_the_page_has_what_was_found_first(searched: tuple[Tuning, Path]) -> Non
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.usefixtures("svg_only")
 def test_the_page_is_drawn_where_nothing_is_wrong(searched: tuple[Tuning, Path], tmp_path: Path) -> None:
     right = tuple(replace(one, error=0.0, stopped=False) for one in searched[0].candidates)
     tune_page.write_tuning_page(replace(searched[0], candidates=right), tmp_path, "cbdsl tune")

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -100,8 +101,8 @@ def _trace(graph: GraphReader, whole: nn.Module) -> None:
 
 
 def _generator_states() -> tuple[object, ...]:
-    numpy = np.random.get_state()  # noqa: NPY002 - the generator that others use
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), str(numpy)
+    name, words, *rest = np.random.get_state()  # noqa: NPY002 - the generator that others use
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), name, np.asarray(words).tobytes(), *rest
 
 
 class _BatchSize(int):
@@ -200,7 +201,12 @@ class _Tracer(fx.Tracer):
 
 
 def _is_user_code(code: CodeType) -> bool:
-    folders = Path(code.co_filename).parents
+    return _is_user_file(code.co_filename)
+
+
+@cache  # it is asked for every frame of every operation, and comparing paths is slow
+def _is_user_file(name: str) -> bool:
+    folders = Path(name).parents
     return _TORCH not in folders and _HERE not in folders
 
 
@@ -787,7 +793,7 @@ def _compare(module: nn.Module, architecture: Architecture, in_order: bool) -> N
     """
     drops = any(isinstance(layer, layers.Dropout) for layer in architecture.layers)
     with torch.random.fork_rng(devices=[]), _one_thread():
-        torch.manual_seed(0)
+        torch.default_generator.manual_seed(0)  # the CPU alone: the generators of other devices are the user's
         again = module_of(architecture)
         with torch.no_grad():
             for parameter, other in zip(module.parameters(), again.parameters(), strict=True):
@@ -822,7 +828,7 @@ def _one_thread() -> Iterator[None]:
 def _output_and_gradients(module: nn.Module, features: Tensor, loss_weights: Tensor) -> list[Tensor]:
     """Return the output and the gradients of all parameters, zeros for parameters without one."""
     module.zero_grad()
-    torch.manual_seed(1)  # the seed of dropout
+    torch.default_generator.manual_seed(1)  # the seed of dropout
     output = module(features.clone())
     if output.requires_grad:
         (output * loss_weights).sum().backward()

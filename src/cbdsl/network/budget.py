@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from cbdsl.algorithm.worker_round import count_steps
@@ -95,6 +96,12 @@ def needs_of(assignment: Assignment, own: Samples, threads: int, speed: float) -
     return ResourceNeeds(parts, seconds)
 
 
+@cache
+def _measure_speed(threads: int) -> float:
+    """Return the multiply-adds per second of this machine, measured once per process."""
+    return native_engine.peak_multiply_adds(threads, 0.05)
+
+
 @dataclass
 class ResourceLimits:
     """Resource limits of one worker; also limits how many refusals are logged."""
@@ -110,7 +117,7 @@ class ResourceLimits:
 
     def __post_init__(self) -> None:
         if self.longest_round and native_engine.available() is None:
-            self._speed = native_engine.peak_multiply_adds(self.threads, 0.05)
+            self._speed = _measure_speed(self.threads)
         if self.memory and self.memory < self._before + _SLACK:
             raise UserError(
                 f"--memory {format_bytes(self.memory)} is too little: this process has {format_bytes(self._before)} "

@@ -66,17 +66,18 @@ class FieldType:
     hint: Any  # with the limits
     bare: Any  # without them
     limits: tuple[Bounds, ...]
+    choices: tuple[object, ...]  # of a Literal
     has_default: bool
     description: str
 
     def accepts(self, value: object) -> bool:
         """Return whether a value is of exactly this type, one of its choices, and within its limits."""
-        fits = value in get_args(self.bare) if get_origin(self.bare) is Literal else type(value) is self.bare
+        fits = value in self.choices if self.choices else type(value) is self.bare
         return fits and not any(limits.problem(value) for limits in self.limits)
 
     def allowed(self) -> str:
         """Return the choices or limits in words, or ""."""
-        return ", ".join(map(str, get_args(self.bare) if get_origin(self.bare) is Literal else self.limits))
+        return ", ".join(map(str, self.choices or self.limits))
 
 
 def field_types(kind: type) -> tuple[FieldType, ...]:
@@ -92,8 +93,9 @@ def _field_types(kind: type) -> tuple[FieldType, ...]:
         bare, *limits = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         has_default = each.default is not MISSING or each.default_factory is not MISSING
         key, description = notes.get("key") or each.name, notes.get("description", "")
+        choices = get_args(bare) if get_origin(bare) is Literal else ()
         if each.init:
-            found.append(FieldType(each.name, key, hint, bare, tuple(limits), has_default, description))
+            found.append(FieldType(each.name, key, hint, bare, tuple(limits), choices, has_default, description))
     return tuple(found)
 
 
@@ -140,7 +142,9 @@ def check_value(value: object, limits: Bounds, place: str) -> None:
 def check_fields(value: object, prefix: str = "") -> None:
     """Refuse a dataclass with a field of another type or outside its limits. prefix: of the names in errors."""
     for each in field_types(type(value)):
-        _Reader().read(each.hint, getattr(value, each.name), prefix + each.key)
+        found = getattr(value, each.name)
+        if not each.accepts(found):
+            _Reader().read(each.hint, found, prefix + each.key)
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,8 @@ class _Reader:
                 raise self.unknown_key(f"{start}{key}")
         for key, each in by_key.items():
             if key in found:
-                values[each.name] = self.read(each.hint, found[key], start + key)
+                given = found[key]
+                values[each.name] = given if each.accepts(given) else self.read(each.hint, given, start + key)
             elif not (self.defaults and each.has_default):
                 raise UserError(f"{start}{key} is missing.", code="missing-value")
         return kind(**values)
