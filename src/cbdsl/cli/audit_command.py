@@ -21,6 +21,7 @@ from cbdsl.runs.folder import RunFolder
 from cbdsl.spec import init_file
 from cbdsl.util.console import ProgressLine, plain_console
 from cbdsl.util.files import write_atomically
+from cbdsl.util.serialize import to_plain
 
 if TYPE_CHECKING:
     from cbdsl.arrays import Floats
@@ -71,7 +72,7 @@ def audit(
         report, repaired = audit_model(experiment, saved.weights, repair, prune, line.show)
     written = None if repaired is None else _write(target, saved, experiment, repaired)
     if as_json:
-        typer.echo(json.dumps(report.to_json() | {"repaired": written}, indent=2))
+        typer.echo(json.dumps(to_plain(report) | {"repaired": written}, indent=2))
     else:
         _print(report, saved, written)
     if report.left:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +24,8 @@ from cbdsl.errors import UserError
 from cbdsl.models.to_torch import to_flat
 from cbdsl.rng import seed_of, stream
 from cbdsl.runs.build import Experiment, build_alone_training
-from cbdsl.util.serialize import to_plain
 
-SMALL, TINY = 1 / 2, 1 / 3  # of the references' patch: suspicious in an outlier; suspicious in any class
+SMALL, TINY = 2 / 3, 1 / 3  # of the references' patch: suspicious in an outlier; suspicious in any class
 DEVIATIONS = 3.5  # robust standard deviations below the median of all classes: an outlier
 _HALF, _MOST = (
     0.5,
@@ -47,12 +45,12 @@ class Patch:
     """A patch that turns samples into a class."""
 
     label: int
-    mask: Floats  # how far a place is covered, 0 to 1: (1, ...), or (F,) for vectors
+    mask: Floats  # how far a place is covered, 0 to 1, (1, ...)
     values: Floats  # what covers it, (C, ...)
 
     @property
     def size(self) -> float:
-        """How many places it covers: pixels of an image, times of a series, features of a vector."""
+        """How many places it covers: pixels of an image, times of a series."""
         return float(self.mask.sum(dtype=np.float64))
 
     def stamp(self, features: Floats) -> Floats:
@@ -92,12 +90,6 @@ class AuditReport:
     before: Measurements
     after: Measurements | None  # the repair
     left: tuple[int, ...]  # classes that are suspicious in the end
-    searched: int  # samples of the hold-out for searches and training
-    checked: int  # for checks
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return to_plain(self)  # type: ignore[no-any-return]
 
 
 def audit_model(
@@ -123,7 +115,7 @@ def audit_model(
         if repair and (bad or prune):
             repaired, left = auditor.repair(start, bad, classes)
             after = auditor.measure(repaired, bad)
-        return AuditReport(classes, labels, before, after, left, *auditor.sizes), repaired
+        return AuditReport(classes, labels, before, after, left), repaired
     finally:
         torch.set_num_threads(threads)
 
@@ -134,16 +126,23 @@ class _Auditor:
     def __init__(self, experiment: Experiment, on_progress: OnProgress) -> None:
         self._experiment, self._on_progress = experiment, on_progress
         spec, split, train = experiment.spec, experiment.split, experiment.dataset.train
-        drawn = stream(spec.seed, "audit").permutation(split.holdout)
-        searched, checked = drawn[: len(drawn) // 2], drawn[len(drawn) // 2 :]
-        self._search, self._check, self.sizes = (
-            train.taken(searched),
-            train.taken(checked),
-            (len(searched), len(checked)),
-        )
+        if len(experiment.dataset.shape) < 2:
+            raise UserError(
+                "The samples are vectors. Honest models, too, take their class from a few features, so a backdoor does "
+                "not stand out, and none would be found. The audit is for images and series.",
+                code="not-supported",
+            )
+        searched, checked = np.array_split(stream(spec.seed, "audit").permutation(split.holdout), 2)
+        if len(checked) < _FEWEST:
+            raise UserError(
+                f"The hold-out has {len(split.holdout):,} samples; an audit needs {2 * _FEWEST}, half of them for "
+                "checks. Set data.holdout higher, and run again.",
+                code="out-of-range",
+            )
+        self._search, self._check = train.taken(searched), train.taken(checked)
         self._own = train.taken(np.concatenate([split.shared_training, split.shared_scoring, searched]))
         axes = (0, *range(2, self._own.features.ndim))
-        self._range = tuple(bound(self._own.features, axis=axes, keepdims=True)[0] for bound in (np.min, np.max))
+        self._low, self._high = (bound(self._own.features, axis=axes, keepdims=True)[0] for bound in (np.min, np.max))
 
     def audit(self, weights: Floats) -> tuple[ClassFinding, ...]:
         """Search a model and the references for the patch of every class, and compare them."""
@@ -188,12 +187,15 @@ class _Auditor:
 
         Patches are unlearned and searched again, because a trigger leaves others when the first one is gone.
         """
-        known, left = list(found), list(found)
+        known, left, ratios = list(found), list(found), np.array([one.ratio for one in classes])
         for number in range(_ROUNDS):
             stamped = [Samples(patch.stamp(self._own.features), self._own.labels) for patch in known]
             weights = self._train(weights, Samples.joined([self._own, *stamped]), number)
             again = [self.find(weights, patch.label, number + 1, _ROUNDS) for patch in left]
-            left = [patch for patch in again if patch.size < SMALL * classes[patch.label].reference]
+            for patch in again:
+                ratios[patch.label] = patch.size / classes[patch.label].reference
+            below = deviations_below(ratios)
+            left = [patch for patch in again if is_suspicious(ratios[patch.label], below[patch.label])]
             if not left:
                 break
             known += left
@@ -234,12 +236,11 @@ class _Auditor:
         others = self._others(module, self._search, label)
         if len(others) < _FEWEST:
             raise UserError(
-                f"Of the {len(self._search):,} samples to search on, half of the hold-out, the model classifies "
-                f"{len(others)} of other classes than {label} right; a search needs {_FEWEST}. Set data.holdout "
-                "higher, or train the model longer.",
+                f"A model classifies {len(others)} of {len(self._search):,} samples right that are not of class "
+                f"{label}; a search needs {_FEWEST}. Set data.holdout higher, or train longer, and run again.",
                 code="out-of-range",
             )
-        return find_patch(module, others[:_SAMPLES], label, *self._range, goal)
+        return find_patch(module, others[:_SAMPLES], label, self._low, self._high, goal)
 
     def _success(self, weights: Floats, patch: Patch) -> float:
         """Return the share of kept samples that a patch turns, of those of other classes that are classified right."""
@@ -263,7 +264,7 @@ def find_patch(module: nn.Module, features: Floats, label: int, low: Floats, hig
     module.requires_grad_(requires_grad=False)
     samples, least, most = (torch.from_numpy(np.ascontiguousarray(one)) for one in (features, low, high))
     wanted = torch.full((len(samples),), label)
-    places = features.shape[1:] if features.ndim == 2 else (1, *features.shape[2:])
+    places = (1, *features.shape[2:])
     cover, colour = torch.full(places, -2.0).requires_grad_(), torch.zeros(features.shape[1:]).requires_grad_()
     adam = torch.optim.Adam([cover, colour], lr=_RATE)
     price, smallest = 1e-3, np.inf
