@@ -27,10 +27,8 @@ from cbdsl.runs.build import Experiment, build_alone_training
 
 SMALL, TINY = 2 / 3, 1 / 3  # of the references' patch: suspicious in an outlier; suspicious in any class
 DEVIATIONS = 3.5  # robust standard deviations below the median of all classes: an outlier
-_HALF, _MOST = (
-    0.5,
-    0.9,
-)  # the share of samples that a patch turns: to compare (a trigger may not always work), to unlearn
+_HALF = 0.5  # the share of samples that a patch turns where sizes are compared: not every trigger always works
+_MOST = 0.9  # where it is unlearned
 _STEPS, _RATE = 200, 0.1  # of Adam in one search
 _REFERENCES = 3  # of which the geometric mean counts
 _SAMPLES, _FEWEST = 64, 20  # of other classes in one search: at most, at least
