@@ -126,7 +126,7 @@ def test_every_command_shown_runs(words: tuple[str, ...], tmp_path: Path) -> Non
     if words[0] == "compare":
         made = [*MADE_SMALL["sweep"], "--over", "seed=0,1", "--out", "sweep"]
         assert cbdsl("sweep", *made, cwd=tmp_path).returncode == 0
-    if words[0] in {"predict", "export"}:
+    if words[0] in {"audit", "predict", "export"}:
         assert cbdsl("run", *SMALLER, "--out", "runs/mine", cwd=tmp_path).returncode == 0
         np.savez(tmp_path / "x.npz", features=np.zeros((3, 28, 28), np.uint8), labels=np.arange(3))
     for file in (word.partition("=")[2] for word in words if word.startswith("data.shared_source=")):

@@ -27,6 +27,7 @@ Purpose = Literal[
     "alone",  # the batches of a baseline that learns without a swarm
     "search",  # where a search for settings looks, see studies/tune.py
     "generator",  # what a generator makes, see studies/generate.py
+    "audit",  # which half of the hold-out an audit searches on, and how it repairs, see studies/audit.py
     "genie",  # the batches of the genie worker, see theory/genie.py
 ]
 

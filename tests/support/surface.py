@@ -55,6 +55,9 @@ CALLS = (  # in this order and in one folder; SMALL stands for the words above; 
     "compare run fedavg",
     "theory run --json",
     "predict run --data unseen.npz --json",
+    "audit run",
+    "run SMALL --rounds 5 --data pictures.npz --set data.holdout=200 --set local.learning_rate=0.1 --out seen --json",
+    "audit seen --json",
     "export run --to c --out model.c",
     "sweep SMALL --rounds 1 --over seed=0,1 --jobs 1 --out sweep",
     "generate --from own.npz --data own.npz --passes 1 --samples 10 --scoring 40 --out made --json",
@@ -91,6 +94,7 @@ CALLS = (  # in this order and in one folder; SMALL stands for the words above; 
     "compare nonsense",
     "theory nonsense",
     "predict nonsense --data unseen.npz",
+    "audit nonsense",
     "predict run",
     "export run --to nonsense --out model.x",
     "sweep",
@@ -179,6 +183,8 @@ def call_all() -> tuple[Tree, Tree]:
     features = np.eye(8)[labels] + 0.5 * rng.normal(size=(600, 8))
     os.environ["PYTHONPATH"] = str(Path(cbdsl.__file__).resolve().parents[1])  # for other processes
     np.savez("own.npz", train_features=features, train_labels=labels, test_features=features, test_labels=labels)
+    images = features.reshape(-1, 1, 2, 4)
+    np.savez("pictures.npz", train_features=images, train_labels=labels, test_features=images, test_labels=labels)
     np.savez("unseen.npz", features=features[:5], labels=labels[:5])
     codes: Tree = {}
     outputs: Tree = {}

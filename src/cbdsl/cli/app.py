@@ -42,6 +42,10 @@ COMMANDS = {  # by panel of the help page: name, place, and the first paragraph 
         ),
     },
     "Use the model": {
+        "audit": (
+            "audit_command:audit",
+            "Search a trained model for backdoors before it is released; remove them on request.",
+        ),
         "predict": ("model_commands:predict", "Predict the class of every sample in a file with a trained model."),
         "export": (
             "model_commands:export",

@@ -51,6 +51,7 @@ accuracy.png       test accuracy by round, drawn by the command line
 model.safetensors  the final global model, its network, the scaling of features; for `cbdsl predict` and `export`
 init.safetensors   the model it started from, where one was given
 theory.json        the run's constants and bounds, written by `cbdsl theory`
+repaired.safetensors  the model without the backdoors that `cbdsl audit --repair` found
 plugins/           the plugins as they were when the run was started
 checkpoint.npz     the state of the server and, until the run is finished, of the swarm; for `cbdsl resume`
 .lock              held by the process that runs it
