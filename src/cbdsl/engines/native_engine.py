@@ -28,6 +28,7 @@ from cbdsl.engines.engine import (
     check_sample_indices,
 )
 from cbdsl.models.architecture import Architecture
+from cbdsl.models.frozen_weights import FrozenWeights
 from cbdsl.models.layers import Shape
 
 HERE = Path(__file__).parent / "native"
@@ -116,6 +117,7 @@ def _load(path: Path) -> tuple[Path, Any]:
     )  # fmt: skip
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "cbdsl_create": (pointer, [pointer, whole, pointer, pointer, pointer]),
+        "cbdsl_freeze": (None, [pointer] * 3),
         "cbdsl_destroy": (None, [pointer]),
         "cbdsl_parameters": (large, [pointer]),
         "cbdsl_workspace": (large, [pointer]),
@@ -166,7 +168,9 @@ class NativeEngine:
 
     name = "native"
 
-    def __init__(self, architecture: Architecture, threads: int | None = None) -> None:
+    def __init__(
+        self, architecture: Architecture, threads: int | None = None, frozen: FrozenWeights | None = None
+    ) -> None:
         """Prepare the kernels for one network; `threads` defaults to all processors of this process."""
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise ValueError(f"threads is {threads!r}; give a whole number of at least 1, or None for all processors")
@@ -181,6 +185,8 @@ class NativeEngine:
         self.size = int(self._library.cbdsl_parameters(self._handle))
         if self.size != architecture.size:
             raise NativeEngineError("the native library is out of date with this package; install the package again")
+        if frozen is not None:
+            self._freeze(frozen)
 
     def _create(self) -> int | None:
         table = LayerTable(self.architecture)
@@ -189,6 +195,17 @@ class NativeEngine:
             _pointer(table.shape),
         )  # fmt: skip
         return handle
+
+    def _freeze(self, frozen: FrozenWeights) -> None:
+        values, trains = as_float32("frozen weights", frozen.values), frozen.trains.astype(np.uint8)
+        if values.shape != (self.size,) or trains.shape != (self.size,):
+            raise ValueError(
+                f"frozen weights have shapes {values.shape} and {trains.shape}; give ({self.size},), all weights of a model"
+            )
+        if not frozen.size:
+            raise ValueError("all weights are frozen; leave some to train")
+        self._library.cbdsl_freeze(self._handle, _pointer(trains), _pointer(values))
+        self.size = frozen.size
 
     @property
     def workspace(self) -> int:

@@ -26,7 +26,7 @@ from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
 from cbdsl.engines.engine import Sgd, check_corrections, check_one_model, check_sample_indices
 from cbdsl.errors import UserError
 from cbdsl.models.check_module import buffers_of, check_buffers, check_layers
-from cbdsl.models.to_torch import parameter_count
+from cbdsl.models.to_torch import trained_parameters
 
 CPU = torch.device("cpu")
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it cuBLAS may add up in another order every time
@@ -50,7 +50,7 @@ class TorchEngine:
         self._brings = device is not None  # samples go there first
         self._device = device or CPU
         self._module = copy.deepcopy(module).to(self._device, torch.float32)
-        self._size = parameter_count(module)
+        self._size = sum(each.numel() for each in trained_parameters(module).values())
         self._threads = threads
         self._random = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in module.modules())
         self._plain_convolution = _has_only_small_convolutions(module)
@@ -58,7 +58,7 @@ class TorchEngine:
 
     @property
     def size(self) -> int:
-        """D, the number of parameters of one model."""
+        """D, the number of parameters of one model that train."""
         return self._size
 
     def train(
@@ -207,19 +207,18 @@ class TorchEngine:
 
 
 class _FlatModel:
-    """A module whose parameters and gradients are views of two flat tensors, so that a step is one operation."""
+    """A module whose trained parameters and gradients are views of two flat tensors, so that a step is one operation."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = copy.deepcopy(module)
         self.constants = buffers_of(module)
-        size = parameter_count(module)
-        device = next(module.parameters()).device
+        trained = trained_parameters(self.module).values()
+        size, device = sum(each.numel() for each in trained), next(module.parameters()).device
         self.flat = torch.empty(size, device=device)  # (D,)
         self.gradient = torch.zeros(size, device=device)  # (D,)
         offset = 0
-        for parameter in self.module.parameters():
+        for parameter in trained:
             part = slice(offset, offset + parameter.numel())
-            parameter.requires_grad_(True)
             parameter.data = self.flat[part].view(parameter.shape)
             parameter.grad = self.gradient[part].view(parameter.shape)
             offset = part.stop
@@ -275,8 +274,7 @@ class StackedTorchEngine:
         self._alone = TorchEngine(module, device=device)  # refuses what no engine can train
         self._module = copy.deepcopy(module).to(device, torch.float32).train().requires_grad_(False)
         self._constants = buffers_of(self._module)
-        self._names = [name for name, _ in module.named_parameters()]
-        self._shapes = [parameter.shape for parameter in module.parameters()]
+        self._shapes = {name: parameter.shape for name, parameter in trained_parameters(module).items()}
         self._device, self._block = device, block
         self._stacks: bool | None = None  # not tried yet
 
@@ -391,13 +389,13 @@ class StackedTorchEngine:
 
     def _gradients(self, flat: Tensor, features: Tensor, labels: Tensor, batch: _Batch) -> Tensor:
         """Return the gradients of the mean loss of every model on its own batch, (U, D)."""
-        parts = torch.split(flat, [shape.numel() for shape in self._shapes], dim=1)
+        parts = torch.split(flat, [shape.numel() for shape in self._shapes.values()], dim=1)
         stacked = {
             name: part.reshape(len(flat), *shape)  # (U, ...)
-            for name, part, shape in zip(self._names, parts, self._shapes, strict=True)
+            for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)
         }
         found = vmap(grad(self._loss))(stacked, features, labels, batch.real, batch.counts)
-        return torch.cat([found[name].reshape(len(flat), -1) for name in self._names], dim=1)
+        return torch.cat([found[name].reshape(len(flat), -1) for name in self._shapes], dim=1)
 
     def _loss(
         self, parameters: dict[str, Tensor], features: Tensor, labels: Tensor, real: Tensor, count: Tensor
@@ -417,7 +415,7 @@ class StackedTorchEngine:
         others = usable[(some[usable] != some[usable[:1]]).any(1)]
         if len(others) == 0:  # from equal samples nobody can tell whether they depend on each other
             return None
-        weights = np.stack([_drawn(self._shapes, seed) for seed in (0, 1)])
+        weights = np.stack([_drawn([*self._shapes.values()], seed) for seed in (0, 1)])
         batches = np.array([[[usable[0], others[0], others[-1]]], [[others[0], usable[0], PADDING]]], np.int32)
         together = self._train_block(weights, samples, batches, Sgd(1.0), None)
         if together is None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from cbdsl.errors import UserError
 from cbdsl.models.from_torch import copy_module, first_line, group_norm_instead
 from cbdsl.models.layers import ArchitectureError, Shape
-from cbdsl.models.to_torch import parameter_count
+from cbdsl.models.to_torch import parameter_count, trained_parameters
 
 
 def check_trainable(module: nn.Module, shape: Shape, classes: int) -> None:
@@ -33,6 +33,12 @@ def check_layers(module: nn.Module) -> None:
     """Refuse a module without parameters, or with torch layers that keep running statistics."""
     if parameter_count(module) == 0:
         raise UserError("The model has no parameters; there is nothing to learn.", code="invalid-part")
+    if not trained_parameters(module):
+        raise UserError(
+            "All weights of the model are frozen (requires_grad is False); there is nothing to learn. Leave at least the "
+            "last layer to train.",
+            code="invalid-part",
+        )
     probe = _copy_for_workers(module).train()  # a layer that is kept out of training keeps its statistics as they are
     norms = [
         (name, layer)
