@@ -200,7 +200,7 @@ class NativeEngine:
         values, trains = as_float32("frozen weights", frozen.values), frozen.trains.astype(np.uint8)
         if values.shape != (self.size,) or trains.shape != (self.size,):
             raise ValueError(
-                f"frozen weights have shapes {values.shape} and {trains.shape}; give ({self.size},), all weights of a model"
+                f"frozen weights have shapes {values.shape} and {trains.shape}; give one each of {self.size} weights"
             )
         if not frozen.size:
             raise ValueError("all weights are frozen; leave some to train")

@@ -207,7 +207,7 @@ class TorchEngine:
 
 
 class _FlatModel:
-    """A module whose trained parameters and gradients are views of two flat tensors, so that a step is one operation."""
+    """A module whose trained weights and gradients are views of two flat tensors, so that a step is one operation."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = copy.deepcopy(module)

@@ -35,8 +35,8 @@ def check_layers(module: nn.Module) -> None:
         raise UserError("The model has no parameters; there is nothing to learn.", code="invalid-part")
     if not trained_parameters(module):
         raise UserError(
-            "All weights of the model are frozen (requires_grad is False); there is nothing to learn. Leave at least the "
-            "last layer to train.",
+            "All weights of the model are frozen (requires_grad is False); there is nothing to learn. Let at least its "
+            "last layer train.",
             code="invalid-part",
         )
     probe = _copy_for_workers(module).train()  # a layer that is kept out of training keeps its statistics as they are

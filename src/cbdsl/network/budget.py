@@ -77,7 +77,9 @@ def needs_of(assignment: Assignment, own: Samples, threads: int, speed: float) -
     passes = count_steps(held, local) * min(local.batch_size, held)  # samples per round
     update = longest_update(assignment.codecs, assignment.size) if assignment.codecs.down.relative else 0
     parts = {
-        "the model": 4 * _MODELS * assignment.size * assignment.vectors + 3 * (KEPT_VERSIONS + 1) * update,
+        "the model": 4 * _MODELS * assignment.size * assignment.vectors
+        + 3 * (KEPT_VERSIONS + 1) * update
+        + (2 + threads) * assignment.frozen_bytes,
         "shared samples": 3 * assignment.shared_size + 4 * (_SHARED * layout.count + len(own)) * (width + 2),
         "batches": 10 * count_steps(held, local) * local.batch_size + 16 * held,
     }

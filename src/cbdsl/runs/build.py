@@ -222,7 +222,7 @@ class Experiment:
         spec, train, parts = self.spec, self.dataset.train, self.split
         private = np.concatenate([parts.shared_scoring, parts.holdout])
         others = np.setdiff1d(np.arange(len(train), dtype=np.int32), private)
-        known = spec.model != CUSTOM  # nothing here tells one custom network from another
+        known = spec.model != CUSTOM and self.network.frozen is None  # nothing here tells other networks apart
         return Adversary(
             self.attack,
             self.byzantine,
