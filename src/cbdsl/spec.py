@@ -26,6 +26,8 @@ from cbdsl.util.serialize import Bounds, check_fields, field_types, from_plain, 
 
 Shared = Literal["default", "none", "score", "train", "both"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
+Optimiser = Literal["sgd", "adam", "adamw"]
+Schedule = Literal["constant", "decay", "cosine", "warmup"]
 
 
 # The types of settings, with their limits.
@@ -70,15 +72,22 @@ class DataSpec(_Group):
 
 @dataclass(frozen=True)
 class LocalSpec(_Group):
-    """How a worker trains in one round: mini-batch SGD (Sec. VI.B)."""
+    """How a worker trains in one round: mini-batch SGD (Sec. VI.B), or Adam."""
 
     epochs: Annotated[int, Bounds(0, 100_000)] = setting(1, "passes over D_i and D_tr")
     steps: Annotated[int, Bounds(0, 100_000_000)] = setting(0, "if not 0: this many batches instead of whole epochs")
     batch_size: Annotated[int, Bounds(1, 10_000_000)] = setting(10, "samples in a mini-batch")
-    learning_rate: Positive = setting(0.005, "of SGD, alpha")
+    learning_rate: Positive = setting(0.005, "of the optimiser, alpha")
     momentum: Momentum = setting(0.0, "of SGD; starts at zero in every round")
-    weight_decay: Annotated[float, Bounds(0.0, 1e6)] = setting(0.0, "L2 penalty of SGD")
+    weight_decay: Annotated[float, Bounds(0.0, 1e6)] = setting(0.0, "L2 penalty; for adamw the decoupled decay")
     decay: Positive = setting(1.0, "the learning rate is multiplied by this after every round")
+    optimiser: Optimiser = setting("sgd", "what makes a step of a gradient; its state starts anew in every round")
+    schedule: Schedule = setting(
+        "constant",
+        "the learning rate over the steps of one round: constant, decay (in a line to 0), cosine (to 0), or warmup (up "
+        "from 0 over the first tenth)",
+    )
+    clip: Annotated[float, Bounds(0.0, 1e6)] = setting(0.0, "largest norm of a batch's gradient; 0: any")
 
 
 @dataclass(frozen=True)
@@ -426,7 +435,14 @@ def read_tree(path: Path) -> dict[str, Any]:
     return _toml_tree(text, str(path))
 
 
-_ADDED_LATER = (("", "device", "auto"), ("data", "shared_source", ""), ("swarm", "storage", "float32"))
+_ADDED_LATER = (
+    ("", "device", "auto"),
+    ("data", "shared_source", ""),
+    ("swarm", "storage", "float32"),
+    ("local", "optimiser", "sgd"),
+    ("local", "schedule", "constant"),
+    ("local", "clip", 0.0),
+)
 """Settings that did not exist in the first version: at their defaults they are no part of the key."""
 
 

@@ -103,13 +103,9 @@ def test_scores_and_gradients_are_those_of_the_whole_network(name: str, wide: bo
         np.testing.assert_allclose(engine.gradients(rows, samples, indices), gradients, rtol=1e-5, atol=1e-7)
     found = engine.sample_losses(rows[1], samples, everything)
     assert np.array_equal(found, plain.sample_losses(filled[1], samples, everything))
-    found, moved = (
-        engine.train(rows, samples, batches(3), Sgd(0.05)),
-        plain.train(filled, samples, batches(3), Sgd(0.05)),
-    )
-    assert not np.allclose(moved[:, ~frozen.trains], filled[:, ~frozen.trains], atol=1e-4)
-    assert not np.allclose(found, rows, atol=1e-4)
-    assert np.isfinite(found).all()
+    trained = engine.train(rows, samples, batches(3), Sgd(0.05))
+    assert not np.allclose(trained, rows, atol=1e-4)
+    assert np.isfinite(trained).all()
 
 
 @pytest.mark.parametrize("name", ENGINES)

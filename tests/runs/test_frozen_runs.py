@@ -82,9 +82,10 @@ def test_verified_runs_with_codecs_ban_nobody(codec: str) -> None:
 
 def test_a_run_starts_from_a_model_of_which_all_was_trained_and_tunes_its_head(tmp_path: Path) -> None:
     before = cbdsl.run(small_spec(rounds=8), model=perceptron, data=blobs(), out=tmp_path / "before")
+    starts: tuple[Any, ...] = (before, tmp_path / "before", before.weights)
     results = [
         cbdsl.run(small_spec(rounds=2), model=tuned, data=blobs(), out=tmp_path / f"after{number}", init=init)
-        for number, init in enumerate([before, tmp_path / "before", before.weights])
+        for number, init in enumerate(starts)
     ]
     body = load_file(tmp_path / "before" / "model.safetensors")["0.weight"]
     for number, result in enumerate(results):

@@ -116,7 +116,7 @@ class WorkerRound:
         owner, local = self.workers, self.workers.local
         if not owner.gradients:
             return start.copy()
-        sgd = Sgd(self.learning_rate, local.momentum, local.weight_decay, proximal)
+        sgd = Sgd.of(local, self.learning_rate, proximal)
         lessons = [owner.held.training[row] for row in self.rows]
         trained = np.empty((len(self.rows), owner.engine.size), np.float32)
         for pool in {id(lesson.samples): lesson.samples for lesson in lessons}.values():

@@ -23,7 +23,15 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
-from cbdsl.engines.engine import Sgd, check_corrections, check_one_model, check_sample_indices
+from cbdsl.engines.engine import (
+    BETAS,
+    CLIP_EPSILON,
+    EPSILON,
+    Sgd,
+    check_corrections,
+    check_one_model,
+    check_sample_indices,
+)
 from cbdsl.errors import UserError
 from cbdsl.models.check_module import buffers_of, check_buffers, check_layers
 from cbdsl.models.to_torch import trained_parameters
@@ -74,28 +82,30 @@ class TorchEngine:
         if corrections is not None:
             corrections = check_corrections(corrections, weights.shape)
         features, labels, batches = self._tensors(samples, batches)
-        result = np.empty_like(weights)
+        result, rates = np.empty_like(weights), sgd.rates(batches)
 
         def train_worker(worker: int) -> None:
             if self._random and seeds is not None:
                 seed_generators(int(seeds[worker]) % 2**63, self._device)
             model = self._load(weights[worker])
             model.module.train()
-            velocity = torch.zeros_like(model.flat) if sgd.momentum else None
+            memory = OptimiserMemory(model.flat, sgd)
             start = model.flat.clone() if sgd.proximal else None
             correction = None if corrections is None else torch.from_numpy(corrections[worker]).to(self._device)
-            for row in batches[worker]:
+            for number, row in enumerate(batches[worker]):
                 chosen = torch.from_numpy(row[row != PADDING])
                 if len(chosen) == 0:
                     continue
                 model.gradient.zero_()
                 cross_entropy(model.module(features[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
                 with torch.no_grad():
+                    clip_gradient(model.gradient, sgd.clip)
                     if start is not None:
                         model.gradient.add_(model.flat - start, alpha=sgd.proximal)
                     if correction is not None:
                         model.gradient.add_(correction)
-                    step(model.flat, model.gradient, velocity, sgd)
+                    rate = sgd.learning_rate if rates is None else float(rates[worker, number])
+                    memory.step(model.flat, model.gradient, rate)
             check_buffers(model.constants, model.module)  # or the next worker would find what this one left
             result[worker] = model.flat.cpu().numpy()
 
@@ -224,13 +234,64 @@ class _FlatModel:
             offset = part.stop
 
 
-def step(flat: Tensor, gradient: Tensor, velocity: Tensor | None, sgd: Sgd) -> None:
-    """Take one step of torch.optim.SGD in place, for one model (D,) or several (U, D)."""
-    if sgd.weight_decay:
-        gradient.add_(flat, alpha=sgd.weight_decay)
-    if velocity is not None:
-        gradient = velocity.mul_(sgd.momentum).add_(gradient)
-    flat.add_(gradient, alpha=-sgd.learning_rate)
+class OptimiserMemory:
+    """What an optimiser keeps between the steps of one model (D,) or several (U, D); `Sgd` has the formulas."""
+
+    def __init__(self, flat: Tensor, sgd: Sgd) -> None:
+        adam = sgd.optimiser != "sgd"
+        self._sgd = sgd
+        self.first = torch.zeros_like(flat) if adam or sgd.momentum else None  # v or m
+        self.second = torch.zeros_like(flat) if adam else None  # s
+        self._taken = np.zeros(flat.shape[:-1], np.int64)  # t
+
+    def step(self, flat: Tensor, gradient: Tensor, rate: float | Floats, idle: Tensor | None = None) -> None:
+        """Take a step in place. rate: one number, or one each, (U,). idle: rows that take no step."""
+        kept = [
+            (array, array[idle]) for array in (flat, self.first, self.second) if array is not None and idle is not None
+        ]
+        self._taken += 1
+        if idle is not None:
+            self._taken[idle.cpu().numpy()] -= 1
+        self._move(flat, gradient, rate)
+        for array, rows in kept:
+            array[idle] = rows
+
+    def _move(self, flat: Tensor, gradient: Tensor, rate: float | Floats) -> None:
+        sgd = self._sgd
+        if sgd.weight_decay and sgd.optimiser == "adamw":
+            _subtract(flat, flat, rate * np.float64(sgd.weight_decay))
+        elif sgd.weight_decay:
+            gradient.add_(flat, alpha=sgd.weight_decay)
+        if self.second is None or self.first is None:
+            _subtract(flat, gradient if self.first is None else self.first.mul_(sgd.momentum).add_(gradient), rate)
+            return
+        self.first.mul_(BETAS[0]).add_(gradient, alpha=1 - BETAS[0])
+        self.second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+        taken = np.maximum(self._taken, 1)
+        deviation = _scaled(self.second.sqrt(), 1 / np.sqrt(1 - BETAS[1] ** taken)).add_(EPSILON)
+        _subtract(flat, self.first / deviation, rate / (1 - BETAS[0] ** taken))
+
+
+def _subtract(flat: Tensor, change: Tensor, factor: float | Doubles | Floats) -> None:
+    """Subtract factor * change in place; factor: one number, or one per row, (U,)."""
+    if np.ndim(factor) == 0:
+        flat.add_(change, alpha=-float(factor))
+    else:
+        flat.sub_(_scaled(change, factor))
+
+
+def _scaled(values: Tensor, factor: float | Doubles | Floats) -> Tensor:
+    """Return values times one number, or times one per row, (U,)."""
+    if np.ndim(factor) == 0:
+        return values * float(factor)
+    return values * torch.from_numpy(np.asarray(factor, np.float32)).to(values.device)[:, None]
+
+
+def clip_gradient(gradient: Tensor, clip: float) -> None:
+    """Shorten gradients to a norm in place, for one model (D,) or several (U, D); 0: any norm."""
+    if clip:
+        norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
+        gradient.mul_((clip / (norm + CLIP_EPSILON)).clamp_(max=1.0))
 
 
 @contextmanager
@@ -369,7 +430,7 @@ class StackedTorchEngine:
     ) -> Floats:
         features, labels, batches = bring_samples(samples, batches, self._device)
         flat = torch.from_numpy(np.array(weights, np.float32)).to(self._device)  # (U, D)
-        velocity = torch.zeros_like(flat) if sgd.momentum else None
+        memory, rates = OptimiserMemory(flat, sgd), sgd.rates(batches)
         start = flat.clone() if sgd.proximal else None
         more = None if corrections is None else torch.from_numpy(corrections).to(self._device)
         for number in range(batches.shape[1]):
@@ -377,14 +438,13 @@ class StackedTorchEngine:
             if batch is None:
                 continue
             gradient = self._gradients(flat, features[batch.places], labels[batch.places], batch)
+            clip_gradient(gradient, sgd.clip)
             if start is not None:
                 gradient.add_(flat - start, alpha=sgd.proximal)
             if more is not None:
                 gradient.add_(more)
-            resting = [(array, array[batch.idle]) for array in (flat, velocity) if array is not None and batch.rests]
-            step(flat, gradient, velocity, sgd)
-            for array, rows in resting:  # no samples, no step
-                array[batch.idle] = rows
+            rate = sgd.learning_rate if rates is None else rates[:, number]
+            memory.step(flat, gradient, rate, batch.idle if batch.rests else None)  # no samples, no step
         return flat.cpu().numpy()
 
     def _gradients(self, flat: Tensor, features: Tensor, labels: Tensor, batch: _Batch) -> Tensor:

@@ -420,7 +420,7 @@ def make_trainer(
     def train(weights: Floats, round_number: int) -> Floats:
         rows = draw_batches(indices, spec.local, stream(seed, "root", round_number))
         seeds = np.array([seed_of(seed, "root", round_number, worker=1)], dtype=np.uint64)
-        sgd = Sgd(rate_at(spec, round_number), spec.local.momentum, spec.local.weight_decay)
+        sgd = Sgd.of(spec.local, rate_at(spec, round_number))
         return np.asarray(engine.train(weights[None], samples, rows[None], sgd, seeds)[0])
 
     return train

@@ -36,6 +36,12 @@ class Workspace {
     Workspace &operator=(const Workspace &) = delete;
 
     lanes *at(size_t offset) { return vectors_ + offset; }
+    // Two times as many zeros as there are weights, for what an optimiser keeps; room for them only once they are asked for.
+    float *moments(const Plan &plan) {
+        if (!moments_ && !(moments_ = static_cast<float *>(std::malloc(2 * plan.parameters * sizeof(float))))) throw std::bad_alloc();
+        return std::fill_n(moments_, 2 * plan.parameters, 0.0f) - 2 * plan.parameters;
+    }
+
     float *gradient;           // (P,): the gradient of a batch, or its momentum
     float *weights = nullptr;  // (P,): a model with its frozen weights; only where some are frozen
 
@@ -44,8 +50,10 @@ class Workspace {
         std::free(vectors_);
         std::free(gradient);
         std::free(weights);
+        std::free(moments_);
     }
     lanes *vectors_;
+    float *moments_ = nullptr;
 };
 
 }  // namespace cbdsl
