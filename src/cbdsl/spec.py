@@ -285,15 +285,14 @@ class Spec:
         plugins = [register.plugin_digest(name) for name in self.plugins]
         tree = {**self.to_tree(), "preset": "", "plugins": plugins, "init": init_digest(self.init)}
         tree["data"]["shared_source"] = self.data.shared_source and content_digest(Path(self.data.shared_source))
-        for group, name, default in _ADDED_LATER:
-            settings = tree[group] if group else tree
-            if settings[name] == default:
-                del settings[name]
+        _drop_defaults(tree, _ADDED_LATER)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_toml(self) -> str:
-        """Return the spec as TOML text, with every value."""
-        return tomli_w.dumps(self.to_tree())
+        """Return the spec as TOML text, with every value but those of `_LEFT_OUT`."""
+        tree = self.to_tree()
+        _drop_defaults(tree, _LEFT_OUT)
+        return tomli_w.dumps(tree)
 
     def with_settings(self, settings: Mapping[str, Any]) -> Spec:
         """Return a copy with dotted keys set, such as {"local.epochs": 3} or {"options.fedprox.mu": 0.1}.
@@ -435,15 +434,18 @@ def read_tree(path: Path) -> dict[str, Any]:
     return _toml_tree(text, str(path))
 
 
-_ADDED_LATER = (
-    ("", "device", "auto"),
-    ("data", "shared_source", ""),
-    ("swarm", "storage", "float32"),
-    ("local", "optimiser", "sgd"),
-    ("local", "schedule", "constant"),
-    ("local", "clip", 0.0),
-)
+_LEFT_OUT = (("local", "optimiser", "sgd"), ("local", "schedule", "constant"), ("local", "clip", 0.0))
+"""Settings that texts leave out at their defaults, so that earlier versions read a spec that does without them."""
+
+_ADDED_LATER = (("", "device", "auto"), ("data", "shared_source", ""), ("swarm", "storage", "float32"), *_LEFT_OUT)
 """Settings that did not exist in the first version: at their defaults they are no part of the key."""
+
+
+def _drop_defaults(tree: dict[str, Any], entries: Iterable[tuple[str, str, Any]]) -> None:
+    for group, name, default in entries:
+        settings = tree[group] if group else tree
+        if settings[name] == default:
+            del settings[name]
 
 
 INIT_SERVER = "server"  # the value of `init` for a model that the server trains on D_tr

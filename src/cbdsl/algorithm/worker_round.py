@@ -105,8 +105,8 @@ class WorkerRound:
 
     @property
     def momentum(self) -> float:
-        """Of local SGD."""
-        return self.workers.local.momentum
+        """Of local SGD; 0 for another optimiser."""
+        return self.workers.local.momentum if self.workers.local.optimiser == "sgd" else 0.0
 
     def train(self, start: Floats, proximal: float = 0.0, corrections: Floats | None = None) -> Floats:
         """Run local SGD from given positions, (k, D); return a new array (k, D).
