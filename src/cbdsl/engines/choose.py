@@ -113,7 +113,10 @@ def _torch_engine(network: Architecture | nn.Module | Network, threads: int, why
             raise
         raise missing("torch", "torch", why) from error
     place = select_device(device)
+    calibration = network.calibration if isinstance(network, Network) else None
     if isinstance(network, Network):
         network = network.subject if network.described is None else network.build()
     module = module_of(network) if isinstance(network, Architecture) else network
-    return TorchEngine(module, threads) if place == CPU else StackedTorchEngine(module, place)
+    if place == CPU:
+        return TorchEngine(module, threads, calibration=calibration)
+    return StackedTorchEngine(module, place, calibration=calibration)

@@ -33,6 +33,7 @@ from cbdsl.engines.engine import (
     check_sample_indices,
 )
 from cbdsl.errors import UserError
+from cbdsl.models.batch_statistics import calibrate, hold_statistics, statistics_layers
 from cbdsl.models.check_module import buffers_of, check_buffers, check_layers
 from cbdsl.models.to_torch import trained_parameters
 
@@ -52,9 +53,18 @@ class TorchEngine:
 
     name = "torch"
 
-    def __init__(self, module: nn.Module, threads: int = 1, device: torch.device | None = None) -> None:
-        """device: for `StackedTorchEngine`, which makes torch deterministic there; None is the CPU."""
-        check_layers(module)
+    def __init__(
+        self,
+        module: nn.Module,
+        threads: int = 1,
+        device: torch.device | None = None,
+        calibration: Floats | None = None,
+    ) -> None:
+        """device: for `StackedTorchEngine`, which makes torch deterministic there; None is the CPU.
+
+        calibration: features (N, ...) whose statistics BatchNorm layers score with; without them they only train.
+        """
+        check_layers(module, statistics=True)
         self._brings = device is not None  # samples go there first
         self._device = device or CPU
         self._module = copy.deepcopy(module).to(self._device, torch.float32)
@@ -62,6 +72,8 @@ class TorchEngine:
         self._threads = threads
         self._random = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in module.modules())
         self._plain_convolution = _has_only_small_convolutions(module)
+        self._least = 2 if statistics_layers(self._module) else 1  # samples of a batch; one alone has no statistics
+        self._calibration = None if calibration is None else torch.from_numpy(calibration).to(self._device)
         self._own = threading.local()
 
     @property
@@ -94,7 +106,7 @@ class TorchEngine:
             correction = None if corrections is None else torch.from_numpy(corrections[worker]).to(self._device)
             for number, row in enumerate(batches[worker]):
                 chosen = torch.from_numpy(row[row != PADDING])
-                if len(chosen) == 0:
+                if len(chosen) < self._least:
                     continue
                 model.gradient.zero_()
                 cross_entropy(model.module(features[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
@@ -169,8 +181,7 @@ class TorchEngine:
 
         def gradient(worker: int) -> None:
             chosen = _chosen(indices, worker)
-            model = self._load(weights[worker])
-            model.module.eval()
+            model = self._load_scoring(weights[worker])
             model.gradient.zero_()
             for start in range(0, len(chosen), _CHUNK):
                 part = chosen[start : start + _CHUNK]
@@ -185,8 +196,7 @@ class TorchEngine:
         self, weights: Floats, features: Tensor, labels: Tensor, chosen: Tensor
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield logits and labels in chunks."""
-        model = self._load(weights)
-        model.module.eval()
+        model = self._load_scoring(weights)
         with torch.inference_mode():
             for start in range(0, len(chosen), _CHUNK):
                 part = chosen[start : start + _CHUNK]
@@ -207,6 +217,17 @@ class TorchEngine:
             model.flat.copy_(torch.from_numpy(np.ascontiguousarray(weights)))
         return model
 
+    def _load_scoring(self, weights: Floats) -> _FlatModel:
+        """Return this thread's copy of the module with these weights, in evaluation mode."""
+        model = self._load(weights)
+        model.module.eval()
+        if model.statistics:
+            if self._calibration is None:
+                raise ValueError("a module with BatchNorm is scored; give the engine samples for its statistics")
+            calibrate(model.module, model.statistics, self._calibration)
+            model.constants = buffers_of(model.module)
+        return model
+
     def _for_each(self, count: int, work: Callable[[int], _Result], serial: bool = False) -> list[_Result]:
         """Run the work of every worker, each on one thread; return results in the order of workers."""
         with _one_thread_per_operation(self._plain_convolution):
@@ -221,6 +242,7 @@ class _FlatModel:
 
     def __init__(self, module: nn.Module) -> None:
         self.module = copy.deepcopy(module)
+        self.statistics = hold_statistics(self.module)
         self.constants = buffers_of(module)
         trained = trained_parameters(self.module).values()
         size, device = sum(each.numel() for each in trained), next(module.parameters()).device
@@ -330,10 +352,13 @@ class StackedTorchEngine:
     dependence.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, block: int | None = None) -> None:
-        """block: how many workers train together; estimated if not given."""
-        self._alone = TorchEngine(module, device=device)  # refuses what no engine can train
+    def __init__(
+        self, module: nn.Module, device: torch.device, block: int | None = None, calibration: Floats | None = None
+    ) -> None:
+        """block: how many workers train together; estimated if not given. calibration: see `TorchEngine`."""
+        self._alone = TorchEngine(module, device=device, calibration=calibration)  # refuses what no engine can train
         self._module = copy.deepcopy(module).to(device, torch.float32).train().requires_grad_(False)
+        hold_statistics(self._module)
         self._constants = buffers_of(self._module)
         self._shapes = {name: parameter.shape for name, parameter in trained_parameters(module).items()}
         self._device, self._block = device, block

@@ -68,6 +68,7 @@ class Network:
     described: Architecture | None
     builder: Callable[[], nn.Module] | None = None
     constants: FrozenWeights | None = None  # of a description; a module has its own
+    calibration: Floats | None = None  # features (N, *shape) whose statistics BatchNorm layers score with
 
     @cached_property
     def subject(self) -> Architecture | nn.Module:
@@ -82,6 +83,15 @@ class Network:
         from cbdsl.models.to_torch import frozen_of  # noqa: PLC0415 - torch takes a second to load
 
         return frozen_of(self.subject)  # type: ignore[arg-type]  # a module
+
+    @cached_property
+    def keeps_statistics(self) -> bool:
+        """Whether it has BatchNorm layers with statistics of their own."""
+        if self.described is not None:
+            return False
+        from cbdsl.models.batch_statistics import statistics_layers  # noqa: PLC0415 - torch takes a second to load
+
+        return bool(statistics_layers(self.subject))  # type: ignore[arg-type]  # a module
 
     @property
     def size(self) -> int:
@@ -171,6 +181,12 @@ class Network:
 
         module = self.build()
         load_flat(module, self.whole(weights))
+        if self.calibration is not None:
+            import torch  # noqa: PLC0415
+
+            from cbdsl.models.batch_statistics import calibrate, statistics_layers  # noqa: PLC0415
+
+            calibrate(module, statistics_layers(module), torch.from_numpy(self.calibration))
         return module.eval()
 
     def tensor_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -183,13 +199,14 @@ class Network:
 
     def tensors(self, weights: Floats) -> dict[str, Floats]:
         """Return flat weights (D,) as named tensors, with the frozen weights and the constants of a user's module."""
-        named, start, weights = {}, 0, self.whole(weights)
+        named, start, whole = {}, 0, self.whole(weights)
         for name, shape in self.tensor_shapes():
             end = start + int(np.prod(shape))
-            named[name] = np.ascontiguousarray(weights[start:end]).reshape(shape)
+            named[name] = np.ascontiguousarray(whole[start:end]).reshape(shape)
             start = end
         if self.described is None:
-            buffers = self.subject.state_dict().items()  # type: ignore[union-attr]
+            module = self.subject if self.calibration is None else self.module(weights)
+            buffers = module.state_dict().items()  # type: ignore[union-attr]
             named |= {name: each.detach().numpy() for name, each in buffers if name not in named}
         return named
 
@@ -207,16 +224,18 @@ class Network:
         return np.concatenate(parts)
 
 
-def network_of(spec: Spec, shape: tuple[int, ...], classes: int, builder: object = None) -> Network:
-    """Return the network that a spec names, or that a user's function builds."""
+def network_of(
+    spec: Spec, shape: tuple[int, ...], classes: int, builder: object = None, statistics: bool = False
+) -> Network:
+    """Return the network that a spec names, or that a user's function builds. statistics: see `check_trainable`."""
     if builder is not None:
-        return _checked(builder, shape, classes)
+        return _checked(builder, shape, classes, statistics)
     if spec.model == CUSTOM:
         raise UserError("The model of this run was given in Python; give it again with model=...", code="invalid-part")
     make = register.model.make(spec.model, spec.options.of(spec.model))
     made = make(shape, classes)
     if not isinstance(made, Architecture):
-        return _checked(lambda: make(shape, classes), shape, classes)
+        return _checked(lambda: make(shape, classes), shape, classes, statistics)
     if made.classes < classes:
         raise UserError(
             f"The model '{spec.model}' has {made.classes} outputs; the data has {classes} classes.", code="wrong-shape"
@@ -224,7 +243,7 @@ def network_of(spec: Spec, shape: tuple[int, ...], classes: int, builder: object
     return Network(shape, classes, made)
 
 
-def _checked(builder: object, shape: tuple[int, ...], classes: int) -> Network:
+def _checked(builder: object, shape: tuple[int, ...], classes: int, statistics: bool) -> Network:
     """Return the network that a user's function builds, if it can be learned together; otherwise advice."""
     if isinstance(builder, str):
         raise unknown("model", builder, register.model.names(), register.OWN)
@@ -256,7 +275,7 @@ def _checked(builder: object, shape: tuple[int, ...], classes: int) -> Network:
         ) from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model builds a {type(module).__name__}, not a torch nn.Module.", code="wrong-type")
-    check_trainable(module, shape, classes)
+    check_trainable(module, shape, classes, statistics)
     return network
 
 

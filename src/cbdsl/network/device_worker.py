@@ -78,7 +78,8 @@ class Assignment:
         from cbdsl.models.network import Network, network_of  # noqa: PLC0415
 
         if self.architecture is None:
-            return network_of(self.spec, self.layout.shape, self.classes)
+            averages = self.method.conversation != "swarm"
+            return network_of(self.spec, self.layout.shape, self.classes, statistics=averages)
         constants = None
         if self.frozen is not None:
             values = weights_from_bytes(shared[len(shared) - self.frozen_bytes :])

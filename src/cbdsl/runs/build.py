@@ -53,6 +53,7 @@ from cbdsl.util.memory import require_memory
 if TYPE_CHECKING:
     from torch import nn
 
+_CALIBRATING = 1000  # samples of D_G whose statistics a model with BatchNorm is scored with
 ModelBuilder = Callable[[], "nn.Module"]
 Client = Dataset | Samples | tuple[ArrayLike, ArrayLike]
 Init = Result | Path | str | NDArray[Any]
@@ -110,7 +111,12 @@ class Experiment:
         )
         dataset = replace(dataset, train=alter_features(dataset.train, parts, partition, spec.seed))
         dataset, parts = add_shared(dataset, parts, spec.data)
-        network, start = _start(spec, network_of(spec, dataset.shape, dataset.classes, given.model), given.init)
+        averages = (given.method or build_method(spec)).conversation != "swarm"
+        network = network_of(spec, dataset.shape, dataset.classes, given.model, statistics=averages)
+        network, start = _start(spec, network, given.init)
+        if network.keeps_statistics:
+            public = np.concatenate([parts.shared_training, parts.shared_scoring])[:_CALIBRATING]
+            network = replace(network, calibration=dataset.train.features[public])
         choice = choose_engine(spec.engine, network, dataset.shape, threads or default_threads(), spec.device)
         engine = choice.engine
         server = build_server(spec, engine, dataset.train, parts, given, secret)
