@@ -26,6 +26,8 @@ from cbdsl.util.serialize import Bounds, check_fields, field_types, from_plain, 
 
 Shared = Literal["default", "none", "score", "train", "both"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
+Optimiser = Literal["sgd", "adam", "adamw"]
+Schedule = Literal["constant", "decay", "cosine", "warmup"]
 
 
 # The types of settings, with their limits.
@@ -70,15 +72,22 @@ class DataSpec(_Group):
 
 @dataclass(frozen=True)
 class LocalSpec(_Group):
-    """How a worker trains in one round: mini-batch SGD (Sec. VI.B)."""
+    """How a worker trains in one round: mini-batch SGD (Sec. VI.B), or Adam."""
 
     epochs: Annotated[int, Bounds(0, 100_000)] = setting(1, "passes over D_i and D_tr")
     steps: Annotated[int, Bounds(0, 100_000_000)] = setting(0, "if not 0: this many batches instead of whole epochs")
     batch_size: Annotated[int, Bounds(1, 10_000_000)] = setting(10, "samples in a mini-batch")
-    learning_rate: Positive = setting(0.005, "of SGD, alpha")
+    learning_rate: Positive = setting(0.005, "of the optimiser, alpha")
     momentum: Momentum = setting(0.0, "of SGD; starts at zero in every round")
-    weight_decay: Annotated[float, Bounds(0.0, 1e6)] = setting(0.0, "L2 penalty of SGD")
+    weight_decay: Annotated[float, Bounds(0.0, 1e6)] = setting(0.0, "L2 penalty; for adamw the decoupled decay")
     decay: Positive = setting(1.0, "the learning rate is multiplied by this after every round")
+    optimiser: Optimiser = setting("sgd", "what makes a step of a gradient; its state starts anew in every round")
+    schedule: Schedule = setting(
+        "constant",
+        "the learning rate over the steps of one round: constant, decay (in a line to 0), cosine (to 0), or warmup (up "
+        "from 0 over the first tenth)",
+    )
+    clip: Annotated[float, Bounds(0.0, 1e6)] = setting(0.0, "largest norm of a batch's gradient; 0: any")
 
 
 @dataclass(frozen=True)
@@ -276,15 +285,14 @@ class Spec:
         plugins = [register.plugin_digest(name) for name in self.plugins]
         tree = {**self.to_tree(), "preset": "", "plugins": plugins, "init": init_digest(self.init)}
         tree["data"]["shared_source"] = self.data.shared_source and content_digest(Path(self.data.shared_source))
-        for group, name, default in _ADDED_LATER:
-            settings = tree[group] if group else tree
-            if settings[name] == default:
-                del settings[name]
+        _drop_defaults(tree, _ADDED_LATER)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_toml(self) -> str:
-        """Return the spec as TOML text, with every value."""
-        return tomli_w.dumps(self.to_tree())
+        """Return the spec as TOML text, with every value but those of `_LEFT_OUT`."""
+        tree = self.to_tree()
+        _drop_defaults(tree, _LEFT_OUT)
+        return tomli_w.dumps(tree)
 
     def with_settings(self, settings: Mapping[str, Any]) -> Spec:
         """Return a copy with dotted keys set, such as {"local.epochs": 3} or {"options.fedprox.mu": 0.1}.
@@ -426,13 +434,21 @@ def read_tree(path: Path) -> dict[str, Any]:
     return _toml_tree(text, str(path))
 
 
-_ADDED_LATER = (("", "device", "auto"), ("data", "shared_source", ""), ("swarm", "storage", "float32"))
+_LEFT_OUT = (("local", "optimiser", "sgd"), ("local", "schedule", "constant"), ("local", "clip", 0.0))
+"""Settings that texts leave out at their defaults, so that earlier versions read a spec that does without them."""
+
+_ADDED_LATER = (("", "device", "auto"), ("data", "shared_source", ""), ("swarm", "storage", "float32"), *_LEFT_OUT)
 """Settings that did not exist in the first version: at their defaults they are no part of the key."""
 
 
-INIT_SERVER = (
-    "server"  # the value of `init` for a model that the server trains on D_tr; where it takes part, on D_sc, too
-)
+def _drop_defaults(tree: dict[str, Any], entries: Iterable[tuple[str, str, Any]]) -> None:
+    for group, name, default in entries:
+        settings = tree[group] if group else tree
+        if settings[name] == default:
+            del settings[name]
+
+
+INIT_SERVER = "server"  # the value of `init` for the server's own model; see `Experiment.prepare`
 
 
 def init_file(source: str) -> Path:

@@ -10,8 +10,8 @@ extern "C" {
 void *cbdsl_create(const int32_t *, int32_t, const int32_t *, const float *, const int32_t *);
 void cbdsl_destroy(void *);
 int64_t cbdsl_parameters(const void *);
-int cbdsl_train(void *, int64_t, const float *, const float *, const int32_t *, const int32_t *, int64_t, int64_t, float, float,
-                float, float, const uint64_t *, const float *, float *, int32_t);
+int cbdsl_train(void *, int64_t, const float *, const float *, const int32_t *, const int32_t *, int64_t, int64_t, const float *,
+                const float *, const uint64_t *, const float *, float *, int32_t);
 int cbdsl_gradients(void *, int64_t, const float *, const float *, const int32_t *, const int32_t *, int64_t, int32_t, float *,
                     int32_t);
 int cbdsl_score(void *, int64_t, const float *, const float *, const int32_t *, const int32_t *, int64_t, int32_t, const double *,
@@ -46,7 +46,7 @@ template <class T> struct Array {
 
 struct Request {
     int64_t what, workers, steps, room, per_worker, threads;
-    float rate, momentum, decay, proximal;
+    float sgd[6];
 };
 
 }  // namespace
@@ -62,7 +62,7 @@ int main() {
     give(&parameters, sizeof parameters), give(&lanes, sizeof lanes), give(instructions, sizeof instructions);
     std::fflush(stdout);
     for (Request r; std::fread(&r, sizeof r, 1, stdin) == 1; std::fflush(stdout)) {
-        Array<float> weights, features, corrections;
+        Array<float> weights, features, corrections, rates;
         Array<int32_t> labels, indices;
         Array<uint64_t> seeds;
         Array<double> ceilings;
@@ -74,7 +74,7 @@ int main() {
         int failed = 0;
         if (r.what == 0)
             failed = cbdsl_train(network, r.workers, weights.data(), features.data(), labels.data(), indices.data(), r.steps, r.room,
-                                 r.rate, r.momentum, r.decay, r.proximal, seeds.or_null(), corrections.or_null(), models.data(), threads);
+                                 r.sgd, rates.or_null(), seeds.or_null(), corrections.or_null(), models.data(), threads);
         else if (r.what == 1)
             failed = cbdsl_gradients(network, r.workers, weights.data(), features.data(), labels.data(), indices.data(), each, own,
                                      models.data(), threads);

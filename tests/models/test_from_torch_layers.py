@@ -185,7 +185,6 @@ REFUSED: list[tuple[nn.Module, Shape, str]] = [
     (nn.TransformerEncoderLayer(9, 3), SERIES, "attention multiplies tensors with each other; it runs on torch"),
     (nn.Embedding(9, 3), ROWS, "table indices; it runs on torch"),
     (_Subclass(6, 3), ROWS, "_Subclass"),
-    (nn.Linear(6, 3).requires_grad_(False), ROWS, "frozen"),
     (hooked(), ROWS, r"layer 0 has hooks"),
     (nn.Sequential(nn.BatchNorm1d(6)), ROWS, r"layer 0\.0 \(BatchNorm1d\)"),
     (nn.PReLU(), ROWS, r"layer 0 \(PReLU\) is not one of Conv1d/2d, Linear, "),

@@ -191,6 +191,10 @@ def test_lists_read_as_people_write_them() -> None:
         ({"steps": 7}, "7 batches of plain SGD per round"),
         ({"decay": 0.5}, "one epoch, learning rate halved every round"),
         ({"decay": 0.9, "weight_decay": 0.01}, "one epoch, weight decay 0.01, learning rate times 0.9 every round"),
+        (
+            {"optimiser": "adamw", "schedule": "cosine", "clip": 1.0, "momentum": 0.9},
+            "one epoch, AdamW, gradients of a norm up to 1, cosine of the learning rate within a round",
+        ),
     ],
 )
 def test_local_training_is_described_by_its_settings(settings: dict[str, Any], words: str) -> None:

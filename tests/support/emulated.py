@@ -19,7 +19,7 @@ import pytest
 
 from cbdsl.arrays import Doubles, Floats, Indices, Samples, Seeds
 from cbdsl.engines.engine import Sgd
-from cbdsl.engines.native_engine import LayerTable
+from cbdsl.engines.native_engine import OPTIMISERS, LayerTable
 from cbdsl.models.architecture import Architecture
 
 ROOT = Path(__file__).parents[2]
@@ -138,13 +138,14 @@ class EmulatedEngine:
         step = sgd or Sgd(0.0)
         self._in.write(
             struct.pack(
-                "<6q4f", what, weights.size // self.size, steps, room, indices.ndim == 2, 2, step.learning_rate,
-                step.momentum, step.weight_decay, step.proximal,
+                "<6q6f", what, weights.size // self.size, steps, room, indices.ndim == 2, 2, step.learning_rate,
+                step.momentum, step.weight_decay, step.proximal, step.clip, OPTIMISERS.index(step.optimiser),
             )
         )  # fmt: skip
         empty = np.empty(0)
         for array, kind in (
             (weights, np.float32), (samples.features, np.float32), (corrections, np.float32),
+            (step.rates(indices) if steps else None, np.float32),
             (samples.labels, np.int32), (indices, np.int32), (seeds, np.uint64), (ceilings, np.float64),
         ):  # fmt: skip
             self._write(np.asarray(empty if array is None else array, kind))

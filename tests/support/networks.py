@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -88,6 +89,28 @@ def reference_loss(module: nn.Module, samples: Samples, indices: Indices) -> tor
     return nn.functional.cross_entropy(module(features), labels)
 
 
+def torch_optimiser(module: nn.Module, sgd: Sgd) -> torch.optim.Optimizer:
+    rate, decay = sgd.learning_rate, sgd.weight_decay
+    match sgd.optimiser:
+        case "sgd":
+            return torch.optim.SGD(module.parameters(), rate, momentum=sgd.momentum, weight_decay=decay)
+        case "adam":
+            return torch.optim.Adam(module.parameters(), rate, weight_decay=decay)
+        case "adamw":
+            return torch.optim.AdamW(module.parameters(), rate, weight_decay=decay)
+
+
+def rates_of(sgd: Sgd, steps: int) -> list[float]:
+    """The learning rates of a round of so many steps."""
+    factors: dict[str, Callable[[int], float]] = {
+        "constant": lambda _: 1.0,
+        "decay": lambda step: 1 - step / steps,
+        "cosine": lambda step: 0.5 + 0.5 * math.cos(math.pi * step / steps),
+        "warmup": lambda step: min(1.0, (step + 1) / -(-steps // 10)),
+    }
+    return [sgd.learning_rate * factors[sgd.schedule](step) for step in range(steps)]
+
+
 def reference_training(
     architecture: Architecture,
     weights: Floats,
@@ -99,13 +122,15 @@ def reference_training(
     module = reference(architecture, weights)
     start = torch.from_numpy(weights.astype(np.float64))  # (D,)
     constant = torch.from_numpy(np.zeros_like(weights) if correction is None else correction).double()  # (D,)
-    optimizer = torch.optim.SGD(
-        module.parameters(), sgd.learning_rate, momentum=sgd.momentum, weight_decay=sgd.weight_decay
-    )
+    optimizer = torch_optimiser(module, sgd)
+    rates = iter(rates_of(sgd, int((batches[:, 0] >= 0).sum())))
     for batch in batches:
         if batch[0] >= 0:
+            optimizer.param_groups[0]["lr"] = next(rates)
             optimizer.zero_grad()
             reference_loss(module, samples, batch).backward()  # type: ignore[no-untyped-call]
+            if sgd.clip:
+                nn.utils.clip_grad_norm_(module.parameters(), sgd.clip)
             own = nn.utils.parameters_to_vector(module.parameters()).detach()
             more = torch.split(sgd.proximal * (own - start) + constant, [one.numel() for one in module.parameters()])
             for parameter, part in zip(module.parameters(), more, strict=True):

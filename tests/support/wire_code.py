@@ -156,7 +156,7 @@ def unpack_samples(
     return samples.features, samples.labels
 
 
-def draw_batches(seed: int, round_number: int, worker: int, samples: int, settings: Mapping[str, int]) -> list[Any]:
+def draw_batches(seed: int, round_number: int, worker: int, samples: int, settings: Mapping[str, Any]) -> list[Any]:
     """Return the batches of a worker in one round: rows of sample numbers, -1 where a row is not full."""
     rng = stream(seed, "batches", round_number, worker)
     rows = batches_of(np.arange(samples, dtype=np.int32), LocalSpec(**settings), rng)

@@ -167,7 +167,7 @@ class AloneTraining:
             draw_batches(own, self.local, stream(self.seed, "alone", order.round, one))
             for one, own in enumerate(self.assigned.samples)
         ])  # fmt: skip
-        sgd = Sgd(order.learning_rate, self.local.momentum, self.local.weight_decay)
+        sgd = Sgd.of(self.local, order.learning_rate)
         return self.engine.train(np.ascontiguousarray(models), self.samples, batches, sgd, seeds)
 
     def _loss(self, models: Floats) -> float:

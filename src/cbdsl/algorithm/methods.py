@@ -44,6 +44,7 @@ class Method(ABC):
     remembers: ClassVar[bool] = True  # whether workers keep anything from one round to the next
     vectors: ClassVar[int] = 1  # V: how many vectors of D numbers a worker receives and uploads; 1 in a swarm
     fixes: ClassVar[Mapping[str, Any]] = {}  # settings of `swarm` that define the method
+    counts_steps: ClassVar[bool] = False  # whether it takes a step to be a gradient times the round's learning rate
 
     @abstractmethod
     def move(self, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
@@ -222,6 +223,7 @@ class Scaffold(AveragingMethod):
     title = "SCAFFOLD (Karimireddy et al. 2020)"
     remembers = True
     vectors = 2
+    counts_steps = True
 
     def memory(self, size: int) -> Floats:
         """Return c, (D,)."""

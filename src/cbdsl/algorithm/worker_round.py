@@ -105,8 +105,8 @@ class WorkerRound:
 
     @property
     def momentum(self) -> float:
-        """Of local SGD."""
-        return self.workers.local.momentum
+        """Of local SGD; 0 for another optimiser."""
+        return self.workers.local.momentum if self.workers.local.optimiser == "sgd" else 0.0
 
     def train(self, start: Floats, proximal: float = 0.0, corrections: Floats | None = None) -> Floats:
         """Run local SGD from given positions, (k, D); return a new array (k, D).
@@ -116,7 +116,7 @@ class WorkerRound:
         owner, local = self.workers, self.workers.local
         if not owner.gradients:
             return start.copy()
-        sgd = Sgd(self.learning_rate, local.momentum, local.weight_decay, proximal)
+        sgd = Sgd.of(local, self.learning_rate, proximal)
         lessons = [owner.held.training[row] for row in self.rows]
         trained = np.empty((len(self.rows), owner.engine.size), np.float32)
         for pool in {id(lesson.samples): lesson.samples for lesson in lessons}.values():

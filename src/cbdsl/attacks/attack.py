@@ -17,6 +17,7 @@ from cbdsl import register
 from cbdsl.algorithm.worker_round import draw_batches
 from cbdsl.arrays import Doubles, Floats, Indices, Samples, dot, norm
 from cbdsl.engines.engine import Sgd
+from cbdsl.engines.numpy_steps import OptimiserState
 from cbdsl.errors import UserError
 from cbdsl.models.architecture import Architecture
 from cbdsl.spec import LocalSpec, Spec
@@ -38,11 +39,14 @@ class AttackTools:
 
     def train(self, samples: Samples, rng: np.random.Generator, mask: Floats | float = 1.0) -> Floats:
         """Train w^g on samples as an honest worker trains, with every gradient times `mask`, (D,)."""
-        weights, velocity, local = self.global_best, np.zeros_like(self.global_best), self.local
-        for batch in draw_batches(np.arange(len(samples), dtype=np.int32), local, rng):
-            gradient = self.gradient(weights, samples.taken(batch[batch >= 0])) + local.weight_decay * weights
-            velocity = as_floats(local.momentum * velocity + mask * gradient)
-            weights = as_floats(weights - local.learning_rate * velocity)
+        weights, state = self.global_best, OptimiserState.start(len(self.global_best))
+        sgd = Sgd.of(self.local, self.local.learning_rate)
+        batches = draw_batches(np.arange(len(samples), dtype=np.int32), self.local, rng)
+        rates = sgd.rates(batches[None])
+        for number, batch in enumerate(batches):
+            gradient = self.gradient(weights, samples.taken(batch[batch >= 0]))
+            rate = sgd.learning_rate if rates is None else float(rates[0, number])
+            weights, state = state.step(weights, gradient, sgd, rate, mask)
         return weights
 
 

@@ -13,6 +13,7 @@ from cbdsl.engines.engine import Engine
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.errors import UserError, missing, unknown
 from cbdsl.models.architecture import Architecture, from_module
+from cbdsl.models.frozen_weights import FrozenWeights
 from cbdsl.models.layers import ArchitectureError
 from cbdsl.models.network import Network
 from cbdsl.spec import Device
@@ -57,11 +58,11 @@ def choose_engine(
     check_device(name, device)
     if name == "torch" or device in _GPUS:
         asked = "the torch engine" if name == "torch" else f"the device {device}"
-        return Choice(_torch_engine(_subject(network), threads, f"{asked} was asked for", device))
+        return Choice(_torch_engine(network, threads, f"{asked} was asked for", device))
     obstacle = native_engine.available()
     if obstacle is None:
         try:
-            return Choice(NativeEngine(_described(network, shape), threads))
+            return Choice(NativeEngine(_described(network, shape), threads, _frozen(network)))
         except ArchitectureError as error:
             obstacle = f"the native engine cannot run this model: {error}"
     if name == "native":
@@ -69,12 +70,18 @@ def choose_engine(
             f"The native engine was asked for, but {obstacle}. Use --engine auto or --engine torch.",
             code="not-supported",
         )
-    engine = _torch_engine(_subject(network), threads, obstacle, device)
+    engine = _torch_engine(network, threads, obstacle, device)
     return Choice(engine, f"{engine.name} engine: {obstacle}")
 
 
-def _subject(network: Architecture | nn.Module | Network) -> Architecture | nn.Module:
-    return network.subject if isinstance(network, Network) else network
+def _frozen(network: Architecture | nn.Module | Network) -> FrozenWeights | None:
+    if isinstance(network, Network):
+        return network.frozen
+    if isinstance(network, Architecture):
+        return None
+    from cbdsl.models.to_torch import frozen_of  # noqa: PLC0415 - here is a module, so torch is loaded
+
+    return frozen_of(network)
 
 
 def _described(network: Architecture | nn.Module | Network, shape: tuple[int, ...]) -> Architecture:
@@ -91,7 +98,7 @@ def _described(network: Architecture | nn.Module | Network, shape: tuple[int, ..
     return network
 
 
-def _torch_engine(network: Architecture | nn.Module, threads: int, why: str, device: str) -> Engine:
+def _torch_engine(network: Architecture | nn.Module | Network, threads: int, why: str, device: str) -> Engine:
     """Return the engine that loops over workers, which is faster on the CPU, or the stacked one for a GPU."""
     try:
         from cbdsl.engines.torch_engine import (  # noqa: PLC0415
@@ -106,5 +113,10 @@ def _torch_engine(network: Architecture | nn.Module, threads: int, why: str, dev
             raise
         raise missing("torch", "torch", why) from error
     place = select_device(device)
+    calibration = network.calibration if isinstance(network, Network) else None
+    if isinstance(network, Network):
+        network = network.subject if network.described is None else network.build()
     module = module_of(network) if isinstance(network, Architecture) else network
-    return TorchEngine(module, threads) if place == CPU else StackedTorchEngine(module, place)
+    if place == CPU:
+        return TorchEngine(module, threads, calibration=calibration)
+    return StackedTorchEngine(module, place, calibration=calibration)

@@ -14,23 +14,68 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
+from cbdsl.spec import LocalSpec, Optimiser, Schedule
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam, as torch has them
+CLIP_EPSILON = 1e-6  # beside a norm, as in torch.nn.utils.clip_grad_norm_
+_WARMUP = 10  # a warmup takes one part in so many of a round's steps
 
 
 @dataclass(frozen=True)
 class Sgd:
-    """Mini-batch SGD as torch.optim.SGD defines it; the momentum buffer starts at zero on every call.
+    """A local optimiser: mini-batch SGD, Adam or AdamW as torch.optim defines them. Every call starts its state anew.
 
-    A step from w, of a model that a call began at w_0, with its own constant correction c:
+    A step from w, of a model that a call began at w_0, with its own constant correction c; only a `clip` above 0 limits
+    the gradient:
 
+        gradient = gradient * min(1, clip / |gradient|)
         g = gradient + weight_decay * w + proximal * (w - w_0) + c
         v = momentum * v + g
-        w = w - learning_rate * v
+        w = w - rate * v
+
+    Adam (Kingma and Ba, 2015) has m and s instead of v, and with t steps taken
+
+        m = 0.9 * m + 0.1 * g,  s = 0.999 * s + 0.001 * g^2
+        w = w - rate * m / (1 - 0.9^t) / (sqrt(s / (1 - 0.999^t)) + 1e-8)
+
+    AdamW (Loshchilov and Hutter, 2019) leaves weight_decay out of g and begins with w = w - rate * weight_decay * w.
     """
 
     learning_rate: float
     momentum: float = 0.0
     weight_decay: float = 0.0
     proximal: float = 0.0  # mu of FedProx (Li et al., 2020): how strongly a model is held where the call found it
+    optimiser: Optimiser = "sgd"
+    schedule: Schedule = "constant"
+    clip: float = 0.0
+
+    @staticmethod
+    def of(local: LocalSpec, learning_rate: float, proximal: float = 0.0) -> Sgd:
+        """Return the optimiser that settings name. learning_rate: that of the round."""
+        return Sgd(
+            learning_rate, local.momentum, local.weight_decay, proximal, local.optimiser, local.schedule, local.clip
+        )
+
+    def rates(self, batches: Indices) -> Floats | None:
+        """Return the learning rate of every step of every model, (U, S, B) -> (U, S); None if it is constant.
+
+        A schedule covers the batches of a model that have samples. Of n steps, from 0 to n - 1, step k has the factor
+
+            decay  1 - k / n    cosine  (1 + cos(pi k / n)) / 2    warmup  min(1, (k + 1) / ceil(n / 10))
+        """
+        if self.schedule == "constant":
+            return None
+        takes = (batches != PADDING).any(2)  # (U, S)
+        taken, count = np.cumsum(takes, 1) - 1, np.maximum(takes.sum(1, keepdims=True), 1)
+        match self.schedule:
+            case "decay":
+                factors = 1 - taken / count
+            case "cosine":
+                factors = (1 + np.cos(np.pi * taken / count)) / 2
+            case "warmup":
+                factors = np.minimum(1, (taken + 1) / np.ceil(count / _WARMUP))
+        rates: Floats = (self.learning_rate * factors).astype(np.float32)
+        return rates
 
 
 class Engine(Protocol):
@@ -63,7 +108,7 @@ class Engine(Protocol):
         seeds: Seeds | None = None,
         corrections: Floats | None = None,
     ) -> Floats:
-        """Train every model on its own batches, one SGD step per batch; return the new weights.
+        """Train every model on its own batches, one step per batch; return the new weights.
 
         weights: (U, D), left as it is. batches: (U, S, B) rows of `samples`; a short batch is padded
         with -1 at its end, a batch without samples takes no step. seeds: (U,), for layers that draw

@@ -12,7 +12,7 @@ import weakref
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,9 @@ from cbdsl.engines.engine import (
     check_sample_indices,
 )
 from cbdsl.models.architecture import Architecture
+from cbdsl.models.frozen_weights import FrozenWeights
 from cbdsl.models.layers import Shape
+from cbdsl.spec import Optimiser
 
 HERE = Path(__file__).parent / "native"
 
@@ -111,15 +113,14 @@ def library() -> tuple[Path, Any]:
 
 def _load(path: Path) -> tuple[Path, Any]:
     library = ctypes.CDLL(str(path))
-    pointer, whole, large, real, double = (
-        ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float, ctypes.c_double,
-    )  # fmt: skip
+    pointer, whole, large, double = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_double
     signatures: dict[str, tuple[Any, list[Any]]] = {
         "cbdsl_create": (pointer, [pointer, whole, pointer, pointer, pointer]),
+        "cbdsl_freeze": (None, [pointer] * 3),
         "cbdsl_destroy": (None, [pointer]),
         "cbdsl_parameters": (large, [pointer]),
         "cbdsl_workspace": (large, [pointer]),
-        "cbdsl_train": (whole, [pointer, large, *[pointer] * 4, *[large] * 2, *[real] * 4, *[pointer] * 3, whole]),
+        "cbdsl_train": (whole, [pointer, large, *[pointer] * 4, *[large] * 2, *[pointer] * 5, whole]),
         "cbdsl_gradients": (whole, [pointer, large, *[pointer] * 4, large, whole, pointer, whole]),
         "cbdsl_score": (whole, [pointer, large, *[pointer] * 4, large, whole, pointer, pointer, pointer, whole]),
         "cbdsl_sample_losses": (whole, [pointer, *[pointer] * 4, large, pointer, whole]),
@@ -137,6 +138,8 @@ def _load(path: Path) -> tuple[Path, Any]:
     return path, library
 
 
+_STEP = ("learning_rate", "momentum", "weight_decay", "proximal", "clip")  # numbers of a step, in the library's order
+OPTIMISERS: tuple[str, ...] = get_args(Optimiser)
 LAYER_FIELDS = 12
 """Integers per layer: its code, how many tensors it reads, and up to ten sizes."""
 
@@ -166,7 +169,9 @@ class NativeEngine:
 
     name = "native"
 
-    def __init__(self, architecture: Architecture, threads: int | None = None) -> None:
+    def __init__(
+        self, architecture: Architecture, threads: int | None = None, frozen: FrozenWeights | None = None
+    ) -> None:
         """Prepare the kernels for one network; `threads` defaults to all processors of this process."""
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise ValueError(f"threads is {threads!r}; give a whole number of at least 1, or None for all processors")
@@ -181,6 +186,8 @@ class NativeEngine:
         self.size = int(self._library.cbdsl_parameters(self._handle))
         if self.size != architecture.size:
             raise NativeEngineError("the native library is out of date with this package; install the package again")
+        if frozen is not None:
+            self._freeze(frozen)
 
     def _create(self) -> int | None:
         table = LayerTable(self.architecture)
@@ -189,6 +196,17 @@ class NativeEngine:
             _pointer(table.shape),
         )  # fmt: skip
         return handle
+
+    def _freeze(self, frozen: FrozenWeights) -> None:
+        values, trains = as_float32("frozen weights", frozen.values), frozen.trains.astype(np.uint8)
+        if values.shape != (self.size,) or trains.shape != (self.size,):
+            raise ValueError(
+                f"frozen weights have shapes {values.shape} and {trains.shape}; give one each of {self.size} weights"
+            )
+        if not frozen.size:
+            raise ValueError("all weights are frozen; leave some to train")
+        self._library.cbdsl_freeze(self._handle, _pointer(trains), _pointer(values))
+        self.size = frozen.size
 
     @property
     def workspace(self) -> int:
@@ -212,7 +230,7 @@ class NativeEngine:
         if batches.ndim != 3 or len(batches) != len(stack):
             raise ValueError(f"batches have shape {batches.shape}; give (U, S, B) with U = {len(stack)} workers")
         check_indices("batches", batches, len(labels))
-        for name in ("learning_rate", "momentum", "weight_decay", "proximal"):
+        for name in _STEP:
             if not np.isfinite(getattr(sgd, name)):
                 raise ValueError(f"{name} is {getattr(sgd, name)}; give a finite number")
         if corrections is not None:
@@ -221,10 +239,12 @@ class NativeEngine:
             seeds = np.require(seeds, np.uint64, ["C", "A"])
             if seeds.shape != stack.shape[:1]:
                 raise ValueError(f"seeds have shape {seeds.shape}; give one number for each of {len(stack)} workers")
+        step = np.array([*(getattr(sgd, name) for name in _STEP), OPTIMISERS.index(sgd.optimiser)], np.float32)
+        rates = sgd.rates(batches)
         self._call(
             self._library.cbdsl_train, len(stack), _pointer(stack), _pointer(features), _pointer(labels),
-            _pointer(batches), batches.shape[1], batches.shape[2], sgd.learning_rate, sgd.momentum, sgd.weight_decay,
-            sgd.proximal, None if seeds is None else _pointer(seeds),
+            _pointer(batches), batches.shape[1], batches.shape[2], _pointer(step),
+            None if rates is None else _pointer(rates), None if seeds is None else _pointer(seeds),
             None if corrections is None else _pointer(corrections), _pointer(trained), self.threads,
         )  # fmt: skip
         return trained

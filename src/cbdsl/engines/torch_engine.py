@@ -23,10 +23,19 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
-from cbdsl.engines.engine import Sgd, check_corrections, check_one_model, check_sample_indices
+from cbdsl.engines.engine import (
+    BETAS,
+    CLIP_EPSILON,
+    EPSILON,
+    Sgd,
+    check_corrections,
+    check_one_model,
+    check_sample_indices,
+)
 from cbdsl.errors import UserError
+from cbdsl.models.batch_statistics import calibrate, hold_statistics, statistics_layers
 from cbdsl.models.check_module import buffers_of, check_buffers, check_layers
-from cbdsl.models.to_torch import parameter_count
+from cbdsl.models.to_torch import trained_parameters
 
 CPU = torch.device("cpu")
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"  # without it cuBLAS may add up in another order every time
@@ -44,21 +53,32 @@ class TorchEngine:
 
     name = "torch"
 
-    def __init__(self, module: nn.Module, threads: int = 1, device: torch.device | None = None) -> None:
-        """device: for `StackedTorchEngine`, which makes torch deterministic there; None is the CPU."""
-        check_layers(module)
+    def __init__(
+        self,
+        module: nn.Module,
+        threads: int = 1,
+        device: torch.device | None = None,
+        calibration: Floats | None = None,
+    ) -> None:
+        """device: for `StackedTorchEngine`, which makes torch deterministic there; None is the CPU.
+
+        calibration: features (N, ...) whose statistics BatchNorm layers score with; without them they only train.
+        """
+        check_layers(module, statistics=True)
         self._brings = device is not None  # samples go there first
         self._device = device or CPU
         self._module = copy.deepcopy(module).to(self._device, torch.float32)
-        self._size = parameter_count(module)
+        self._size = sum(each.numel() for each in trained_parameters(module).values())
         self._threads = threads
         self._random = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in module.modules())
         self._plain_convolution = _has_only_small_convolutions(module)
+        self._least = 2 if statistics_layers(self._module) else 1  # samples of a batch; one alone has no statistics
+        self._calibration = None if calibration is None else torch.from_numpy(calibration).to(self._device)
         self._own = threading.local()
 
     @property
     def size(self) -> int:
-        """D, the number of parameters of one model."""
+        """D, the number of parameters of one model that train."""
         return self._size
 
     def train(
@@ -74,28 +94,30 @@ class TorchEngine:
         if corrections is not None:
             corrections = check_corrections(corrections, weights.shape)
         features, labels, batches = self._tensors(samples, batches)
-        result = np.empty_like(weights)
+        result, rates = np.empty_like(weights), sgd.rates(batches)
 
         def train_worker(worker: int) -> None:
             if self._random and seeds is not None:
                 seed_generators(int(seeds[worker]) % 2**63, self._device)
             model = self._load(weights[worker])
             model.module.train()
-            velocity = torch.zeros_like(model.flat) if sgd.momentum else None
+            memory = OptimiserMemory(model.flat, sgd)
             start = model.flat.clone() if sgd.proximal else None
             correction = None if corrections is None else torch.from_numpy(corrections[worker]).to(self._device)
-            for row in batches[worker]:
+            for number, row in enumerate(batches[worker]):
                 chosen = torch.from_numpy(row[row != PADDING])
-                if len(chosen) == 0:
+                if len(chosen) < self._least:
                     continue
                 model.gradient.zero_()
                 cross_entropy(model.module(features[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
                 with torch.no_grad():
+                    clip_gradient(model.gradient, sgd.clip)
                     if start is not None:
                         model.gradient.add_(model.flat - start, alpha=sgd.proximal)
                     if correction is not None:
                         model.gradient.add_(correction)
-                    step(model.flat, model.gradient, velocity, sgd)
+                    rate = sgd.learning_rate if rates is None else float(rates[worker, number])
+                    memory.step(model.flat, model.gradient, rate)
             check_buffers(model.constants, model.module)  # or the next worker would find what this one left
             result[worker] = model.flat.cpu().numpy()
 
@@ -159,8 +181,7 @@ class TorchEngine:
 
         def gradient(worker: int) -> None:
             chosen = _chosen(indices, worker)
-            model = self._load(weights[worker])
-            model.module.eval()
+            model = self._load_scoring(weights[worker])
             model.gradient.zero_()
             for start in range(0, len(chosen), _CHUNK):
                 part = chosen[start : start + _CHUNK]
@@ -175,8 +196,7 @@ class TorchEngine:
         self, weights: Floats, features: Tensor, labels: Tensor, chosen: Tensor
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield logits and labels in chunks."""
-        model = self._load(weights)
-        model.module.eval()
+        model = self._load_scoring(weights)
         with torch.inference_mode():
             for start in range(0, len(chosen), _CHUNK):
                 part = chosen[start : start + _CHUNK]
@@ -197,6 +217,17 @@ class TorchEngine:
             model.flat.copy_(torch.from_numpy(np.ascontiguousarray(weights)))
         return model
 
+    def _load_scoring(self, weights: Floats) -> _FlatModel:
+        """Return this thread's copy of the module with these weights, in evaluation mode."""
+        model = self._load(weights)
+        model.module.eval()
+        if model.statistics:
+            if self._calibration is None:
+                raise ValueError("a module with BatchNorm is scored; give the engine samples for its statistics")
+            calibrate(model.module, model.statistics, self._calibration)
+            model.constants = buffers_of(model.module)
+        return model
+
     def _for_each(self, count: int, work: Callable[[int], _Result], serial: bool = False) -> list[_Result]:
         """Run the work of every worker, each on one thread; return results in the order of workers."""
         with _one_thread_per_operation(self._plain_convolution):
@@ -207,31 +238,82 @@ class TorchEngine:
 
 
 class _FlatModel:
-    """A module whose parameters and gradients are views of two flat tensors, so that a step is one operation."""
+    """A module whose trained weights and gradients are views of two flat tensors, so that a step is one operation."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = copy.deepcopy(module)
+        self.statistics = hold_statistics(self.module)
         self.constants = buffers_of(module)
-        size = parameter_count(module)
-        device = next(module.parameters()).device
+        trained = trained_parameters(self.module).values()
+        size, device = sum(each.numel() for each in trained), next(module.parameters()).device
         self.flat = torch.empty(size, device=device)  # (D,)
         self.gradient = torch.zeros(size, device=device)  # (D,)
         offset = 0
-        for parameter in self.module.parameters():
+        for parameter in trained:
             part = slice(offset, offset + parameter.numel())
-            parameter.requires_grad_(True)
             parameter.data = self.flat[part].view(parameter.shape)
             parameter.grad = self.gradient[part].view(parameter.shape)
             offset = part.stop
 
 
-def step(flat: Tensor, gradient: Tensor, velocity: Tensor | None, sgd: Sgd) -> None:
-    """Take one step of torch.optim.SGD in place, for one model (D,) or several (U, D)."""
-    if sgd.weight_decay:
-        gradient.add_(flat, alpha=sgd.weight_decay)
-    if velocity is not None:
-        gradient = velocity.mul_(sgd.momentum).add_(gradient)
-    flat.add_(gradient, alpha=-sgd.learning_rate)
+class OptimiserMemory:
+    """What an optimiser keeps between the steps of one model (D,) or several (U, D); `Sgd` has the formulas."""
+
+    def __init__(self, flat: Tensor, sgd: Sgd) -> None:
+        adam = sgd.optimiser != "sgd"
+        self._sgd = sgd
+        self.first = torch.zeros_like(flat) if adam or sgd.momentum else None  # v or m
+        self.second = torch.zeros_like(flat) if adam else None  # s
+        self._taken = np.zeros(flat.shape[:-1], np.int64)  # t
+
+    def step(self, flat: Tensor, gradient: Tensor, rate: float | Floats, idle: Tensor | None = None) -> None:
+        """Take a step in place. rate: one number, or one each, (U,). idle: rows that take no step."""
+        kept = [
+            (array, array[idle]) for array in (flat, self.first, self.second) if array is not None and idle is not None
+        ]
+        self._taken += 1
+        if idle is not None:
+            self._taken[idle.cpu().numpy()] -= 1
+        self._move(flat, gradient, rate)
+        for array, rows in kept:
+            array[idle] = rows
+
+    def _move(self, flat: Tensor, gradient: Tensor, rate: float | Floats) -> None:
+        sgd = self._sgd
+        if sgd.weight_decay and sgd.optimiser == "adamw":
+            _subtract(flat, flat, rate * np.float64(sgd.weight_decay))
+        elif sgd.weight_decay:
+            gradient.add_(flat, alpha=sgd.weight_decay)
+        if self.second is None or self.first is None:
+            _subtract(flat, gradient if self.first is None else self.first.mul_(sgd.momentum).add_(gradient), rate)
+            return
+        self.first.mul_(BETAS[0]).add_(gradient, alpha=1 - BETAS[0])
+        self.second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
+        taken = np.maximum(self._taken, 1)
+        deviation = _scaled(self.second.sqrt(), 1 / np.sqrt(1 - BETAS[1] ** taken)).add_(EPSILON)
+        _subtract(flat, self.first / deviation, rate / (1 - BETAS[0] ** taken))
+
+
+def _subtract(flat: Tensor, change: Tensor, factor: float | Doubles | Floats) -> None:
+    """Subtract factor * change in place; factor: one number, or one per row, (U,)."""
+    if np.ndim(factor) == 0:
+        flat.add_(change, alpha=-float(factor))
+    else:
+        flat.sub_(_scaled(change, factor))
+
+
+def _scaled(values: Tensor, factor: float | Doubles | Floats) -> Tensor:
+    """Return values times one number, or times one per row, (U,)."""
+    if np.ndim(factor) == 0:
+        return values * float(factor)
+    return values * torch.from_numpy(np.asarray(factor, np.float32)).to(values.device)[:, None]
+
+
+def clip_gradient(gradient: Tensor, clip: float) -> None:
+    """Shorten gradients to a norm in place, for one model (D,) or several (U, D); 0: any norm."""
+    if clip:
+        norm = torch.linalg.vector_norm(gradient, dim=-1, keepdim=True)
+        gradient.mul_((clip / (norm + CLIP_EPSILON)).clamp_(max=1.0))
 
 
 @contextmanager
@@ -270,13 +352,15 @@ class StackedTorchEngine:
     dependence.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, block: int | None = None) -> None:
-        """block: how many workers train together; estimated if not given."""
-        self._alone = TorchEngine(module, device=device)  # refuses what no engine can train
+    def __init__(
+        self, module: nn.Module, device: torch.device, block: int | None = None, calibration: Floats | None = None
+    ) -> None:
+        """block: how many workers train together; estimated if not given. calibration: see `TorchEngine`."""
+        self._alone = TorchEngine(module, device=device, calibration=calibration)  # refuses what no engine can train
         self._module = copy.deepcopy(module).to(device, torch.float32).train().requires_grad_(False)
+        hold_statistics(self._module)
         self._constants = buffers_of(self._module)
-        self._names = [name for name, _ in module.named_parameters()]
-        self._shapes = [parameter.shape for parameter in module.parameters()]
+        self._shapes = {name: parameter.shape for name, parameter in trained_parameters(module).items()}
         self._device, self._block = device, block
         self._stacks: bool | None = None  # not tried yet
 
@@ -371,7 +455,7 @@ class StackedTorchEngine:
     ) -> Floats:
         features, labels, batches = bring_samples(samples, batches, self._device)
         flat = torch.from_numpy(np.array(weights, np.float32)).to(self._device)  # (U, D)
-        velocity = torch.zeros_like(flat) if sgd.momentum else None
+        memory, rates = OptimiserMemory(flat, sgd), sgd.rates(batches)
         start = flat.clone() if sgd.proximal else None
         more = None if corrections is None else torch.from_numpy(corrections).to(self._device)
         for number in range(batches.shape[1]):
@@ -379,25 +463,24 @@ class StackedTorchEngine:
             if batch is None:
                 continue
             gradient = self._gradients(flat, features[batch.places], labels[batch.places], batch)
+            clip_gradient(gradient, sgd.clip)
             if start is not None:
                 gradient.add_(flat - start, alpha=sgd.proximal)
             if more is not None:
                 gradient.add_(more)
-            resting = [(array, array[batch.idle]) for array in (flat, velocity) if array is not None and batch.rests]
-            step(flat, gradient, velocity, sgd)
-            for array, rows in resting:  # no samples, no step
-                array[batch.idle] = rows
+            rate = sgd.learning_rate if rates is None else rates[:, number]
+            memory.step(flat, gradient, rate, batch.idle if batch.rests else None)  # no samples, no step
         return flat.cpu().numpy()
 
     def _gradients(self, flat: Tensor, features: Tensor, labels: Tensor, batch: _Batch) -> Tensor:
         """Return the gradients of the mean loss of every model on its own batch, (U, D)."""
-        parts = torch.split(flat, [shape.numel() for shape in self._shapes], dim=1)
+        parts = torch.split(flat, [shape.numel() for shape in self._shapes.values()], dim=1)
         stacked = {
             name: part.reshape(len(flat), *shape)  # (U, ...)
-            for name, part, shape in zip(self._names, parts, self._shapes, strict=True)
+            for part, (name, shape) in zip(parts, self._shapes.items(), strict=True)
         }
         found = vmap(grad(self._loss))(stacked, features, labels, batch.real, batch.counts)
-        return torch.cat([found[name].reshape(len(flat), -1) for name in self._names], dim=1)
+        return torch.cat([found[name].reshape(len(flat), -1) for name in self._shapes], dim=1)
 
     def _loss(
         self, parameters: dict[str, Tensor], features: Tensor, labels: Tensor, real: Tensor, count: Tensor
@@ -417,7 +500,7 @@ class StackedTorchEngine:
         others = usable[(some[usable] != some[usable[:1]]).any(1)]
         if len(others) == 0:  # from equal samples nobody can tell whether they depend on each other
             return None
-        weights = np.stack([_drawn(self._shapes, seed) for seed in (0, 1)])
+        weights = np.stack([_drawn([*self._shapes.values()], seed) for seed in (0, 1)])
         batches = np.array([[[usable[0], others[0], others[-1]]], [[others[0], usable[0], PADDING]]], np.int32)
         together = self._train_block(weights, samples, batches, Sgd(1.0), None)
         if together is None:

@@ -8,20 +8,27 @@ import torch
 from torch import Tensor, nn
 
 from cbdsl.errors import UserError
+from cbdsl.models.batch_statistics import hold_statistics
 from cbdsl.models.from_torch import copy_module, first_line, group_norm_instead
 from cbdsl.models.layers import ArchitectureError, Shape
-from cbdsl.models.to_torch import parameter_count
+from cbdsl.models.to_torch import parameter_count, trained_parameters
+
+_ADVICE = (
+    " Here: replace {}, or use a method in which everybody uploads (--method fedavg). There no worker claims a score, "
+    "which a server without the worker's statistics could not reproduce."
+)
 
 
-def check_trainable(module: nn.Module, shape: Shape, classes: int) -> None:
+def check_trainable(module: nn.Module, shape: Shape, classes: int, statistics: bool = False) -> None:
     """Refuse a module that cannot be trained on samples of one shape and this many classes, and say what to do.
 
     Copies of it are given two samples of zeros, as in training and as in scoring. Neither the module nor the state of
-    torch's global generator changes.
+    torch's global generator changes. statistics: whether those of BatchNorm may stay where they are computed.
     """
-    check_layers(module)
+    check_layers(module, statistics)
     for training in (True, False):
         probe = _copy_for_workers(module).train(training)
+        hold_statistics(probe)
         before = buffers_of(probe)
         with torch.random.fork_rng(devices=[]), torch.inference_mode(not training):
             output = _probe_output(probe, shape, training)
@@ -29,19 +36,30 @@ def check_trainable(module: nn.Module, shape: Shape, classes: int) -> None:
         check_buffers(before, probe)
 
 
-def check_layers(module: nn.Module) -> None:
-    """Refuse a module without parameters, or with torch layers that keep running statistics."""
+def check_layers(module: nn.Module, statistics: bool = False) -> None:
+    """Refuse a module without parameters, or with torch layers that keep running statistics.
+
+    statistics: whether those of BatchNorm may stay where they are computed.
+    """
     if parameter_count(module) == 0:
         raise UserError("The model has no parameters; there is nothing to learn.", code="invalid-part")
+    if not trained_parameters(module):
+        raise UserError(
+            "All weights of the model are frozen (requires_grad is False); there is nothing to learn. Let at least its "
+            "last layer train.",
+            code="invalid-part",
+        )
     probe = _copy_for_workers(module).train()  # a layer that is kept out of training keeps its statistics as they are
     norms = [
         (name, layer)
         for name, layer in probe.named_modules()
-        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.training
+        if isinstance(layer, nn.modules.batchnorm._NormBase)
+        and layer.training
+        and not (statistics and isinstance(layer, nn.modules.batchnorm._BatchNorm))
     ]
     if names := [buffer for name, layer in norms for buffer, _ in layer.named_buffers(name)]:
         lines = [group_norm_instead(layer) for _, layer in norms if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
-        raise _stateful_error(names, f" Here: replace {lines[0]}." if lines else "")
+        raise _stateful_error(names, _ADVICE.format(lines[0]) if lines else "")
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor]:

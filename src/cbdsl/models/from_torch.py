@@ -341,8 +341,6 @@ class GraphReader:
             if sharing := [one.label for one in self.used if one.parameter is parameter]:
                 again = f"is used twice ({line})" if sharing[0] == label else f"shares its weights with {sharing[0]}"
                 raise ArchitectureError(f"{label} {again}; give every layer weights of its own")
-            if not parameter.requires_grad:
-                raise ArchitectureError(f"{label} has frozen weights; native training moves all weights")
             self.used.append(UsedParameter(label, parameter, len(self.lines)))
         if isinstance(part, nn.Flatten):
             self._view(node, "flatten", value, label, part.start_dim, part.end_dim)
@@ -798,6 +796,7 @@ def _compare(module: nn.Module, architecture: Architecture, in_order: bool) -> N
         with torch.no_grad():
             for parameter, other in zip(module.parameters(), again.parameters(), strict=True):
                 other.copy_(parameter.add_(0.05 * torch.randn(parameter.shape)))  # zeros would hide a difference
+                other.requires_grad_(parameter.requires_grad)
         features = torch.randn(3, *architecture.shape)
         loss_weights = torch.randn(3, architecture.classes)
         for training in (True, False) if in_order or not drops else (False,):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from cbdsl import register
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.errors import UserError, unknown
 from cbdsl.models.architecture import Architecture, from_module
+from cbdsl.models.frozen_weights import FrozenWeights
 from cbdsl.models.layers import ArchitectureError, Layer
 from cbdsl.register import CUSTOM
 from cbdsl.spec import Spec
@@ -66,18 +67,74 @@ class Network:
     classes: int
     described: Architecture | None
     builder: Callable[[], nn.Module] | None = None
+    constants: FrozenWeights | None = None  # of a description; a module has its own
+    calibration: Floats | None = None  # features (N, *shape) whose statistics BatchNorm layers score with
 
     @cached_property
     def subject(self) -> Architecture | nn.Module:
         """What an engine is chosen for: the description, or the user's module, built once."""
         return self.described if self.described is not None else self.build()
 
+    @cached_property
+    def frozen(self) -> FrozenWeights | None:
+        """The weights that do not train; None if all do."""
+        if self.described is not None:
+            return self.constants
+        from cbdsl.models.to_torch import frozen_of  # noqa: PLC0415 - torch takes a second to load
+
+        return frozen_of(self.subject)  # type: ignore[arg-type]  # a module
+
+    @cached_property
+    def keeps_statistics(self) -> bool:
+        """Whether it has BatchNorm layers with statistics of their own."""
+        if self.described is not None:
+            return False
+        from cbdsl.models.batch_statistics import statistics_layers  # noqa: PLC0415 - torch takes a second to load
+
+        return bool(statistics_layers(self.subject))  # type: ignore[arg-type]  # a module
+
     @property
     def size(self) -> int:
-        """D, the number of parameters."""
+        """D, the number of parameters that train."""
+        return self.whole_size if self.frozen is None else self.frozen.size
+
+    @property
+    def whole_size(self) -> int:
+        """P, the number of parameters, frozen ones included."""
         if self.described is not None:
             return self.described.size
-        return sum(int(np.prod(shape)) for _, shape in self.tensor_shapes())
+        return sum(math.prod(shape) for _, shape in self.tensor_shapes())
+
+    def whole(self, weights: Floats) -> Floats:
+        """Return all weights of a model, (D,) -> (P,)."""
+        return weights if self.frozen is None else self.frozen.fill(weights)
+
+    def trained(self, whole: Floats) -> Floats:
+        """Return the weights that train, (P,) -> (D,)."""
+        return whole if self.frozen is None else whole[self.frozen.trains]
+
+    def frozen_at(self, whole: Floats) -> Network:
+        """Return the network with the frozen weights of a model, (P,)."""
+        if self.frozen is None:
+            return self
+        frozen, builder = replace(self.frozen, values=whole), self.builder
+        if builder is None:
+            return replace(self, constants=frozen)
+
+        def build() -> nn.Module:
+            from cbdsl.models.to_torch import freeze  # noqa: PLC0415
+
+            return freeze(builder(), frozen)
+
+        return replace(self, builder=build)
+
+    def frozen_names(self) -> tuple[str, ...]:
+        """Return the names of the tensors that do not train at all."""
+        if self.frozen is None:
+            return ()
+        edges = np.cumsum([math.prod(shape) for _, shape in self.tensor_shapes()])[:-1]
+        parts = np.split(self.frozen.trains, edges)
+        return tuple(name for (name, _), trains in zip(self.tensor_shapes(), parts, strict=True) if not trains.any())
 
     def description(self) -> Architecture:
         """Return the network as data; an ArchitectureError says what cannot be described."""
@@ -103,30 +160,37 @@ class Network:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)  # tables that are drawn when a module is built are the same every time
                 return self.builder()
-        from cbdsl.models.to_torch import module_of  # noqa: PLC0415 - torch takes a second to load
+        from cbdsl.models.to_torch import freeze, module_of  # noqa: PLC0415 - torch takes a second to load
 
         assert self.described is not None
-        return module_of(self.described)
+        made = module_of(self.described)
+        return made if self.constants is None else freeze(made, self.constants)
 
     def initial_weights(self, seed: int) -> Floats:
         """Return the weights (D,) that torch draws by default under this seed."""
         if self.described is not None:
-            return initial_weights(self.described, seed)
+            return self.trained(initial_weights(self.described, seed))
         from cbdsl.models import to_torch  # noqa: PLC0415
 
         assert self.builder is not None
-        return to_torch.module_weights(self.builder, seed)
+        return self.trained(to_torch.module_weights(self.builder, seed))
 
     def module(self, weights: Floats) -> nn.Module:
         """Build a torch module with these weights, in evaluation mode."""
         from cbdsl.models.to_torch import load_flat  # noqa: PLC0415
 
         module = self.build()
-        load_flat(module, weights)
+        load_flat(module, self.whole(weights))
+        if self.calibration is not None:
+            import torch  # noqa: PLC0415
+
+            from cbdsl.models.batch_statistics import calibrate, statistics_layers  # noqa: PLC0415
+
+            calibrate(module, statistics_layers(module), torch.from_numpy(self.calibration))
         return module.eval()
 
     def tensor_shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield names and shapes of the parameters in the order of flat weights."""
+        """Yield names and shapes of all parameters in the order of flat weights."""
         if self.described is None:
             module = self.subject
             yield from ((name, tuple(each.shape)) for name, each in module.named_parameters())  # type: ignore[union-attr]
@@ -134,19 +198,20 @@ class Network:
         yield from self.described.tensors().items()
 
     def tensors(self, weights: Floats) -> dict[str, Floats]:
-        """Return flat weights (D,) as named tensors, with the constants of a user's module."""
-        named, start = {}, 0
+        """Return flat weights (D,) as named tensors, with the frozen weights and the constants of a user's module."""
+        named, start, whole = {}, 0, self.whole(weights)
         for name, shape in self.tensor_shapes():
             end = start + int(np.prod(shape))
-            named[name] = np.ascontiguousarray(weights[start:end]).reshape(shape)
+            named[name] = np.ascontiguousarray(whole[start:end]).reshape(shape)
             start = end
         if self.described is None:
-            buffers = self.subject.state_dict().items()  # type: ignore[union-attr]
+            module = self.subject if self.calibration is None else self.module(weights)
+            buffers = module.state_dict().items()  # type: ignore[union-attr]
             named |= {name: each.detach().numpy() for name, each in buffers if name not in named}
         return named
 
     def flat(self, tensors: Mapping[str, Any], source: str) -> Floats:
-        """Return named tensors as flat weights (D,); refuse those of another network."""
+        """Return named tensors as all weights of a model, (P,); refuse those of another network."""
         parts = []
         for name, shape in self.tensor_shapes():
             if name not in tensors or tuple(tensors[name].shape) != shape:
@@ -159,16 +224,18 @@ class Network:
         return np.concatenate(parts)
 
 
-def network_of(spec: Spec, shape: tuple[int, ...], classes: int, builder: object = None) -> Network:
-    """Return the network that a spec names, or that a user's function builds."""
+def network_of(
+    spec: Spec, shape: tuple[int, ...], classes: int, builder: object = None, statistics: bool = False
+) -> Network:
+    """Return the network that a spec names, or that a user's function builds. statistics: see `check_trainable`."""
     if builder is not None:
-        return _checked(builder, shape, classes)
+        return _checked(builder, shape, classes, statistics)
     if spec.model == CUSTOM:
         raise UserError("The model of this run was given in Python; give it again with model=...", code="invalid-part")
     make = register.model.make(spec.model, spec.options.of(spec.model))
     made = make(shape, classes)
     if not isinstance(made, Architecture):
-        return _checked(lambda: make(shape, classes), shape, classes)
+        return _checked(lambda: make(shape, classes), shape, classes, statistics)
     if made.classes < classes:
         raise UserError(
             f"The model '{spec.model}' has {made.classes} outputs; the data has {classes} classes.", code="wrong-shape"
@@ -176,7 +243,7 @@ def network_of(spec: Spec, shape: tuple[int, ...], classes: int, builder: object
     return Network(shape, classes, made)
 
 
-def _checked(builder: object, shape: tuple[int, ...], classes: int) -> Network:
+def _checked(builder: object, shape: tuple[int, ...], classes: int, statistics: bool) -> Network:
     """Return the network that a user's function builds, if it can be learned together; otherwise advice."""
     if isinstance(builder, str):
         raise unknown("model", builder, register.model.names(), register.OWN)
@@ -208,7 +275,7 @@ def _checked(builder: object, shape: tuple[int, ...], classes: int) -> Network:
         ) from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model builds a {type(module).__name__}, not a torch nn.Module.", code="wrong-type")
-    check_trainable(module, shape, classes)
+    check_trainable(module, shape, classes, statistics)
     return network
 
 

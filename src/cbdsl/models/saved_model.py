@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 FORMAT = "1"
-_KEYS = ("graph", "obstacle", "shape", "scaling", "classes", "tensors")
+_KEYS = ("graph", "obstacle", "shape", "scaling", "classes", "tensors", "frozen")
 _PREFIX = "cbdsl_"
 _LONGEST = 2**24  # characters of one entry
 _LONGEST_NAME = 100
@@ -52,6 +52,7 @@ class ModelMetadata:
     scaling: Scaling | None = None
     class_names: tuple[Annotated[str, Bounds(0, _LONGEST_NAME)], ...] = setting((), "of the classes", "classes")
     obstacle: str = ""  # why there is no graph
+    frozen: tuple[Annotated[str, Bounds(0, 2**16)], ...] = ()  # those of `tensors` that did not train
 
     @staticmethod
     def of(network: Network, scaling: Scaling | None = None, class_names: tuple[str, ...] = ()) -> ModelMetadata:
@@ -63,7 +64,7 @@ class ModelMetadata:
             obstacle = single_line(str(error))
         tensors = tuple(name for name, _ in network.tensor_shapes())
         names = tuple(single_line(str(name))[:_LONGEST_NAME] for name in class_names[: network.classes])
-        return ModelMetadata(network.shape, graph, tensors, scaling, names, obstacle)
+        return ModelMetadata(network.shape, graph, tensors, scaling, names, obstacle, network.frozen_names())
 
     def metadata(self) -> dict[str, str]:
         """Return the strings for a .safetensors file."""
@@ -71,6 +72,8 @@ class ModelMetadata:
         values["graph"] = None if self.graph is None else self.graph.to_dict()
         texts = {name: "" if value is None else json.dumps(value, allow_nan=False) for name, value in values.items()}
         texts |= {"format": FORMAT, "obstacle": self.obstacle}
+        if not self.frozen:
+            del texts["frozen"]
         return {f"{_PREFIX}{name}": text for name, text in texts.items()}
 
     @staticmethod
@@ -103,13 +106,15 @@ class ModelMetadata:
 
     def _check(self) -> None:
         """Refuse names that cannot be printed, and parts that do not fit together."""
-        for text in (*self.tensors, *self.class_names):
+        for text in (*self.tensors, *self.frozen, *self.class_names):
             if not text.isprintable():
                 raise _DamagedError(f"one of its names is {shown(text)}, which cannot be printed.")
         if self.scaling is not None and len(self.scaling.mean) != self.shape[0]:
             raise _DamagedError(
                 f"it scales {len(self.scaling.mean)} channels, and a sample of shape {self.shape} has {self.shape[0]}."
             )
+        if not {*self.frozen} <= {*self.tensors}:
+            raise _DamagedError(f"it says that {shown(min({*self.frozen} - {*self.tensors}))} is frozen, and has none.")
         if self.graph is None:
             return
         if self.graph.shape not in {self.shape, (math.prod(self.shape),)}:
@@ -123,7 +128,7 @@ class SavedModel:
     """A trained model from a file."""
 
     card: ModelMetadata
-    weights: Floats  # (D,)
+    weights: Floats  # (P,), frozen ones included
     source: str
 
     @property

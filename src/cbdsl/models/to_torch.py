@@ -16,22 +16,47 @@ from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
 from cbdsl.models import layers
 from cbdsl.models.architecture import SAMPLES, Architecture
+from cbdsl.models.frozen_weights import FrozenWeights
 from cbdsl.models.layers import ArchitectureError, Layer, Shape
 
 
 def parameter_count(module: nn.Module) -> int:
-    """Return D, the number of parameters."""
+    """Return P, the number of parameters, frozen ones included."""
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of a module that train, by name: those that require a gradient."""
+    return {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+
+
+def frozen_of(module: nn.Module) -> FrozenWeights | None:
+    """Return the weights of a module that do not train; None if all do."""
+    trains = [np.full(parameter.numel(), parameter.requires_grad) for parameter in module.parameters()]
+    if not trains or np.concatenate(trains).all():
+        return None
+    return FrozenWeights(to_flat(module), np.concatenate(trains))
+
+
+def freeze(module: nn.Module, frozen: FrozenWeights) -> nn.Module:
+    """Write frozen weights into a module, in place, so that they do not train; return the module."""
+    load_flat(module, frozen.fill(to_flat(module)[frozen.trains]))
+    offset = 0
+    for parameter in module.parameters():
+        end = offset + parameter.numel()
+        parameter.requires_grad_(bool(frozen.trains[offset:end].any()))
+        offset = end
+    return module
+
+
 def to_flat(module: nn.Module) -> Floats:
-    """Concatenate the parameters of a module in their own order, (D,); a copy."""
+    """Concatenate all parameters of a module in their own order, (P,); a copy."""
     parts = [parameter.detach().reshape(-1).to(torch.float32) for parameter in module.parameters()]
     return torch.cat(parts).numpy().copy()
 
 
 def load_flat(module: nn.Module, weights: Floats) -> None:
-    """Write flat weights (D,) into a module, in place."""
+    """Write all weights (P,) into a module, in place."""
     expected = parameter_count(module)
     if weights.shape != (expected,):
         raise UserError(
@@ -48,7 +73,7 @@ def load_flat(module: nn.Module, weights: Floats) -> None:
 
 
 def module_weights(build: Callable[[], nn.Module], seed: int) -> Floats:
-    """Return the flat weights (D,) of a module that is built after `torch.manual_seed(seed)`.
+    """Return all weights (P,) of a module that is built after `torch.manual_seed(seed)`.
 
     The state of torch's global generator is restored.
     """

@@ -78,7 +78,9 @@ def needs_of(assignment: Assignment, own: Samples, threads: int, speed: float) -
     passes = count_steps(held, local) * min(local.batch_size, held)  # samples per round
     update = longest_update(assignment.codecs, assignment.size) if assignment.codecs.down.relative else 0
     parts = {
-        "the model": 4 * _MODELS * assignment.size * assignment.vectors + 3 * (KEPT_VERSIONS + 1) * update,
+        "the model": 4 * _MODELS * assignment.size * assignment.vectors
+        + 3 * (KEPT_VERSIONS + 1) * update
+        + (2 + threads) * assignment.frozen_bytes,
         "shared samples": 3 * assignment.shared_size + 4 * (_SHARED * layout.count + len(own)) * (width + 2),
         "batches": 10 * count_steps(held, local) * local.batch_size + 16 * held,
     }
@@ -89,7 +91,8 @@ def needs_of(assignment: Assignment, own: Samples, threads: int, speed: float) -
         parts["torch"] = _TORCH + 4 * together * room
         work = 3 * assignment.size * (passes + scored)
     else:
-        parts["the engine"] = threads * NativeEngine(network, 1).workspace + 8 * _BLOCK * network.entrance()
+        kept = 8 * network.size if local.optimiser != "sgd" or local.clip else 0
+        parts["the engine"] = threads * (NativeEngine(network, 1).workspace + kept) + 8 * _BLOCK * network.entrance()
         work = network.training_multiply_adds() * (passes + scored)
     epochs = local.epochs if not local.steps else local.steps * local.batch_size // held
     seconds = work / (_EFFICIENCY * speed) + _EPOCH_SECONDS * epochs + _SAMPLE_SECONDS * passes

@@ -25,6 +25,7 @@ from cbdsl.network.wire import (
     Announcement,
     OrderMessage,
     WireError,
+    weights_from_bytes,
     weights_to_bytes,
 )
 from cbdsl.network.worker_state import WorkerState
@@ -35,10 +36,13 @@ from cbdsl.util.serialize import Bounds, from_plain
 
 if TYPE_CHECKING:
     from cbdsl.attacks.adversary import Adversary
+    from cbdsl.models.network import Network
 
 
 _SEEDS = 2**64
 _Shape = Annotated[tuple[Annotated[int, Bounds(1, 2**20 - 1)], ...], Bounds(1, 4)]
+_Range = Annotated[tuple[Annotated[int, Bounds(0, 2**31 - 1)], Annotated[int, Bounds(1, 2**31 - 1)]], Bounds(2, 2)]
+_Ranges = tuple[_Range, ...]
 _LARGEST = float(np.finfo(np.float32).max)
 _LONGEST_NAME = 100  # characters of the name of a class or of a weight
 
@@ -61,6 +65,28 @@ class Assignment:
     scaling: Scaling | None = None  # of the server's features; a device's own are scaled already
     class_names: tuple[str, ...] = ()
     tensors: tuple[str, ...] = ()  # names of the weights in a model's file; empty: the layers' own
+    frozen: Indices | None = None  # (k, 2), ranges of the architecture's weights that do not train; None: all train
+
+    @property
+    def frozen_bytes(self) -> int:
+        """The number of bytes of the frozen weights, which are the end of what is shared."""
+        return 0 if self.frozen is None else 4 * int(self.frozen[:, 1].sum())
+
+    def network(self, shared: bytes) -> Network:
+        """Return the network with its frozen weights. shared: the shared content as it was received."""
+        from cbdsl.models.frozen_weights import FrozenWeights  # noqa: PLC0415 - not needed before there is a run
+        from cbdsl.models.network import Network, network_of  # noqa: PLC0415
+
+        if self.architecture is None:
+            averages = self.method.conversation != "swarm"
+            return network_of(self.spec, self.layout.shape, self.classes, statistics=averages)
+        constants = None
+        if self.frozen is not None:
+            values = weights_from_bytes(shared[len(shared) - self.frozen_bytes :])
+            if 4 * len(values) != self.frozen_bytes or not np.isfinite(values).all():
+                raise WireError("frozen weights that are not those announced")
+            constants = FrozenWeights.of_runs(self.frozen, values, self.architecture.size)
+        return Network(self.layout.shape, self.classes, self.architecture, constants=constants)
 
 
 def parse_announcement(announcement: Announcement) -> Assignment:
@@ -72,8 +98,7 @@ def parse_announcement(announcement: Announcement) -> Assignment:
         shape = from_plain(_Shape, read_json(announcement.shape), "the shape of samples")
         names, tensors = _names(announcement.class_names), _names(announcement.tensors)
         scaling = _scaling(announcement)
-        described = announcement.architecture
-        architecture = Architecture.from_dict(read_json(described)) if described else None
+        architecture, frozen = _architecture(announcement) if announcement.architecture else (None, None)
     except (ValueError, TypeError, KeyError, OverflowError) as error:  # UserError and ArchitectureError among them
         raise WireError(f"an invalid announcement: {error}") from error
     if spec.plugins or spec.init:
@@ -86,7 +111,7 @@ def parse_announcement(announcement: Announcement) -> Assignment:
         raise WireError("an announcement with an impossible shape of samples")
     fits = architecture is None or (
         architecture.shape == shape
-        and architecture.size == announcement.size
+        and architecture.size - (0 if frozen is None else int(frozen[:, 1].sum())) == announcement.size
         and architecture.classes >= announcement.classes
     )
     if not fits:
@@ -102,8 +127,28 @@ def parse_announcement(announcement: Announcement) -> Assignment:
     return Assignment(
         announcement.run, spec, architecture, announcement.size, announcement.vectors, method, codecs,
         announcement.classes, layout, announcement.shared_digest, announcement.shared_size, scaling, names,
-        tensors,
+        tensors, frozen,
     )  # fmt: skip
+
+
+def _architecture(announcement: Announcement) -> tuple[Architecture, Indices | None]:
+    """Read a network, and the ranges of its weights that do not train."""
+    tree = read_json(announcement.architecture)
+    ranges = tree.pop("frozen", None) if isinstance(tree, dict) else None
+    architecture = Architecture.from_dict(tree)
+    if ranges is None:
+        return architecture, None
+    frozen = np.array(from_plain(_Ranges, ranges, "frozen weights"), np.int64).reshape(-1, 2)
+    starts, ends = frozen[:, 0], frozen.sum(1)
+    most = min(architecture.size, announcement.shared_size // 4)
+    if (
+        not len(frozen)
+        or (starts[1:] <= ends[:-1]).any()
+        or ends[-1] > architecture.size
+        or (ends - starts).sum() > most
+    ):
+        raise ValueError("frozen weights that are not in the network")
+    return architecture, frozen.astype(np.int32)
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -120,33 +165,29 @@ def _scaling(announcement: Announcement) -> Scaling | None:
     return Scaling(tuple(mean), tuple(deviation), announcement.shades)
 
 
-def make_engine(assignment: Assignment, threads: int) -> Engine:
-    """Build the native engine, or torch's where only that can run the model.
+def make_engine(assignment: Assignment, threads: int, shared: bytes = b"") -> Engine:
+    """Build the native engine, or torch's where only that can run the model. shared: as it was received.
 
     Torch runs on the CPU whatever device the server names: its owner decides what is used of this machine.
     """
     obstacle = native_engine.available() if assignment.architecture else "the native engine cannot run this model"
     if assignment.architecture is not None and obstacle is None:
-        return NativeEngine(assignment.architecture, threads)
+        return NativeEngine(assignment.architecture, threads, assignment.network(shared).frozen)
     try:
         from cbdsl.engines.torch_engine import TorchEngine  # noqa: PLC0415 - a device may not have torch
-        from cbdsl.models.network import network_of  # noqa: PLC0415
-        from cbdsl.models.to_torch import module_of  # noqa: PLC0415
     except ImportError as error:
         raise UserError(
             f"This run needs torch here, because {obstacle}; and torch is not installed ({error}).",
             code="missing-package",
         ) from error
-    if assignment.architecture is not None:
-        return TorchEngine(module_of(assignment.architecture), threads)
-    if assignment.spec.model not in register.model:
+    if assignment.architecture is None and assignment.spec.model not in register.model:
         raise UserError(
             f"This run's model '{assignment.spec.model}' was given to the server in Python and {obstacle}; a worker "
             f"cannot build it. Run one of {', '.join(register.model.names())}, or a network of layers that the native "
             "engine knows.",
             code="not-supported",
         )
-    network = network_of(assignment.spec, assignment.layout.shape, assignment.classes)
+    network = assignment.network(shared)
     if network.size != assignment.size:  # compared before it is built: its size follows from what the server announces
         raise UserError(
             f"The model here has {network.size:,} parameters, the server's {assignment.size:,}: versions differ.",
@@ -170,8 +211,9 @@ class DeviceWorker:
             )
         spec, layout = assignment.spec, assignment.layout
         self.number, self.size, self.assignment = number, assignment.size, assignment
-        engine = make_engine(assignment, threads)
-        samples = Samples.joined([own, unpack_shared(shared, layout, assignment.classes)])
+        engine = make_engine(assignment, threads, shared)
+        public_bytes = shared[: len(shared) - assignment.frozen_bytes]
+        samples = Samples.joined([own, unpack_shared(public_bytes, layout, assignment.classes)])
         training = np.arange(len(own) + layout.training, dtype=np.int32)
         public = np.arange(len(own) + layout.training, len(own) + layout.count, dtype=np.int32)
         scoring = public if spec.shares_scoring else np.arange(len(own), dtype=np.int32)[None]
@@ -264,6 +306,6 @@ def _make_adversary(
         swarm_size=spec.workers,
         vectors=assignment.vectors,
         codec=assignment.codecs.up,
-        network=assignment.architecture,
+        network=assignment.architecture if assignment.frozen is None else None,
         local=spec.local,
     )

@@ -208,7 +208,15 @@ def announce(experiment: Experiment, run: bytes, shared: bytes) -> Announcement:
         )
     # A network that cannot be described, or takes samples as rows, runs only where torch and its code are.
     if card.graph is not None and (spec.engine != "torch" or own) and card.graph.shape == dataset.shape:
-        architecture = json.dumps(card.graph.to_dict())
+        frozen = {"frozen": experiment.network.frozen.runs().tolist()} if experiment.network.frozen else {}
+        architecture = json.dumps(card.graph.to_dict() | frozen)
+    if experiment.network.frozen is not None and not architecture:
+        why = card.obstacle or "the torch engine was asked for, or it takes samples as rows"
+        raise UserError(
+            "The model has frozen weights. Devices get them with a network as data, and this one cannot be sent so: "
+            f"{why}. Train all weights, or give a network that the native engine can run.",
+            code="not-supported",
+        )
     tensors = list(card.tensors) if architecture and _sends_names(experiment.network, card) else []
     scaling = (*card.scaling.mean, *card.scaling.deviation) if card.scaling else ()
     announcement = Announcement(
@@ -275,11 +283,13 @@ def spec_for_workers(spec: Spec) -> Spec:
 
 
 def pack_shared_sets(experiment: Experiment) -> bytes:
-    """Encode D_tr and D_sc for workers, as far as the spec shares them."""
+    """Encode D_tr and D_sc for workers, as far as the spec shares them, and the frozen weights."""
     spec, parts = experiment.spec, experiment.split
     training = parts.shared_training if spec.shares_training else parts.shared_training[:0]
     scoring = parts.shared_scoring if spec.shares_scoring else parts.shared_scoring[:0]
-    return pack_shared(experiment.dataset.train.taken(np.concatenate([training, scoring])))
+    samples = pack_shared(experiment.dataset.train.taken(np.concatenate([training, scoring])))
+    frozen = experiment.network.frozen
+    return samples if frozen is None else samples + wire.weights_to_bytes(frozen.constants)
 
 
 _SECRET_BYTES = 16

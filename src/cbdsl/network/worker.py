@@ -320,11 +320,11 @@ class TrainedModelFile:
         """Return whether the file contains the trained model that the last order of a run names."""
         return self._contains(_metadata_of(order, order.model_digest, order.version))
 
-    def save_final(self, holder: GlobalModelHolder, order: OrderMessage) -> None:
+    def save_final(self, holder: GlobalModelHolder, order: OrderMessage, shared: bytes = b"") -> None:
         """Save the trained model, or the last w^g that arrived, and log which it is."""
         if not holder.digest:
             _log.warning("worker %s: no model arrived; %s is unchanged", self._worker, self.path)
-        elif not self.save(holder, order):
+        elif not self.save(holder, order, shared):
             return
         elif holder.digest == order.model_digest:
             _log.info("worker %s: the trained model is in %s", self._worker, self.path)
@@ -334,12 +334,15 @@ class TrainedModelFile:
                 self._worker, self.path, holder.version, order.version,
             )  # fmt: skip
 
-    def save(self, holder: GlobalModelHolder, order: OrderMessage) -> bool:
-        """Save w^g; return whether that was possible. A full disk is logged and does not end a run."""
+    def save(self, holder: GlobalModelHolder, order: OrderMessage, shared: bytes = b"") -> bool:
+        """Save w^g; return whether that was possible. A full disk is logged and does not end a run.
+
+        shared: the shared content, which contains the frozen weights.
+        """
         notes = _metadata_of(order, holder.digest, holder.version)
         try:
             if not self._contains(notes):
-                self._write(holder, notes)
+                self._write(holder, shared, notes)
             return True
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
             why = single_line(str(error)) or type(error).__name__
@@ -353,19 +356,16 @@ class TrainedModelFile:
             self._notes = notes_of(self.path)
         return notes.items() <= self._notes.items()
 
-    def _write(self, holder: GlobalModelHolder, notes: Mapping[str, str]) -> None:
-        from cbdsl.models.network import Network, network_of  # noqa: PLC0415 - as above
-        from cbdsl.models.saved_model import ModelMetadata, file_of  # noqa: PLC0415
+    def _write(self, holder: GlobalModelHolder, shared: bytes, notes: Mapping[str, str]) -> None:
+        from cbdsl.models.saved_model import ModelMetadata, file_of  # noqa: PLC0415 - as above
 
         assignment = holder.assignment
-        shape, classes = assignment.layout.shape, assignment.classes
-        network = Network(shape, classes, assignment.architecture)
-        if assignment.architecture is None:
-            network = network_of(assignment.spec, shape, classes)
+        network = assignment.network(shared)
         card = ModelMetadata.of(network, assignment.scaling, assignment.class_names)
         tensors = network.tensors(holder.model[: assignment.size])
         if assignment.tensors:  # as in the server's own file
-            card = replace(card, tensors=assignment.tensors)
+            names = dict(zip(tensors, assignment.tensors, strict=True))
+            card = replace(card, tensors=assignment.tensors, frozen=tuple(names[name] for name in card.frozen))
             tensors = dict(zip(assignment.tensors, tensors.values(), strict=True))
         write_atomically(self.path, file_of(card, tensors, notes), private=True)
         self._notes = notes
@@ -605,7 +605,10 @@ class Worker:
         order, now = self._inbox.order, time.monotonic()
         if order is None or not order.fresh:
             return None
-        here = self._trained.is_final(order.message) or holder.update_to(order.message, self._inbox)
+        whole = not holder.assignment.frozen_bytes or self._shared_of(
+            holder.assignment
+        )  # a file needs the frozen weights
+        here = self._trained.is_final(order.message) or (holder.update_to(order.message, self._inbox) and whole)
         if here or now >= order.since + _LAST_MODEL_SECONDS:
             order.fresh = False
             return partial(self._finish, order.message, holder)
@@ -687,7 +690,7 @@ class Worker:
             self._start_anew()  # it carried this round out with another global model
             return
         if self._saves_every_model and holder.digest == order.model_digest:
-            self._trained.save(holder, order)
+            self._trained.save(holder, order, self._shared_of(holder.assignment))
         if not wire.has_bit(order.participants, self._device.number):
             self._note_passed_over(self._device)
             return
@@ -756,10 +759,15 @@ class Worker:
         took_part = self._inbox.welcome is not None or self._folder.last().run == order.run
         self._device = None  # frees its memory
         if not had_it:
-            self._trained.save_final(holder, order)
+            self._trained.save_final(holder, order, self._shared_of(holder.assignment))
         if not self._stays and (was_ready or (took_part and not had_it)):
             self._stopped = True
         _log.info("worker %s: the run is over", self._name)
+
+    def _shared_of(self, assignment: Assignment) -> bytes:
+        """Return what is shared in this run; empty if it is not here."""
+        shared = self._inbox.shared
+        return shared.content if shared.digest == assignment.shared_digest else b""
 
     def _subscribe(self, topic: Callable[[str, str], str]) -> None:
         """Subscribe to all pieces of a kind; those that are retained are sent again."""

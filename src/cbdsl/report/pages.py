@@ -182,12 +182,15 @@ def describe_rounds(rounds: Sequence[tuple[int, int]]) -> str:
 
 
 def describe_training(local: LocalSpec) -> str:
-    """Return `one epoch of plain SGD per round`, or the epochs and the options of SGD."""
+    """Return `one epoch of plain SGD per round`, or the epochs and the options of the optimiser."""
     count, noun = (local.steps, "batch") if local.steps else (local.epochs, "epoch")
     plural = "" if count == 1 else "es" if noun == "batch" else "s"
     amount = f"{'one' if count == 1 else count} {noun}{plural}"
-    besides = [f"momentum {local.momentum:g}"] * bool(local.momentum)
+    besides = [{"adam": "Adam", "adamw": "AdamW"}[local.optimiser]] if local.optimiser != "sgd" else []
+    besides += [f"momentum {local.momentum:g}"] * bool(local.momentum and local.optimiser == "sgd")
     besides += [f"weight decay {local.weight_decay:g}"] * bool(local.weight_decay)
+    besides += [f"gradients of a norm up to {local.clip:g}"] * bool(local.clip)
+    besides += [f"{local.schedule} of the learning rate within a round"] * (local.schedule != "constant")
     if local.decay != 1:
         change = "halved" if local.decay == 0.5 else f"times {local.decay:g}"
         besides.append(f"learning rate {change} every round")

@@ -59,5 +59,7 @@ def _key(experiment: Experiment) -> str:
     local = replace(spec.local, epochs=1, steps=0, decay=1.0)
     options = [dict(spec.options.of(part)) for part in (spec.model, spec.data.source, spec.data.partition)]
     start = commitment_of(_start(experiment)).hex()
+    if experiment.network.frozen is not None:
+        start += experiment.network.frozen.digest
     parts = [asdict(spec.data), asdict(local), spec.model, options, spec.seed, experiment.engine.name, start]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -53,6 +53,7 @@ from cbdsl.util.memory import require_memory
 if TYPE_CHECKING:
     from torch import nn
 
+_CALIBRATING = 1000  # samples of D_G whose statistics a model with BatchNorm is scored with
 ModelBuilder = Callable[[], "nn.Module"]
 Client = Dataset | Samples | tuple[ArrayLike, ArrayLike]
 Init = Result | Path | str | NDArray[Any]
@@ -69,7 +70,7 @@ class UserParts:
     aggregator: AggregationRule | None = None
     attack: Attack | None = None
     partition: Partition | None = None
-    init: Floats | Path | None = None  # (D,), or a model's file
+    init: Floats | Path | None = None  # (D,), or (P,) with frozen weights, or a model's file
     make_swarm: Callable[[Experiment], Swarm] | None = None
 
 
@@ -110,12 +111,17 @@ class Experiment:
         )
         dataset = replace(dataset, train=alter_features(dataset.train, parts, partition, spec.seed))
         dataset, parts = add_shared(dataset, parts, spec.data)
-        network = network_of(spec, dataset.shape, dataset.classes, given.model)
+        averages = (given.method or build_method(spec)).conversation != "swarm"
+        network = network_of(spec, dataset.shape, dataset.classes, given.model, statistics=averages)
+        network, start = _start(spec, network, given.init)
+        if network.keeps_statistics:
+            public = np.concatenate([parts.shared_training, parts.shared_scoring])[:_CALIBRATING]
+            network = replace(network, calibration=dataset.train.features[public])
         choice = choose_engine(spec.engine, network, dataset.shape, threads or default_threads(), spec.device)
         engine = choice.engine
         server = build_server(spec, engine, dataset.train, parts, given, secret)
         _check_memory(spec, parts, engine.size, deal and given.make_swarm is None)
-        initial = draw_initial(spec, network, given.init)
+        initial = draw_initial(spec, network, start)
         if given.init is None and spec.init == INIT_SERVER:
             own = ServerOnly("shared" if _trains_on_scoring(server) else "training")
             initial[0] = build_alone_training(spec, own, engine, dataset.train, parts).train(initial[0])[0]
@@ -169,7 +175,8 @@ class Experiment:
         The run's folder keeps copies of plugins, and compares them itself. Computed once: files may go meanwhile.
         """
         start = f"-{commitment_of(self.initial[0]).hex()[:8]}" if self.spec.init else ""
-        return f"{replace(self.spec, plugins=()).key()}-{self.engine.name}{start}"
+        frozen = f"-{self.network.frozen.digest[:8]}" if self.network.frozen else ""
+        return f"{replace(self.spec, plugins=()).key()}-{self.engine.name}{start}{frozen}"
 
     def first_state(self) -> ServerState:
         """Return the server's state before round 1."""
@@ -221,7 +228,7 @@ class Experiment:
         spec, train, parts = self.spec, self.dataset.train, self.split
         private = np.concatenate([parts.shared_scoring, parts.holdout])
         others = np.setdiff1d(np.arange(len(train), dtype=np.int32), private)
-        known = spec.model != CUSTOM  # nothing here tells one custom network from another
+        known = spec.model != CUSTOM and self.network.frozen is None  # nothing here tells other networks apart
         return Adversary(
             self.attack,
             self.byzantine,
@@ -240,9 +247,9 @@ class Experiment:
 
 
 def _described(network: Network) -> Architecture | None:
-    """Return the network as data; None if it cannot be described."""
+    """Return the network as data; None if it cannot be described, or if flat weights are only a part of it."""
     try:
-        return network.description()
+        return network.description() if network.frozen is None else None
     except ArchitectureError:
         return None
 
@@ -427,7 +434,7 @@ def make_trainer(
     def train(weights: Floats, round_number: int) -> Floats:
         rows = draw_batches(indices, spec.local, stream(seed, "root", round_number))
         seeds = np.array([seed_of(seed, "root", round_number, worker=1)], dtype=np.uint64)
-        sgd = Sgd(rate_at(spec, round_number), spec.local.momentum, spec.local.weight_decay)
+        sgd = Sgd.of(spec.local, rate_at(spec, round_number))
         return np.asarray(engine.train(weights[None], samples, rows[None], sgd, seeds)[0])
 
     return train
@@ -460,29 +467,37 @@ def _trains_on_scoring(server: Server) -> bool:
     return server.policy.selection.trains and server.verifier.train is not None
 
 
-def draw_initial(spec: Spec, network: Network, given: Floats | Path | None = None) -> Floats:
+def _start(spec: Spec, network: Network, given: Floats | Path | None) -> tuple[Network, Floats | None]:
+    """Return the network with the frozen weights of a model to start from, and what trains of that model, (D,)."""
+    if given is None and spec.init == CUSTOM:
+        raise part_not_given("init", "initial model")
+    if given is None and spec.init not in {"", INIT_SERVER}:
+        given = init_file(spec.init)
+    if given is None:
+        return network, None
+    weights = network.flat(read_tensors(given), str(given)) if isinstance(given, Path) else given
+    if weights.shape not in {(network.size,), (network.whole_size,)}:
+        raise UserError(
+            f"init has {len(weights):,} numbers; the model '{spec.model}' has {network.whole_size:,}. Start from a "
+            "model of the same network.",
+            code="wrong-shape",
+        )
+    if not np.isfinite(weights).all():
+        raise UserError(f"The model to start from ({spec.init}) has weights that are not finite.", code="out-of-range")
+    if len(weights) != network.size:
+        network, weights = network.frozen_at(weights), network.trained(weights)
+    return network, np.asarray(weights, np.float32)
+
+
+def draw_initial(spec: Spec, network: Network, given: Floats | None = None) -> Floats:
     """Return the initial models, given or drawn: (1, D), or (U, D) if workers start apart.
 
     Where workers start apart, only the first one starts from given weights: without gradients equal rows stay equal.
     """
     starts = spec.workers if spec.swarm.start == "apart" else 1
-    if given is None and spec.init == CUSTOM:
-        raise part_not_given("init", "initial model")
-    if given is None and spec.init not in {"", INIT_SERVER}:
-        given = init_file(spec.init)
     seeds = [seed_of(spec.seed, "initial-weights", worker=number) for number in range(starts)]
-    if given is None:
-        return np.stack([network.initial_weights(seed) for seed in seeds])
-    weights = network.flat(read_tensors(given), str(given)) if isinstance(given, Path) else given
-    if weights.shape != (network.size,):
-        raise UserError(
-            f"init has {len(weights):,} numbers; the model '{spec.model}' has {network.size:,}. Start from a model of "
-            "the same network.",
-            code="wrong-shape",
-        )
-    if not np.isfinite(weights).all():
-        raise UserError(f"The model to start from ({spec.init}) has weights that are not finite.", code="out-of-range")
-    return np.stack([np.asarray(weights, np.float32), *(network.initial_weights(seed) for seed in seeds[1:])])
+    drawn = [network.initial_weights(seed) for seed in seeds[given is not None :]]
+    return np.stack(drawn if given is None else [given, *drawn])
 
 
 def collect_parts(
@@ -589,7 +604,7 @@ def _is_registered(data: Dataset | None, name: str) -> bool:
 def _weights(init: Init | None) -> Any:  # noqa: ANN401 - Floats or None
     if init is None or isinstance(init, (str, Path)):
         return None
-    values = init.weights if isinstance(init, Result) else init
+    values = init.network.whole(init.weights) if isinstance(init, Result) else init
     flat = np.asarray(values, np.float32)
     if flat.ndim != 1 or not np.isfinite(flat).all():
         raise UserError(

@@ -46,6 +46,7 @@ def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
     whole = replace(spec, shared=shared, swarm=swarm, defence=defence)
     check_device(whole.engine, whole.device)
     _check_names(whole, method)
+    _check_local(whole, method)
     _check_defence(whole, method)
     return whole
 
@@ -86,6 +87,16 @@ def _check_names(spec: Spec, method: Method) -> None:
                 f"It uses: {', '.join(sorted(used))}.",
                 code="no-effect" if known else "unknown-name",
             )
+
+
+def _check_local(spec: Spec, method: Method) -> None:
+    if method.counts_steps and (spec.local.optimiser, spec.local.schedule) != ("sgd", "constant"):
+        raise UserError(
+            f"The method '{spec.method}' computes a mean gradient from how far a worker moved, which takes SGD at one "
+            f"learning rate per round; given local.optimiser={spec.local.optimiser}, local.schedule="
+            f"{spec.local.schedule}. Use sgd and constant (local.decay and local.clip work), or another method.",
+            code="conflict",
+        )
 
 
 def _check_codecs(spec: Spec, codecs: Codecs, method: Method) -> None:
@@ -276,6 +287,11 @@ _RULES = (
         _is_one_of("defence.declared"),
         lambda spec, method: method.conversation == "average" and spec.defence.aggregator == "mean",
         "a mean takes every model as it is. Use a robust aggregator, such as --aggregator krum.",
+    ),
+    _Rule(
+        _is_one_of("local.momentum"),
+        lambda spec, _: spec.local.optimiser != "sgd",
+        "it is SGD's; Adam and AdamW have 0.9 and 0.999 instead. Leave it out, or use local.optimiser=sgd.",
     ),
     _Rule(
         _is_one_of("local.epochs"),

@@ -83,7 +83,7 @@ class Genie:
         local = replace(spec.local, steps=self.steps)
         batches = draw_batches(self.population, local, stream(spec.seed, "genie", round_number))
         seeds = np.array([seed_of(spec.seed, "genie", round_number, worker=1)], dtype=np.uint64)
-        sgd = Sgd(learning_rate, local.momentum, local.weight_decay)
+        sgd = Sgd.of(local, learning_rate)
         return experiment.engine.train(np.ascontiguousarray(start), experiment.dataset.train, batches[None], sgd, seeds)
 
 

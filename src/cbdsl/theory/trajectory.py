@@ -88,6 +88,12 @@ def prepare_measurement(
             f"'{spec.method}'. Measure a run of one of: {', '.join(able)}.",
             code="not-supported",
         )
+    if (spec.local.optimiser, spec.local.schedule, spec.local.clip) != ("sgd", "constant", 0.0):
+        raise UserError(
+            f"The theorems are about SGD; given local.optimiser={spec.local.optimiser}, local.schedule="
+            f"{spec.local.schedule}, local.clip={spec.local.clip:g}. Use sgd, constant and 0.",
+            code="not-supported",
+        )
     if spec.attack.byzantine == spec.workers:
         raise UserError(
             f"All {spec.workers} workers are attackers; none is left to measure. Use fewer attackers.",

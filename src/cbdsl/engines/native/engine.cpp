@@ -64,6 +64,18 @@ struct Data {
     size_t width;           // F
 };
 
+// All weights of a model of which those that train are given, (D,) -> (P,).
+const float *whole_model(const Plan &plan, Workspace &space, const float *weights) {
+    if (plan.all_train()) return weights;
+    for (const Run &run : plan.runs) std::copy_n(weights + run.from, run.count, space.weights + run.at);
+    return space.weights;
+}
+
+// What trains of all weights, or of their gradient, (P,) -> (D,).
+void take_trained(const Plan &plan, const float *whole, float *trained) {
+    for (const Run &run : plan.runs) std::copy_n(whole + run.at, run.count, trained + run.from);
+}
+
 int real_count(const int32_t *indices, size_t room) {
     size_t count = 0;
     while (count < room && indices[count] >= 0) count++;
@@ -88,8 +100,14 @@ void batch_gradient(Network &network, Workspace &space, const float *weights, co
     if (plan.wide) wide.end(whole_batch);
 }
 
+// As engine.py describes it.
 struct Sgd {
-    float rate, momentum, decay, proximal;
+    float rate, momentum, decay, proximal, clip;
+    bool adam, decoupled;
+
+    explicit Sgd(const float numbers[6])
+        : rate(numbers[0]), momentum(numbers[1]), decay(numbers[2]), proximal(numbers[3]), clip(numbers[4]),
+          adam(numbers[5] > 0.0f), decoupled(numbers[5] > 1.0f) {}
 };
 
 // What one worker's steps are bent by, besides its samples: where it started, and a constant.
@@ -98,33 +116,107 @@ struct Bend {
     const float *correction;  // (D,) or null
 };
 
-void add_bend(const Sgd &sgd, const Bend &bend, const float *weights, float *velocity, size_t parameters) {
-    for (size_t i = 0; i < parameters; i++) velocity[i] += sgd.proximal * (weights[i] - bend.start[i]);
+// weights, velocity: of one run.
+void add_bend(const Sgd &sgd, const Bend &bend, const Run &run, const float *weights, float *velocity) {
+    for (size_t i = 0; i < run.count; i++) velocity[i] += sgd.proximal * (weights[i] - bend.start[run.from + i]);
     if (!bend.correction) return;
-    for (size_t i = 0; i < parameters; i++) velocity[i] += bend.correction[i];
+    for (size_t i = 0; i < run.count; i++) velocity[i] += bend.correction[run.from + i];
 }
 
+// Shortens the gradient of what trains, if its norm is larger. A NaN among its numbers makes all of them NaN.
+void clip_gradient(const Plan &plan, float clip, float *gradient) {
+    double square = 0.0;
+    for (const Run &run : plan.runs)
+        for (size_t start = 0; start < run.count; start += BLOCK) {
+            const float *g = gradient + run.at + start;
+            const size_t count = std::min(BLOCK, run.count - start);
+            lanes total{};
+            size_t i = 0;
+            for (; i + LANES <= count; i += LANES) total += *(const loose *)(g + i) * *(const loose *)(g + i);
+            square += double(sum(total));
+            for (; i < count; i++) square += double(g[i]) * double(g[i]);
+        }
+    const float factor = float(double(clip) / (std::sqrt(square) + 1e-6));
+    if (factor >= 1.0f) return;
+    for (const Run &run : plan.runs)
+        for (size_t i = 0; i < run.count; i++) gradient[run.at + i] *= factor;
+}
+
+// A step of Adam on one run. taken: how many steps there were, this one included.
+void adam_step(const Sgd &sgd, float rate, int taken, size_t count, const float *__restrict gradient, float *__restrict weights,
+               float *__restrict first, float *__restrict second) {
+    constexpr float KEEP_FIRST = 0.9f, KEEP_SECOND = 0.999f, TAKE_FIRST = float(1 - 0.9), TAKE_SECOND = float(1 - 0.999);
+    const float length = float(double(rate) / (1 - std::pow(0.9, taken)));
+    const float root = float(1 / std::sqrt(1 - std::pow(0.999, taken)));
+    const float decay = sgd.decoupled ? 0.0f : sgd.decay, shrink = sgd.decoupled ? rate * sgd.decay : 0.0f;
+    for (size_t i = 0; i < count; i++) {
+        const float g = gradient[i] + decay * weights[i];
+        first[i] = KEEP_FIRST * first[i] + TAKE_FIRST * g;
+        second[i] = KEEP_SECOND * second[i] + TAKE_SECOND * g * g;
+        weights[i] = (weights[i] - shrink * weights[i]) - length * first[i] / (__builtin_sqrtf(second[i]) * root + 1e-8f);
+    }
+}
+
+// Training that needs the gradient of a batch by itself: Adam, or SGD whose gradients are clipped. weights: (P,). rates:
+// (steps,) or null.
+void train_in_two(Network &network, Workspace &space, float *weights, const Data &data, const int32_t *batches, size_t steps,
+                  size_t room, const Sgd &sgd, const float *rates, const Bend &bend, uint64_t seed) {
+    const Plan &plan = network.plan;
+    float *gradient = space.gradient, *first = space.moments(plan), *second = first + plan.parameters;
+    int taken = 0;
+    for (size_t step = 0; step < steps; step++) {
+        const int32_t *indices = batches + step * room;
+        const int count = real_count(indices, room);
+        if (count == 0) continue;
+        std::fill_n(gradient, plan.parameters, 0.0f);
+        const Draw draw{plan.draws, mixed(seed + mixed(step)), 0};
+        batch_gradient(network, space, weights, data, indices, count, draw, Sink{gradient, 1.0f, 1.0f});
+        if (sgd.clip > 0.0f) clip_gradient(plan, sgd.clip, gradient);
+        const float rate = rates ? rates[step] : sgd.rate;
+        taken++;
+        for (const Run &run : plan.runs) {
+            float *own = weights + run.at, *g = gradient + run.at, *v = first + run.at;
+            if (sgd.proximal != 0.0f || bend.correction) add_bend(sgd, bend, run, own, g);
+            if (sgd.adam) {
+                adam_step(sgd, rate, taken, run.count, g, own, v, second + run.at);
+                continue;
+            }
+            for (size_t i = 0; i < run.count; i++) {
+                v[i] = sgd.momentum * v[i] + (g[i] + sgd.decay * own[i]);
+                own[i] -= rate * v[i];
+            }
+        }
+    }
+}
+
+// weights: (P,). rates: (steps,) or null.
 void train_worker(Network &network, Workspace &space, float *weights, const Data &data, const int32_t *batches, size_t steps,
-                  size_t room, const Sgd &sgd, const Bend &bend, uint64_t seed) {
+                  size_t room, const Sgd &sgd, const float *rates, const Bend &bend, uint64_t seed) {
+    if (sgd.adam || sgd.clip > 0.0f) return train_in_two(network, space, weights, data, batches, steps, room, sgd, rates, bend, seed);
     const size_t parameters = network.plan.parameters;
     float *velocity = space.gradient;
-    const bool straight = sgd.proximal == 0.0f && !bend.correction;
+    const bool bent = sgd.proximal != 0.0f || bend.correction;
+    const bool straight = !bent && network.plan.all_train() && !network.plan.wide && sgd.momentum == 0.0f && sgd.decay == 0.0f;
     bool cleared = false;
     for (size_t step = 0; step < steps; step++) {
         const int32_t *indices = batches + step * room;
         const int count = real_count(indices, room);
         if (count == 0) continue;
+        const float rate = rates ? rates[step] : sgd.rate;
         const Draw draw{network.plan.draws, mixed(seed + mixed(step)), 0};
-        if (straight && !network.plan.wide && count <= LANES && sgd.momentum == 0.0f && sgd.decay == 0.0f) {
-            batch_gradient(network, space, weights, data, indices, count, draw, Sink{weights, 1.0f, -sgd.rate});
+        if (straight && count <= LANES) {
+            batch_gradient(network, space, weights, data, indices, count, draw, Sink{weights, 1.0f, -rate});
             continue;
         }
         if (!cleared) std::fill_n(velocity, parameters, 0.0f), cleared = true;
         batch_gradient(network, space, weights, data, indices, count, draw, Sink{velocity, sgd.momentum, 1.0f});
-        if (!straight) add_bend(sgd, bend, weights, velocity, parameters);
-        for (size_t i = 0; i < parameters; i++) {
-            velocity[i] += sgd.decay * weights[i];
-            weights[i] -= sgd.rate * velocity[i];
+        for (const Run &run : network.plan.runs) {
+            float *own = weights + run.at, *v = velocity + run.at;
+            if (bent) add_bend(sgd, bend, run, own, v);
+            for (size_t i = 0; i < run.count; i++) {
+                v[i] += sgd.decay * own[i];
+                own[i] -= rate * v[i];
+            }
         }
     }
 }
@@ -191,6 +283,12 @@ CBDSL_EXPORT void *cbdsl_create(const int32_t *layers, int32_t count, const int3
     }
 }
 
+// Declares weights constant, before anything else is done with the network. trains: (P,), 0 or 1. values: (P,). From then
+// on every model and gradient is given as the D weights that train.
+CBDSL_EXPORT void cbdsl_freeze(void *handle, const uint8_t *trains, const float *values) {
+    freeze(static_cast<Network *>(handle)->plan, trains, values);
+}
+
 CBDSL_EXPORT void cbdsl_destroy(void *handle) { delete static_cast<Network *>(handle); }
 
 CBDSL_EXPORT int64_t cbdsl_parameters(const void *handle) {
@@ -200,24 +298,28 @@ CBDSL_EXPORT int64_t cbdsl_parameters(const void *handle) {
 // Bytes that a thread takes while it works.
 CBDSL_EXPORT int64_t cbdsl_workspace(const void *handle) {
     const Plan &plan = static_cast<const Network *>(handle)->plan;
-    return int64_t(plan.workspace * sizeof(lanes) + plan.parameters * sizeof(float));
+    return int64_t(plan.workspace * sizeof(lanes) + (plan.parameters + plan.frozen.size()) * sizeof(float));
 }
 
-// weights: (U, D). batches: (U, steps, room). seeds: (U,) or null. corrections: (U, D) or null. trained: (U, D), written
+// Everywhere D weights are those that train. weights: (U, D). batches: (U, steps, room). sgd: learning rate, momentum,
+// weight decay, proximal, clip, and 0, 1 or 2 for SGD, Adam or AdamW. rates: (U, steps) or null. seeds: (U,) or null. corrections: (U, D) or null. trained: (U, D), written
 // whole; every worker's row is copied by the thread that trains it, when it is about to be used anyway.
 CBDSL_EXPORT int cbdsl_train(void *handle, int64_t workers, const float *weights, const float *features,
-                             const int32_t *labels, const int32_t *batches, int64_t steps, int64_t room, float rate,
-                             float momentum, float decay, float proximal, const uint64_t *seeds, const float *corrections,
-                             float *trained, int32_t threads) {
+                             const int32_t *labels, const int32_t *batches, int64_t steps, int64_t room, const float *sgd,
+                             const float *rates, const uint64_t *seeds, const float *corrections, float *trained,
+                             int32_t threads) {
     Network &network = *static_cast<Network *>(handle);
     const Data data{features, labels, network.plan.input().count()};
     const bool done = for_each_item(size_t(workers), threads, [&](int, size_t worker) {
         Borrowed space(network);
-        const size_t size = network.plan.parameters;
+        const Plan &plan = network.plan;
+        const size_t size = plan.trained;
         const Bend bend{weights + worker * size, corrections ? corrections + worker * size : nullptr};
-        float *own = std::copy_n(bend.start, size, trained + worker * size) - size;
+        float *own = plan.all_train() ? std::copy_n(bend.start, size, trained + worker * size) - size : (*space).weights;
+        if (!plan.all_train()) whole_model(plan, *space, bend.start);
         train_worker(network, *space, own, data, batches + worker * size_t(steps * room), size_t(steps), size_t(room),
-                     Sgd{rate, momentum, decay, proximal}, bend, seeds ? seeds[worker] : 0);
+                     Sgd(sgd), rates ? rates + worker * size_t(steps) : nullptr, bend, seeds ? seeds[worker] : 0);
+        if (!plan.all_train()) take_trained(plan, own, trained + worker * size);
     });
     return done ? OK : OUT_OF_MEMORY;
 }
@@ -231,10 +333,17 @@ CBDSL_EXPORT int cbdsl_gradients(void *handle, int64_t workers, const float *wei
     const bool done = for_each_item(size_t(workers), threads, [&](int, size_t worker) {
         Borrowed space(network);
         const int32_t *own = indices + (per_worker ? worker * size_t(samples) : 0);
-        const size_t at = worker * network.plan.parameters;
+        const Plan &plan = network.plan;
+        const size_t at = worker * plan.trained;
         const int count = real_count(own, size_t(samples));
-        if (count) batch_gradient(network, *space, weights + at, data, own, count, Draw{}, Sink{gradients + at, 1.0f, 1.0f});
-        else std::fill_n(gradients + at, network.plan.parameters, std::numeric_limits<float>::quiet_NaN());
+        if (!count) {
+            std::fill_n(gradients + at, plan.trained, std::numeric_limits<float>::quiet_NaN());
+            return;
+        }
+        float *target = plan.all_train() ? gradients + at : (*space).gradient;
+        if (!plan.all_train()) std::fill_n(target, plan.parameters, 0.0f);
+        batch_gradient(network, *space, whole_model(plan, *space, weights + at), data, own, count, Draw{}, Sink{target, 1.0f, 1.0f});
+        if (!plan.all_train()) take_trained(plan, target, gradients + at);
     });
     return done ? OK : OUT_OF_MEMORY;
 }
@@ -248,13 +357,13 @@ bool score_own(Network &network, size_t workers, const float *weights, const Dat
         Borrowed space(network);
         const int32_t *own = indices + worker * room;
         const size_t samples = size_t(real_count(own, room));
+        const float *model = whole_model(network.plan, *space, weights + worker * network.plan.trained);
         Tally tally;
         for (size_t start = 0; start < samples && !tally.given_up; start += CHUNK) {
             const size_t count = std::min(CHUNK, samples - start);
             double chunk_losses[CHUNK];
             uint8_t chunk_correct[CHUNK];
-            score_collected(network, *space, weights + worker * network.plan.parameters, data, own + start, count,
-                            chunk_losses, chunk_correct);
+            score_collected(network, *space, model, data, own + start, count, chunk_losses, chunk_correct);
             tally.add(chunk_losses, chunk_correct, count, double(samples), ceilings ? ceilings + worker : nullptr);
         }
         losses[worker] = tally.mean(double(samples));
@@ -292,13 +401,14 @@ bool score_shared(Network &network, size_t workers, const float *weights, const 
             if (tally.given_up) return;
             Borrowed space(network);
             const size_t begin = item % parts * part, end = std::min(count, begin + part);
+            const float *model = whole_model(plan, *space, weights + worker * plan.trained);
             for (size_t at = begin; at < end && !tally.given_up; at += CHUNK) {
                 const size_t size = std::min(CHUNK, end - at), first = at / LANES;
                 double own_losses[CHUNK];
                 uint8_t own_correct[CHUNK];
                 double *chunk_losses = parts > 1 ? &part_losses[worker * BLOCK + at] : own_losses;
                 uint8_t *chunk_correct = parts > 1 ? &part_correct[worker * BLOCK + at] : own_correct;
-                score_chunk(network, *space, weights + worker * plan.parameters, &prepared.groups[first],
+                score_chunk(network, *space, model, &prepared.groups[first],
                             int((size + LANES - 1) / LANES), inputs + first * plan.input().size, chunk_losses, chunk_correct);
                 if (parts == 1)
                     tally.add(chunk_losses, chunk_correct, size, double(samples), ceilings ? ceilings + worker : nullptr);
@@ -344,8 +454,8 @@ CBDSL_EXPORT int cbdsl_sample_losses(void *handle, const float *weights, const f
         Borrowed space(network);
         const size_t start = item * CHUNK;
         uint8_t correct[CHUNK];
-        score_collected(network, *space, weights, data, indices + start, std::min(CHUNK, all - start), losses + start,
-                        correct);
+        score_collected(network, *space, whole_model(network.plan, *space, weights), data, indices + start,
+                        std::min(CHUNK, all - start), losses + start, correct);
     });
     return done ? OK : OUT_OF_MEMORY;
 }

@@ -478,7 +478,26 @@ bool make_plan(const int32_t *layers, int count, const int32_t *reads, const flo
     }
     connect(plan);
     place(plan);
+    plan.trained = plan.parameters;
+    plan.runs = {Run{0, 0, plan.parameters}};
     return true;
+}
+
+// A tensor before which nothing trains gets no gradient any more; its room for one stays unused.
+void freeze(Plan &plan, const uint8_t *trains, const float *values) {
+    plan.frozen.assign(values, values + plan.parameters);
+    plan.runs.clear();
+    plan.trained = 0;
+    for (size_t i = 0; i < plan.parameters; i++) {
+        if (!trains[i]) continue;
+        if (i == 0 || !trains[i - 1]) plan.runs.push_back(Run{i, plan.trained, 0});
+        plan.runs.back().count++, plan.trained++;
+    }
+    for (const Stage &stage : plan.stages) {
+        bool learned = (stage.weight != NOWHERE && trains[stage.weight]) || (stage.bias != NOWHERE && trains[stage.bias]);
+        for (const int read : stage.reads) learned = learned || plan.tensors[read].learned;
+        plan.tensors[stage.makes].learned = learned;
+    }
 }
 
 }  // namespace cbdsl

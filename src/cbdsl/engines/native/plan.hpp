@@ -108,12 +108,17 @@ struct Stage {
     Map map(const Map &of) const { return flat ? plain(int(of.count()), 1, 1) : of; }
 };
 
+// Weights one after the other that train: where they begin among all weights and among those that train.
+struct Run {
+    size_t at, from, count;
+};
+
 struct Plan {
     std::vector<Tensor> tensors;   // the first one holds the samples, the last stage makes the logits
     std::vector<Stage> stages;     // those on images come first
     size_t images = 0;             // how many these are; they run group by group
     std::vector<float> constants;
-    size_t parameters = 0;         // D
+    size_t parameters = 0;         // P, with those that are frozen
     int classes = 0;
     size_t workspace = 0;          // vectors
     std::vector<size_t> gaps;      // vectors between buffers that nobody may touch; only where a sanitizer watches
@@ -121,6 +126,11 @@ struct Plan {
     size_t mixed_at = 0;           // room for a gradient that comes in rows and in lanes
     bool draws = false;            // there is a dropout
     bool wide = false;             // training has channels in the lanes where there are images; see wide.hpp
+    std::vector<Run> runs;         // what trains, in the order of the weights; all of them where nothing is frozen
+    size_t trained = 0;            // D, the length of all runs
+    std::vector<float> frozen;     // all weights (P,), of which those that train do not count; empty: all train
+
+    bool all_train() const { return frozen.empty(); }
 
     const Map &input() const { return tensors[0].value; }
     const Tensor &logits() const { return tensors[stages.back().makes]; }
@@ -137,5 +147,8 @@ constexpr int LAYER_FIELDS = 12;  // code, how many tensors it reads, then up to
 // them are axes of a sample. Returns false if the layers do not fit together; the Python layer has explained why before.
 bool make_plan(const int32_t *layers, int count, const int32_t *reads, const float *constants, const int32_t shape[4],
                Plan &plan);
+
+// Declares weights constant. trains: (P,), 0 or 1. values: (P,).
+void freeze(Plan &plan, const uint8_t *trains, const float *values);
 
 }  // namespace cbdsl
