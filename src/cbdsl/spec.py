@@ -26,6 +26,14 @@ from cbdsl.util.serialize import Bounds, check_fields, field_types, from_plain, 
 
 Shared = Literal["default", "none", "score", "train", "both"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
+Task = Literal["classification", "regression", "reconstruction"]
+
+LOSSES = ("cross-entropy", "mse", "mae", "huber")
+LOSSES_OF_TASKS: Mapping[Task, tuple[str, ...]] = {  # the first one is the task's own
+    "classification": ("cross-entropy",),
+    "regression": ("mse", "mae", "huber"),
+    "reconstruction": ("mse", "mae", "huber"),
+}
 
 
 # The types of settings, with their limits.
@@ -65,6 +73,9 @@ class DataSpec(_Group):
     holdout: Count = setting(2000, "samples in the server's private set")
     shared_source: Text = setting(
         "", "D_tr and D_sc from this file of `cbdsl generate`; empty: training samples of the source"
+    )
+    task: Literal["auto", "classification", "regression", "reconstruction"] = setting(
+        "auto", "what is learned: classes, real targets, or the samples themselves; auto: as the data set says"
     )
 
 
@@ -196,6 +207,9 @@ class Spec:
     init: Text = setting(
         "",
         "start from this model: a run's folder, a .safetensors file, or 'server' (trained on D_tr); empty: random",
+    )
+    loss: Text = setting(
+        "", "cross-entropy, mse, mae or huber; empty: cross-entropy for classes, otherwise mse"
     )
     engine: Text = setting("auto", "what computes: auto, native or torch")
     device: Device = setting(
@@ -426,7 +440,10 @@ def read_tree(path: Path) -> dict[str, Any]:
     return _toml_tree(text, str(path))
 
 
-_ADDED_LATER = (("", "device", "auto"), ("data", "shared_source", ""), ("swarm", "storage", "float32"))
+_ADDED_LATER = (
+    ("", "device", "auto"), ("", "loss", ""), ("data", "shared_source", ""), ("data", "task", "auto"),
+    ("swarm", "storage", "float32"),
+)  # fmt: skip
 """Settings that did not exist in the first version: at their defaults they are no part of the key."""
 
 

@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.functional import cross_entropy
 
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
-from cbdsl.engines.engine import Sgd, check_corrections, check_one_model, check_sample_indices
+from cbdsl.engines.engine import Sgd, check_classifies, check_corrections, check_one_model, check_sample_indices
+from cbdsl.engines.loss import CROSS_ENTROPY, Loss, targets_of
+from cbdsl.engines.torch_loss import mean_loss, sample_losses
 from cbdsl.errors import UserError
 from cbdsl.models.check_module import buffers_of, check_buffers, check_layers
 from cbdsl.models.to_torch import parameter_count
@@ -44,11 +45,17 @@ class TorchEngine:
 
     name = "torch"
 
-    def __init__(self, module: nn.Module, threads: int = 1, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        threads: int = 1,
+        device: torch.device | None = None,
+        loss: Loss = CROSS_ENTROPY,
+    ) -> None:
         """device: for `StackedTorchEngine`, which makes torch deterministic there; None is the CPU."""
         check_layers(module)
         self._brings = device is not None  # samples go there first
-        self._device = device or CPU
+        self._device, self.loss = device or CPU, loss
         self._module = copy.deepcopy(module).to(self._device, torch.float32)
         self._size = parameter_count(module)
         self._threads = threads
@@ -89,7 +96,7 @@ class TorchEngine:
                 if len(chosen) == 0:
                     continue
                 model.gradient.zero_()
-                cross_entropy(model.module(features[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
+                mean_loss(self.loss, model.module(features[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
                 with torch.no_grad():
                     if start is not None:
                         model.gradient.add_(model.flat - start, alpha=sgd.proximal)
@@ -117,7 +124,7 @@ class TorchEngine:
             ceiling = np.inf if ceilings is None else ceilings[worker]
             total = 0.0
             for logits, truth in self._outputs(weights[worker], features, labels, chosen):
-                total += cross_entropy(logits, truth, reduction="none").cpu().sum(dtype=torch.float64).item()
+                total += sample_losses(self.loss, logits, truth).cpu().sum(dtype=torch.float64).item()
                 if total / len(chosen) > ceiling:  # losses are not negative: it can only grow
                     return np.inf
             return total / len(chosen) if len(chosen) else np.nan
@@ -133,13 +140,14 @@ class TorchEngine:
         def losses(chunk: int) -> Doubles:
             part = chosen[chunk * _CHUNK : (chunk + 1) * _CHUNK]
             [(logits, truth)] = self._outputs(model, features, labels, part)
-            found: Doubles = cross_entropy(logits, truth, reduction="none").cpu().double().numpy()
+            found: Doubles = sample_losses(self.loss, logits, truth).cpu().double().numpy()
             return found
 
         return np.concatenate([np.empty(0), *self._for_each(-(-len(chosen) // _CHUNK), losses)])
 
     def accuracies(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
         """See `Engine.accuracies`."""
+        check_classifies(self.loss)
         features, labels, indices = self._tensors(samples, indices)
 
         def accuracy(worker: int) -> float:
@@ -151,6 +159,15 @@ class TorchEngine:
             return correct / len(chosen) if len(chosen) else np.nan
 
         return np.array(self._for_each(len(weights), accuracy))
+
+    def outputs(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:
+        """See `Engine.outputs`."""
+        model = check_one_model(weights, self._size)
+        features = torch.from_numpy(samples.features[check_sample_indices(indices, len(samples))]).to(self._device)
+        with _one_thread_per_operation(self._plain_convolution):
+            chunks = self._outputs(model, features, features, torch.arange(len(features)))
+            found = [made.cpu().numpy() for made, _ in chunks]
+        return np.concatenate(found) if found else np.empty((0, 1), np.float32)
 
     def gradients(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:
         """See `Engine.gradients`."""
@@ -164,7 +181,7 @@ class TorchEngine:
             model.gradient.zero_()
             for start in range(0, len(chosen), _CHUNK):
                 part = chosen[start : start + _CHUNK]
-                loss = cross_entropy(model.module(features[part]), labels[part], reduction="sum")
+                loss = sample_losses(self.loss, model.module(features[part]), labels[part]).sum()
                 (loss / len(chosen)).backward()  # type: ignore[no-untyped-call]
             result[worker] = model.gradient.cpu().numpy()
 
@@ -185,8 +202,8 @@ class TorchEngine:
     def _tensors(self, samples: Samples, indices: Indices) -> tuple[Tensor, Tensor, Indices]:
         """Return features and labels on the module's device, and the indices into them."""
         if self._brings:
-            return bring_samples(samples, indices, self._device)
-        return torch.from_numpy(samples.features), torch.from_numpy(samples.labels.astype(np.int64)), indices
+            return bring_samples(samples, indices, self._device, self.loss)
+        return torch.from_numpy(samples.features), _targets(samples, self.loss), indices
 
     def _load(self, weights: Floats) -> _FlatModel:
         """Return this thread's copy of the module with these weights."""
@@ -270,9 +287,12 @@ class StackedTorchEngine:
     dependence.
     """
 
-    def __init__(self, module: nn.Module, device: torch.device, block: int | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, device: torch.device, block: int | None = None, loss: Loss = CROSS_ENTROPY
+    ) -> None:
         """block: how many workers train together; estimated if not given."""
-        self._alone = TorchEngine(module, device=device)  # refuses what no engine can train
+        self._alone = TorchEngine(module, device=device, loss=loss)  # refuses what no engine can train
+        self.loss = loss
         self._module = copy.deepcopy(module).to(device, torch.float32).train().requires_grad_(False)
         self._constants = buffers_of(self._module)
         self._names = [name for name, _ in module.named_parameters()]
@@ -337,6 +357,11 @@ class StackedTorchEngine:
         with self._at_work():
             return self._alone.accuracies(weights, samples, indices)
 
+    def outputs(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:
+        """See `Engine.outputs`."""
+        with self._at_work():
+            return self._alone.outputs(weights, samples, indices)
+
     def gradients(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:
         """See `Engine.gradients`."""
         with self._at_work():
@@ -369,7 +394,7 @@ class StackedTorchEngine:
     def _stacked_steps(
         self, weights: Floats, samples: Samples, batches: Indices, sgd: Sgd, corrections: Floats | None
     ) -> Floats:
-        features, labels, batches = bring_samples(samples, batches, self._device)
+        features, labels, batches = bring_samples(samples, batches, self._device, self.loss)
         flat = torch.from_numpy(np.array(weights, np.float32)).to(self._device)  # (U, D)
         velocity = torch.zeros_like(flat) if sgd.momentum else None
         start = flat.clone() if sgd.proximal else None
@@ -404,7 +429,7 @@ class StackedTorchEngine:
     ) -> Tensor:
         """Return the mean loss of one model on its batch (B,) without the padding."""
         logits: Tensor = functional_call(self._module, parameters, (features,))
-        return (cross_entropy(logits, labels, reduction="none") * real).sum() / count
+        return (sample_losses(self.loss, logits, labels) * real).sum() / count
 
     def _can_stack(self, samples: Samples) -> bool | None:
         """Return whether stacked training works: two models are trained stacked, with padding, and one by one.
@@ -492,8 +517,17 @@ def select_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def bring_samples(samples: Samples, indices: Indices, device: torch.device) -> tuple[Tensor, Tensor, Indices]:
-    """Copy the indexed samples to a device; return features, labels and the indices into them.
+def _targets(samples: Samples, loss: Loss) -> Tensor:
+    """Return the labels (N,), or targets (N, C)."""
+    if loss.reads_labels:
+        return torch.from_numpy(samples.labels.astype(np.int64))
+    return torch.from_numpy(targets_of(samples, loss))
+
+
+def bring_samples(
+    samples: Samples, indices: Indices, device: torch.device, loss: Loss = CROSS_ENTROPY
+) -> tuple[Tensor, Tensor, Indices]:
+    """Copy the indexed samples to a device; return features, labels or targets, and the indices into them.
 
     Every call copies anew: a cache might be out of date, and fill the device.
     """
@@ -501,9 +535,9 @@ def bring_samples(samples: Samples, indices: Indices, device: torch.device) -> t
     places = places.reshape(indices.shape)
     if len(used) and used[0] == PADDING:
         used, places = used[1:], places - 1  # padding comes first, and stays -1
-    features = torch.from_numpy(np.asarray(samples.features[used], np.float32)).to(device)
-    labels = torch.from_numpy(samples.labels[used].astype(np.int64)).to(device)
-    return features, labels, places.astype(np.int32)
+    brought = samples.taken(used)
+    features = torch.from_numpy(np.asarray(brought.features, np.float32)).to(device)
+    return features, _targets(brought, loss).to(device), places.astype(np.int32)
 
 
 def generator_states(device: torch.device) -> list[Tensor]:
