@@ -27,6 +27,8 @@ Purpose = Literal[
     "alone",  # the batches of a baseline that learns without a swarm
     "search",  # where a search for settings looks, see studies/tune.py
     "generator",  # what a generator makes, see studies/generate.py
+    "friedman",  # the samples of Friedman's function, see data/generated.py
+    "machines",  # the samples of the machines, see data/generated.py
     "genie",  # the batches of the genie worker, see theory/genie.py
 ]
 

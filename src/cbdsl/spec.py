@@ -61,11 +61,11 @@ class DataSpec(_Group):
 
     source: Text = setting("mnist", "a data set's name (see `cbdsl list data`), a folder of IDX files, or an .npz file")
     partition: Text = setting(
-        "iid", "who holds which sample: iid, shards, dirichlet, similarity, quantity, feature, by-client"
+        "iid", "who holds which sample: iid, shards, dirichlet, similarity, quantile, quantity, feature, by-client"
     )
     samples_per_worker: CountFromOne = setting(300, "samples that each worker holds, K_i, not for shards and by-client")
     shard_size: CountFromOne = setting(300, "samples in a shard")
-    shards_per_worker: CountFromOne = setting(2, "shards that each worker holds")
+    shards_per_worker: CountFromOne = setting(2, "shards that each worker holds, for quantile pieces")
     dirichlet_alpha: Positive = setting(0.5, "for dirichlet: the smaller, the fewer classes each worker has")
     similarity: Share = setting(0.1, "gamma, the share of a worker's samples that is drawn i.i.d.")
     shared_training: Count = setting(150, "samples in the shared training set, |D_tr|")
@@ -208,9 +208,7 @@ class Spec:
         "",
         "start from this model: a run's folder, a .safetensors file, or 'server' (trained on D_tr); empty: random",
     )
-    loss: Text = setting(
-        "", "cross-entropy, mse, mae or huber; empty: cross-entropy for classes, otherwise mse"
-    )
+    loss: Text = setting("", "cross-entropy, mse, mae or huber; empty: cross-entropy for classes, otherwise mse")
     engine: Text = setting("auto", "what computes: auto, native or torch")
     device: Device = setting(
         "auto", "where torch runs: cpu, cuda or mps; auto: a GPU if torch runs the model and sees one"

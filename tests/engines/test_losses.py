@@ -47,15 +47,13 @@ def by_definition(loss: Loss, outputs: np.ndarray, samples: Samples) -> np.ndarr
     if loss.reads_labels:
         logs = outputs - np.log(np.exp(outputs).sum(1, keepdims=True))
         own = logs[np.arange(len(outputs)), samples.labels]
-        return -((1 - loss.setting) * own + loss.setting * logs.mean(1))
+        return np.asarray(-((1 - loss.setting) * own + loss.setting * logs.mean(1)))
     targets = samples.features.reshape(len(samples), -1) if loss.reconstructs else samples.labels
     errors = np.abs(outputs - targets)
     each = {
         "mse": errors**2,
         "mae": errors,
-        "huber": np.where(
-            errors <= loss.setting, errors**2 / 2, loss.setting * (errors - loss.setting / 2)
-        ),
+        "huber": np.where(errors <= loss.setting, errors**2 / 2, loss.setting * (errors - loss.setting / 2)),
     }[loss.name]
     return np.asarray(each.mean(1))
 

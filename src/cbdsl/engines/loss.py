@@ -80,7 +80,12 @@ def targets_of(samples: Samples, loss: Loss, outputs: int = 0) -> Floats:
     """Return what a loss compares outputs with, (N, outputs); refuse others. outputs: how many there are, if known."""
     count = len(samples.features)
     found: NDArray[Any] = samples.features.reshape(count, -1) if loss.reconstructs else samples.labels
-    if found.dtype.kind != "f" or found.ndim != 2 or len(found) != count or found.shape[1] != (outputs or found.shape[1]):
+    if (
+        found.dtype.kind != "f"
+        or found.ndim != 2
+        or len(found) != count
+        or found.shape[1] != (outputs or found.shape[1])
+    ):
         raise ValueError(
             f"targets are {found.dtype} {found.shape}; give float32 ({count}, {outputs or 'outputs'}), a number for "
             "each output"

@@ -169,9 +169,7 @@ class NativeEngine:
 
     name = "native"
 
-    def __init__(
-        self, architecture: Architecture, threads: int | None = None, loss: Loss = CROSS_ENTROPY
-    ) -> None:
+    def __init__(self, architecture: Architecture, threads: int | None = None, loss: Loss = CROSS_ENTROPY) -> None:
         """Prepare the kernels for one network; `threads` defaults to all processors of this process."""
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise ValueError(f"threads is {threads!r}; give a whole number of at least 1, or None for all processors")

@@ -17,7 +17,7 @@ def mean_loss(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def sample_losses(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the loss of every sample, (B,): a mean over its outputs, added up in double precision where there is one."""
+    """Return the loss of every sample, (B,): a mean over its outputs, in double precision if the device has it."""
     if loss.reads_labels:
         return cross_entropy(outputs, targets, reduction="none", label_smoothing=loss.setting)
     precision = torch.float32 if outputs.device.type == "mps" else torch.float64

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -165,7 +165,7 @@ def _message(experiment: Experiment, state: ServerState) -> Floats:
 def _add_names_to_summary(out: Path, result: Result, roster: Roster) -> None:
     """Add the workers' names to the summary."""
     names = {str(number): name for number, name in enumerate(roster.names)}
-    write_json(out / "summary.json", {**asdict(result.summary), "names": names}, private=True)
+    write_json(out / "summary.json", {**result.summary.to_json(), "names": names}, private=True)
 
 
 def _add_names(played: CompletedRound, roster: Roster, network: NetworkSwarm) -> RoundRecord:

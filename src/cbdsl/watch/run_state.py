@@ -423,7 +423,7 @@ class RunProgress:
     @property
     def best(self) -> float | None:
         """The best accuracy so far."""
-        return self.totals.best_accuracy if self.last else None
+        return self.totals.best if self.last else None
 
     def add(self, record: RoundRecord) -> None:
         """Add a round; ValueError if it is not the next one."""
