@@ -208,7 +208,6 @@ class Spec:
         "",
         "start from this model: a run's folder, a .safetensors file, or 'server' (trained on D_tr); empty: random",
     )
-    loss: Text = setting("", "cross-entropy, mse, mae or huber; empty: cross-entropy for classes, otherwise mse")
     engine: Text = setting("auto", "what computes: auto, native or torch")
     device: Device = setting(
         "auto", "where torch runs: cpu, cuda or mps; auto: a GPU if torch runs the model and sees one"
@@ -227,6 +226,7 @@ class Spec:
         default_factory=lambda: Options({}),
         metadata={"description": "settings of parts by name: options.fedprox.mu=0.1"},
     )
+    loss: Text = setting("", "cross-entropy, mse, mae or huber; empty: cross-entropy for classes, otherwise mse")
 
     def __post_init__(self) -> None:
         check_fields(self)
