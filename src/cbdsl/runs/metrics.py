@@ -214,6 +214,13 @@ class TestLoss(Metric):
         return float(np.mean(seen.normal_losses))
 
 
+@dataclass(frozen=True)
+class _Unknown(Metric):
+    """A metric of a plugin that is not loaded here."""
+
+    title: str = ""  # type: ignore[misc]
+
+
 def build_metrics(spec: Spec, task: Task) -> dict[str, Metric]:
     """Return the metrics of a task by name, with the spec's settings, the main one first."""
     found: dict[str, Metric] = {}
@@ -231,9 +238,9 @@ def build_metrics(spec: Spec, task: Task) -> dict[str, Metric]:
 
 
 def find_metric(name: str) -> Metric:
-    """Return a metric by its name, with its default settings; one that is not known any more is shown as it is."""
+    """Return a metric by its name, with its default settings; one whose plugin is not loaded is shown by its name."""
     if name not in register.metric:
-        return Metric()
+        return _Unknown(name)
     made: Metric = register.metric.make(name, {})
     return made
 

@@ -47,6 +47,12 @@ def predict_numbers(engine: Engine, weights: Floats, features: Floats, card: Mod
     return made if scaling is None else scaling.invert(made)
 
 
+def _row(line: RoundRecord) -> dict[str, Any]:
+    """Return a round as one flat row: each metric is a column."""
+    row = asdict(line)
+    return {**row, **row.pop("metrics")}
+
+
 @dataclass(frozen=True, eq=False)
 class Result:
     """A finished run.
@@ -117,13 +123,13 @@ class Result:
             raise UserError(
                 "A data frame needs pandas. Install it: pip install pandas", code="missing-package"
             ) from error
-        return pd.DataFrame([asdict(line) for line in self.rounds]).set_index("round")
+        return pd.DataFrame([_row(line) for line in self.rounds]).set_index("round")
 
     def to_csv(self, path: Path | str) -> None:
         """Write a CSV file with one row per round."""
         import csv  # noqa: PLC0415
 
-        rows: Sequence[dict[str, Any]] = [asdict(line) for line in self.rounds]
+        rows: Sequence[dict[str, Any]] = [_row(line) for line in self.rounds]
         with Path(path).open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, fieldnames=list(rows[0]))
             writer.writeheader()
