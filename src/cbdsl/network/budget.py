@@ -88,7 +88,9 @@ def needs_of(assignment: Assignment, own: Samples, threads: int, speed: float) -
         parts["torch"] = _TORCH + 4 * together * room
         work = 3 * assignment.size * (passes + scored)
     else:
-        parts["the engine"] = threads * NativeEngine(network, 1).workspace + 8 * _BLOCK * network.entrance()
+        parts["the engine"] = (
+            threads * NativeEngine(network, 1, assignment.loss).workspace + 8 * _BLOCK * network.entrance()
+        )
         work = network.training_multiply_adds() * (passes + scored)
     epochs = local.epochs if not local.steps else local.steps * local.batch_size // held
     seconds = work / (_EFFICIENCY * speed) + _EPOCH_SECONDS * epochs + _SAMPLE_SECONDS * passes

@@ -12,15 +12,16 @@ from cbdsl import register, spec as specs
 from cbdsl.algorithm.messages import Order
 from cbdsl.algorithm.methods import Method
 from cbdsl.algorithm.worker_round import LocalWorkers, TrainingSet, WorkerData
-from cbdsl.arrays import Floats, Indices, Samples
+from cbdsl.arrays import Doubles, Floats, Indices, Samples
 from cbdsl.codecs.envelope import Codecs, make_codecs
-from cbdsl.data.dataset import Scaling
+from cbdsl.data.dataset import Dataset, Scaling
 from cbdsl.engines import native_engine
 from cbdsl.engines.engine import Engine
+from cbdsl.engines.loss import Loss, make_loss
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.errors import UserError
-from cbdsl.models.architecture import Architecture
-from cbdsl.network.samples import SharedLayout, unpack_shared
+from cbdsl.models.architecture import Architecture, fits_outputs
+from cbdsl.network.samples import SharedLayout, empty_labels, fit_samples, unpack_shared
 from cbdsl.network.wire import (
     Announcement,
     OrderMessage,
@@ -28,7 +29,7 @@ from cbdsl.network.wire import (
     weights_to_bytes,
 )
 from cbdsl.network.worker_state import WorkerState
-from cbdsl.spec import Spec
+from cbdsl.spec import Spec, Task
 from cbdsl.swarms.local import LocalSwarm
 from cbdsl.util.files import read_json
 from cbdsl.util.serialize import Bounds, from_plain
@@ -59,8 +60,29 @@ class Assignment:
     shared_digest: bytes
     shared_size: int
     scaling: Scaling | None = None  # of the server's features; a device's own are scaled already
-    class_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()  # of a regression, the names of its targets
     tensors: tuple[str, ...] = ()  # names of the weights in a model's file; empty: the layers' own
+    target_scaling: Scaling | None = None  # of a regression
+
+    @property
+    def task(self) -> Task:
+        """What is learned."""
+        return self.layout.task
+
+    @property
+    def loss(self) -> Loss:
+        """What the model is trained for, and what a claim is about."""
+        return make_loss(self.spec, self.task)
+
+    @property
+    def data(self) -> Dataset:
+        """The run's data set without its samples."""
+        none = Samples(np.empty((0, *self.layout.shape), np.float32), empty_labels(self.task, self.classes))
+        classes, names = (self.classes, ()) if self.task == "classification" else (0, self.class_names)
+        return Dataset(
+            none, none, classes, task=self.task, scaling=self.scaling, target_scaling=self.target_scaling,
+            target_names=names,
+        )  # fmt: skip
 
 
 def parse_announcement(announcement: Announcement) -> Assignment:
@@ -71,7 +93,9 @@ def parse_announcement(announcement: Announcement) -> Assignment:
         codecs = make_codecs(spec)
         shape = from_plain(_Shape, read_json(announcement.shape), "the shape of samples")
         names, tensors = _names(announcement.class_names), _names(announcement.tensors)
-        scaling = _scaling(announcement)
+        task: Task = "classification" if spec.data.task == "auto" else spec.data.task
+        make_loss(spec, task)
+        scaling, target_scaling = _scalings(announcement, task)
         described = announcement.architecture
         architecture = Architecture.from_dict(read_json(described)) if described else None
     except (ValueError, TypeError, KeyError, OverflowError) as error:  # UserError and ArchitectureError among them
@@ -87,7 +111,7 @@ def parse_announcement(announcement: Announcement) -> Assignment:
     fits = architecture is None or (
         architecture.shape == shape
         and architecture.size == announcement.size
-        and architecture.classes >= announcement.classes
+        and fits_outputs(architecture.classes, announcement.classes, task)
     )
     if not fits:
         raise WireError("an announcement whose network does not fit its sizes")
@@ -98,11 +122,13 @@ def parse_announcement(announcement: Announcement) -> Assignment:
     distinct = len(set(tensors) - {"__metadata__"})  # a word of safetensors' own
     if tensors and (architecture is None or not distinct == len(tensors) == len(architecture.tensors())):
         raise WireError("an announcement whose names of weights do not fit its network")
-    layout = SharedLayout(announcement.shared_training, announcement.shared_scoring, shape)
+    if task == "reconstruction" and math.prod(shape) != announcement.classes:
+        raise WireError("an announcement of a reconstruction whose network does not make samples")
+    layout = SharedLayout(announcement.shared_training, announcement.shared_scoring, shape, task, announcement.classes)
     return Assignment(
         announcement.run, spec, architecture, announcement.size, announcement.vectors, method, codecs,
         announcement.classes, layout, announcement.shared_digest, announcement.shared_size, scaling, names,
-        tensors,
+        tensors, target_scaling,
     )  # fmt: skip
 
 
@@ -113,11 +139,21 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _scaling(announcement: Announcement) -> Scaling | None:
-    if not announcement.scaling:
+def _scalings(announcement: Announcement, task: Task) -> tuple[Scaling | None, Scaling | None]:
+    """Return the scaling of features, and that of a regression's targets, whose numbers come last."""
+    numbers = np.frombuffer(announcement.scaling, "<f8")
+    targets = 2 * announcement.classes if task == "regression" else 0
+    if len(numbers) < targets:
+        raise ValueError("the scaling of targets is missing")
+    first, last = numbers[: len(numbers) - targets], numbers[len(numbers) - targets :]
+    return _scaling(first, announcement.shades), _scaling(last, False)
+
+
+def _scaling(numbers: Doubles, shades: bool) -> Scaling | None:
+    if not len(numbers):
         return None
-    mean, deviation = np.frombuffer(announcement.scaling, "<f8").reshape(2, -1).tolist()
-    return Scaling(tuple(mean), tuple(deviation), announcement.shades)
+    mean, deviation = numbers.reshape(2, -1).tolist()
+    return Scaling(tuple(mean), tuple(deviation), shades)
 
 
 def make_engine(assignment: Assignment, threads: int) -> Engine:
@@ -127,7 +163,7 @@ def make_engine(assignment: Assignment, threads: int) -> Engine:
     """
     obstacle = native_engine.available() if assignment.architecture else "the native engine cannot run this model"
     if assignment.architecture is not None and obstacle is None:
-        return NativeEngine(assignment.architecture, threads)
+        return NativeEngine(assignment.architecture, threads, assignment.loss)
     try:
         from cbdsl.engines.torch_engine import TorchEngine  # noqa: PLC0415 - a device may not have torch
         from cbdsl.models.network import network_of  # noqa: PLC0415
@@ -138,7 +174,7 @@ def make_engine(assignment: Assignment, threads: int) -> Engine:
             code="missing-package",
         ) from error
     if assignment.architecture is not None:
-        return TorchEngine(module_of(assignment.architecture), threads)
+        return TorchEngine(module_of(assignment.architecture), threads, loss=assignment.loss)
     if assignment.spec.model not in register.model:
         raise UserError(
             f"This run's model '{assignment.spec.model}' was given to the server in Python and {obstacle}; a worker "
@@ -146,13 +182,13 @@ def make_engine(assignment: Assignment, threads: int) -> Engine:
             "engine knows.",
             code="not-supported",
         )
-    network = network_of(assignment.spec, assignment.layout.shape, assignment.classes)
+    network = network_of(assignment.spec, assignment.layout.shape, assignment.classes, task=assignment.task)
     if network.size != assignment.size:  # compared before it is built: its size follows from what the server announces
         raise UserError(
             f"The model here has {network.size:,} parameters, the server's {assignment.size:,}: versions differ.",
             code="conflict",
         )
-    return TorchEngine(network.build(), threads)
+    return TorchEngine(network.build(), threads, loss=assignment.loss)
 
 
 class DeviceWorker:
@@ -162,12 +198,7 @@ class DeviceWorker:
         self, assignment: Assignment, number: int, own: Samples, shared: bytes, threads: int, attack: str = ""
     ) -> None:
         """attack: for tests, the attack that this worker carries out; `cbdsl list attacks` prints the names."""
-        if own.features.shape[1:] != assignment.layout.shape or int(own.labels.max()) >= assignment.classes:
-            raise UserError(
-                f"This run works on samples of shape {assignment.layout.shape} in {assignment.classes} classes; the "
-                f"samples here have shape {own.features.shape[1:]} and labels up to {own.labels.max()}.",
-                code="wrong-shape",
-            )
+        own = fit_samples(own, assignment.data)
         spec, layout = assignment.spec, assignment.layout
         self.number, self.size, self.assignment = number, assignment.size, assignment
         engine = make_engine(assignment, threads)
@@ -248,6 +279,7 @@ def _make_adversary(
 
     spec, samples = assignment.spec, honest.samples
     made = make_attack(replace(spec, attack=replace(spec.attack, name=attack)))
+    made.check_task(assignment.task, attack)
     if made.omniscient:
         raise UserError(
             f"The attack '{attack}' needs all workers' models; only the simulator has them.", code="not-supported"
@@ -256,7 +288,7 @@ def _make_adversary(
     return Adversary(
         made,
         (number,),
-        PublicData(samples, scoring, others, assignment.classes),
+        PublicData(samples, scoring, others, assignment.data.classes),
         held={number: honest.indices},
         engine=engine,
         initial=np.zeros(engine.size, np.float32),

@@ -361,8 +361,14 @@ class TrainedModelFile:
         shape, classes = assignment.layout.shape, assignment.classes
         network = Network(shape, classes, assignment.architecture)
         if assignment.architecture is None:
-            network = network_of(assignment.spec, shape, classes)
+            network = network_of(assignment.spec, shape, classes, task=assignment.task)
         card = ModelMetadata.of(network, assignment.scaling, assignment.class_names)
+        if assignment.task != "classification":  # the threshold of a detector is the server's
+            loss, data = assignment.loss, assignment.data
+            card = replace(
+                card, class_names=(), task=data.task, loss=loss.name, loss_setting=loss.setting,
+                target_scaling=data.target_scaling, target_names=data.target_names,
+            )  # fmt: skip
         tensors = network.tensors(holder.model[: assignment.size])
         if assignment.tensors:  # as in the server's own file
             card = replace(card, tensors=assignment.tensors)

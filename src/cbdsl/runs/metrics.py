@@ -27,7 +27,18 @@ ALL_TASKS: tuple[Task, ...] = get_args(Task)
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """One model on the test set. What a metric does not ask for is not computed."""
+    """One model on the test set. What a metric does not ask for is not computed.
+
+    >>> from cbdsl.data.dataset import Dataset
+    >>> from cbdsl.engines.choose import choose_engine
+    >>> from cbdsl.engines.loss import Loss
+    >>> from cbdsl.models.zoo import softmax
+    >>> data = Dataset.from_arrays([[0.0], [1.0]], [5, 7], [[1.0]], [7], task="regression", scale=False)
+    >>> engine = choose_engine("auto", softmax((1,), 1), (1,), 1, loss=Loss("mse")).engine
+    >>> seen = Evaluation(engine, np.zeros(2, np.float32), data, data.train, np.arange(2, dtype=np.int32))
+    >>> seen.outputs.tolist(), seen.targets.tolist(), seen.losses.tolist()
+    ([[6.0]], [[7.0]], [1.0])
+    """
 
     engine: Engine
     weights: Floats  # (D,)

@@ -354,7 +354,13 @@ class GeneratorData:
 def gather_generator_data(spec: Spec, source: str) -> GeneratorData:
     """Return the data of a spec. source: `server`, `workers`, or data that the server may use."""
     own = source in {SERVER, WORKERS}
-    data = load(spec.data.source, spec.options.of(spec.data.source))
+    data = load(spec.data.source, spec.options.of(spec.data.source), spec.data.task)
+    if data.task != "classification":
+        raise UserError(
+            f"A generator makes samples of classes; the task of {data.name} is {data.task}. D_G is then drawn from the "
+            "training samples.",
+            code="not-supported",
+        )
     if not own:
         given = load(source)
         check_source(source, given, data)

@@ -25,7 +25,7 @@ from cbdsl.util.files import read_json, write_atomically, write_json
 from cbdsl.util.serialize import Bounds, from_plain, to_plain
 
 LEAST_HOLDOUT = 100  # samples on which settings are compared
-_NO_LIMIT = 1e9  # larger than any error
+_LARGEST = 1e9  # stands for a loss that is not finite
 _LOSS_WEIGHT = 1e-6  # of the loss in a score: it orders trials with the same error
 
 TRIAL = TaskKind("trial", f"{__name__}:run_trial", "trial.json", "trials")
@@ -60,7 +60,8 @@ def median_limits(known: Sequence[Trial], total: int) -> Limits:
     limits = {}
     for at in {total // 3, 2 * total // 3} - {0, total}:
         seen = [trial.errors[at - 1] for trial in known if len(trial.errors) >= at]
-        limits[at] = float(np.median(seen)) if seen else _NO_LIMIT
+        if seen:
+            limits[at] = float(np.median(seen))
     return limits
 
 
@@ -105,7 +106,7 @@ def measure_error(experiment: Experiment, weights: Floats) -> float:
     if experiment.dataset.task == "classification":
         return 1.0 - float(engine.accuracies(weights[None], train, own)[0])
     loss = float(engine.losses(weights[None], train, own)[0])
-    return loss if loss < _NO_LIMIT else _NO_LIMIT  # or NaN
+    return loss if loss < _LARGEST else _LARGEST  # or NaN
 
 
 def check_holdout(count: int) -> None:
