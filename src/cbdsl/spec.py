@@ -59,7 +59,9 @@ class _Group:
 class DataSpec(_Group):
     """Which data, and which worker holds which samples (Sec. VI.A)."""
 
-    source: Text = setting("mnist", "a data set's name (see `cbdsl list data`), a folder of IDX files, or an .npz file")
+    source: Text = setting(
+        "mnist", "a data set's name (see `cbdsl list data`), a folder of IDX files, an .npz file, or a .csv table"
+    )
     partition: Text = setting(
         "iid", "who holds which sample: iid, shards, dirichlet, similarity, quantile, quantity, feature, by-client"
     )
@@ -77,6 +79,7 @@ class DataSpec(_Group):
     task: Literal["auto", "classification", "regression", "reconstruction"] = setting(
         "auto", "what is learned: classes, real targets, or the samples themselves; auto: as the data set says"
     )
+    target: Text = setting("", "the columns of a .csv that are targets, by name, separated by commas")
 
 
 @dataclass(frozen=True)
@@ -439,8 +442,8 @@ def read_tree(path: Path) -> dict[str, Any]:
 
 
 _ADDED_LATER = (
-    ("", "device", "auto"), ("", "loss", ""), ("data", "shared_source", ""), ("data", "task", "auto"),
-    ("swarm", "storage", "float32"),
+    ("", "device", "auto"), ("", "loss", ""), ("data", "shared_source", ""), ("data", "target", ""),
+    ("data", "task", "auto"), ("swarm", "storage", "float32"),
 )  # fmt: skip
 """Settings that did not exist in the first version: at their defaults they are no part of the key."""
 

@@ -133,3 +133,18 @@ def test_partitions_deal_without_classes_or_say_why_not() -> None:
             split(data.train.labels, chosen, 5, 0, task="regression")
     with refused_as("conflict", "quantile", "iid"):
         split(data.train.labels[:, 0], DataSpec(**{**vars(spec), "partition": "quantile"}), 5, 0, task="reconstruction")
+
+
+def test_a_table_is_a_regression_by_the_names_of_its_targets(tmp_path: Path) -> None:
+    path = tmp_path / "sensors.csv"
+    np.savetxt(path, np.column_stack([X, Y]), delimiter=",", header="a,b,c,d,load", comments="")
+    data = load(str(path), targets=("load",))
+    assert (data.task, data.target_names, len(data.train), len(data.test)) == ("regression", ("load",), 48, 12)
+    assert data.in_unit(data.test.labels)[0, 0] == pytest.approx(Y[4], rel=1e-5)
+    assert load(str(path), task="reconstruction").shape == (5,)
+    with refused_as("conflict", "data.target"):
+        load(str(path))
+    with refused_as("unknown-name", "laod", "'load'"):
+        load(str(path), targets=("laod",))
+    with refused_as("no-effect", "load"):
+        load("mnist", targets=("load",))

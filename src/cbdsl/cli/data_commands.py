@@ -15,7 +15,7 @@ from cbdsl.cli import interrupts, options
 from cbdsl.cli.spec_options import SpecWords, takes_spec
 from cbdsl.data import download
 from cbdsl.data.catalogue import ENTRIES, find_entry
-from cbdsl.data.dataset import Dataset, load
+from cbdsl.data.dataset import Dataset, load, load_data
 from cbdsl.data.partition import split
 from cbdsl.errors import UserError
 from cbdsl.util.console import plain_console
@@ -131,7 +131,7 @@ def show(
     from cbdsl.report.figures import count_classes, save_partition  # noqa: PLC0415
 
     spec = words.resolved()
-    loaded = load(spec.data.source, spec.options.of(spec.data.source), spec.data.task)
+    loaded = load_data(spec.data, spec.options)
     deal = register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
     parts = split(loaded.train.labels, spec.data, spec.workers, spec.seed, loaded.clients, deal, task=loaded.task)
     counts = count_classes(parts, *_kinds(loaded))

@@ -18,10 +18,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from cbdsl import register
 from cbdsl.arrays import Floats, Indices, Samples
+from cbdsl.data.table import read_table
 from cbdsl.data.targets import check_anomalies, check_targets, make_targets, name_classes
 from cbdsl.errors import UserError, shown
 from cbdsl.register import CUSTOM
-from cbdsl.spec import Task
+from cbdsl.spec import DataSpec, Options, Task, words
 from cbdsl.util.memory import require_memory
 from cbdsl.util.npz import load_arrays
 
@@ -319,8 +320,25 @@ def _check_features(train: Floats, test: Floats) -> None:
     _check_shapes(train, test)
 
 
-def load(source: str, options: Mapping[str, Any] | None = None, task: str = "auto") -> Dataset:
-    """Load a registered data set (`mnist` is embedded), the IDX files of a folder, or an .npz file, for a task."""
+def load_data(spec: DataSpec, options: Options) -> Dataset:
+    """Load the data that a spec names."""
+    return load(spec.source, options.of(spec.source), spec.task, words(spec.target))
+
+
+def load(
+    source: str, options: Mapping[str, Any] | None = None, task: str = "auto", targets: Sequence[str] = ()
+) -> Dataset:
+    """Load a registered data set (`mnist` is embedded), the IDX files of a folder, an .npz file or a .csv, for a task.
+
+    targets: the columns of a .csv that are targets.
+    """
+    if Path(source).suffix == ".csv" and source not in register.dataset:
+        return read_csv(Path(source), task, targets)
+    if targets:
+        raise UserError(
+            f"data.target is {', '.join(targets)}, but the data '{source}' are not a .csv file. Leave it out.",
+            code="no-effect",
+        )
     if Path(source).suffix == ".npz" and source not in register.dataset and Path(source).is_file():
         return read_npz(Path(source), task)
     return _load(source, options).as_task(task)
@@ -353,6 +371,28 @@ def _load(source: str, options: Mapping[str, Any] | None) -> Dataset:
 
 
 _ARRAYS = ("train_features", "train_labels", "test_features", "test_labels")
+
+
+def read_csv(path: Path, task: str, targets: Sequence[str]) -> Dataset:
+    """Read a table: its target columns for a regression, all of it for a reconstruction. Every fifth line is a test."""
+    known: Task = "regression" if targets else "reconstruction"
+    if task == "classification" or (task == "auto" and not targets) or task not in {"auto", known}:
+        raise UserError(
+            f"{path} is a table, and the task is {task} with {'the' if targets else 'no'} targets"
+            f"{' ' * bool(targets)}{', '.join(targets)}. Name the columns to predict (data.target=NAME), or set "
+            "data.task=reconstruction without a target; classes come from .npz files.",
+            code="conflict",
+        )
+    table = read_table(path)
+    features, values = table.divide(targets)
+    test = np.arange(len(features)) % 5 == 4
+    labels = (None, None) if known == "reconstruction" else (values[~test], values[test])
+    try:
+        return Dataset.from_arrays(
+            features[~test], labels[0], features[test], labels[1], str(path), task=known, target_names=tuple(targets)
+        )
+    except UserError as error:
+        raise UserError(f"{path}: {error}", code=error.code) from error
 
 
 def read_npz(path: Path, task: str = "auto") -> Dataset:

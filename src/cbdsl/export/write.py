@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cbdsl import spec as specs
-from cbdsl.data.dataset import load
+from cbdsl.data.dataset import load_data
 from cbdsl.data.partition import iid, split
 from cbdsl.data.shared import add_shared
 from cbdsl.errors import UserError, missing, unknown
@@ -97,7 +97,7 @@ def measure_rounding(model: SavedModel, unseen: Unseen, threads: int | None = No
 def scoring_set(folder: Path, model: SavedModel) -> Unseen:
     """Return D_sc of a run; a UserError says why there is none."""
     spec = specs.read(folder / "spec.toml")
-    data = load(spec.data.source, spec.options.of(spec.data.source), spec.data.task)
+    data = load_data(spec.data, spec.options)
     parts = split(data.train.labels, spec.data, 0, spec.seed, data.clients, iid, task=data.task)
     data, parts = add_shared(data, parts, spec.data)
     rows = parts.shared_scoring

@@ -21,7 +21,7 @@ from cbdsl.arrays import Floats, Samples
 from cbdsl.codecs.codec import CodecError
 from cbdsl.codecs.envelope import apply_update
 from cbdsl.data import download
-from cbdsl.data.dataset import load
+from cbdsl.data.dataset import load_data
 from cbdsl.data.partition import Split, alter_features, split
 from cbdsl.errors import UserError
 from cbdsl.flower import flower_messages
@@ -239,7 +239,7 @@ def _split_data_set(text: str) -> tuple[Samples, Split, Task]:
     """Return the training set as workers see it, the samples of each worker, as in the simulator, and the task."""
     spec = specs.from_toml(text)
     partition = register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
-    dataset = load(spec.data.source, spec.options.of(spec.data.source), spec.data.task)
+    dataset = load_data(spec.data, spec.options)
     rows = dataset.train.labels
     parts = split(rows, spec.data, spec.workers, spec.seed, dataset.clients, partition, task=dataset.task)
     return alter_features(dataset.train, parts, partition, spec.seed), parts, dataset.task

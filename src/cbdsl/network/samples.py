@@ -23,10 +23,15 @@ from cbdsl.util.files import replace_atomically
 
 
 @dataclass(frozen=True, eq=False)
-class RawSamples(Samples):
-    """Samples as they were measured: which numbers are targets, and how all are scaled, the announcement says."""
+class ScaledSamples(Samples):
+    """Samples of a regression or a reconstruction that are scaled already; all others are as they were measured."""
 
-    columns: tuple[str, ...] = ()  # of a table; all of them are in `features`
+
+@dataclass(frozen=True, eq=False)
+class TableSamples(Samples):
+    """The lines of a table, all columns in `features`; the announcement names those that are targets."""
+
+    columns: tuple[str, ...] = ()
 
 
 def write_samples(path: Path, samples: Samples, task: Task = "classification") -> None:
@@ -42,35 +47,35 @@ def fit_samples(own: Samples, data: Dataset) -> Samples:
 
     data: an empty data set with the run's task, names and scalings.
     """
-    labels = own.labels
-    if isinstance(own, RawSamples):
-        features: NDArray[Any] = own.features
-        targets: NDArray[Any] | None = labels
-        if own.columns:
-            names = data.target_names
-            if data.task == "regression" and not names:
-                raise UserError(
-                    "The samples are a table, and the run does not name its targets. Give target_names to its data, or "
-                    "an .npz file here.",
-                    code="missing-value",
-                )
-            table = Table(own.columns, own.features.astype(np.float64), "The table of samples")
-            features, targets = table.divide(names) if data.task == "regression" else (table.values, None)
-        own = data.scale(features, targets) if data.task != "classification" else own
-    fits = own.features.shape[1:] == data.shape
+    labels, table = own.labels, isinstance(own, TableSamples)
     if data.task == "classification":
-        whole = own.labels.dtype.kind in "iu" and not isinstance(own, RawSamples)
-        fits = fits and whole and int(own.labels.max()) < data.classes
-    elif not isinstance(own, RawSamples):
-        fits = fits and (data.task == "reconstruction" or own.labels.shape[1:] == data.train.labels.shape[1:])
-    if not fits:
-        given = f"{labels.dtype} {labels.shape}" if labels.dtype.kind == "f" else f"labels up to {labels.max()}"
+        fits = not table and labels.dtype.kind in "iu" and int(labels.max()) < data.classes
+    elif isinstance(own, ScaledSamples):
+        fits = labels.shape[1:] == data.train.labels.shape[1:]
+    else:
+        own, fits = data.scale(*_divide(own, data)), True
+    if not fits or own.features.shape[1:] != data.shape:
+        kind = "no labels" if table else f"labels up to {labels.max()}"
+        given = f"targets {labels.shape}" if labels.dtype.kind == "f" else kind
         raise UserError(
-            f"This run works on samples of shape {data.shape}, {describe_outputs(data.outputs, data.task)}; the "
+            f"This run works on samples of shape {data.shape}, and {describe_outputs(data.outputs, data.task)}; the "
             f"samples here have shape {own.features.shape[1:]} and {given}.",
             code="wrong-shape",
         )
     return own
+
+
+def _divide(own: Samples, data: Dataset) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return features and targets as they were measured."""
+    if not isinstance(own, TableSamples):
+        return own.features, own.labels
+    if data.task == "regression" and not data.target_names:
+        raise UserError(
+            "The samples are a table, and the run does not name its targets. Give target_names to its data, or an .npz "
+            "file here.",
+            code="missing-value",
+        )
+    return Table(own.columns, own.features.astype(np.float64), "The table of samples").divide(data.target_names)
 
 
 def read_samples(path: Path) -> Samples:
@@ -83,16 +88,17 @@ def read_samples(path: Path) -> Samples:
         return read_idx_folder(path, str(path)).train
     if path.suffix == ".csv":
         table = read_table(path)
-        return RawSamples(table.values.astype(np.float32), np.zeros(len(table.values), np.int32), table.columns)
+        return TableSamples(table.values.astype(np.float32), np.zeros(len(table.values), np.int32), table.columns)
     wanted = "an .npz file with the arrays features (N, ...) and labels (N,), or a folder of IDX files"
     stored = read_arrays(path, ("features",), "samples", wanted, ("labels", "scaled"))
     features, labels = stored["features"], stored.get("labels")
     if "scaled" in stored:
-        return Samples(features.astype(np.float32), np.asarray(labels))
-    if labels is None or labels.dtype.kind == "f":
+        return ScaledSamples(features.astype(np.float32), np.asarray(labels))
+    negative = labels is not None and labels.dtype.kind == "i" and labels.size and labels.min() < 0
+    if labels is None or labels.dtype.kind == "f" or negative:  # no classes
         count = len(features) if features.ndim else 0
         targets = np.zeros(count, np.int32) if labels is None else make_targets(labels, count, "worker's")
-        return RawSamples(np.asarray(features, np.float32), targets)
+        return Samples(np.asarray(features, np.float32), targets)
     if features.dtype.kind not in "fiu" or labels.dtype.kind not in "iu":
         raise UserError(
             f"{path} has features of type {features.dtype} and labels of type {labels.dtype}; give numbers and whole "

@@ -49,7 +49,7 @@ from cbdsl.rng import seed_of, stream
 from cbdsl.runs.metrics import Evaluation, Metric, build_metrics, measure_all
 from cbdsl.runs.records import FinalMeasurements, finite
 from cbdsl.runs.result import Result
-from cbdsl.spec import INIT_SERVER, Options, Spec, init_file
+from cbdsl.spec import INIT_SERVER, Options, Spec, init_file, words
 from cbdsl.swarms.local import LocalSwarm, workers_at_once
 from cbdsl.util.memory import require_memory
 
@@ -456,7 +456,7 @@ def _dataset(spec: Spec, given: Dataset | None) -> Dataset:
     """Return the data of a run, for the task that the spec names."""
     if given is not None:
         return given.as_task(spec.data.task)
-    return load(spec.data.source, spec.options.of(spec.data.source), spec.data.task)
+    return load(spec.data.source, spec.options.of(spec.data.source), spec.data.task, words(spec.data.target))
 
 
 def _attack(spec: Spec) -> Attack:
