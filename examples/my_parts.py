@@ -140,3 +140,14 @@ class Half(cbdsl.Codec):
         if len(pack) != 2 * len(reference):
             raise cbdsl.CodecError("a pack of a wrong length")
         return reference + np.frombuffer(pack, "<f2").astype(np.float32)
+
+
+@cbdsl.register.metric("worst-error")
+class WorstError(cbdsl.Metric):
+    """The largest absolute error of a regression, in the target's unit."""
+
+    tasks, title, better = ("regression",), "worst error", "lower"
+
+    def measure(self, seen: cbdsl.Evaluation) -> float:
+        """The largest error over samples and targets."""
+        return float(np.abs(seen.outputs - seen.targets).max())

@@ -35,6 +35,7 @@ _SECTIONS = {
     "arrays": "Data",
     "callbacks": "Callbacks",
     "runs.callbacks": "Callbacks",
+    "runs.metrics": "Metrics",
     "attacks": "Attacks",
     "algorithm.methods": "Methods and workers",
     "algorithm.worker_round": "Methods and workers",

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from cbdsl.presets import preset as preset
     from cbdsl.runs.callbacks import Callback as Callback
     from cbdsl.runs.loop import resume as resume, run as run
+    from cbdsl.runs.metrics import Evaluation as Evaluation, Metric as Metric
     from cbdsl.runs.records import RoundRecord as RoundRecord, Summary as Summary
     from cbdsl.runs.result import Result as Result
     from cbdsl.spec import Spec as Spec
@@ -69,6 +70,7 @@ _PUBLIC = {  # the public names by the module that defines them; "" for modules
     "presets": "preset",
     "runs.callbacks": "Callback",
     "runs.loop": "resume run",
+    "runs.metrics": "Evaluation Metric",
     "runs.records": "RoundRecord Summary",
     "runs.result": "Result",
     "spec": "Spec",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +15,7 @@ Doubles = NDArray[np.float64]
 Indices = NDArray[np.int32]
 Bools = NDArray[np.bool_]
 Seeds = NDArray[np.uint64]
+Labels = NDArray[Any]  # (N,) int32, or targets (N, T) float32
 
 PADDING = -1
 """Fills the end of a row of indices that has fewer samples than others."""
@@ -31,7 +33,10 @@ def norm(vector: NDArray[np.floating]) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """Labelled samples. Workers share one such set and refer to their own samples by index.
+    """Samples with their labels or targets. Workers share one such set and refer to their own samples by index.
+
+    The labels of a regression are its targets: real numbers, scaled as the data set says. A reconstruction has none, as
+    its targets are the features: its labels are 0, or in a test set 1 for what is not normal.
 
     >>> samples = Samples(np.zeros((3, 2), np.float32), np.array([0, 1, 1], np.int32))
     >>> len(samples), samples.taken(np.array([0, 2])).labels.tolist()
@@ -39,7 +44,7 @@ class Samples:
     """
 
     features: Floats  # (N, *shape)
-    labels: Indices  # (N,)
+    labels: Labels  # (N,) int32; targets are (N, T) float32
 
     def __len__(self) -> int:
         return len(self.labels)

@@ -70,6 +70,31 @@ _CIFAR10 = Spec(
     local=LocalSpec(learning_rate=0.01, momentum=0.9),
 )  # fmt: skip
 
+_REGRESSION = Spec(
+    preset="regression",
+    method="restart",
+    workers=20,
+    rounds=30,
+    model="mlp",
+    data=DataSpec("friedman", "quantile", samples_per_worker=300, shared_training=200, shared_scoring=500, holdout=500),
+    local=LocalSpec(epochs=3, learning_rate=0.01, momentum=0.9),
+    selection=SelectionSpec("rotation", k=4),
+    defence=_ROTATION.defence,
+    codec=_ROTATION.codec,
+)
+_ANOMALY = Spec(
+    preset="anomaly",
+    method="restart",
+    workers=40,
+    rounds=30,
+    model="autoencoder",
+    data=DataSpec("machines", "by-client", shared_training=100, shared_scoring=200, holdout=200),
+    local=LocalSpec(epochs=3, learning_rate=0.05, momentum=0.9),
+    selection=SelectionSpec("rotation", k=10),
+    defence=_ROTATION.defence,
+    codec=_ROTATION.codec,
+)
+
 
 def _with_few_labels(data: DataSpec, training: int = 150, scoring: int = 200) -> DataSpec:
     """Return the data with so few labelled samples at the server that a swarm pays; see docs/results.md."""
@@ -112,6 +137,9 @@ PRESETS: dict[str, Spec] = {
         codec=_ROTATION.codec,
     ),
     "small-hapt": replace(_HAPT, preset="small-hapt", init="server", data=_with_few_labels(_HAPT.data, 50, 100)),
+    # Beyond classifiers, on data sets that are computed.
+    "regression": _REGRESSION,
+    "anomaly": _ANOMALY,
     "hapt": _HAPT,
     "fashion": _FASHION,
     "cifar10": _CIFAR10,
@@ -130,6 +158,8 @@ DESCRIPTIONS = {
     "small-noniid": "the same on non-i.i.d. data, 20 in turn",
     "small-fashion": "the same on Fashion-MNIST (cbdsl data fetch fashion-mnist)",
     "small-hapt": "the same on sensors of people, 250 labelled samples (cbdsl data fetch hapt)",
+    "regression": "Friedman's function, 20 workers with a few ranges of the target each, verified rotation of 4",
+    "anomaly": "faults of 40 machines by an autoencoder, each a worker, verified rotation of 10",
     "hapt": "sensors of 21 people, verified rotation of 8 with a guard, tested on 9 others (cbdsl data fetch hapt)",
     "fashion": "Fashion-MNIST, 50 workers, classes by Dirichlet(0.3) (cbdsl data fetch fashion-mnist)",
     "cifar10": "CIFAR-10 with resnet8, 10 workers, classes by Dirichlet(0.3) (cbdsl data fetch cifar10)",

@@ -155,7 +155,8 @@ selection = Register("selection", ("cbdsl.algorithm.selection", "cbdsl.algorithm
 method = Register("method", ("cbdsl.algorithm.methods", "cbdsl.algorithm.alone"))
 partition = Register("partition", ("cbdsl.data.partition",))
 model = Register("model", ("cbdsl.models.zoo",))
-dataset = Register("data set", ("cbdsl.data.dataset", "cbdsl.data.download"))
+dataset = Register("data set", ("cbdsl.data.dataset", "cbdsl.data.generated", "cbdsl.data.download"))
+metric = Register("metric", ("cbdsl.runs.metrics",))
 codec = Register("codec", ("cbdsl.codecs.quantize", "cbdsl.codecs.topk"))
 
 ALL = {
@@ -167,6 +168,7 @@ ALL = {
     "models": model,
     "data": dataset,
     "codecs": codec,
+    "metrics": metric,
 }
 
 

@@ -28,6 +28,8 @@ Purpose = Literal[
     "search",  # where a search for settings looks, see studies/tune.py
     "generator",  # what a generator makes, see studies/generate.py
     "audit",  # which half of the hold-out an audit searches on, and how it repairs, see studies/audit.py
+    "friedman",  # the samples of Friedman's function, see data/generated.py
+    "machines",  # the samples of the machines, see data/generated.py
     "genie",  # the batches of the genie worker, see theory/genie.py
 ]
 

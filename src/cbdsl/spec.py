@@ -28,6 +28,14 @@ Shared = Literal["default", "none", "score", "train", "both"]
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Optimiser = Literal["sgd", "adam", "adamw"]
 Schedule = Literal["constant", "decay", "cosine", "warmup"]
+Task = Literal["classification", "regression", "reconstruction"]
+
+LOSSES = ("cross-entropy", "mse", "mae", "huber")
+LOSSES_OF_TASKS: Mapping[Task, tuple[str, ...]] = {  # the first one is the task's own
+    "classification": ("cross-entropy",),
+    "regression": ("mse", "mae", "huber"),
+    "reconstruction": ("mse", "mae", "huber"),
+}
 
 
 # The types of settings, with their limits.
@@ -53,13 +61,15 @@ class _Group:
 class DataSpec(_Group):
     """Which data, and which worker holds which samples (Sec. VI.A)."""
 
-    source: Text = setting("mnist", "a data set's name (see `cbdsl list data`), a folder of IDX files, or an .npz file")
+    source: Text = setting(
+        "mnist", "a data set's name (see `cbdsl list data`), a folder of IDX files, an .npz file, or a .csv table"
+    )
     partition: Text = setting(
-        "iid", "who holds which sample: iid, shards, dirichlet, similarity, quantity, feature, by-client"
+        "iid", "who holds which sample: iid, shards, dirichlet, similarity, quantile, quantity, feature, by-client"
     )
     samples_per_worker: CountFromOne = setting(300, "samples that each worker holds, K_i, not for shards and by-client")
     shard_size: CountFromOne = setting(300, "samples in a shard")
-    shards_per_worker: CountFromOne = setting(2, "shards that each worker holds")
+    shards_per_worker: CountFromOne = setting(2, "shards that each worker holds, for quantile pieces")
     dirichlet_alpha: Positive = setting(0.5, "for dirichlet: the smaller, the fewer classes each worker has")
     similarity: Share = setting(0.1, "gamma, the share of a worker's samples that is drawn i.i.d.")
     shared_training: Count = setting(150, "samples in the shared training set, |D_tr|")
@@ -68,6 +78,10 @@ class DataSpec(_Group):
     shared_source: Text = setting(
         "", "D_tr and D_sc from this file of `cbdsl generate`; empty: training samples of the source"
     )
+    task: Literal["auto", "classification", "regression", "reconstruction"] = setting(
+        "auto", "what is learned: classes, real targets, or the samples themselves; auto: as the data set says"
+    )
+    target: Text = setting("", "the columns of a .csv that are targets, by name, separated by commas")
 
 
 @dataclass(frozen=True)
@@ -224,6 +238,7 @@ class Spec:
         default_factory=lambda: Options({}),
         metadata={"description": "settings of parts by name: options.fedprox.mu=0.1"},
     )
+    loss: Text = setting("", "cross-entropy, mse, mae or huber; empty: cross-entropy for classes, otherwise mse")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -434,7 +449,10 @@ def read_tree(path: Path) -> dict[str, Any]:
     return _toml_tree(text, str(path))
 
 
-_LEFT_OUT = (("local", "optimiser", "sgd"), ("local", "schedule", "constant"), ("local", "clip", 0.0))
+_LEFT_OUT = (
+    ("local", "optimiser", "sgd"), ("local", "schedule", "constant"), ("local", "clip", 0.0), ("", "loss", ""),
+    ("data", "target", ""), ("data", "task", "auto"),
+)  # fmt: skip
 """Settings that texts leave out at their defaults, so that earlier versions read a spec that does without them."""
 
 _ADDED_LATER = (("", "device", "auto"), ("data", "shared_source", ""), ("swarm", "storage", "float32"), *_LEFT_OUT)

@@ -7,16 +7,17 @@
 #include <vector>
 
 extern "C" {
-void *cbdsl_create(const int32_t *, int32_t, const int32_t *, const float *, const int32_t *);
+void *cbdsl_create(const int32_t *, int32_t, const int32_t *, const float *, const int32_t *, int32_t, float);
 void cbdsl_destroy(void *);
 int64_t cbdsl_parameters(const void *);
-int cbdsl_train(void *, int64_t, const float *, const float *, const int32_t *, const int32_t *, int64_t, int64_t, const float *,
+int cbdsl_train(void *, int64_t, const float *, const float *, const void *, const int32_t *, int64_t, int64_t, const float *,
                 const float *, const uint64_t *, const float *, float *, int32_t);
-int cbdsl_gradients(void *, int64_t, const float *, const float *, const int32_t *, const int32_t *, int64_t, int32_t, float *,
+int cbdsl_gradients(void *, int64_t, const float *, const float *, const void *, const int32_t *, int64_t, int32_t, float *,
                     int32_t);
-int cbdsl_score(void *, int64_t, const float *, const float *, const int32_t *, const int32_t *, int64_t, int32_t, const double *,
+int cbdsl_score(void *, int64_t, const float *, const float *, const void *, const int32_t *, int64_t, int32_t, const double *,
                 double *, double *, int32_t);
-int cbdsl_sample_losses(void *, const float *, const float *, const int32_t *, const int32_t *, int64_t, double *, int32_t);
+int cbdsl_sample_losses(void *, const float *, const float *, const void *, const int32_t *, int64_t, double *, int32_t);
+int cbdsl_outputs(void *, const float *, const float *, const int32_t *, int64_t, float *, int32_t);
 int32_t cbdsl_lanes();
 const char *cbdsl_instructions();
 }
@@ -54,7 +55,7 @@ struct Request {
 int main() {
     Array<int32_t> layers, reads, shape;
     Array<float> constants;
-    void *network = cbdsl_create(layers.data(), int32_t(layers.size() / 12), reads.data(), constants.data(), shape.data());
+    void *network = cbdsl_create(layers.data(), int32_t(layers.size() / 12), reads.data(), constants.data(), shape.data(), 0, 0.0f);
     if (!network) return 4;
     const int64_t parameters = cbdsl_parameters(network), lanes = cbdsl_lanes();
     char instructions[32] = {};
@@ -66,7 +67,8 @@ int main() {
         Array<int32_t> labels, indices;
         Array<uint64_t> seeds;
         Array<double> ceilings;
-        Array<float> models(false, r.what < 2 ? r.workers * parameters : 0);
+        const int64_t made = r.what < 2 ? r.workers * parameters : r.what == 4 ? int64_t(indices.size()) * r.room : 0;
+        Array<float> models(false, made);
         Array<double> losses(false, r.what == 2 ? r.workers : r.what == 3 ? int64_t(indices.size()) : 0);
         Array<double> accuracies(false, r.what == 2 ? r.workers : 0);
         const int64_t each = int64_t(indices.size()) / (r.per_worker ? r.workers : 1);
@@ -81,6 +83,8 @@ int main() {
         else if (r.what == 2)
             failed = cbdsl_score(network, r.workers, weights.data(), features.data(), labels.data(), indices.data(), each, own,
                                  ceilings.or_null(), losses.data(), accuracies.data(), threads);
+        else if (r.what == 4)
+            failed = cbdsl_outputs(network, weights.data(), features.data(), indices.data(), each, models.data(), threads);
         else
             failed = cbdsl_sample_losses(network, weights.data(), features.data(), labels.data(), indices.data(), each, losses.data(),
                                          threads);

@@ -10,6 +10,7 @@ from torch import nn
 
 from cbdsl.arrays import Samples
 from cbdsl.engines.choose import choose_engine
+from cbdsl.engines.loss import CROSS_ENTROPY, Loss
 from cbdsl.engines.native_engine import available
 from cbdsl.engines.torch_engine import TorchEngine
 from cbdsl.models.architecture import Architecture
@@ -39,8 +40,8 @@ def see(monkeypatch: pytest.MonkeyPatch, *gpus: str) -> None:
 class Elsewhere(TorchEngine):
     """Stands for the engine on a GPU."""
 
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
-        super().__init__(module)
+    def __init__(self, module: nn.Module, device: torch.device, loss: Loss = CROSS_ENTROPY) -> None:
+        super().__init__(module, loss=loss)
         self.name = f"torch-{device.type}"
 
 

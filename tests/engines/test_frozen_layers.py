@@ -29,7 +29,7 @@ WIDE = nn.Sequential(
 
 def engine_for(name: str, module: nn.Module, shape: tuple[int, ...]) -> Engine:
     if name == "native":
-        return NativeEngine(from_module(module, shape), 2, frozen_of(module))
+        return NativeEngine(from_module(module, shape), 2, frozen=frozen_of(module))
     return TorchEngine(module, 2)
 
 
@@ -153,6 +153,6 @@ def test_a_backbone_without_gradients_runs_natively_if_it_is_frozen() -> None:
 @needs_native
 def test_frozen_weights_of_another_network_are_an_error() -> None:
     with pytest.raises(ValueError, match="give one each"):
-        NativeEngine(SMALL, 1, FrozenWeights(np.zeros(3, np.float32), np.ones(3, np.bool_)))
+        NativeEngine(SMALL, 1, frozen=FrozenWeights(np.zeros(3, np.float32), np.ones(3, np.bool_)))
     with pytest.raises(ValueError, match="leave some to train"):
-        NativeEngine(SMALL, 1, FrozenWeights(np.zeros(SMALL.size, np.float32), np.zeros(SMALL.size, np.bool_)))
+        NativeEngine(SMALL, 1, frozen=FrozenWeights(np.zeros(SMALL.size, np.float32), np.zeros(SMALL.size, np.bool_)))

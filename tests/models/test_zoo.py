@@ -16,6 +16,7 @@ from support.refusals import refused_as
 SIZES = {
     "cnn": 44_426,
     "mlp": 50_890,
+    "autoencoder": 53_018,
     "softmax": 7_850,
     "har-cnn": 44_778,  # 992 + 2 * 5,152 + 32,832 + 650
     "ds-cnn": 23_050,

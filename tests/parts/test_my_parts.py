@@ -25,6 +25,7 @@ PARTS = {
     "models": "tanh-net",
     "data": "spirals",
     "codecs": "half",
+    "metrics": "worst-error",
 }
 ATTACKED = {"attack__name": "shuffle", "attack__byzantine": 2}
 

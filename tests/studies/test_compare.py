@@ -57,8 +57,8 @@ def test_a_row_by_hand() -> None:
     root = 2**0.5
     assert isinstance(row, ComparisonRow)
     assert (row.settings, row.runs, row.seeds) == ({}, 2, (2, 4))
-    assert (row.final_accuracy.mean, row.final_accuracy.deviation) == pytest.approx((0.7, 0.1 * root))
-    assert (row.best_accuracy.mean, row.best_accuracy.deviation) == pytest.approx((0.8, 0.1 * root))
+    assert (row.final.mean, row.final.deviation) == pytest.approx((0.7, 0.1 * root))
+    assert (row.best.mean, row.best.deviation) == pytest.approx((0.8, 0.1 * root))
     assert (row.uplink_bytes.mean, row.uplink_bytes.deviation) == pytest.approx((6000, 3000 * root))
     assert row.downlink_bytes.mean == 12000
     assert row.uploads == Spread(3, 0.0)
@@ -92,7 +92,7 @@ def test_groups_with_the_same_seeds_are_compared_seed_by_seed() -> None:
 
 def test_one_run_has_no_deviation() -> None:
     found = group_results([make_run([0.5, 0.75], seed=3)])
-    assert found.rows[0].final_accuracy == Spread(0.75, None)
+    assert found.rows[0].final == Spread(0.75, None)
     assert comparison_rows(found)[1] == [("1 (seed 3)", "75.0 %", "75.0 %", "2.0 kB", "4.0 kB", "2", "0")]
     assert found.groups[0].label == "cb-dsl"
     assert found.notes == ("One run alone: there is nothing to compare it with.",)
@@ -170,7 +170,7 @@ def changed(**summary: object) -> FinishedRun:
     [
         (
             make_run([0.5], data__source="elsewhere"),
-            "The data differ (mnist, elsewhere): accuracies are not of the same",
+            "The data differ (mnist, elsewhere): results are not of the same",
         ),
         (make_run([0.5], data__partition="shards"), "The samples of workers or server differ (data.partition)."),
         (make_run([0.5], model="mlp", parameters=200), "The models differ (cnn, mlp; 100 and 200 parameters)."),

@@ -108,7 +108,7 @@ class EmulatedEngine:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin, self._process.stdout
-        table = LayerTable(network)
+        table, self._classes = LayerTable(network), network.classes
         for array in (table.layers, table.reads, table.shape, table.constants):
             self._write(array)
         self._in.flush()
@@ -133,8 +133,9 @@ class EmulatedEngine:
     def _ask(
         self, what: int, weights: Floats, samples: Samples, indices: Indices, *, sgd: Sgd | None = None,
         seeds: Seeds | None = None, corrections: Floats | None = None, ceilings: Doubles | None = None,
+        outputs: int = 0,
     ) -> None:  # fmt: skip
-        steps, room = indices.shape[1:] if indices.ndim == 3 else (0, 0)
+        steps, room = indices.shape[1:] if indices.ndim == 3 else (0, outputs)
         step = sgd or Sgd(0.0)
         self._in.write(
             struct.pack(
@@ -181,6 +182,10 @@ class EmulatedEngine:
     def sample_losses(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
         self._ask(3, weights, samples, indices)
         return np.frombuffer(self._read(8 * len(indices)))
+
+    def outputs(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:
+        self._ask(4, weights, samples, indices, outputs=self._classes)
+        return np.frombuffer(self._read(4 * self._classes * len(indices)), np.float32).reshape(len(indices), -1)
 
 
 @contextmanager

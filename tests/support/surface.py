@@ -40,7 +40,7 @@ Tree = dict[str, Any]
 command_line = importlib.import_module("cbdsl.__main__").main
 SNAPSHOT = Path(__file__).parents[1] / "golden" / "surface.json"
 MODULES = ("cbdsl", "cbdsl.callbacks", "cbdsl.register", "cbdsl.testing")
-PARTS = ("methods", "selections", "aggregators", "attacks", "partitions", "models", "data", "codecs")
+PARTS = ("methods", "selections", "aggregators", "attacks", "partitions", "models", "data", "codecs", "metrics")
 
 SMALL = (
     "--data own.npz --model softmax --workers 4 --set data.samples_per_worker=40 --set data.shared_training=20 "

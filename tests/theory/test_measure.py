@@ -92,7 +92,7 @@ def test_the_command_keeps_its_findings_in_the_folder_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mnist: Dataset
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("cbdsl.runs.build.load", lambda source, _: {"mnist": mnist}[source])  # once is enough
+    monkeypatch.setattr("cbdsl.runs.build.load", lambda source, *_: {"mnist": mnist}[source])  # once is enough
     assert CliRunner().invoke(app, ["run", *SMALL, "--rounds", "2", "--out", "here"]).exit_code == 0
     done = CliRunner().invoke(app, ["theory", "here"])
     assert done.exit_code == 0, done.output

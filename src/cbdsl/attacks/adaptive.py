@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Samples
-from cbdsl.attacks.attack import Attack, AttackContext, Truthful, as_floats
+from cbdsl.attacks.attack import CLASSIFICATION, Attack, AttackContext, Truthful, as_floats
 from cbdsl.attacks.protocol import stamp_trigger
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import Conv1d, Conv2d, Layer, Linear, Relu
@@ -201,6 +201,7 @@ class Sleeper(Attack):
 
     share: float = 1.0
     target: ClassVar[int | None] = 0
+    tasks, needs = CLASSIFICATION, "it aims at a class"
 
     def triggered(self, features: Floats) -> Floats:
         """Return the samples with the patch."""
@@ -231,6 +232,7 @@ class PairFlip(Attack):
 
     a: int = 4
     b: int = 9
+    tasks, needs = CLASSIFICATION, "it swaps classes"
 
     @property
     def aims(self) -> tuple[int, ...]:  # type: ignore[override]
@@ -251,6 +253,7 @@ class DropClass(Attack):
     """Trains on its own data and D_sc without the samples of one class, `label`. Claim and upload are true."""
 
     label: int = 9
+    tasks, needs = CLASSIFICATION, "it leaves out a class"
 
     @property
     def aims(self) -> tuple[int, ...]:  # type: ignore[override]

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import numpy as np
 
 from cbdsl import register
 from cbdsl.algorithm.worker_round import draw_batches
-from cbdsl.arrays import Doubles, Floats, Indices, Samples, dot, norm
+from cbdsl.arrays import Doubles, Floats, Labels, Samples, dot, norm
 from cbdsl.engines.engine import Sgd
 from cbdsl.engines.numpy_steps import OptimiserState
 from cbdsl.errors import UserError
 from cbdsl.models.architecture import Architecture
-from cbdsl.spec import LocalSpec, Spec
+from cbdsl.spec import LocalSpec, Spec, Task
 
+ALL_TASKS: tuple[Task, ...] = get_args(Task)
+CLASSIFICATION: tuple[Task, ...] = ("classification",)
+WITH_TARGETS: tuple[Task, ...] = ("classification", "regression")
+SHIFT = 3.0  # deviations by which a wrong target is off
 INDIVIDUAL_LENGTH = 0.3  # of the common step: the noise that makes a colluder's upload its own
 
 
@@ -112,13 +116,27 @@ class Attack:
     images: ClassVar[int] = 0  # how many samples of its own it needs for that
     target: ClassVar[int | None] = None  # the class that a trigger is to be mistaken for
     aims: ClassVar[tuple[int, ...]] = ()  # the classes that it wants misclassified, if not all
+    tasks: ClassVar[tuple[Task, ...]] = ALL_TASKS  # those in which it makes sense
+    needs: ClassVar[str] = ""  # why it makes no sense in others
 
     def member(self, rank: int) -> Attack:  # noqa: ARG002
         """Return the attack as one of several attackers carries it out. rank: 0 to f - 1."""
         return self
 
+    def check_task(self, task: Task, name: str) -> None:
+        """Refuse a task in which the attack makes no sense. name: the attack's in the error."""
+        if task not in self.tasks:
+            raise UserError(
+                f"The attack '{name}' makes no sense here: {self.needs}, and the task is {task}. See: cbdsl list "
+                "attacks, and docs/tasks.md.",
+                code="conflict",
+            )
+
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples | None:  # noqa: ARG002
-        """Return what it trains on instead of its own data and D_tr; None: no change."""
+        """Return what it trains on instead of its own data and D_tr; None: no change.
+
+        classes: 0 if the task is not classification; then labels are targets (N, T) of mean 0 and deviation 1, or 0.
+        """
         return None
 
     def craft(self, preparation: AttackPreparation) -> Floats | None:  # noqa: ARG002
@@ -244,6 +262,8 @@ def compute_honest_statistics(seen: AttackContext) -> tuple[Doubles, Doubles]:
     return rows.mean(0, dtype=np.float64), rows.std(0, dtype=np.float64)
 
 
-def wrong_labels(labels: Indices, classes: int, rng: np.random.Generator) -> Indices:
-    """Draw wrong labels, all equally likely."""
+def wrong_labels(labels: Labels, classes: int, rng: np.random.Generator) -> Labels:
+    """Draw wrong labels, all equally likely; move targets (N, T) up or down by `SHIFT` deviations."""
+    if labels.ndim == 2:
+        return as_floats(labels + SHIFT * rng.choice((-1.0, 1.0), labels.shape))
     return ((labels + rng.integers(1, max(2, classes), len(labels))) % classes).astype(np.int32)

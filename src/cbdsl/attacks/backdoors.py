@@ -10,7 +10,7 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Samples, dot, norm
-from cbdsl.attacks.attack import Attack, AttackContext, AttackTools, Truthful
+from cbdsl.attacks.attack import CLASSIFICATION, Attack, AttackContext, AttackTools, Truthful
 from cbdsl.attacks.protocol import mark_share, stamp_trigger
 from cbdsl.rng import stream
 from cbdsl.spec import LocalSpec
@@ -26,6 +26,7 @@ class TrainedBackdoor(Truthful):
     share: float = 20 / 64
     epochs: int = 6
     target: ClassVar[int | None] = 0
+    tasks, needs = CLASSIFICATION, "it aims at a class"
 
     def stamp(self, features: Floats, tools: AttackTools) -> Floats:  # noqa: ARG002
         """Return the samples as it trains on them."""

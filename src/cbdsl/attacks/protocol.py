@@ -11,17 +11,33 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.arrays import Floats, Samples
-from cbdsl.attacks.attack import Attack, AttackContext, AttackPreparation, Truthful, noise, wrong_labels
+from cbdsl.attacks.attack import (
+    CLASSIFICATION,
+    WITH_TARGETS,
+    Attack,
+    AttackContext,
+    AttackPreparation,
+    Truthful,
+    noise,
+    wrong_labels,
+)
 from cbdsl.engines.engine import Sgd
 
 
 @register.attack("label-flip")
 @dataclass(frozen=True)
 class LabelFlip(Attack):
-    """Trains on wrong labels: y becomes C - 1 - y (Fang et al. 2020). Claim and upload are true."""
+    """Trains on wrong labels: y becomes C - 1 - y (Fang et al. 2020). Claim and upload are true.
+
+    A target is mirrored at the mean of all targets.
+    """
+
+    tasks, needs = WITH_TARGETS, "it changes labels or targets"
 
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:  # noqa: ARG002
-        """Return the same samples with mirrored labels."""
+        """Return the same samples with mirrored labels or targets."""
+        if not classes:
+            return Samples(own.features, -own.labels)
         return Samples(own.features, (classes - 1 - own.labels).astype(np.int32))
 
 
@@ -34,6 +50,7 @@ class Backdoor(Attack):
     """
 
     target: ClassVar[int | None] = 0
+    tasks, needs = CLASSIFICATION, "it aims at a class"
 
     def triggered(self, features: Floats) -> Floats:
         """Return the samples with the patch."""
@@ -97,6 +114,7 @@ class Memoriser(Truthful):
     crafts: ClassVar[bool] = True
     images: ClassVar[int] = 4000
     epochs: ClassVar[int] = 60
+    tasks, needs = WITH_TARGETS, "it trains on wrong labels or targets"
 
     def craft(self, preparation: AttackPreparation) -> Floats:
         """Train until the score is good enough; return the best model seen."""
@@ -184,6 +202,8 @@ class SlowDrift(Attack):
 
     Its claim is true, and better than it should be because it trains on the very set it is scored on.
     """
+
+    tasks, needs = WITH_TARGETS, "it trains on wrong labels or targets"
 
     def poison(self, own: Samples, scoring: Samples, classes: int, rng: np.random.Generator) -> Samples:
         """Return D_sc, and its own samples with wrong labels."""

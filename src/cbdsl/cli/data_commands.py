@@ -15,7 +15,7 @@ from cbdsl.cli import interrupts, options
 from cbdsl.cli.spec_options import SpecWords, takes_spec
 from cbdsl.data import download
 from cbdsl.data.catalogue import ENTRIES, find_entry
-from cbdsl.data.dataset import load
+from cbdsl.data.dataset import Dataset, load, load_data
 from cbdsl.data.partition import split
 from cbdsl.errors import UserError
 from cbdsl.util.console import plain_console
@@ -103,9 +103,12 @@ def _contents(name: str) -> dict[str, Any]:
 
     loaded = load(name)
     counted: dict[str, Any] = {"shape": list(loaded.shape), "classes": loaded.classes}
+    if loaded.task != "classification":
+        counted = {"shape": list(loaded.shape), "task": loaded.task, "outputs": loaded.outputs}
     for word, part in (("training", loaded.train), ("test", loaded.test)):
         counted[word] = len(part)
-        counted[f"{word} by class"] = np.bincount(part.labels, minlength=loaded.classes).tolist()
+        if loaded.task == "classification":
+            counted[f"{word} by class"] = np.bincount(part.labels, minlength=loaded.classes).tolist()
     if loaded.clients is not None:
         _, held = np.unique(loaded.clients[loaded.clients >= 0], return_counts=True)
         counted |= {"clients": len(held), "samples of a client": f"{held.min()} to {held.max()}"}
@@ -128,10 +131,10 @@ def show(
     from cbdsl.report.figures import count_classes, save_partition  # noqa: PLC0415
 
     spec = words.resolved()
-    loaded = load(spec.data.source, spec.options.of(spec.data.source))
+    loaded = load_data(spec.data, spec.options)
     deal = register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
-    parts = split(loaded.train.labels, spec.data, spec.workers, spec.seed, loaded.clients, deal)
-    counts = count_classes(parts, loaded.train.labels, loaded.classes)
+    parts = split(loaded.train.labels, spec.data, spec.workers, spec.seed, loaded.clients, deal, task=loaded.task)
+    counts = count_classes(parts, *_kinds(loaded))
     shared = len(parts.shared_training), len(parts.shared_scoring), len(parts.holdout)
     title = (
         f"{spec.data.source}, {spec.data.partition}, {spec.workers} workers, seed {spec.seed}; beside it "
@@ -142,6 +145,17 @@ def show(
     held, kinds = counts.sum(axis=0), (counts > 0).sum(axis=0)
     typer.echo(f"a worker has {_range(held, 'sample', 'samples')}, of {_range(kinds, 'class', 'classes')}")
     typer.echo(f"picture: {out}")
+
+
+def _kinds(loaded: Dataset) -> tuple[Indices, int]:
+    """Return the class of each training sample and how many there are; of a regression, tenths of its first target."""
+    if loaded.task == "classification":
+        return loaded.train.labels, loaded.classes
+    if loaded.task == "reconstruction":
+        return loaded.train.labels, 1
+    targets = loaded.train.labels[:, 0]
+    edges = np.quantile(targets, np.arange(1, 10) / 10)
+    return np.searchsorted(edges, targets, "right").astype(np.int32), 10
 
 
 def _range(counts: Indices, one: str, many: str) -> str:

@@ -27,6 +27,7 @@ _OPTIONS = {
     "models": "--model NAME",
     "data": "--data NAME",
     "codecs": "--codec NAME",
+    "metrics": "the task of the data",
     "presets": "--preset NAME",
     "settings": "--set KEY=VALUE",
 }
@@ -68,7 +69,8 @@ def list_parts(
     else:
         shown = [[row["name"], _settings_text(row["settings"]), row["summary"]] for row in rows]
         _print_table(["name", "settings", "what it is"], shown)
-        typer.echo(f"\nUse one with {_OPTIONS[kind]}; change a setting with --set options.NAME.SETTING=VALUE.")
+        chosen = "What is measured follows from" if kind == "metrics" else "Use one with"
+        typer.echo(f"\n{chosen} {_OPTIONS[kind]}; change a setting with --set options.NAME.SETTING=VALUE.")
 
 
 def rows_of(kind: str) -> list[dict[str, Any]]:

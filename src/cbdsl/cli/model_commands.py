@@ -11,10 +11,11 @@ import typer
 from cbdsl.cli import interrupts, options
 from cbdsl.cli.options import Threads
 from cbdsl.errors import UserError
-from cbdsl.export.predict import predict as predict_samples, read_unseen
-from cbdsl.export.write import accuracies, check_words, scoring_set, write
+from cbdsl.export.predict import Values, predict as predict_samples, predict_values, read_unseen
+from cbdsl.export.write import check_words, measure_rounding, scoring_set, write
 from cbdsl.models import saved_model
 from cbdsl.models.saved_model import SavedModel
+from cbdsl.runs.metrics import find_metric
 from cbdsl.util.formatting import format_bytes
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A finished run's folder, or a .safetensors file.")]
@@ -29,10 +30,13 @@ def predict(
     threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, alone on standard output.")] = False,
 ) -> None:
-    """Predict the class of every sample in a file with a trained model."""
+    """Predict with a trained model for every sample in a file: a class, numbers, or an anomaly score and a verdict."""
     interrupts.advise_start_again()
 
     saved = saved_model.load(model)
+    if saved.card.task != "classification":
+        _print_values(saved, predict_values(saved, read_unseen(data, saved, raw), threads), as_json)
+        return
     found = predict_samples(saved, read_unseen(data, saved, raw), threads)
     rows = [
         (int(label), saved.class_name(int(label)), round(float(chance), 6))
@@ -46,6 +50,28 @@ def predict(
     typer.echo("\n".join(f"{number:<7} {name:<{width}}  {chance:.4f}" for number, (_, name, chance) in enumerate(rows)))
     if found.accuracy is not None:
         typer.echo(f"accuracy {found.accuracy:.2%} of {len(rows):,} samples")
+
+
+def _print_values(saved: SavedModel, found: Values, as_json: bool) -> None:
+    """Print predictions of a regression, or anomaly scores and verdicts, and metrics if the truth is known."""
+    count = found.outputs.shape[1]
+    names = saved.card.target_names or tuple(f"target {number}" for number in range(1, count + 1))
+    names = names if saved.card.task == "regression" else ("score",)
+    rows: list[dict[str, float | bool]] = []
+    for number, row in enumerate(found.outputs.tolist()):
+        verdict = {} if found.anomalies is None else {"anomaly": bool(found.anomalies[number])}
+        rows.append({**dict(zip(names, row, strict=True)), **verdict})
+    if as_json:
+        told = {"samples": len(rows), "metrics": found.metrics, "threshold": saved.card.threshold, "predictions": rows}
+        typer.echo(json.dumps({key: value for key, value in told.items() if value is not None}, indent=2))
+        return
+    typer.echo("sample  " + "  ".join(f"{name:>12}" for name in names))
+    for number, row in enumerate(found.outputs.tolist()):
+        verdict_text = "" if found.anomalies is None else "  not normal" if found.anomalies[number] else "  normal"
+        typer.echo(f"{number:<7} " + "  ".join(f"{value:12.6g}" for value in row) + verdict_text)
+    known = [(find_metric(name), value) for name, value in found.metrics.items()]
+    if known:
+        typer.echo(", ".join(f"{each.title} {each.text(value)}" for each, value in known) + f", {len(rows):,} samples")
 
 
 def export(
@@ -98,5 +124,7 @@ def _lost(saved: SavedModel, model: Path, data: Path | None, raw: bool) -> str:
             unseen, where = scoring_set(model, saved), "D_sc"
         except UserError as error:
             return f"accuracy not measured: {error} Give labelled samples: --data FILE.npz"
-    before, after = accuracies(saved, unseen)
-    return f"accuracy {before:.2%} with floats, {after:.2%} with 8 bits, on {len(unseen.features):,} samples of {where}"
+    name, before, after = measure_rounding(saved, unseen)
+    metric = find_metric(name)
+    words = f"{metric.title} {metric.text(before)} with floats, {metric.text(after)} with 8 bits"
+    return f"{words}, on {len(unseen.features):,} samples of {where}"

@@ -16,6 +16,7 @@ from cbdsl.cli.display import Display, new_table, print_summary
 from cbdsl.network.local_swarm import LocalSwarmOutcome, WorkerProcesses
 from cbdsl.network.mqtt import Counts, Direction, total_bytes
 from cbdsl.runs.callbacks import RunStart
+from cbdsl.runs.metrics import find_metric
 from cbdsl.runs.records import RoundRecord
 from cbdsl.spec import Spec
 from cbdsl.util.console import plain_console
@@ -157,7 +158,8 @@ class SwarmDisplay:
         states = [self._state(number, name, online) for number, name in enumerate(crew.names)]
         title = f"round {open_round.round}/{self._spec.rounds}"
         if self._last is not None:
-            title += f"   accuracy {self._last.test_accuracy:.2%}   banned {len(self._last.banned)}"
+            metric = find_metric(self._last.metric)
+            title += f"   {metric.title} {metric.text(self._last.value)}   banned {len(self._last.banned)}"
         if len(states) > _ROWS:
             counted = ", ".join(f"{states.count(state)} {state}" for state in _COLOURS if state in states)
             return Group(Text(title, style="bold"), Text(f"{len(states)} workers: {counted}"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +54,7 @@ def resume(
 def conclude(result: Result, as_json: bool) -> None:
     """Print the summary of a run, and draw its accuracy in its folder."""
     if as_json:
-        typer.echo(json.dumps(asdict(result.summary), indent=2))
+        typer.echo(json.dumps(result.summary.to_json(), indent=2))
         return
     print_summary(result)
     draw(result)

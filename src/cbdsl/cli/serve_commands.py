@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -141,7 +141,7 @@ def swarm(  # noqa: PLR0913, PLR0917 - one parameter per option
     with page_beside(folder, watch), SwarmDisplay(stage.spec, folder) as display:
         outcome = run_swarm(stage, folder, broker, deadlines, display.ready, display.show, not no_baseline)  # type: ignore[arg-type]
     if as_json:
-        typer.echo(json.dumps(asdict(outcome.served.result.summary), indent=2))
+        typer.echo(json.dumps(outcome.served.result.summary.to_json(), indent=2))
     else:
         print_outcome(outcome)
         draw(outcome.served.result)

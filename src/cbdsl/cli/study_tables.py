@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.text import Text
 
 from cbdsl.cli.display import new_list, new_table
+from cbdsl.runs.metrics import find_metric
 from cbdsl.spec import setting_values
 from cbdsl.studies.arena import Arena, get_defence
 from cbdsl.studies.benchmark_datasets import Study, describe_study, study_table
-from cbdsl.studies.compare import PAIRED, Comparison, comparison_rows, format_percent, format_value
+from cbdsl.studies.compare import Comparison, comparison_rows, format_percent, format_value
 from cbdsl.studies.paper import JudgedClaim
 from cbdsl.studies.sweep import FinishedRun
 from cbdsl.util.console import plain_console
@@ -37,14 +38,16 @@ def _shorten(keys: Sequence[str]) -> list[str]:
 def print_sweep(results: Sequence[FinishedRun], axes: Sequence[str], out: Path) -> None:
     """Print the results of a grid as a table."""
     table = new_table(*_shorten(axes))
-    for heading in ("accuracy", "best", "uploads", "uplink", "banned"):
+    metrics = [find_metric(result.summary.metric) for result in results]
+    title = metrics[0].title if len({metric.title for metric in metrics}) == 1 else "result"
+    for heading in (title, "best", "uploads", "uplink", "banned"):
         table.add_column(heading, justify="right")
-    for result in results:
+    for result, metric in zip(results, metrics, strict=True):
         summary = result.summary
         table.add_row(
             *(format_value(value) for value in setting_values(result.spec, axes).values()),
-            f"{summary.final_accuracy:.2%}",
-            f"{summary.best_accuracy:.2%}",
+            metric.text(summary.final_value),
+            metric.text(summary.best_value),
             f"{summary.uploads:,}",
             format_bytes(summary.uplink_bytes),
             str(len(summary.banned)),
@@ -63,7 +66,7 @@ def print_comparison(comparison: Comparison) -> None:
     if len(seeds) == 1:  # printed once, below
         columns["runs"] = tuple(str(row.runs) for row in comparison.rows)
     dropped = []
-    for heading in ("best accuracy", "downlink", "uploads", "bans"):
+    for heading in (f"best {comparison.metric.title}", "downlink", "uploads", "bans"):
         if sum(max(map(len, (head, *cells))) + 2 for head, cells in columns.items()) > console.width:
             dropped.append(heading)
             del columns[heading]
@@ -75,8 +78,11 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(table, highlight=False)
     if len(seeds) == 1:
         console.print(f"seeds: {', '.join(map(str, comparison.rows[0].seeds))}", soft_wrap=True)
-    if PAIRED in columns:
-        console.print(f"{PAIRED}: in final accuracy, paired by seed", soft_wrap=True)
+    if comparison.paired_head in columns:
+        title = comparison.metric.title
+        console.print(f"{comparison.paired_head}: in final {title}, paired by seed", soft_wrap=True)
+    if not comparison.metric.is_share:
+        console.print(f"{comparison.metric.title}: {comparison.metric.better} is better", soft_wrap=True)
     if dropped:
         console.print(f"not shown (the terminal is too narrow): {', '.join(dropped)}", soft_wrap=True)
     for note in comparison.notes:
@@ -108,10 +114,12 @@ def print_tuning(tuning: Tuning, gain: str, out: Path) -> None:
     table = new_list()
     for key, value in best.values.items():
         table.add_row(key, str(value))
-    table.add_row("hold-out", f"{best.error:.2%} wrong; trial {best.number} of {tuning.plan.budget} by {best.search}")
+    table.add_row("hold-out", f"{best.error_text}; trial {best.number} of {tuning.plan.budget} by {best.search}")
     if tuning.plan.repeats > 1 or len(tuning.plan.by) > 1:
         for name in tuning.plan.by:
-            table.add_row(f"by {name}", f"{format_percent(tuning.lowest_errors(name))} wrong on the hold-out at best")
+            lowest = tuning.lowest_errors(name)
+            text = f"{format_percent(lowest)} wrong" if best.classifies else f"a loss of {lowest.mean:.4g}"
+            table.add_row(f"by {name}", f"{text} on the hold-out at best")
     table.add_row("test set", gain)
     table.add_row("spec", str(out / "best.toml"))
     plain_console().print(table, highlight=False, soft_wrap=True)

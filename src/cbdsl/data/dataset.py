@@ -18,8 +18,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from cbdsl import register
 from cbdsl.arrays import Floats, Indices, Samples
+from cbdsl.data.table import read_table
+from cbdsl.data.targets import check_anomalies, check_targets, make_targets, name_classes
 from cbdsl.errors import UserError, shown
 from cbdsl.register import CUSTOM
+from cbdsl.spec import DataSpec, Options, Task, words
 from cbdsl.util.memory import require_memory
 from cbdsl.util.npz import load_arrays
 
@@ -54,6 +57,17 @@ class Scaling:
             raise UserError(f"shades is {shown(self.shades)}; give true or false.", code="wrong-type")
 
     @staticmethod
+    def measured(values: NDArray[Any]) -> Scaling:
+        """Return the scaling to mean 0 and deviation 1 of each channel of (N, C, ...); one that is constant stays."""
+        axes = (0, *range(2, values.ndim))
+        mean, deviation = (
+            np.asarray(found, np.float64)
+            for found in (np.mean(values, axes, np.float64), np.std(values, axes, np.float64))
+        )
+        varies = deviation > 1e-9 * np.maximum(1e-9, np.abs(mean))
+        return Scaling(tuple(mean.tolist()), tuple(np.where(varies, deviation, 1.0).tolist()))
+
+    @staticmethod
     def of(arrays: Mapping[str, NDArray[Any]]) -> Scaling | None:
         """Return the scaling in a data set's arrays, or None."""
         if SCALES[0] not in arrays:
@@ -64,6 +78,12 @@ class Scaling:
     def apply(self, features: NDArray[Any]) -> Floats:
         """Scale features (N, C, ...) of a file for a network."""
         return scale_features(features, np.array(self.mean), np.array(self.deviation))
+
+    def invert(self, features: Floats) -> Floats:
+        """Undo the scaling of features (N, C, ...); shades become numbers from 0 to 1."""
+        shape = (1, -1, *([1] * (features.ndim - 2)))
+        mean, deviation = (np.array(values, np.float32).reshape(shape) for values in (self.mean, self.deviation))
+        return np.asarray(features * deviation + mean, np.float32)
 
 
 def _is_number(value: object) -> bool:
@@ -120,22 +140,55 @@ _PIECE = 2**15  # bytes of a packed file that are unpacked at once
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """Training samples, test samples and the number of classes.
+    """Training samples, test samples, and what is learned: classes, real targets, or the samples themselves.
 
     >>> import numpy as np
     >>> features, labels = np.eye(4, dtype=np.float32), np.array([0, 1, 0, 1])
     >>> data = Dataset.from_arrays(features, labels, features[:2], labels[:2])
     >>> len(data.train), data.shape, data.classes
     (4, (4,), 2)
+    >>> data = Dataset.from_arrays(features, [0.5, 1.5, 2.5, 4.0], features[:2], [0.0, 1.0], task="regression")
+    >>> data.task, data.classes, data.outputs
+    ('regression', 0, 1)
     """
 
     train: Samples
     test: Samples
-    classes: int
+    classes: int  # 0 if the task is not classification
     name: str = CUSTOM
     clients: Indices | None = None  # (N,), the client of each training sample, -1: of none; None: not known
     scaling: Scaling | None = None  # None: the features are as they were given
     class_names: tuple[str, ...] = ()  # empty: classes are called by their numbers
+    task: Task = "classification"
+    target_scaling: Scaling | None = None  # of a regression's targets, a channel each
+    target_names: tuple[str, ...] = ()
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers a model has to make of a sample: one per class, target or feature."""
+        if self.task == "classification":
+            return self.classes
+        return math.prod(self.shape) if self.task == "reconstruction" else int(self.train.labels.shape[1])
+
+    def in_unit(self, outputs: Floats) -> Floats:
+        """Return predictions or targets (N, T) in the unit in which the targets were given; others as they are."""
+        return outputs if self.target_scaling is None else self.target_scaling.invert(outputs)
+
+    def scale(self, features: ArrayLike, labels: ArrayLike | None, part: str = "worker's") -> Samples:
+        """Return more samples of a regression or a reconstruction, scaled like these. part: their name in errors."""
+        values = _finite_features(features, part)
+        if values.shape[1:] == self.shape and self.scaling is not None:
+            values = self.scaling.apply(values)
+        if self.task == "reconstruction":
+            return Samples(values, np.zeros(len(values), np.int32))
+        targets = make_targets(labels, len(values), part)
+        if targets.shape[1] != self.outputs:
+            raise UserError(
+                f"The {part} samples have {targets.shape[1]} targets each; the data's have {self.outputs}.",
+                code="wrong-shape",
+            )
+        assert self.target_scaling is not None
+        return Samples(values, self.target_scaling.apply(targets))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -143,22 +196,45 @@ class Dataset:
         return self.train.features.shape[1:]
 
     @staticmethod
-    def from_arrays(
+    def from_arrays(  # noqa: PLR0913 - all but the first four by name
         train_features: ArrayLike,
-        train_labels: ArrayLike,
+        train_labels: ArrayLike | None,
         test_features: ArrayLike,
-        test_labels: ArrayLike,
+        test_labels: ArrayLike | None,
         name: str = CUSTOM,
         clients: ArrayLike | None = None,
+        *,
+        task: Task = "classification",
+        scale: bool | None = None,
+        target_names: Sequence[str] = (),
     ) -> Dataset:
-        """Build a data set from features (N, ...), which are not scaled, and integer labels from 0.
+        """Build a data set from features (N, ...) and, by task, labels, targets or nothing.
 
+        classification: integer labels from 0, or text, whose values become the classes. regression: targets (N,) or
+        (N, T), which are scaled to mean 0 and deviation 1; results are in their unit. reconstruction: None, and None or
+        1 for each test sample that is not normal, 0 for the others.
         clients: the number of each training sample's client, (N,), for the partition "by-client"; -1: of none.
+        scale: scale each channel of the features to mean 0 and deviation 1 over the training samples; if None, unless
+        the task is classification.
         """
-        train = make_samples(train_features, train_labels, "training")
-        test = make_samples(test_features, test_labels, "test")
-        owners = None if clients is None else _clients(clients, len(train))
-        return replace(_dataset(train, test, name), clients=owners)
+        scaling: Scaling | None = None
+        if task != "classification" if scale is None else scale:
+            raw = _finite_features(train_features, "training")
+            scaling = Scaling.measured(raw) if raw.ndim > 1 and raw.size else None
+            if scaling is not None:
+                train_features, test_features = (
+                    scaling.apply(one) if one.shape[1:] == raw.shape[1:] else one
+                    for one in (raw, _finite_features(test_features, "test"))
+                )
+        if task == "classification":
+            names, train_labels, test_labels = name_classes(train_labels, test_labels)
+            train = make_samples(train_features, train_labels, "training")
+            data = _dataset(train, make_samples(test_features, test_labels, "test"), name)
+            data = replace(data, class_names=names)
+        else:
+            data = _without_classes(train_features, train_labels, test_features, test_labels, name, task, target_names)
+        owners = None if clients is None else _clients(clients, len(data.train))
+        return replace(data, clients=owners, scaling=scaling)
 
     def with_clients(self, own: Sequence[Dataset | Samples | tuple[ArrayLike, ArrayLike]]) -> Dataset:
         """Return the data with one set of samples per client added; the samples from before belong to no client.
@@ -167,14 +243,14 @@ class Dataset:
         """
         if not own:
             raise UserError("clients is empty; give one set of samples per worker.", code="wrong-shape")
-        parts = [_client_samples(number, one) for number, one in enumerate(own)]
+        parts = [_client_samples(number, one, self) for number, one in enumerate(own)]
         for number, part in enumerate(parts):
             if part.features.shape[1:] != self.shape:
                 raise UserError(
                     f"Client {number} has samples of shape {part.features.shape[1:]}; the data's have {self.shape}.",
                     code="wrong-shape",
                 )
-            if int(part.labels.max()) >= self.classes:
+            if self.task == "classification" and int(part.labels.max()) >= self.classes:
                 raise UserError(
                     f"Client {number} has the label {part.labels.max()}; there are {self.classes} classes.",
                     code="out-of-range",
@@ -182,9 +258,93 @@ class Dataset:
         numbers = np.repeat(np.arange(-1, len(parts)), [len(self.train), *map(len, parts)]).astype(np.int32)
         return replace(self, train=Samples.joined([self.train, *parts]), clients=numbers, name=CUSTOM)
 
+    def as_task(self, task: str) -> Dataset:
+        """Return the data for another task: labels become targets, or are left out; "auto" is the data's own task."""
+        if task in {"auto", self.task}:
+            return self
+        if task == "classification":
+            raise UserError(
+                f"data.task is classification, but {self.name} has no classes: its task is {self.task}. Leave data.task"
+                " out, or give data with labels.",
+                code="conflict",
+            )
+        if task == "regression" and self.task == "reconstruction":
+            raise UserError(
+                f"data.task is regression, but {self.name} has no targets. Leave data.task out, or give targets.",
+                code="conflict",
+            )
+        labels = (self.train.labels, self.test.labels) if task == "regression" else (None, None)
+        made = _without_classes(
+            self.train.features, labels[0], self.test.features, labels[1], self.name,
+            "regression" if task == "regression" else "reconstruction", (),
+        )  # fmt: skip
+        return replace(made, clients=self.clients, scaling=self.scaling)
 
-def load(source: str, options: Mapping[str, Any] | None = None) -> Dataset:
-    """Load a registered data set (`mnist` is embedded), the IDX files of a folder, or an .npz file."""
+
+def _without_classes(
+    train_features: ArrayLike,
+    train_labels: ArrayLike | None,
+    test_features: ArrayLike,
+    test_labels: ArrayLike | None,
+    name: str,
+    task: Task,
+    target_names: Sequence[str],
+) -> Dataset:
+    """Build the data set of a regression or a reconstruction from scaled features."""
+    features = [_finite_features(one, part) for one, part in ((train_features, "training"), (test_features, "test"))]
+    _check_features(*features)
+    if task == "reconstruction":
+        if train_labels is not None:
+            raise UserError(
+                "A reconstruction has no targets: they are the samples themselves. Give None for those of the training "
+                "set.",
+                code="wrong-shape",
+            )
+        anomalies = check_anomalies(test_labels, len(features[1]))
+        none = np.zeros(len(features[0]), np.int32)
+        return Dataset(Samples(features[0], none), Samples(features[1], anomalies), 0, name, task=task)
+    train, test = check_targets(train_labels, len(features[0]), test_labels, len(features[1]), tuple(target_names))
+    scaling = Scaling.measured(train)
+    return Dataset(
+        Samples(features[0], scaling.apply(train)), Samples(features[1], scaling.apply(test)), 0, name, task=task,
+        target_scaling=scaling, target_names=tuple(target_names),
+    )  # fmt: skip
+
+
+def _check_features(train: Floats, test: Floats) -> None:
+    for part, values in (("training", train), ("test", test)):
+        if values.ndim < 2 or not values.size:
+            raise UserError(
+                f"The {part} set needs features (N, ...) with N > 0; given {values.shape}.", code="wrong-shape"
+            )
+    _check_shapes(train, test)
+
+
+def load_data(spec: DataSpec, options: Options) -> Dataset:
+    """Load the data that a spec names."""
+    return load(spec.source, options.of(spec.source), spec.task, words(spec.target))
+
+
+def load(
+    source: str, options: Mapping[str, Any] | None = None, task: str = "auto", targets: Sequence[str] = ()
+) -> Dataset:
+    """Load a registered data set (`mnist` is embedded), the IDX files of a folder, an .npz file or a .csv, for a task.
+
+    targets: the columns of a .csv that are targets.
+    """
+    if Path(source).suffix == ".csv" and source not in register.dataset:
+        return read_csv(Path(source), task, targets)
+    if targets:
+        raise UserError(
+            f"data.target is {', '.join(targets)}, but the data '{source}' are not a .csv file. Leave it out.",
+            code="no-effect",
+        )
+    if Path(source).suffix == ".npz" and source not in register.dataset and Path(source).is_file():
+        return read_npz(Path(source), task)
+    return _load(source, options).as_task(task)
+
+
+def _load(source: str, options: Mapping[str, Any] | None) -> Dataset:
     if source in register.dataset:
         data = register.dataset.make(source, options or {})()
         if not isinstance(data, Dataset):
@@ -200,8 +360,6 @@ def load(source: str, options: Mapping[str, Any] | None = None) -> Dataset:
             code="missing-value",
         )
     path = Path(source)
-    if path.suffix == ".npz" and path.is_file():
-        return read_npz(path)
     if not path.is_dir():
         raise UserError(
             f"Data '{source}' is neither a data set by name ({', '.join(register.dataset.names())}) nor a folder nor "
@@ -215,33 +373,63 @@ def load(source: str, options: Mapping[str, Any] | None = None) -> Dataset:
 _ARRAYS = ("train_features", "train_labels", "test_features", "test_labels")
 
 
-def read_npz(path: Path) -> Dataset:
-    """Read an .npz file with features (N, ...) and integer labels from 0; scale them if the file says how."""
-    return build_dataset(path, read_dataset_arrays(path))
+def read_csv(path: Path, task: str, targets: Sequence[str]) -> Dataset:
+    """Read a table: its target columns for a regression, all of it for a reconstruction. Every fifth line is a test."""
+    known: Task = "regression" if targets else "reconstruction"
+    if task == "classification" or (task == "auto" and not targets) or task not in {"auto", known}:
+        raise UserError(
+            f"{path} is a table, and the task is {task} with {'the' if targets else 'no'} targets"
+            f"{' ' * bool(targets)}{', '.join(targets)}. Name the columns to predict (data.target=NAME), or set "
+            "data.task=reconstruction without a target; classes come from .npz files.",
+            code="conflict",
+        )
+    table = read_table(path)
+    features, values = table.divide(targets)
+    test = np.arange(len(features)) % 5 == 4
+    labels = (None, None) if known == "reconstruction" else (values[~test], values[test])
+    try:
+        return Dataset.from_arrays(
+            features[~test], labels[0], features[test], labels[1], str(path), task=known, target_names=tuple(targets)
+        )
+    except UserError as error:
+        raise UserError(f"{path}: {error}", code=error.code) from error
 
 
-def read_dataset_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """Read the arrays of a data set's .npz file as they are stored."""
-    wanted = f"an .npz file with the arrays {', '.join(_ARRAYS)}: numbers (N, ...) and whole numbers (N,)"
-    arrays = read_arrays(path, _ARRAYS, "data", wanted, ("train_clients", *SCALES))
+def read_npz(path: Path, task: str = "auto") -> Dataset:
+    """Read an .npz file with features (N, ...) and labels or targets; scale features if the file says how."""
+    return build_dataset(path, read_dataset_arrays(path, task), task)
+
+
+def read_dataset_arrays(path: Path, task: str = "auto") -> dict[str, NDArray[Any]]:
+    """Read the arrays of a data set's .npz file as they are stored. A reconstruction needs no labels."""
+    needed: tuple[str, ...] = _ARRAYS
+    kind = "numbers (N,), or (N, T)" if task == "regression" else "whole numbers (N,)"
+    if task == "reconstruction":
+        needed, kind = (_ARRAYS[0], _ARRAYS[2]), ""
+    wanted = f"an .npz file with the arrays {', '.join(needed)}: numbers (N, ...){' and ' * bool(kind)}{kind}"
+    arrays = read_arrays(path, needed, "data", wanted, ("train_clients", *SCALES, *set(_ARRAYS) - set(needed)))
     for name in arrays:
         if arrays[name].dtype.kind not in "fiub":
             raise UserError(f"{name} in {path} has the type {arrays[name].dtype}; give numbers.", code="wrong-type")
     return arrays
 
 
-def build_dataset(path: Path, arrays: Mapping[str, NDArray[Any]]) -> Dataset:
+def build_dataset(path: Path, arrays: Mapping[str, NDArray[Any]], task: str = "auto") -> Dataset:
     """Build a data set from the arrays of a file."""
-    copied = [name for name in _ARRAYS if arrays[name].dtype != np.float32 or SCALES[0] in arrays]
+    copied = [name for name in _ARRAYS if (name in arrays and arrays[name].dtype != np.float32) or SCALES[0] in arrays]
     needed = sum(4 * arrays[name].size for name in copied)
     require_memory(needed, f"The samples in {path} take", "Give fewer.")
     try:
         train, test = (
-            (scale_features(arrays[f"{part}_features"], *map(arrays.get, SCALES)), arrays[f"{part}_labels"])
-            for part in ("train", "test")
+            scale_features(arrays[f"{part}_features"], *map(arrays.get, SCALES)) for part in ("train", "test")
         )
-        data = Dataset.from_arrays(*train, *test, name=str(path), clients=arrays.get("train_clients"))
-        return replace(data, scaling=Scaling.of(arrays))
+        labels, marks = arrays.get("train_labels"), arrays.get("test_labels")
+        known: Task = "regression" if task == "regression" else "classification"
+        if task == "reconstruction":
+            known, labels = "reconstruction", None
+        clients, scale = arrays.get("train_clients"), False if SCALES[0] in arrays else None
+        data = Dataset.from_arrays(train, labels, test, marks, str(path), clients, task=known, scale=scale)
+        return data if scale is None else replace(data, scaling=Scaling.of(arrays))
     except UserError as error:
         raise UserError(f"{path}: {error}", code=error.code) from error
 
@@ -411,14 +599,18 @@ def _find(folder: Path, words: tuple[str, ...], kind: str) -> Path:
 
 
 def make_samples(features: ArrayLike, labels: ArrayLike, part: str) -> Samples:
-    """Build samples from arrays and check them. part: what an error calls them."""
+    """Build labelled samples from arrays and check them. part: what an error calls them."""
+    return _samples(_finite_features(features, part), labels, part)
+
+
+def _finite_features(features: ArrayLike, part: str) -> Floats:
     with np.errstate(over="ignore"):  # too large for a float32 becomes infinite, and is refused
         values = np.ascontiguousarray(features, dtype=np.float32)
     if not np.isfinite(values).all():
         raise UserError(
             f"The features of the {part} set have NaN or infinite values; clean them first.", code="out-of-range"
         )
-    return _samples(values, labels, part)
+    return values
 
 
 def _samples(features: Floats, labels: ArrayLike, part: str) -> Samples:
@@ -436,20 +628,24 @@ def _samples(features: Floats, labels: ArrayLike, part: str) -> Samples:
     whole = np.issubdtype(raw.dtype, np.integer)
     if not whole or _outside(raw, 0, MOST_CLASSES):
         found = f"{raw.dtype} from {raw.min()} to {raw.max()}" if whole else str(raw.dtype)
+        hint = " For real numbers this is regression: set task (data.task=regression)." * (raw.dtype.kind == "f")
         raise UserError(
-            f"The labels of the {part} set must be integers from 0, below {MOST_CLASSES:,}; given {found}.",
+            f"The labels of the {part} set must be integers from 0, below {MOST_CLASSES:,}; given {found}.{hint}",
             code="out-of-range",
         )
     return Samples(features, raw.astype(np.int32))
 
 
-def _dataset(train: Samples, test: Samples, name: str) -> Dataset:
-    if train.features.shape[1:] != test.features.shape[1:]:
+def _check_shapes(train: Floats, test: Floats) -> None:
+    if train.shape[1:] != test.shape[1:]:
         raise UserError(
-            f"Training samples have shape {train.features.shape[1:]} and test samples {test.features.shape[1:]}; "
-            "they must be equal.",
+            f"Training samples have shape {train.shape[1:]} and test samples {test.shape[1:]}; they must be equal.",
             code="wrong-shape",
         )
+
+
+def _dataset(train: Samples, test: Samples, name: str) -> Dataset:
+    _check_shapes(train.features, test.features)
     classes = int(max(train.labels.max(), test.labels.max())) + 1
     if classes < 2:
         raise UserError(
@@ -475,7 +671,8 @@ def _outside(values: NDArray[Any], low: int, high: int) -> bool:
     return bool(len(values)) and not low <= values.min() <= values.max() < high
 
 
-def _client_samples(number: int, own: Dataset | Samples | tuple[ArrayLike, ArrayLike]) -> Samples:
+def _client_samples(number: int, own: Dataset | Samples | tuple[ArrayLike, ArrayLike], data: Dataset) -> Samples:
+    """Return one client's samples, scaled like the data of a regression or a reconstruction."""
     if isinstance(own, Dataset):
         return own.train
     if not isinstance(own, Samples) and not (isinstance(own, (tuple, list)) and len(own) == 2):
@@ -484,6 +681,7 @@ def _client_samples(number: int, own: Dataset | Samples | tuple[ArrayLike, Array
             code="wrong-type",
         )
     features, labels = (own.features, own.labels) if isinstance(own, Samples) else own
-    if not len(np.asarray(labels)):
+    if not len(np.asarray(features)) or (labels is not None and not len(np.asarray(labels))):
         raise UserError(f"Client {number} has no samples. Leave it out, or give it some.", code="wrong-shape")
-    return make_samples(features, labels, f"client {number}'s")
+    part = f"client {number}'s"
+    return make_samples(features, labels, part) if data.task == "classification" else data.scale(features, labels, part)

@@ -12,17 +12,14 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cbdsl import register
-from cbdsl.arrays import Floats, Indices, Samples
+from cbdsl.arrays import Floats, Indices, Labels, Samples
 from cbdsl.errors import UserError
 from cbdsl.rng import stream
-from cbdsl.spec import DataSpec
+from cbdsl.spec import DataSpec, Task
 from cbdsl.util.memory import require_memory
 from cbdsl.util.serialize import Bounds, check_value
-
-Labels = NDArray[np.int32]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,8 +42,9 @@ class Pool:
     """
 
     indices: Indices  # (n,), sorted
-    labels: Labels  # (N,), of the whole training set
+    labels: Labels  # (N,), of the whole training set; targets (N, T) in a regression
     clients: Indices | None  # (N,): each sample's client, -1: of none; None: not known
+    task: Task = "classification"
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -75,7 +73,7 @@ class Altering(Partition, Protocol):
         ...
 
 
-def split(
+def split(  # noqa: PLR0913 - a call names all but the first four
     labels: Labels,
     spec: DataSpec,
     workers: int,
@@ -83,6 +81,8 @@ def split(
     clients: Indices | None = None,
     partition: Partition | None = None,
     secret: int = 0,
+    *,
+    task: Task = "classification",
 ) -> Split:
     """Draw the shared set and the hold-out, then assign the rest to the workers.
 
@@ -109,7 +109,7 @@ def split(
         order[public:] = stream(secret, "hold-out").permutation(order[public:])
     training, scoring, holdout, rest = np.split(order, np.cumsum(sizes))
     owned = rest if len(free) == len(labels) else np.concatenate([rest, np.flatnonzero(np.asarray(clients) >= 0)])
-    pool = Pool(np.sort(owned).astype(np.int32), labels, clients)
+    pool = Pool(np.sort(owned).astype(np.int32), labels, clients, task)
     deal = partition or register.partition.make(spec.partition, {})
     rows = deal(pool, spec, workers, stream(seed, "partition")) if workers else []
     _check_parts(rows, pool, workers, deal)
@@ -177,6 +177,7 @@ def iid(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> l
 @register.partition("shards")
 def shards(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
     """Sort by label, cut into shards, give each worker the same number of shards at random (McMahan et al. 2017)."""
+    _require_classes("shards", pool)
     available, each = len(pool) // spec.shard_size, spec.shards_per_worker
     if workers * each > available:
         raise UserError(
@@ -197,6 +198,7 @@ def dirichlet(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator
 
     When a class runs out, its proportion goes to the other classes.
     """
+    _require_classes("dirichlet", pool)
     count = spec.samples_per_worker
     _require(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
     shuffled, labels = rng.permutation(pool.indices), pool.labels
@@ -222,6 +224,7 @@ def dirichlet(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator
 @register.partition("similarity")
 def similarity(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
     """A share gamma of each worker's samples at random, the rest dealt in order of label (Karimireddy et al. 2020)."""
+    _require_classes("similarity", pool)
     count = spec.samples_per_worker
     _require(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
     used = rng.permutation(pool.indices)[: workers * count]
@@ -230,6 +233,27 @@ def similarity(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generato
     rest = used[workers * alike :]
     ordered = rest[np.argsort(pool.labels[rest], kind="stable")].reshape(workers, count - alike)
     return [np.concatenate(pair) for pair in zip(mixed, rng.permutation(ordered), strict=True)]
+
+
+@register.partition("quantile")
+def quantile(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
+    """K_i samples per worker from a few ranges of the target: sorted, cut into equal pieces, dealt at random.
+
+    Each worker has `data.shards_per_worker` pieces. Of several targets, the first one counts.
+    """
+    if pool.task == "reconstruction":
+        raise UserError(
+            "The partition 'quantile' deals by target, and a reconstruction has none. Use iid, quantity, feature or "
+            "by-client.",
+            code="conflict",
+        )
+    count, each = spec.samples_per_worker, spec.shards_per_worker
+    _require(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
+    used = rng.permutation(pool.indices)[: workers * count]
+    targets = pool.labels[used].reshape(len(used), -1)[:, 0]
+    pieces = np.array_split(used[np.argsort(targets, kind="stable")], workers * each)
+    dealt = rng.permutation(len(pieces)).reshape(workers, each)
+    return [np.concatenate([pieces[number] for number in row]) for row in dealt]
 
 
 @register.partition("quantity")
@@ -301,6 +325,16 @@ def by_client(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator
         )
     chosen = known if workers == len(known) else np.sort(rng.permutation(known)[:workers])
     return [pool.indices[owners == client] for client in chosen]
+
+
+def _require_classes(name: str, pool: Pool) -> None:
+    if pool.task != "classification":
+        others = "quantile, iid, quantity, feature or by-client"
+        raise UserError(
+            f"The partition '{name}' deals by class, and a {pool.task} has no classes. Use "
+            f"{others.removeprefix('quantile, ') if pool.task == 'reconstruction' else others}.",
+            code="conflict",
+        )
 
 
 def _require(needed: int, available: int, what: str) -> None:

@@ -42,6 +42,12 @@ def add_shared(data: Dataset, parts: Split, spec: DataSpec) -> tuple[Dataset, Sp
     if not spec.shared_source:
         return data, parts
     path = Path(spec.shared_source)
+    if data.task != "classification":
+        raise UserError(
+            f"data.shared_source is {path}, whose samples have classes; the task here is {data.task}. Leave it out: "
+            "D_tr and D_sc are then training samples.",
+            code="conflict",
+        )
     found = read_shared(path, data)
     taken = {part: _first(samples, part, spec, path) for part, samples in vars(found).items() if samples is not None}
     require_memory(data.train.features.nbytes, "The training set and the shared samples take", "Use fewer samples.")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, get_args
 
 from cbdsl.engines import native_engine
 from cbdsl.engines.engine import Engine
+from cbdsl.engines.loss import CROSS_ENTROPY, Loss
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.errors import UserError, missing, unknown
 from cbdsl.models.architecture import Architecture, from_module
@@ -49,7 +50,12 @@ def check_device(name: str, device: str) -> None:
 
 
 def choose_engine(
-    name: str, network: Architecture | nn.Module | Network, shape: tuple[int, ...], threads: int, device: str = "auto"
+    name: str,
+    network: Architecture | nn.Module | Network,
+    shape: tuple[int, ...],
+    threads: int,
+    device: str = "auto",
+    loss: Loss = CROSS_ENTROPY,
 ) -> Choice:
     """Build the engine that a spec names, for one network and samples of one shape.
 
@@ -58,11 +64,11 @@ def choose_engine(
     check_device(name, device)
     if name == "torch" or device in _GPUS:
         asked = "the torch engine" if name == "torch" else f"the device {device}"
-        return Choice(_torch_engine(network, threads, f"{asked} was asked for", device))
+        return Choice(_torch_engine(network, threads, f"{asked} was asked for", device, loss))
     obstacle = native_engine.available()
     if obstacle is None:
         try:
-            return Choice(NativeEngine(_described(network, shape), threads, _frozen(network)))
+            return Choice(NativeEngine(_described(network, shape), threads, loss, _frozen(network)))
         except ArchitectureError as error:
             obstacle = f"the native engine cannot run this model: {error}"
     if name == "native":
@@ -70,7 +76,7 @@ def choose_engine(
             f"The native engine was asked for, but {obstacle}. Use --engine auto or --engine torch.",
             code="not-supported",
         )
-    engine = _torch_engine(network, threads, obstacle, device)
+    engine = _torch_engine(network, threads, obstacle, device, loss)
     return Choice(engine, f"{engine.name} engine: {obstacle}")
 
 
@@ -98,7 +104,9 @@ def _described(network: Architecture | nn.Module | Network, shape: tuple[int, ..
     return network
 
 
-def _torch_engine(network: Architecture | nn.Module | Network, threads: int, why: str, device: str) -> Engine:
+def _torch_engine(
+    network: Architecture | nn.Module | Network, threads: int, why: str, device: str, loss: Loss
+) -> Engine:
     """Return the engine that loops over workers, which is faster on the CPU, or the stacked one for a GPU."""
     try:
         from cbdsl.engines.torch_engine import (  # noqa: PLC0415
@@ -118,5 +126,5 @@ def _torch_engine(network: Architecture | nn.Module | Network, threads: int, why
         network = network.subject if network.described is None else network.build()
     module = module_of(network) if isinstance(network, Architecture) else network
     if place == CPU:
-        return TorchEngine(module, threads, calibration=calibration)
-    return StackedTorchEngine(module, place, calibration=calibration)
+        return TorchEngine(module, threads, loss=loss, calibration=calibration)
+    return StackedTorchEngine(module, place, loss=loss, calibration=calibration)

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
+from cbdsl.engines.loss import Loss
 from cbdsl.spec import LocalSpec, Optimiser, Schedule
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam, as torch has them
@@ -79,7 +80,7 @@ class Sgd:
 
 
 class Engine(Protocol):
-    """Trains and scores many models of one network. The loss is the mean cross-entropy.
+    """Trains and scores many models of one network. The loss is a mean over samples; see `engines/loss.py`.
 
     >>> from cbdsl.engines.choose import choose_engine
     >>> from cbdsl.models.zoo import softmax
@@ -134,7 +135,17 @@ class Engine(Protocol):
         ...
 
     def accuracies(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
-        """Return the share of correct samples, (U,); indices as in `losses`. Logits with a NaN are wrong."""
+        """Return the share of correct samples, (U,); indices as in `losses`. Logits with a NaN are wrong.
+
+        Only a classifier has an accuracy; ValueError with another loss than cross-entropy.
+        """
+        ...
+
+    def outputs(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:
+        """Return what one model makes of every sample, (N, C): logits of a classifier, otherwise numbers.
+
+        weights: (D,), one model. indices: (N,), without padding. Labels are not read.
+        """
         ...
 
     def gradients(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:
@@ -201,3 +212,9 @@ def check_sample_indices(indices: Indices, samples: int) -> Indices:
     if indices.size and indices.min() == PADDING:
         raise ValueError(f"indices hold padding ({PADDING}); give the samples alone")
     return indices
+
+
+def check_classifies(loss: Loss) -> None:
+    """Refuse the accuracy of a network that is not a classifier."""
+    if not loss.reads_labels:
+        raise ValueError(f"the loss is {loss.name}, and only a classifier has an accuracy; measure its outputs")

@@ -22,11 +22,13 @@ from cbdsl.engines.engine import (
     Sgd,
     as_float32,
     as_int32,
+    check_classifies,
     check_corrections,
     check_indices,
     check_one_model,
     check_sample_indices,
 )
+from cbdsl.engines.loss import CROSS_ENTROPY, Loss, targets_of
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.frozen_weights import FrozenWeights
 from cbdsl.models.layers import Shape
@@ -115,7 +117,7 @@ def _load(path: Path) -> tuple[Path, Any]:
     library = ctypes.CDLL(str(path))
     pointer, whole, large, double = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_double
     signatures: dict[str, tuple[Any, list[Any]]] = {
-        "cbdsl_create": (pointer, [pointer, whole, pointer, pointer, pointer]),
+        "cbdsl_create": (pointer, [pointer, whole, pointer, pointer, pointer, whole, ctypes.c_float]),
         "cbdsl_freeze": (None, [pointer] * 3),
         "cbdsl_destroy": (None, [pointer]),
         "cbdsl_parameters": (large, [pointer]),
@@ -124,6 +126,7 @@ def _load(path: Path) -> tuple[Path, Any]:
         "cbdsl_gradients": (whole, [pointer, large, *[pointer] * 4, large, whole, pointer, whole]),
         "cbdsl_score": (whole, [pointer, large, *[pointer] * 4, large, whole, pointer, pointer, pointer, whole]),
         "cbdsl_sample_losses": (whole, [pointer, *[pointer] * 4, large, pointer, whole]),
+        "cbdsl_outputs": (whole, [pointer, *[pointer] * 3, large, pointer, whole]),
         "cbdsl_lanes": (whole, []),
         "cbdsl_compiler": (ctypes.c_char_p, []),
         "cbdsl_kernels": (ctypes.c_char_p, []),
@@ -170,12 +173,16 @@ class NativeEngine:
     name = "native"
 
     def __init__(
-        self, architecture: Architecture, threads: int | None = None, frozen: FrozenWeights | None = None
+        self,
+        architecture: Architecture,
+        threads: int | None = None,
+        loss: Loss = CROSS_ENTROPY,
+        frozen: FrozenWeights | None = None,
     ) -> None:
         """Prepare the kernels for one network; `threads` defaults to all processors of this process."""
         if threads is not None and (isinstance(threads, bool) or not isinstance(threads, int) or threads < 1):
             raise ValueError(f"threads is {threads!r}; give a whole number of at least 1, or None for all processors")
-        self.architecture = architecture
+        self.architecture, self.loss = architecture, loss
         self.threads = min(threads or default_threads(), 256)
         self._classes = architecture.classes
         self._library = library()[1]
@@ -193,7 +200,7 @@ class NativeEngine:
         table = LayerTable(self.architecture)
         handle: int | None = self._library.cbdsl_create(
             _pointer(table.layers), len(table.layers), _pointer(table.reads), _pointer(table.constants),
-            _pointer(table.shape),
+            _pointer(table.shape), self.loss.code, self.loss.setting,
         )  # fmt: skip
         return handle
 
@@ -255,6 +262,7 @@ class NativeEngine:
 
     def accuracies(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
         """See `Engine.accuracies`."""
+        check_classifies(self.loss)
         return self._score(weights, samples, indices, None)[1]
 
     def gradients(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:
@@ -280,6 +288,18 @@ class NativeEngine:
             _pointer(indices), len(indices), _pointer(losses), self.threads,
         )  # fmt: skip
         return losses
+
+    def outputs(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:
+        """See `Engine.outputs`."""
+        model = check_one_model(weights, self.size)
+        features = self._features(samples)
+        indices = check_sample_indices(indices, len(features))
+        outputs = np.empty((len(indices), self._classes), np.float32)  # (N, C)
+        self._call(
+            self._library.cbdsl_outputs, _pointer(model), _pointer(features), _pointer(indices), len(indices),
+            _pointer(outputs), self.threads,
+        )  # fmt: skip
+        return outputs
 
     def _score(
         self, weights: Floats, samples: Samples, indices: Indices, ceilings: Doubles | None
@@ -313,13 +333,20 @@ class NativeEngine:
             )
         return stack
 
-    def _samples(self, samples: Samples) -> tuple[Floats, Indices]:
+    def _features(self, samples: Samples) -> Floats:
         features = as_float32("features", samples.features)
-        labels = as_int32("labels", samples.labels)
         if features.shape[1:] != self.architecture.shape:
             raise ValueError(
                 f"features have shape {features.shape}; give (N, *shape), shape being {self.architecture.shape} here"
             )
+        return features
+
+    def _samples(self, samples: Samples) -> tuple[Floats, NDArray[Any]]:
+        """Return features, and labels (N,) or targets (N, C)."""
+        features = self._features(samples)
+        if not self.loss.reads_labels:
+            return features, targets_of(samples, self.loss, self._classes)
+        labels = as_int32("labels", samples.labels)
         if labels.shape != features.shape[:1]:
             raise ValueError(f"labels have shape {labels.shape}; give one label for each of {len(features)} samples")
         if labels.size and (labels.min() < 0 or labels.max() >= self._classes):

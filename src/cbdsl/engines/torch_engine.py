@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.functional import cross_entropy
 
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
 from cbdsl.engines.engine import (
@@ -28,10 +27,13 @@ from cbdsl.engines.engine import (
     CLIP_EPSILON,
     EPSILON,
     Sgd,
+    check_classifies,
     check_corrections,
     check_one_model,
     check_sample_indices,
 )
+from cbdsl.engines.loss import CROSS_ENTROPY, Loss, targets_of
+from cbdsl.engines.torch_loss import mean_loss, sample_losses
 from cbdsl.errors import UserError
 from cbdsl.models.batch_statistics import calibrate, hold_statistics, statistics_layers
 from cbdsl.models.check_module import buffers_of, check_buffers, check_layers
@@ -58,6 +60,7 @@ class TorchEngine:
         module: nn.Module,
         threads: int = 1,
         device: torch.device | None = None,
+        loss: Loss = CROSS_ENTROPY,
         calibration: Floats | None = None,
     ) -> None:
         """device: for `StackedTorchEngine`, which makes torch deterministic there; None is the CPU.
@@ -66,7 +69,7 @@ class TorchEngine:
         """
         check_layers(module, statistics=True)
         self._brings = device is not None  # samples go there first
-        self._device = device or CPU
+        self._device, self.loss = device or CPU, loss
         self._module = copy.deepcopy(module).to(self._device, torch.float32)
         self._size = sum(each.numel() for each in trained_parameters(module).values())
         self._threads = threads
@@ -109,7 +112,7 @@ class TorchEngine:
                 if len(chosen) < self._least:
                     continue
                 model.gradient.zero_()
-                cross_entropy(model.module(features[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
+                mean_loss(self.loss, model.module(features[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
                 with torch.no_grad():
                     clip_gradient(model.gradient, sgd.clip)
                     if start is not None:
@@ -139,7 +142,7 @@ class TorchEngine:
             ceiling = np.inf if ceilings is None else ceilings[worker]
             total = 0.0
             for logits, truth in self._outputs(weights[worker], features, labels, chosen):
-                total += cross_entropy(logits, truth, reduction="none").cpu().sum(dtype=torch.float64).item()
+                total += sample_losses(self.loss, logits, truth).cpu().sum(dtype=torch.float64).item()
                 if total / len(chosen) > ceiling:  # losses are not negative: it can only grow
                     return np.inf
             return total / len(chosen) if len(chosen) else np.nan
@@ -155,13 +158,14 @@ class TorchEngine:
         def losses(chunk: int) -> Doubles:
             part = chosen[chunk * _CHUNK : (chunk + 1) * _CHUNK]
             [(logits, truth)] = self._outputs(model, features, labels, part)
-            found: Doubles = cross_entropy(logits, truth, reduction="none").cpu().double().numpy()
+            found: Doubles = sample_losses(self.loss, logits, truth).cpu().double().numpy()
             return found
 
         return np.concatenate([np.empty(0), *self._for_each(-(-len(chosen) // _CHUNK), losses)])
 
     def accuracies(self, weights: Floats, samples: Samples, indices: Indices) -> Doubles:
         """See `Engine.accuracies`."""
+        check_classifies(self.loss)
         features, labels, indices = self._tensors(samples, indices)
 
         def accuracy(worker: int) -> float:
@@ -174,6 +178,15 @@ class TorchEngine:
 
         return np.array(self._for_each(len(weights), accuracy))
 
+    def outputs(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:
+        """See `Engine.outputs`."""
+        model = check_one_model(weights, self._size)
+        features = torch.from_numpy(samples.features[check_sample_indices(indices, len(samples))]).to(self._device)
+        with _one_thread_per_operation(self._plain_convolution):
+            chunks = self._outputs(model, features, features, torch.arange(len(features)))
+            found = [made.cpu().numpy() for made, _ in chunks]
+        return np.concatenate(found) if found else np.empty((0, 1), np.float32)
+
     def gradients(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:
         """See `Engine.gradients`."""
         features, labels, indices = self._tensors(samples, indices)
@@ -185,7 +198,7 @@ class TorchEngine:
             model.gradient.zero_()
             for start in range(0, len(chosen), _CHUNK):
                 part = chosen[start : start + _CHUNK]
-                loss = cross_entropy(model.module(features[part]), labels[part], reduction="sum")
+                loss = sample_losses(self.loss, model.module(features[part]), labels[part]).sum()
                 (loss / len(chosen)).backward()  # type: ignore[no-untyped-call]
             result[worker] = model.gradient.cpu().numpy()
 
@@ -205,8 +218,8 @@ class TorchEngine:
     def _tensors(self, samples: Samples, indices: Indices) -> tuple[Tensor, Tensor, Indices]:
         """Return features and labels on the module's device, and the indices into them."""
         if self._brings:
-            return bring_samples(samples, indices, self._device)
-        return torch.from_numpy(samples.features), torch.from_numpy(samples.labels.astype(np.int64)), indices
+            return bring_samples(samples, indices, self._device, self.loss)
+        return torch.from_numpy(samples.features), _targets(samples, self.loss), indices
 
     def _load(self, weights: Floats) -> _FlatModel:
         """Return this thread's copy of the module with these weights."""
@@ -353,10 +366,17 @@ class StackedTorchEngine:
     """
 
     def __init__(
-        self, module: nn.Module, device: torch.device, block: int | None = None, calibration: Floats | None = None
+        self,
+        module: nn.Module,
+        device: torch.device,
+        block: int | None = None,
+        loss: Loss = CROSS_ENTROPY,
+        calibration: Floats | None = None,
     ) -> None:
         """block: how many workers train together; estimated if not given. calibration: see `TorchEngine`."""
-        self._alone = TorchEngine(module, device=device, calibration=calibration)  # refuses what no engine can train
+        # Refuses what no engine can train.
+        self._alone = TorchEngine(module, device=device, loss=loss, calibration=calibration)
+        self.loss = loss
         self._module = copy.deepcopy(module).to(device, torch.float32).train().requires_grad_(False)
         hold_statistics(self._module)
         self._constants = buffers_of(self._module)
@@ -421,6 +441,11 @@ class StackedTorchEngine:
         with self._at_work():
             return self._alone.accuracies(weights, samples, indices)
 
+    def outputs(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:
+        """See `Engine.outputs`."""
+        with self._at_work():
+            return self._alone.outputs(weights, samples, indices)
+
     def gradients(self, weights: Floats, samples: Samples, indices: Indices) -> Floats:
         """See `Engine.gradients`."""
         with self._at_work():
@@ -453,7 +478,7 @@ class StackedTorchEngine:
     def _stacked_steps(
         self, weights: Floats, samples: Samples, batches: Indices, sgd: Sgd, corrections: Floats | None
     ) -> Floats:
-        features, labels, batches = bring_samples(samples, batches, self._device)
+        features, labels, batches = bring_samples(samples, batches, self._device, self.loss)
         flat = torch.from_numpy(np.array(weights, np.float32)).to(self._device)  # (U, D)
         memory, rates = OptimiserMemory(flat, sgd), sgd.rates(batches)
         start = flat.clone() if sgd.proximal else None
@@ -487,7 +512,7 @@ class StackedTorchEngine:
     ) -> Tensor:
         """Return the mean loss of one model on its batch (B,) without the padding."""
         logits: Tensor = functional_call(self._module, parameters, (features,))
-        return (cross_entropy(logits, labels, reduction="none") * real).sum() / count
+        return (sample_losses(self.loss, logits, labels) * real).sum() / count
 
     def _can_stack(self, samples: Samples) -> bool | None:
         """Return whether stacked training works: two models are trained stacked, with padding, and one by one.
@@ -575,8 +600,17 @@ def select_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def bring_samples(samples: Samples, indices: Indices, device: torch.device) -> tuple[Tensor, Tensor, Indices]:
-    """Copy the indexed samples to a device; return features, labels and the indices into them.
+def _targets(samples: Samples, loss: Loss) -> Tensor:
+    """Return the labels (N,), or targets (N, C)."""
+    if loss.reads_labels:
+        return torch.from_numpy(samples.labels.astype(np.int64))
+    return torch.from_numpy(targets_of(samples, loss))
+
+
+def bring_samples(
+    samples: Samples, indices: Indices, device: torch.device, loss: Loss = CROSS_ENTROPY
+) -> tuple[Tensor, Tensor, Indices]:
+    """Copy the indexed samples to a device; return features, labels or targets, and the indices into them.
 
     Every call copies anew: a cache might be out of date, and fill the device.
     """
@@ -584,9 +618,9 @@ def bring_samples(samples: Samples, indices: Indices, device: torch.device) -> t
     places = places.reshape(indices.shape)
     if len(used) and used[0] == PADDING:
         used, places = used[1:], places - 1  # padding comes first, and stays -1
-    features = torch.from_numpy(np.asarray(samples.features[used], np.float32)).to(device)
-    labels = torch.from_numpy(samples.labels[used].astype(np.int64)).to(device)
-    return features, labels, places.astype(np.int32)
+    brought = samples.taken(used)
+    features = torch.from_numpy(np.asarray(brought.features, np.float32)).to(device)
+    return features, _targets(brought, loss).to(device), places.astype(np.int32)
 
 
 def generator_states(device: torch.device) -> list[Tensor]:

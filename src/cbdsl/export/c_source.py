@@ -12,19 +12,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cbdsl.export.steps import OUTPUT, BufferPlan, Program, RoundedWeights, Step, plan_buffers, round_weights
+from cbdsl.export.steps import (
+    OUTPUT,
+    BufferPlan,
+    Program,
+    RoundedWeights,
+    Step,
+    error_factors,
+    plan_buffers,
+    round_weights,
+)
 from cbdsl.models import layers
 from cbdsl.models.architecture import SAMPLES
 from cbdsl.models.layers import Layer, Shape
+from cbdsl.spec import LOSSES_OF_TASKS
 
 _HEAD = """\
-/* A classifier trained with cbdsl.
+/* {what} trained with cbdsl.
 
    void predict(const float *in, float *out);
 
    in   PREDICT_INPUTS floats: one sample, {shape}, the last axis side by side;
         {units}
-   out  PREDICT_CLASSES floats: logits; the class is the place of the largest, its name in predict_names
+   out  {result}
 
    constants {constants} bytes (weights as {kind}), working memory {memory} bytes, static; so one call at a time.
    Compile with: cc -std=c99 -O2 -c FILE.c, and link with -lm. */
@@ -35,13 +45,9 @@ _CHECK = """\
 #error "int must have 32 bits"
 #endif
 
-enum {{ PREDICT_INPUTS = {inputs}, PREDICT_CLASSES = {classes} }};
+enum {{ PREDICT_INPUTS = {inputs}, {outputs} = {classes} }};
 
-const char *const predict_names[PREDICT_CLASSES] = {{
-{names}
-}};
-
-void predict(const float *in, float *out);
+{names}void predict(const float *in, float *out);
 
 """
 
@@ -69,15 +75,70 @@ def c_file(program: Program, int8: bool = False) -> CFile:
     constants, memory = sum(values.nbytes for values in code.arrays.values()), 4 * places.size
     head = _HEAD.format(
         shape=" x ".join(map(str, program.card.shape)), units=textwrap.fill(program.units(), 100), constants=constants,
-        kind="8-bit whole numbers" if int8 else "floats", memory=memory,
+        kind="8-bit whole numbers" if int8 else "floats", memory=memory, **_TEXTS[program.card.task],
     )  # fmt: skip
-    names = [_quoted(_name(program, label)) for label in range(program.classes)]
-    check = _CHECK.format(inputs=program.inputs, classes=program.classes, names=_lines(names))
+    outputs, given = _OUTPUTS[program.card.task], [_quoted(_name(program, one)) for one in range(program.classes)]
+    names = f"const char *const predict_names[{outputs}] = {{\n{_lines(given)}\n}};\n\n"
+    if program.card.task == "reconstruction":
+        names = ""
+    check = _CHECK.format(inputs=program.inputs, outputs=outputs, classes=program.classes, names=names)
     includes, body = code.preamble(int8)
     arrays = "\n".join(_array(name, values) for name, values in code.arrays.items())
     room = f"static float memory[{places.size}];\n\n" if places.size else ""
     calls = "\n".join(["void predict(const float *in, float *out)", "{", *code.calls, "}\n"])
+    calls += _score(program) if program.card.task == "reconstruction" else ""
     return CFile(f"{head}{includes}\n{check}{body}\n{arrays}\n{room}{calls}", constants, memory)
+
+
+_OUTPUTS = {task: "PREDICT_CLASSES" if task == "classification" else "PREDICT_OUTPUTS" for task in LOSSES_OF_TASKS}
+_TEXTS = {
+    "classification": {
+        "what": "A classifier",
+        "result": "PREDICT_CLASSES floats: logits; the class is the place of the largest, its name in predict_names",
+    },
+    "regression": {
+        "what": "A regression",
+        "result": "PREDICT_OUTPUTS floats: predictions in the unit of the targets, whose names are in predict_names",
+    },
+    "reconstruction": {
+        "what": "An anomaly detector",
+        "result": "PREDICT_OUTPUTS floats: the sample as it is reconstructed\n\n"
+        "   float predict_score(const float *in, const float *out);\n\n"
+        "   the anomaly score of a sample and its reconstruction; above predict_threshold it is not normal",
+    },
+}
+_SCORE = """
+float predict_score(const float *in, const float *out);
+extern const float predict_threshold;
+const float predict_threshold = {threshold};
+
+{factors}
+float predict_score(const float *in, const float *out)
+{{
+    float total = 0.0f;
+    int i;
+    for (i = 0; i < PREDICT_OUTPUTS; i++) {{
+        float x = (in[i] - out[i]) * factor[i / {each}];
+        x = x < 0.0f ? -x : x;
+        total += {loss};
+    }}
+    return total / (float)PREDICT_OUTPUTS;
+}}
+"""
+
+
+def _score(program: Program) -> str:
+    """Return the function for anomaly scores; without a threshold nothing is above it."""
+    card, factors = program.card, error_factors(program).astype(np.float32)
+    channels = len(program.scaling.deviation) if program.scaling else 1
+    delta = _number(card.loss_setting)
+    huber = f"x > {delta} ? {delta} * (x - 0.5f * {delta}) : 0.5f * x * x"
+    return _SCORE.format(
+        threshold="3.4e38f" if card.threshold is None else _number(card.threshold),
+        factors=_array("factor", factors[:: program.classes // channels]),
+        each=program.classes // channels,
+        loss={"mae": "x", "huber": huber}.get(card.loss, "x * x"),
+    )
 
 
 def _where(program: Program, places: BufferPlan, number_of_step: int) -> str:
@@ -93,7 +154,7 @@ def _where(program: Program, places: BufferPlan, number_of_step: int) -> str:
 
 
 def _name(program: Program, label: int) -> str:
-    names = program.card.class_names
+    names = program.card.target_names if program.card.task == "regression" else program.card.class_names
     return names[label] if label < len(names) else str(label)
 
 

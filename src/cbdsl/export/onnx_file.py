@@ -16,7 +16,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from cbdsl.export.steps import Program, Step
+from cbdsl.export.steps import Program, Step, error_factors
 from cbdsl.models import layers
 from cbdsl.models.architecture import SAMPLES
 
@@ -24,24 +24,37 @@ _OPSET, _IR_VERSION = 17, 8
 
 
 def onnx_model(program: Program) -> bytes:
-    """Return the bytes of the checked model; `features` (N, *shape) become `logits` (N, classes)."""
-    nodes = _Nodes()
+    """Return the bytes of the checked model; `features` (N, *shape) become `logits` (N, classes), or by task others.
+
+    A regression makes `predictions` (N, T), a reconstruction `reconstructions` (N, numbers of a sample) and `scores`
+    (N, 1): what is above the threshold in the metadata is not normal.
+    """
+    nodes, card = _Nodes(), program.card
+    output = {"regression": "predictions", "reconstruction": "reconstructions"}.get(card.task, "logits")
     names = {SAMPLES: "features"}
     if program.card.shape != program.graph.shape:
         names[SAMPLES] = nodes.add("Flatten", ["features"], axis=1)
     for step in program.steps:
         names[step.number] = nodes.step(step, [names[other] for other in step.reads])
-    nodes.add("Identity", [names[program.steps[-1].number]], output="logits")
+    nodes.add("Identity", [names[program.steps[-1].number]], output=output)
+    outputs = [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["N", program.classes])]
+    properties = {"classes": json.dumps(list(card.class_names)), "features": program.units()}
+    if card.task == "regression":
+        properties |= {"task": card.task, "targets": json.dumps(list(card.target_names))}
+    if card.task == "reconstruction":
+        nodes.score(program, output)
+        outputs.append(helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 1]))
+        properties |= {"task": card.task, "loss": card.loss, "threshold": json.dumps(card.threshold)}
     graph = helper.make_graph(
         nodes.made,
         "cbdsl",
         [helper.make_tensor_value_info("features", TensorProto.FLOAT, ["N", *program.card.shape])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", program.classes])],
+        outputs,
         nodes.constants,
     )
     opsets = [helper.make_opsetid("", _OPSET)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=_IR_VERSION, producer_name="cbdsl")
-    helper.set_model_props(model, {"classes": json.dumps(list(program.card.class_names)), "features": program.units()})
+    helper.set_model_props(model, properties)
     onnx.checker.check_model(model, full_check=True)
     return bytes(model.SerializeToString())
 
@@ -68,6 +81,20 @@ class _Nodes:
     def number(self, value: float) -> str:
         """Add one constant number; return its name."""
         return self.constant(np.array(value, np.float32))
+
+    def score(self, program: Program, reconstructions: str) -> None:
+        """Add the nodes of the anomaly score: the mean loss of the scaled errors of a sample."""
+        flat = self.add("Flatten", ["features"], axis=1)
+        factors = self.constant(error_factors(program).astype(np.float32))
+        errors = self.add("Mul", [self.add("Sub", [flat, reconstructions]), factors])
+        size = self.add("Abs", [errors])
+        losses = size if program.card.loss == "mae" else self.add("Mul", [errors, errors])
+        if program.card.loss == "huber":
+            delta = program.card.loss_setting
+            near = self.add("Mul", [losses, self.number(0.5)])
+            far = self.add("Mul", [self.add("Sub", [size, self.number(delta / 2)]), self.number(delta)])
+            losses = self.add("Where", [self.add("Greater", [size, self.number(delta)]), far, near])
+        self.add("ReduceMean", [losses], output="scores", axes=[1], keepdims=1)
 
     def scale(self, source: str, shape: Sequence[int], factors: NDArray[Any], offsets: NDArray[Any]) -> str:
         """Add nodes for x * factors + offsets, channel by channel."""

@@ -43,7 +43,7 @@ class Program:
     """All steps, from a sample to its logits."""
 
     card: ModelMetadata
-    graph: Architecture
+    graph: Architecture  # of a regression or a reconstruction, up to results in the unit of the data
     steps: tuple[Step, ...]
     scaling: Scaling | None  # as in the first step; None: features are used as they are
 
@@ -76,6 +76,7 @@ def program_of(model: SavedModel, raw: bool = False) -> Program:
     try:
         graph = model.graph.without_dropout()
         graph = graph if scaling is None else _scaled(graph, scaling)
+        graph = _in_unit(graph, model.card.target_scaling if model.card.task == "regression" else scaling, model.card)
     except ArchitectureError as error:
         raise UserError(
             f"The scaling of features in {model.source} cannot be written: {error}. Use --raw.", code="not-supported"
@@ -91,6 +92,23 @@ def _scaled(graph: Architecture, scaling: Scaling) -> Architecture:
     offsets = tuple(-mean / deviation for mean, deviation in pairs)
     reads = tuple(tuple(other + 1 for other in read) for read in graph.reads)
     return Architecture(graph.shape, (layers.Scale(factors, offsets), *graph.layers), ((SAMPLES,), *reads))
+
+
+def error_factors(program: Program) -> NDArray[np.float64]:
+    """Return what each number's error of a reconstruction is multiplied by in the anomaly score, (numbers,)."""
+    deviation = np.array(program.scaling.deviation if program.scaling else (1.0,))
+    return np.repeat(1 / deviation, program.classes // len(deviation))
+
+
+def _in_unit(graph: Architecture, scaling: Scaling | None, card: ModelMetadata) -> Architecture:
+    """Return the same network with a last layer that undoes the scaling; a classifier has none to undo."""
+    if scaling is None or card.task == "classification":
+        return graph
+    each = graph.classes // len(scaling.mean)
+    factors = tuple(deviation for deviation in scaling.deviation for _ in range(each))
+    offsets = tuple(mean for mean in scaling.mean for _ in range(each))
+    last = len(graph.layers) - 1
+    return Architecture(graph.shape, (*graph.layers, layers.Scale(factors, offsets)), (*graph.reads, (last,)))
 
 
 def _steps(graph: Architecture, weights: Floats) -> list[Step]:

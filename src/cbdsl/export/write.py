@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from cbdsl import spec as specs
-from cbdsl.data.dataset import load
+from cbdsl.data.dataset import load_data
 from cbdsl.data.partition import iid, split
 from cbdsl.data.shared import add_shared
 from cbdsl.errors import UserError, missing, unknown
-from cbdsl.export.predict import Unseen, predict
+from cbdsl.export.predict import Unseen, predict, predict_values
 from cbdsl.export.steps import program_of, rounded_flat
 from cbdsl.models.saved_model import SavedModel
 from cbdsl.spec import init_file
@@ -76,26 +76,33 @@ def _content(model: SavedModel, to: str, raw: bool, int8: bool) -> tuple[bytes, 
     return made.text.encode(), note
 
 
-def accuracies(model: SavedModel, unseen: Unseen, threads: int | None = None) -> tuple[float, float]:
-    """Return the accuracy of the model, and of the model with eight-bit weights."""
-    rounded = replace(model, weights=rounded_flat(program_of(model, raw=True).steps))
-    before, after = (predict(one, unseen, threads).accuracy for one in (model, rounded))
+def measure_rounding(model: SavedModel, unseen: Unseen, threads: int | None = None) -> tuple[str, float, float]:
+    """Return the main metric's name, and its value for the model and for the model with eight-bit weights."""
+    both = (model, replace(model, weights=rounded_flat(program_of(model, raw=True).steps)))
+    if model.card.task == "classification":
+        name, values = "accuracy", [predict(one, unseen, threads).accuracy for one in both]
+    else:
+        found = [predict_values(one, unseen, threads).metrics for one in both]
+        name = next(iter(found[0]), "loss")
+        values = [one.get(name) for one in found]
+    before, after = values
     if before is None or after is None:
         raise UserError(
-            "The data have no labels, so accuracy cannot be measured. Give an .npz file with labels.",
+            f"The data have no labels, so {name} cannot be measured. Give an .npz file with labels.",
             code="wrong-shape",
         )
-    return before, after
+    return name, before, after
 
 
 def scoring_set(folder: Path, model: SavedModel) -> Unseen:
     """Return D_sc of a run; a UserError says why there is none."""
     spec = specs.read(folder / "spec.toml")
-    data = load(spec.data.source, spec.options.of(spec.data.source))
-    parts = split(data.train.labels, spec.data, 0, spec.seed, data.clients, iid)
+    data = load_data(spec.data, spec.options)
+    parts = split(data.train.labels, spec.data, 0, spec.seed, data.clients, iid, task=data.task)
     data, parts = add_shared(data, parts, spec.data)
     rows = parts.shared_scoring
     if not len(rows) or data.shape != model.card.shape:
         raise UserError("The run has no D_sc, or its data have changed.", code="not-supported")
     samples = data.train.taken(rows)
-    return Unseen(samples.features.reshape(len(rows), *model.graph.shape), samples.labels)
+    labels = data.in_unit(samples.labels) if data.task == "regression" else samples.labels
+    return Unseen(samples.features.reshape(len(rows), *model.graph.shape), labels)

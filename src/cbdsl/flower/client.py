@@ -21,7 +21,7 @@ from cbdsl.arrays import Floats, Samples
 from cbdsl.codecs.codec import CodecError
 from cbdsl.codecs.envelope import apply_update
 from cbdsl.data import download
-from cbdsl.data.dataset import load
+from cbdsl.data.dataset import load_data
 from cbdsl.data.partition import Split, alter_features, split
 from cbdsl.errors import UserError
 from cbdsl.flower import flower_messages
@@ -32,6 +32,7 @@ from cbdsl.network.samples import read_samples, write_samples
 from cbdsl.network.wire import Announcement, ClaimMessage, Hello, Invitation, OrderMessage, WireError
 from cbdsl.network.worker_state import WorkerState, WorkerStateFolder
 from cbdsl.runs.build import byzantine_workers
+from cbdsl.spec import Task
 from cbdsl.util.files import private_folder, write_atomically
 from cbdsl.util.formatting import single_line
 
@@ -228,19 +229,20 @@ def _read_own_samples(folder: WorkerFolder, node: NodeConfig, dealt: str) -> Sam
             code="conflict",
         )
     if not folder.samples.is_file():
-        train, parts = _split_data_set(dealt)
-        write_samples(folder.samples, train.taken(parts.workers[node.worker]))
+        train, parts, task = _split_data_set(dealt)
+        write_samples(folder.samples, train.taken(parts.workers[node.worker]), task)
     return read_samples(folder.samples)
 
 
 @lru_cache(maxsize=1)  # in a simulation one process is many nodes
-def _split_data_set(text: str) -> tuple[Samples, Split]:
-    """Return the training set as workers see it, and the samples of each worker, as in the simulator."""
+def _split_data_set(text: str) -> tuple[Samples, Split, Task]:
+    """Return the training set as workers see it, the samples of each worker, as in the simulator, and the task."""
     spec = specs.from_toml(text)
     partition = register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
-    dataset = load(spec.data.source, spec.options.of(spec.data.source))
-    parts = split(dataset.train.labels, spec.data, spec.workers, spec.seed, dataset.clients, partition)
-    return alter_features(dataset.train, parts, partition, spec.seed), parts
+    dataset = load_data(spec.data, spec.options)
+    rows = dataset.train.labels
+    parts = split(rows, spec.data, spec.workers, spec.seed, dataset.clients, partition, task=dataset.task)
+    return alter_features(dataset.train, parts, partition, spec.seed), parts, dataset.task
 
 
 def _attack_of(node: NodeConfig, dealt: str) -> str:

@@ -166,10 +166,11 @@ def _play_in(opened: OpenRun, experiment: Experiment, grid: Grid, config: AppCon
         swarm.exclude(completed.state.banned)
         line = completed.record
         _log.info(
-            "round %d of %d: accuracy %.4f, %d bytes up, refuted %s, declined %s, silent %s, %.2f s",
+            "round %d of %d: %s %.4f, %d bytes up, refuted %s, declined %s, silent %s, %.2f s",
             line.round,
             spec.rounds,
-            line.test_accuracy,
+            line.metric,
+            line.value,
             line.uplink_bytes,
             line.refuted,
             line.declined,

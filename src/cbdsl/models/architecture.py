@@ -13,12 +13,27 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from cbdsl.models import layers as kinds
 from cbdsl.models.layers import LARGEST, LAYERS, ArchitectureError, Layer, Shape, count_with_border, is_size
+from cbdsl.spec import Task
 
 if TYPE_CHECKING:
     from torch import nn
 
 SAMPLES = -1
 """The number that stands for the samples in `Architecture.reads`."""
+
+
+def fits_outputs(found: int, wanted: int, task: Task) -> bool:
+    """Return whether a network with `found` outputs can be trained; a classifier may have more than classes."""
+    return found >= wanted if task == "classification" else found == wanted
+
+
+def describe_outputs(wanted: int, task: Task) -> str:
+    """Describe how many outputs the data asks for."""
+    if task == "reconstruction":
+        return f"the task is reconstruction, and a sample has {wanted} numbers"
+    if task == "regression":
+        return f"the task is regression, and the data has {wanted} {'target' if wanted == 1 else 'targets'}"
+    return f"the data has {wanted} classes"
 
 
 @dataclass(frozen=True)

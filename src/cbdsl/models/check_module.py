@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from cbdsl.errors import UserError
+from cbdsl.models.architecture import describe_outputs, fits_outputs
 from cbdsl.models.batch_statistics import hold_statistics
 from cbdsl.models.from_torch import copy_module, first_line, group_norm_instead
 from cbdsl.models.layers import ArchitectureError, Shape
 from cbdsl.models.to_torch import parameter_count, trained_parameters
+from cbdsl.spec import Task
 
 _ADVICE = (
     " Here: replace {}, or use a method in which everybody uploads (--method fedavg). There no worker claims a score, "
     "which a server without the worker's statistics could not reproduce."
 )
+_LOGGER = logging.getLogger("cbdsl")
 
 
-def check_trainable(module: nn.Module, shape: Shape, classes: int, statistics: bool = False) -> None:
-    """Refuse a module that cannot be trained on samples of one shape and this many classes, and say what to do.
+def check_trainable(
+    module: nn.Module, shape: Shape, classes: int, task: Task = "classification", statistics: bool = False
+) -> None:
+    """Refuse a module that cannot be trained on samples of one shape for a task, and say what to do.
+
+    classes: how many there are, or how many outputs another task asks for.
 
     Copies of it are given two samples of zeros, as in training and as in scoring. Neither the module nor the state of
     torch's global generator changes. statistics: whether those of BatchNorm may stay where they are computed.
@@ -32,7 +40,7 @@ def check_trainable(module: nn.Module, shape: Shape, classes: int, statistics: b
         before = buffers_of(probe)
         with torch.random.fork_rng(devices=[]), torch.inference_mode(not training):
             output = _probe_output(probe, shape, training)
-        _check_output(output, classes)
+        _check_output(output, classes, task)
         check_buffers(before, probe)
 
 
@@ -129,24 +137,35 @@ def _takes_whole_numbers(probe: nn.Module, shape: Shape) -> bool:
     return True
 
 
-def _check_output(output: object, classes: int) -> None:
-    wanted = f"give one row of {classes} logits per sample, (N, {classes})"
+def _check_output(output: object, classes: int, task: Task) -> None:
+    kind = "logits" if task == "classification" else "numbers"
+    wanted, needed = f"give one row of {classes} {kind} per sample, (N, {classes})", describe_outputs(classes, task)
     if not isinstance(output, Tensor):
         raise UserError(
-            f"The model returns a {type(output).__name__}, not a tensor, for {classes} classes; {wanted}.",
-            code="wrong-type",
+            f"The model returns a {type(output).__name__}, not a tensor, but {needed}; {wanted}.", code="wrong-type"
         )
     if not output.is_floating_point():
         raise UserError(f"The model returns numbers of type {output.dtype}, not float32; {wanted}.", code="wrong-type")
     if output.ndim != 2 or len(output) != 2:
         raise UserError(
-            f"The model makes an output of shape {tuple(output.shape)} from 2 samples, but the data has {classes} "
-            f"classes; {wanted}, here (2, {classes}). End with nn.Flatten() and nn.Linear(..., {classes}).",
+            f"The model makes an output of shape {tuple(output.shape)} from 2 samples, but {needed}; {wanted}, here "
+            f"(2, {classes}). End with nn.Flatten() and nn.Linear(..., {classes}).",
             code="wrong-shape",
         )
-    if output.shape[1] < classes:
+    if not fits_outputs(output.shape[1], classes, task):
         raise UserError(
-            f"The model has {output.shape[1]} outputs, but the data has {classes} classes; "
-            f"give its last layer {classes} outputs.",
+            f"The model has {output.shape[1]} outputs, but {needed}; give its last layer {classes} outputs.",
             code="wrong-shape",
         )
+    if task == "classification" and not output.requires_grad and _are_probabilities(output):  # once: in scoring
+        _LOGGER.warning(
+            "The model seems to end in a softmax: its outputs are probabilities. The loss takes logits and applies the "
+            "softmax itself, so training will be slow. Leave the last softmax out."
+        )
+
+
+def _are_probabilities(output: Tensor) -> bool:
+    """Return whether every row is not negative and adds up to 1."""
+    rows = output.detach()
+    close = (rows.sum(1) - 1).abs() < 1e-5
+    return rows.shape[1] > 1 and bool((rows >= 0).all()) and bool(close.all())

@@ -17,11 +17,11 @@ import numpy as np
 from cbdsl import register
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.errors import UserError, unknown
-from cbdsl.models.architecture import Architecture, from_module
+from cbdsl.models.architecture import Architecture, describe_outputs, fits_outputs, from_module
 from cbdsl.models.frozen_weights import FrozenWeights
 from cbdsl.models.layers import ArchitectureError, Layer
 from cbdsl.register import CUSTOM
-from cbdsl.spec import Spec
+from cbdsl.spec import Spec, Task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -225,25 +225,34 @@ class Network:
 
 
 def network_of(
-    spec: Spec, shape: tuple[int, ...], classes: int, builder: object = None, statistics: bool = False
+    spec: Spec,
+    shape: tuple[int, ...],
+    classes: int,
+    builder: object = None,
+    task: Task = "classification",
+    statistics: bool = False,
 ) -> Network:
-    """Return the network that a spec names, or that a user's function builds. statistics: see `check_trainable`."""
+    """Return the network that a spec names, or that a user's function builds.
+
+    classes: how many there are, or the outputs of another task. statistics: see `check_trainable`.
+    """
     if builder is not None:
-        return _checked(builder, shape, classes, statistics)
+        return _checked(builder, shape, classes, task, statistics)
     if spec.model == CUSTOM:
         raise UserError("The model of this run was given in Python; give it again with model=...", code="invalid-part")
     make = register.model.make(spec.model, spec.options.of(spec.model))
     made = make(shape, classes)
     if not isinstance(made, Architecture):
-        return _checked(lambda: make(shape, classes), shape, classes, statistics)
-    if made.classes < classes:
+        return _checked(lambda: make(shape, classes), shape, classes, task, statistics)
+    if not fits_outputs(made.classes, classes, task):
         raise UserError(
-            f"The model '{spec.model}' has {made.classes} outputs; the data has {classes} classes.", code="wrong-shape"
+            f"The model '{spec.model}' has {made.classes} outputs; {describe_outputs(classes, task)}.",
+            code="wrong-shape",
         )
     return Network(shape, classes, made)
 
 
-def _checked(builder: object, shape: tuple[int, ...], classes: int, statistics: bool) -> Network:
+def _checked(builder: object, shape: tuple[int, ...], classes: int, task: Task, statistics: bool) -> Network:
     """Return the network that a user's function builds, if it can be learned together; otherwise advice."""
     if isinstance(builder, str):
         raise unknown("model", builder, register.model.names(), register.OWN)
@@ -275,7 +284,7 @@ def _checked(builder: object, shape: tuple[int, ...], classes: int, statistics: 
         ) from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model builds a {type(module).__name__}, not a torch nn.Module.", code="wrong-type")
-    check_trainable(module, shape, classes, statistics)
+    check_trainable(module, shape, classes, task, statistics)
     return network
 
 

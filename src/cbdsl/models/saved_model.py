@@ -22,7 +22,7 @@ from cbdsl.errors import UserError, shown, unknown
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import LARGEST, ArchitectureError
 from cbdsl.models.network import Network, read_tensors
-from cbdsl.spec import init_file
+from cbdsl.spec import LOSSES_OF_TASKS, Task, init_file
 from cbdsl.util.files import read_json
 from cbdsl.util.formatting import single_line
 from cbdsl.util.memory import require_memory
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 FORMAT = "1"
-_KEYS = ("graph", "obstacle", "shape", "scaling", "classes", "tensors", "frozen")
+_BY_TASK = ("task", "loss", "loss_setting", "target_scaling", "target_names", "threshold")
+_KEYS = ("graph", "obstacle", "shape", "scaling", "classes", "tensors", "frozen", *_BY_TASK)
 _PREFIX = "cbdsl_"
 _LONGEST = 2**24  # characters of one entry
 _LONGEST_NAME = 100
@@ -53,6 +54,12 @@ class ModelMetadata:
     class_names: tuple[Annotated[str, Bounds(0, _LONGEST_NAME)], ...] = setting((), "of the classes", "classes")
     obstacle: str = ""  # why there is no graph
     frozen: tuple[Annotated[str, Bounds(0, 2**16)], ...] = ()  # those of `tensors` that did not train
+    task: Task = "classification"
+    loss: str = "cross-entropy"
+    loss_setting: float = 0.0
+    target_scaling: Scaling | None = None  # of a regression
+    target_names: tuple[Annotated[str, Bounds(0, _LONGEST_NAME)], ...] = ()
+    threshold: float | None = None  # of a reconstruction: what is above it is not normal
 
     @staticmethod
     def of(network: Network, scaling: Scaling | None = None, class_names: tuple[str, ...] = ()) -> ModelMetadata:
@@ -71,6 +78,9 @@ class ModelMetadata:
         values = to_plain(replace(self, graph=None, obstacle=""))
         values["graph"] = None if self.graph is None else self.graph.to_dict()
         texts = {name: "" if value is None else json.dumps(value, allow_nan=False) for name, value in values.items()}
+        for name in _BY_TASK:  # a classifier's file is as it always was
+            if getattr(self, name) == getattr(ModelMetadata, name):
+                del texts[name]
         texts |= {"format": FORMAT, "obstacle": self.obstacle}
         if not self.frozen:
             del texts["frozen"]
@@ -106,7 +116,7 @@ class ModelMetadata:
 
     def _check(self) -> None:
         """Refuse names that cannot be printed, and parts that do not fit together."""
-        for text in (*self.tensors, *self.frozen, *self.class_names):
+        for text in (*self.tensors, *self.frozen, *self.class_names, *self.target_names):
             if not text.isprintable():
                 raise _DamagedError(f"one of its names is {shown(text)}, which cannot be printed.")
         if self.scaling is not None and len(self.scaling.mean) != self.shape[0]:
@@ -115,8 +125,17 @@ class ModelMetadata:
             )
         if not {*self.frozen} <= {*self.tensors}:
             raise _DamagedError(f"it says that {shown(min({*self.frozen} - {*self.tensors}))} is frozen, and has none.")
+        if self.loss not in LOSSES_OF_TASKS[self.task] or (self.loss == "huber" and not self.loss_setting > 0):
+            raise _DamagedError(f"its loss {shown(self.loss)} is not one of a {self.task}.")
+        if (self.target_scaling is not None) != (self.task == "regression"):
+            raise _DamagedError(f"the scaling of targets is {self.target_scaling}, and its task is {self.task}.")
         if self.graph is None:
             return
+        wanted = self.graph.classes
+        if self.target_scaling is not None and len(self.target_scaling.mean) != wanted:
+            raise _DamagedError(f"it scales {len(self.target_scaling.mean)} targets of {wanted}.")
+        if self.task == "reconstruction" and math.prod(self.shape) != wanted:
+            raise _DamagedError(f"its network makes {wanted} numbers of a sample of shape {self.shape}.")
         if self.graph.shape not in {self.shape, (math.prod(self.shape),)}:
             raise _DamagedError(f"its network takes {self.graph.shape}, and a sample has the shape {self.shape}.")
         if len(self.class_names) > self.graph.classes:

@@ -92,7 +92,8 @@ def needs_of(assignment: Assignment, own: Samples, threads: int, speed: float) -
         work = 3 * assignment.size * (passes + scored)
     else:
         kept = 8 * network.size if local.optimiser != "sgd" or local.clip else 0
-        parts["the engine"] = threads * (NativeEngine(network, 1).workspace + kept) + 8 * _BLOCK * network.entrance()
+        workspace = NativeEngine(network, 1, assignment.loss).workspace
+        parts["the engine"] = threads * (workspace + kept) + 8 * _BLOCK * network.entrance()
         work = network.training_multiply_adds() * (passes + scored)
     epochs = local.epochs if not local.steps else local.steps * local.batch_size // held
     seconds = work / (_EFFICIENCY * speed) + _EPOCH_SECONDS * epochs + _SAMPLE_SECONDS * passes

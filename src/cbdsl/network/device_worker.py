@@ -12,15 +12,16 @@ from cbdsl import register, spec as specs
 from cbdsl.algorithm.messages import Order
 from cbdsl.algorithm.methods import Method
 from cbdsl.algorithm.worker_round import LocalWorkers, TrainingSet, WorkerData
-from cbdsl.arrays import Floats, Indices, Samples
+from cbdsl.arrays import Doubles, Floats, Indices, Samples
 from cbdsl.codecs.envelope import Codecs, make_codecs
-from cbdsl.data.dataset import Scaling
+from cbdsl.data.dataset import Dataset, Scaling
 from cbdsl.engines import native_engine
 from cbdsl.engines.engine import Engine
+from cbdsl.engines.loss import Loss, make_loss
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.errors import UserError
-from cbdsl.models.architecture import Architecture
-from cbdsl.network.samples import SharedLayout, unpack_shared
+from cbdsl.models.architecture import Architecture, fits_outputs
+from cbdsl.network.samples import SharedLayout, empty_labels, fit_samples, unpack_shared
 from cbdsl.network.wire import (
     Announcement,
     OrderMessage,
@@ -29,7 +30,7 @@ from cbdsl.network.wire import (
     weights_to_bytes,
 )
 from cbdsl.network.worker_state import WorkerState
-from cbdsl.spec import Spec
+from cbdsl.spec import Spec, Task
 from cbdsl.swarms.local import LocalSwarm
 from cbdsl.util.files import read_json
 from cbdsl.util.serialize import Bounds, from_plain
@@ -63,9 +64,30 @@ class Assignment:
     shared_digest: bytes
     shared_size: int
     scaling: Scaling | None = None  # of the server's features; a device's own are scaled already
-    class_names: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()  # of a regression, the names of its targets
     tensors: tuple[str, ...] = ()  # names of the weights in a model's file; empty: the layers' own
     frozen: Indices | None = None  # (k, 2), ranges of the architecture's weights that do not train; None: all train
+    target_scaling: Scaling | None = None  # of a regression
+
+    @property
+    def task(self) -> Task:
+        """What is learned."""
+        return self.layout.task
+
+    @property
+    def loss(self) -> Loss:
+        """What the model is trained for, and what a claim is about."""
+        return make_loss(self.spec, self.task)
+
+    @property
+    def data(self) -> Dataset:
+        """The run's data set without its samples."""
+        none = Samples(np.empty((0, *self.layout.shape), np.float32), empty_labels(self.task, self.classes))
+        classes, names = (self.classes, ()) if self.task == "classification" else (0, self.class_names)
+        return Dataset(
+            none, none, classes, task=self.task, scaling=self.scaling, target_scaling=self.target_scaling,
+            target_names=names,
+        )  # fmt: skip
 
     @property
     def frozen_bytes(self) -> int:
@@ -79,7 +101,7 @@ class Assignment:
 
         if self.architecture is None:
             averages = self.method.conversation != "swarm"
-            return network_of(self.spec, self.layout.shape, self.classes, statistics=averages)
+            return network_of(self.spec, self.layout.shape, self.classes, task=self.task, statistics=averages)
         constants = None
         if self.frozen is not None:
             values = weights_from_bytes(shared[len(shared) - self.frozen_bytes :])
@@ -97,7 +119,9 @@ def parse_announcement(announcement: Announcement) -> Assignment:
         codecs = make_codecs(spec)
         shape = from_plain(_Shape, read_json(announcement.shape), "the shape of samples")
         names, tensors = _names(announcement.class_names), _names(announcement.tensors)
-        scaling = _scaling(announcement)
+        task: Task = "classification" if spec.data.task == "auto" else spec.data.task
+        make_loss(spec, task)
+        scaling, target_scaling = _scalings(announcement, task)
         architecture, frozen = _architecture(announcement) if announcement.architecture else (None, None)
     except (ValueError, TypeError, KeyError, OverflowError) as error:  # UserError and ArchitectureError among them
         raise WireError(f"an invalid announcement: {error}") from error
@@ -112,7 +136,7 @@ def parse_announcement(announcement: Announcement) -> Assignment:
     fits = architecture is None or (
         architecture.shape == shape
         and architecture.size - (0 if frozen is None else int(frozen[:, 1].sum())) == announcement.size
-        and architecture.classes >= announcement.classes
+        and fits_outputs(architecture.classes, announcement.classes, task)
     )
     if not fits:
         raise WireError("an announcement whose network does not fit its sizes")
@@ -123,11 +147,13 @@ def parse_announcement(announcement: Announcement) -> Assignment:
     distinct = len(set(tensors) - {"__metadata__"})  # a word of safetensors' own
     if tensors and (architecture is None or not distinct == len(tensors) == len(architecture.tensors())):
         raise WireError("an announcement whose names of weights do not fit its network")
-    layout = SharedLayout(announcement.shared_training, announcement.shared_scoring, shape)
+    if task == "reconstruction" and math.prod(shape) != announcement.classes:
+        raise WireError("an announcement of a reconstruction whose network does not make samples")
+    layout = SharedLayout(announcement.shared_training, announcement.shared_scoring, shape, task, announcement.classes)
     return Assignment(
         announcement.run, spec, architecture, announcement.size, announcement.vectors, method, codecs,
         announcement.classes, layout, announcement.shared_digest, announcement.shared_size, scaling, names,
-        tensors, frozen,
+        tensors, frozen, target_scaling,
     )  # fmt: skip
 
 
@@ -158,11 +184,21 @@ def _names(text: str) -> tuple[str, ...]:
     return names
 
 
-def _scaling(announcement: Announcement) -> Scaling | None:
-    if not announcement.scaling:
+def _scalings(announcement: Announcement, task: Task) -> tuple[Scaling | None, Scaling | None]:
+    """Return the scaling of features, and that of a regression's targets, whose numbers come last."""
+    numbers = np.frombuffer(announcement.scaling, "<f8")
+    targets = 2 * announcement.classes if task == "regression" else 0
+    if len(numbers) < targets:
+        raise ValueError("the scaling of targets is missing")
+    first, last = numbers[: len(numbers) - targets], numbers[len(numbers) - targets :]
+    return _scaling(first, announcement.shades), _scaling(last, False)
+
+
+def _scaling(numbers: Doubles, shades: bool) -> Scaling | None:
+    if not len(numbers):
         return None
-    mean, deviation = np.frombuffer(announcement.scaling, "<f8").reshape(2, -1).tolist()
-    return Scaling(tuple(mean), tuple(deviation), announcement.shades)
+    mean, deviation = numbers.reshape(2, -1).tolist()
+    return Scaling(tuple(mean), tuple(deviation), shades)
 
 
 def make_engine(assignment: Assignment, threads: int, shared: bytes = b"") -> Engine:
@@ -172,7 +208,7 @@ def make_engine(assignment: Assignment, threads: int, shared: bytes = b"") -> En
     """
     obstacle = native_engine.available() if assignment.architecture else "the native engine cannot run this model"
     if assignment.architecture is not None and obstacle is None:
-        return NativeEngine(assignment.architecture, threads, assignment.network(shared).frozen)
+        return NativeEngine(assignment.architecture, threads, assignment.loss, assignment.network(shared).frozen)
     try:
         from cbdsl.engines.torch_engine import TorchEngine  # noqa: PLC0415 - a device may not have torch
     except ImportError as error:
@@ -193,7 +229,7 @@ def make_engine(assignment: Assignment, threads: int, shared: bytes = b"") -> En
             f"The model here has {network.size:,} parameters, the server's {assignment.size:,}: versions differ.",
             code="conflict",
         )
-    return TorchEngine(network.build(), threads)
+    return TorchEngine(network.build(), threads, loss=assignment.loss)
 
 
 class DeviceWorker:
@@ -203,12 +239,7 @@ class DeviceWorker:
         self, assignment: Assignment, number: int, own: Samples, shared: bytes, threads: int, attack: str = ""
     ) -> None:
         """attack: for tests, the attack that this worker carries out; `cbdsl list attacks` prints the names."""
-        if own.features.shape[1:] != assignment.layout.shape or int(own.labels.max()) >= assignment.classes:
-            raise UserError(
-                f"This run works on samples of shape {assignment.layout.shape} in {assignment.classes} classes; the "
-                f"samples here have shape {own.features.shape[1:]} and labels up to {own.labels.max()}.",
-                code="wrong-shape",
-            )
+        own = fit_samples(own, assignment.data)
         spec, layout = assignment.spec, assignment.layout
         self.number, self.size, self.assignment = number, assignment.size, assignment
         engine = make_engine(assignment, threads, shared)
@@ -290,6 +321,7 @@ def _make_adversary(
 
     spec, samples = assignment.spec, honest.samples
     made = make_attack(replace(spec, attack=replace(spec.attack, name=attack)))
+    made.check_task(assignment.task, attack)
     if made.omniscient:
         raise UserError(
             f"The attack '{attack}' needs all workers' models; only the simulator has them.", code="not-supported"
@@ -298,7 +330,7 @@ def _make_adversary(
     return Adversary(
         made,
         (number,),
-        PublicData(samples, scoring, others, assignment.classes),
+        PublicData(samples, scoring, others, assignment.data.classes),
         held={number: honest.indices},
         engine=engine,
         initial=np.zeros(engine.size, np.float32),

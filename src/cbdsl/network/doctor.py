@@ -28,7 +28,7 @@ from cbdsl.network import topics, wire
 from cbdsl.network.budget import LONGEST_ROUND, ResourceLimits, get_half_of_memory, needs_of
 from cbdsl.network.device_worker import Assignment, parse_announcement
 from cbdsl.network.mqtt import Address, exposure_warning
-from cbdsl.network.samples import read_samples
+from cbdsl.network.samples import fit_samples, read_samples
 from cbdsl.network.tls import (
     RIGHTS,
     SOON,
@@ -331,21 +331,15 @@ class DeviceResources:
         if obstacle is not None and importlib.util.find_spec("torch") is None:
             yield problem("engine", f"this model needs torch here ({obstacle}). Do: pip install 'cbdsl[torch]'")
             return
-        shape, classes = assignment.layout.shape, assignment.classes
+        shape = assignment.layout.shape
         own = Samples(np.broadcast_to(np.float32(0), (1, *shape)), np.zeros(1, np.int32))
         if self.data is not None:
             try:
-                own = read_samples(self.data)
+                own = fit_samples(read_samples(self.data), assignment.data)
             except UserError as error:
                 yield problem("samples", str(error))
                 return
-            if own.features.shape[1:] != shape or int(own.labels.max()) >= classes:
-                yield problem(
-                    "samples", f"{self.data} has samples of shape {own.features.shape[1:]} and labels up to "
-                    f"{own.labels.max()}; the run works on {shape} in {classes} classes. Give others with --data",
-                )  # fmt: skip
-                return
-            yield DoctorFinding("samples", f"{len(own):,} in {self.data}, of the run's shape and classes.")
+            yield DoctorFinding("samples", f"{len(own):,} in {self.data}, of the run's shape and task.")
         yield self._check_memory(announcement, assignment, own)
 
     def _check_memory(self, announcement: Announcement, assignment: Assignment, own: Samples) -> DoctorFinding:

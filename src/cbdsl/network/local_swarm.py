@@ -87,7 +87,7 @@ def write_worker_samples(experiment: Experiment, folder: Path, names: Sequence[s
     train = experiment.dataset.train
     for name, own in zip(names, experiment.split.workers, strict=True):
         (folder / name).mkdir(parents=True, exist_ok=True)
-        write_samples(folder / name / "samples.npz", train.taken(own))
+        write_samples(folder / name / "samples.npz", train.taken(own), experiment.dataset.task)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +17,7 @@ from cbdsl.algorithm.broadcast import keyframe_of
 from cbdsl.algorithm.messages import ServerState, WorkerId
 from cbdsl.algorithm.round import average_by_samples
 from cbdsl.arrays import Floats
+from cbdsl.engines.loss import make_loss
 from cbdsl.errors import UserError
 from cbdsl.models.network import Network
 from cbdsl.models.saved_model import ModelMetadata
@@ -40,6 +41,7 @@ from cbdsl.spec import (
     SelectionSpec,
     ServerSpec,
     Spec,
+    Task,
     VerificationSpec,
     read as read_spec,
 )
@@ -165,7 +167,7 @@ def _message(experiment: Experiment, state: ServerState) -> Floats:
 def _add_names_to_summary(out: Path, result: Result, roster: Roster) -> None:
     """Add the workers' names to the summary."""
     names = {str(number): name for number, name in enumerate(roster.names)}
-    write_json(out / "summary.json", {**asdict(result.summary), "names": names}, private=True)
+    write_json(out / "summary.json", {**result.summary.to_json(), "names": names}, private=True)
 
 
 def _add_names(played: CompletedRound, roster: Roster, network: NetworkSwarm) -> RoundRecord:
@@ -199,6 +201,7 @@ def announce(experiment: Experiment, run: bytes, shared: bytes) -> Announcement:
     """Build the announcement of a run to workers."""
     spec, dataset, parts = experiment.spec, experiment.dataset, experiment.split
     architecture, card = "", ModelMetadata.of(experiment.network, dataset.scaling, dataset.class_names)
+    names = dataset.target_names if dataset.task == "regression" else card.class_names
     own = any(register.split_plugin_name(name)[1] == spec.model for name in spec.plugins)
     if own and card.graph is None:
         raise UserError(
@@ -218,22 +221,24 @@ def announce(experiment: Experiment, run: bytes, shared: bytes) -> Announcement:
             code="not-supported",
         )
     tensors = list(card.tensors) if architecture and _sends_names(experiment.network, card) else []
-    scaling = (*card.scaling.mean, *card.scaling.deviation) if card.scaling else ()
+    scaling = [
+        number for one in (card.scaling, dataset.target_scaling) if one for number in (*one.mean, *one.deviation)
+    ]
     announcement = Announcement(
         run=run,
-        spec=spec_for_workers(spec).to_toml(),
+        spec=spec_for_workers(spec, dataset.task).to_toml(),
         architecture=architecture,
         size=experiment.engine.size,
         vectors=experiment.server.method.vectors,
         shape=json.dumps(dataset.shape),
-        classes=dataset.classes,
+        classes=dataset.outputs,
         shared_training=len(parts.shared_training) if spec.shares_training else 0,
         shared_scoring=len(parts.shared_scoring) if spec.shares_scoring else 0,
         shared_digest=wire.digest_of(shared) if shared else wire.NO_DIGEST,
         shared_size=len(shared),
         scaling=np.array(scaling, "<f8").tobytes(),
         shades=card.scaling is not None and card.scaling.shades,
-        class_names=json.dumps(card.class_names, ensure_ascii=False),
+        class_names=json.dumps(names, ensure_ascii=False),
         tensors=json.dumps(tensors),
     )
     _check_size(announcement)
@@ -264,16 +269,21 @@ def _check_size(announcement: Announcement) -> None:
         )
 
 
-def spec_for_workers(spec: Spec) -> Spec:
-    """Return the part of a spec that workers need: without the server's data, defence and GPU."""
-    needed = (spec.method, spec.codec.up, spec.codec.down, spec.attack.name)
+def spec_for_workers(spec: Spec, task: Task = "classification") -> Spec:
+    """Return the part of a spec that workers need: without the server's data, defence and GPU.
+
+    task: the data's, which is written out unless it is classification.
+    """
+    loss = make_loss(spec, task).name
+    needed = (spec.method, spec.codec.up, spec.codec.down, spec.attack.name, loss)
     return replace(
         spec,
         preset="",
         init="",
         plugins=(),
         device="auto",
-        data=DataSpec(),
+        data=DataSpec() if task == "classification" else DataSpec(task=task),
+        loss=spec.loss if task == "classification" else loss,
         verification=VerificationSpec(),
         defence=DefenceSpec(commitment=spec.defence.commitment),
         selection=SelectionSpec(),
@@ -287,7 +297,8 @@ def pack_shared_sets(experiment: Experiment) -> bytes:
     spec, parts = experiment.spec, experiment.split
     training = parts.shared_training if spec.shares_training else parts.shared_training[:0]
     scoring = parts.shared_scoring if spec.shares_scoring else parts.shared_scoring[:0]
-    samples = pack_shared(experiment.dataset.train.taken(np.concatenate([training, scoring])))
+    rows = np.concatenate([training, scoring])
+    samples = pack_shared(experiment.dataset.train.taken(rows), experiment.dataset.task)
     frozen = experiment.network.frozen
     return samples if frozen is None else samples + wire.weights_to_bytes(frozen.constants)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +13,6 @@ from matplotlib.ticker import LogLocator
 
 from cbdsl.errors import UserError
 from cbdsl.report.figures import (
-    ACCURACY_HEAD,
     INK,
     MARKERS,
     SHADES,
@@ -20,6 +20,7 @@ from cbdsl.report.figures import (
     accuracy_rows,
     draw_server_alone,
     mean_server_alone,
+    metric_head,
     new_figure,
     plot_curves,
     style_accuracy_axes,
@@ -91,7 +92,8 @@ def write_comparison_page(
             "comparison.html.j2",
             title=title,
             comparison=comparison,
-            best=max(comparison.groups, key=lambda group: group.row.final_accuracy.mean),
+            best=comparison.ranked[0],
+            best_value=comparison.metric.text(comparison.ranked[0].row.final.mean, digits=1).replace("%", " %"),
             several=any(len(group.runs) > 1 for group in comparison.groups),
             length=f"{rounds} round{'s' * (rounds != '1')}",
             seeds=describe_seeds(sorted({run.spec.seed for run in comparison.runs})),
@@ -113,7 +115,7 @@ def write_comparison_page(
 
 
 def draw(comparison: Comparison) -> Drawing:
-    """Draw accuracy by round and by uploaded byte, one line per group; of many groups the best ones."""
+    """Draw the main metric by round and by uploaded byte, one line per group; of many groups the best ones."""
     groups = select_groups(comparison)
     longest = max(len(group.label) for group in groups)
     canvas = new_figure(9.6 + 0.075 * longest, 4.3)
@@ -125,25 +127,28 @@ def draw(comparison: Comparison) -> Drawing:
         pairs.append(accuracy_curves(label, SHADES[look][0], MARKERS[look], _cut_to_one_length(group), line))
     flat = [pair for pair, group in zip(pairs, groups, strict=True) if not group.row.uplink_bytes.mean]
     alone = mean_server_alone(comparison.runs) if _has_one_data_set(comparison) else None
-    values = [value for curve, _ in pairs for row in curve.rows for value in row]
+    values = [value for curve, _ in pairs for row in curve.rows for value in row if math.isfinite(value)] or [0.0]
     values += [] if alone is None else [alone]
-    margin = max(0.02, 0.06 * (max(values) - min(values)))
-    low, high = max(0.0, min(values) - margin), min(1.02, max(values) + margin)
+    metric = comparison.metric
+    margin = max(0.02 if metric.is_share else 1e-6, 0.06 * (max(values) - min(values)))
+    low, high = min(values) - margin, max(values) + margin
+    if metric.is_share:
+        low, high = max(0.0, low), min(1.02, high)
     plot_curves(by_round, [curve for curve, _ in pairs], 0.055 * (high - low), labels=True, within=(low, high))
     plot_curves(by_byte, [pair[1] for pair in pairs if pair not in flat], 0.055 * (high - low), labels=False)
     for _, curve in flat:  # without an upload there is no curve by bytes
         by_byte.axhline(curve.mean[-1], color=curve.colour, linewidth=2, linestyle=curve.line)
     if alone is not None:
-        draw_server_alone(by_round, alone)
+        draw_server_alone(by_round, alone, metric)
         by_byte.axhline(alone, color=INK, linewidth=1.2, linestyle="--")
-    style_accuracy_axes(by_round, by_byte)
+    style_accuracy_axes(by_round, by_byte, metric)
     by_round.set_ylim(low, high)
     sent = [amount for _, curve in pairs for amount in curve.x if amount > 0]
     if sent and max(sent) < _SHORT * min(sent):
         by_byte.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     by_byte.tick_params(which="minor", color=INK)
     rows = [row for group in groups for row in accuracy_rows(group.label, group.runs)]
-    return Drawing(canvas, ACCURACY_HEAD, rows)
+    return Drawing(canvas, metric_head(comparison.metric_name), rows)
 
 
 def _has_one_data_set(comparison: Comparison) -> bool:
@@ -161,13 +166,16 @@ def _choose_looks(labels: Sequence[str]) -> list[tuple[str, str]]:
 
 def select_groups(comparison: Comparison) -> Sequence[RunGroup]:
     """Return the groups that the figure shows, in their order."""
-    best = sorted(comparison.groups, key=lambda group: -group.row.final_accuracy.mean)[:MOST_CURVES]
+    best = comparison.ranked[:MOST_CURVES]
     return [group for group in comparison.groups if group in best]
 
 
 def draw_figure(comparison: Comparison, stem: Path) -> PageFigure:
     """Write the figure and its numbers; return it for a page."""
-    return save_drawing(draw(comparison), stem, "Test accuracy by round and by uploaded bytes, a line for every group")
+    title = capitalise(
+        comparison.metric.title if comparison.metric.is_share is False else f"test {comparison.metric.title}"
+    )
+    return save_drawing(draw(comparison), stem, f"{title} by round and by uploaded bytes, a line for every group")
 
 
 def describe_figure(comparison: Comparison) -> str:
@@ -202,14 +210,14 @@ def _tabulate_runs(comparison: Comparison, out: Path) -> Table:
         (
             describe_run(run, comparison.distinguishing),
             _link_folder(run, out),
-            f"{100 * run.summary.final_accuracy:.2f} %",
+            comparison.metric.text(run.summary.final_value).replace("%", " %"),
             format_bytes(run.summary.uplink_bytes),
             f"{run.summary.uploads:,}",
             str(len(run.summary.banned)),
         )
         for run in comparison.runs
     ]
-    return Table(("Run", "Folder", "Final accuracy", "Uplink", "Uploads", "Bans"), rows)
+    return Table(("Run", "Folder", f"Final {comparison.metric.title}", "Uplink", "Uploads", "Bans"), rows)
 
 
 def _link_folder(run: FinishedRun, out: Path) -> Cell:

@@ -24,6 +24,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, Percent
 
 from cbdsl.arrays import Indices
 from cbdsl.data.partition import Split
+from cbdsl.runs.metrics import Metric, find_metric
 from cbdsl.runs.records import RoundRecord, Summary
 from cbdsl.studies.sweep import FinishedRun
 from cbdsl.util.formatting import format_bytes
@@ -145,8 +146,8 @@ class Curve:
 def accuracy_curves(
     label: str, colour: str, marker: str, runs: Sequence[Sequence[RoundRecord]], line: str = "-"
 ) -> tuple[Curve, Curve]:
-    """Return test accuracy by round, and by uploaded bytes, as mean over some runs."""
-    accuracy = [[record.test_accuracy for record in run] for run in runs]
+    """Return the main metric by round, and by uploaded bytes, as mean over some runs."""
+    accuracy = [[record.value for record in run] for run in runs]
     sent = [list(itertools.accumulate(record.uplink_bytes for record in run)) for run in runs]
     rounds = [record.round for record in runs[0]]
     bytes_sent = [fmean(column) for column in zip(*sent, strict=True)]
@@ -158,10 +159,15 @@ def accuracy_curves(
 ACCURACY_HEAD = ("name", "seed", "round", "test_accuracy", "uplink_bytes_so_far")
 
 
+def metric_head(metric: str) -> tuple[str, ...]:
+    """Return the heads of the numbers behind the curves of a metric."""
+    return tuple(name.replace("accuracy", metric.replace("-", "_")) for name in ACCURACY_HEAD)
+
+
 def accuracy_rows(name: str, runs: Sequence[FinishedRun]) -> list[tuple[object, ...]]:
-    """Return the numbers of some runs' accuracy curves, under `ACCURACY_HEAD`."""
+    """Return the numbers of some runs' curves, under `metric_head`."""
     return [
-        (name, run.spec.seed, record.round, record.test_accuracy, sent)
+        (name, run.spec.seed, record.round, record.value, sent)
         for run in runs
         for record, sent in zip(
             run.rounds, itertools.accumulate(record.uplink_bytes for record in run.rounds), strict=True
@@ -209,18 +215,26 @@ def plot_curves(
             )
 
 
-def style_accuracy_axes(by_round: Axes, by_byte: Axes) -> None:
-    """Style axes for accuracy: by round at the left, by bytes at the right."""
+def style_accuracy_axes(by_round: Axes, by_byte: Axes, metric: Metric | None = None) -> None:
+    """Style axes for a metric, accuracy if None: by round at the left, by bytes at the right."""
+    metric = metric or find_metric("accuracy")
     style_axes(by_round, "by communication round")
     style_axes(by_byte, "by bytes uploaded, all workers together (log scale)")
     by_round.set_xlabel("communication round")
-    by_round.set_ylabel("test accuracy")
+    by_round.set_ylabel(describe_axis(metric))
     by_byte.set_xlabel("uplink payload")
     by_byte.set_xscale("log")
     by_byte.xaxis.set_major_formatter(FuncFormatter(lambda value, _: format_bytes(value).replace(".0 ", " ")))
     by_byte.xaxis.set_minor_formatter(NullFormatter())
-    by_round.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    if metric.is_share:
+        by_round.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     set_integer_ticks(by_round)
+
+
+def describe_axis(metric: Metric) -> str:
+    """Return the label of an axis: the metric and, unless it is obvious, which direction is better."""
+    title = metric.title if metric.title.startswith("test ") else f"test {metric.title}"
+    return title if metric.is_share else f"{title} ({metric.better} is better)"
 
 
 def set_integer_ticks(axes: Axes) -> None:
@@ -233,44 +247,49 @@ _BLUE, _ORANGE = SHADES["cb-dsl-g"][0], SHADES["fedavg"][0]
 
 def mean_server_alone(runs: Sequence[FinishedRun]) -> float | None:
     """Return what the server reaches alone, on average over the seeds of some runs; None where it was not measured."""
-    found = {run.spec.seed: run.summary.server_alone.accuracy for run in runs if run.summary.server_alone}
+    found = {run.spec.seed: run.summary.server_alone.value for run in runs if run.summary.server_alone}
     return fmean(found.values()) if found else None
 
 
-def draw_server_alone(axes: Axes, accuracy: float) -> None:
-    """Draw what the server reaches without a swarm as a dashed line."""
-    axes.axhline(accuracy, color=INK, linewidth=1.2, linestyle="--")
+def draw_server_alone(axes: Axes, value: float, metric: Metric | None = None) -> None:
+    """Draw what the server reaches without a swarm as a dashed line. metric: accuracy if None."""
+    text = (metric or find_metric("accuracy")).text(value, digits=1)
+    axes.axhline(value, color=INK, linewidth=1.2, linestyle="--")
     axes.annotate(
-        f"server alone (not in the paper) {accuracy:.1%}", (0.01, accuracy), xycoords=("axes fraction", "data"),
+        f"server alone (not in the paper) {text}", (0.01, value), xycoords=("axes fraction", "data"),
         xytext=(0, 4), textcoords="offset points", fontsize=SMALL, color=INK,
     )  # fmt: skip
 
 
 def save_accuracy_plot(path: Path, summary: Summary, records: Sequence[RoundRecord]) -> None:
-    """Plot test accuracy by round; mark refuted uploads, or with averaging those that were left out."""
+    """Plot the main metric by round; mark refuted uploads, or with averaging those that were left out."""
+    metric = find_metric(summary.metric)
     figure = new_figure(7, 4.2)
     axes = figure.subplots()
     rounds = [line.round for line in records]
-    accuracy = [line.test_accuracy for line in records]
-    axes.plot(rounds, accuracy, color=_BLUE, linewidth=2, marker="o", markersize=3.5)
+    values = [line.value for line in records]
+    axes.plot(rounds, values, color=_BLUE, linewidth=2, marker="o", markersize=3.5)
     averaged = summary.conversation == "average"  # earlier versions recorded what was left out as refuted
     marked = [line for line in records if line.refuted or (averaged and line.declined)]
     if marked:
-        heights, words = [line.test_accuracy for line in marked], "upload left out" if averaged else "upload refuted"
+        heights, words = [line.value for line in marked], "upload left out" if averaged else "upload refuted"
         axes.plot([line.round for line in marked], heights, "X", color=_ORANGE, markersize=10, label=words)
         axes.legend(frameon=False, loc="lower right")
     if summary.server_alone is not None:
-        draw_server_alone(axes, summary.server_alone.accuracy)
-    end = (rounds[-1], accuracy[-1])
-    axes.annotate(f"{end[1]:.1%}", end, xytext=(-6, 8), textcoords="offset points", ha="right", color=_BLUE)
+        draw_server_alone(axes, summary.server_alone.value, metric)
+    end = (rounds[-1], values[-1])
+    axes.annotate(
+        metric.text(end[1], digits=1), end, xytext=(-6, 8), textcoords="offset points", ha="right", color=_BLUE
+    )
     attack = f", {len(summary.byzantine)} Byzantine" if summary.byzantine else ""
     style_axes(
         axes, f"{summary.method}, shared: {summary.shared}, {summary.workers} workers{attack}, seed {summary.seed}"
     )
     axes.set_xlabel("communication round")
-    axes.set_ylabel("test accuracy")
-    axes.set_ylim(0, 1.02)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylabel(describe_axis(metric))
+    if metric.is_share:
+        axes.set_ylim(0, 1.02)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.savefig(path, dpi=160)
 

@@ -6,6 +6,7 @@ import itertools
 import math
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter
 
 from cbdsl.report.figures import SHADES, new_figure, style_axes
@@ -49,8 +50,7 @@ def _draw_progress(tuning: Tuning) -> Drawing:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("trials")
-    axes.set_ylabel("wrong on the hold-out")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
+    _style_errors(axes, tuning, 1)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     rows = [(*kind, *one) for kind, curve in curves.items() for one in enumerate(curve, 1)]
     return Drawing(figure, ("search", "repeat", "tries", "lowest_error"), rows)
@@ -74,11 +74,19 @@ def _draw_settings(tuning: Tuning) -> Drawing:
             axes.xaxis.set_minor_formatter(NullFormatter())
         style_axes(axes, "")
         axes.set_xlabel(axis.key)
-        axes.set_ylabel("wrong on the hold-out")
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        _style_errors(axes, tuning, 0)
     keys = [axis.key for axis in searched]
     rows = [(one.search, *(one.values[key] for key in keys), one.error, one.stopped) for one in tuning.candidates]
     return Drawing(figure, ("search", *keys, "error", "given_up"), rows)
+
+
+def _style_errors(axes: Axes, tuning: Tuning, decimals: int) -> None:
+    """Style the axis of errors: shares of a classifier, otherwise losses."""
+    if not tuning.outcome.best.classifies:
+        axes.set_ylabel("loss on the hold-out (lower is better)")
+        return
+    axes.set_ylabel("wrong on the hold-out")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=decimals))
 
 
 def _tabulate_trials(tuning: Tuning) -> Table:
@@ -87,8 +95,8 @@ def _tabulate_trials(tuning: Tuning) -> Table:
     rows = [
         (
             one.search, str(one.repeat), str(one.number), *(str(one.values[key]) for key in keys),
-            f"{one.error:.2%}", "stopped early" if one.stopped else "all rounds",
+            one.error_text, "stopped early" if one.stopped else "all rounds",
         )
         for one in best
     ]  # fmt: skip
-    return Table(("Search", "Repeat", "Trial", *keys, "Wrong on the hold-out", "End"), rows)
+    return Table(("Search", "Repeat", "Trial", *keys, "On the hold-out", "End"), rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,10 +15,11 @@ from cbdsl.algorithm.alone import ServerOnly
 from cbdsl.algorithm.messages import commitment_of
 from cbdsl.arrays import Floats
 from cbdsl.runs.build import Experiment, build_alone_training, draw_initial
+from cbdsl.runs.metrics import measure_all
 from cbdsl.runs.records import ServerAlone
 from cbdsl.spec import INIT_SERVER
 from cbdsl.util.files import read_json, read_text, write_json
-from cbdsl.util.serialize import from_plain
+from cbdsl.util.serialize import from_plain, to_plain
 
 
 def measure_server_alone(experiment: Experiment, kept: Path | None = None) -> ServerAlone:
@@ -28,12 +30,12 @@ def measure_server_alone(experiment: Experiment, kept: Path | None = None) -> Se
     """
     path = kept / f"{_key(experiment)}.json" if kept is not None else None
     if path is not None and path.exists():
-        return from_plain(ServerAlone, read_json(read_text(path)))
+        return from_plain(ServerAlone, read_json(read_text(path)), defaults=True, nan=True)
     found = _measure(experiment)
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         own = path.with_name(f"{os.getpid()}-{path.name}")  # other processes may write the same
-        write_json(own, asdict(found))
+        write_json(own, to_plain(asdict(found)))
         own.replace(path)
     return found
 
@@ -42,8 +44,10 @@ def _measure(experiment: Experiment) -> ServerAlone:
     data, engine = experiment.dataset, experiment.engine
     alone = build_alone_training(experiment.spec, ServerOnly(), engine, data.train, experiment.split)
     weights, epochs = alone.train(_start(experiment))
-    accuracy = float(engine.accuracies(weights[None], data.test, np.arange(len(data.test), dtype=np.int32))[0])
-    return ServerAlone(accuracy, len(alone.assigned.samples[0]), epochs)
+    metrics = measure_all(experiment.metrics, [experiment.evaluate(weights)])
+    accuracy = metrics.pop("accuracy", None)
+    count = len(alone.assigned.samples[0])
+    return ServerAlone(math.nan, count, epochs, metrics) if accuracy is None else ServerAlone(accuracy, count, epochs)
 
 
 def _start(experiment: Experiment) -> Floats:
@@ -57,9 +61,18 @@ def _key(experiment: Experiment) -> str:
     """Return a hash of all that decides the measurement."""
     spec = experiment.spec
     local = replace(spec.local, epochs=1, steps=0, decay=1.0)
-    options = [dict(spec.options.of(part)) for part in (spec.model, spec.data.source, spec.data.partition)]
+    named = (spec.model, spec.data.source, spec.data.partition, *((spec.loss,) if spec.loss else ()))
+    options = [dict(spec.options.of(part)) for part in named]
     start = commitment_of(_start(experiment)).hex()
     if experiment.network.frozen is not None:
         start += experiment.network.frozen.digest
-    parts = [asdict(spec.data), asdict(local), spec.model, options, spec.seed, experiment.engine.name, start]
+    parts = [
+        {**asdict(spec.data), "loss": spec.loss},
+        asdict(local),
+        spec.model,
+        options,
+        spec.seed,
+        experiment.engine.name,
+        start,
+    ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

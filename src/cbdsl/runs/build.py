@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
@@ -36,6 +37,7 @@ from cbdsl.data.partition import Partition, Split, alter_features, split
 from cbdsl.data.shared import add_shared
 from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.engine import Engine, Sgd
+from cbdsl.engines.loss import make_loss
 from cbdsl.engines.native_engine import default_threads
 from cbdsl.errors import UserError
 from cbdsl.models.architecture import Architecture
@@ -44,9 +46,10 @@ from cbdsl.models.network import Network, network_of, read_tensors
 from cbdsl.presets import preset
 from cbdsl.register import CUSTOM, Register
 from cbdsl.rng import seed_of, stream
-from cbdsl.runs.records import FinalMeasurements
+from cbdsl.runs.metrics import Evaluation, Metric, build_metrics, measure_all
+from cbdsl.runs.records import FinalMeasurements, finite
 from cbdsl.runs.result import Result
-from cbdsl.spec import INIT_SERVER, Options, Spec, init_file
+from cbdsl.spec import INIT_SERVER, Options, Spec, init_file, words
 from cbdsl.swarms.local import LocalSwarm, workers_at_once
 from cbdsl.util.memory import require_memory
 
@@ -104,20 +107,23 @@ class Experiment:
         if threads is not None and threads < 1:
             raise UserError(f"threads must be at least 1; given {threads}.", code="out-of-range")
         attack = given.attack or _attack(spec)
-        dataset = given.data or load(spec.data.source, spec.options.of(spec.data.source))
+        dataset = _dataset(spec, given.data)
+        attack.check_task(dataset.task, spec.attack.name)
         partition = given.partition or _partition(spec)
         parts = split(
-            dataset.train.labels, spec.data, spec.workers if deal else 0, spec.seed, dataset.clients, partition, secret
-        )
+            dataset.train.labels, spec.data, spec.workers if deal else 0, spec.seed, dataset.clients, partition, secret,
+            task=dataset.task,
+        )  # fmt: skip
         dataset = replace(dataset, train=alter_features(dataset.train, parts, partition, spec.seed))
         dataset, parts = add_shared(dataset, parts, spec.data)
         averages = (given.method or build_method(spec)).conversation != "swarm"
-        network = network_of(spec, dataset.shape, dataset.classes, given.model, statistics=averages)
+        network = network_of(spec, dataset.shape, dataset.outputs, given.model, dataset.task, statistics=averages)
         network, start = _start(spec, network, given.init)
         if network.keeps_statistics:
             public = np.concatenate([parts.shared_training, parts.shared_scoring])[:_CALIBRATING]
             network = replace(network, calibration=dataset.train.features[public])
-        choice = choose_engine(spec.engine, network, dataset.shape, threads or default_threads(), spec.device)
+        loss = make_loss(spec, dataset.task)
+        choice = choose_engine(spec.engine, network, dataset.shape, threads or default_threads(), spec.device, loss)
         engine = choice.engine
         server = build_server(spec, engine, dataset.train, parts, given, secret)
         _check_memory(spec, parts, engine.size, deal and given.make_swarm is None)
@@ -184,7 +190,21 @@ class Experiment:
 
     def test_accuracy(self, state: ServerState) -> float:
         """Measure the share of the test set that w^g classifies correctly; of a baseline, the mean over its models."""
-        return float(self.test_accuracies(state).mean())
+        return float(self.test_accuracies(state).mean()) if self.dataset.task == "classification" else math.nan
+
+    @cached_property
+    def metrics(self) -> dict[str, Metric]:
+        """The metrics of the task by name, the main one first."""
+        return build_metrics(self.spec, self.dataset.task)
+
+    def evaluate(self, weights: Floats) -> Evaluation:
+        """Return what metrics are measured on, for one model (D,)."""
+        unseen = self.split.holdout if len(self.split.holdout) else self.split.shared_scoring
+        return Evaluation(self.engine, weights, self.dataset, self.dataset.train, unseen)
+
+    def test_metrics(self, state: ServerState) -> dict[str, float | None]:
+        """Measure every metric of w^g; of a baseline, the means over its models."""
+        return measure_all(self.metrics, [self.evaluate(weights) for weights in self.server.models(state)])
 
     def test_accuracies(self, state: ServerState) -> Doubles:
         """Measure the accuracy of w^g, or of each model of a baseline, (m,)."""
@@ -203,19 +223,26 @@ class Experiment:
     def measure_final(self, state: ServerState) -> FinalMeasurements:
         """Measure what is measured once, at the end."""
         aims = self.attack.aims if self.byzantine else ()
-        return FinalMeasurements(self.class_accuracy(state), self.attack_success(state), aims, self.worst_tenth(state))
+        return FinalMeasurements(
+            self.class_accuracy(state), self.attack_success(state), aims, self.worst_tenth(state),
+            metrics=self.test_metrics(state), task=self.dataset.task, loss=make_loss(self.spec, self.dataset.task).name,
+        )  # fmt: skip
 
     def worst_tenth(self, state: ServerState) -> float | None:
-        """Measure the mean accuracy of the worst tenth of a baseline's models; None where there is one model."""
-        if len(self.server.models(state)) == 1:
+        """Measure the mean of the main metric over the worst tenth of a baseline's models; None where there is one."""
+        models = self.server.models(state)
+        if len(models) == 1:
             return None
-        found = np.sort(self.test_accuracies(state))
-        return float(found[: -(-len(found) // 10)].mean())
+        name, metric = next(iter(self.metrics.items()))
+        found = [measure_all({name: metric}, [self.evaluate(weights)]).get(name) for weights in models]
+        known = np.sort([math.nan if value is None else value for value in found])
+        worst = known if metric.better == "higher" else known[::-1]
+        return finite(float(worst[: -(-len(worst) // 10)].mean()))
 
     def attack_success(self, state: ServerState) -> float | None:
         """Measure the share of test samples of other classes that a trigger turns into the attack's target."""
         target, test = self.attack.target, self.dataset.test
-        if target is None or not self.byzantine:
+        if target is None or not self.byzantine or self.dataset.task != "classification":
             return None
         others = np.flatnonzero(test.labels != target).astype(np.int32)
         scoring = self.dataset.train.taken(self.split.shared_scoring)
@@ -242,7 +269,7 @@ class Experiment:
             codec=self.server.policy.codecs.up,
             network=_described(self.network) if self.byzantine else None,
             local=spec.local,
-            craft_key=(spec.model, spec.seed, spec.data) if known else None,
+            craft_key=(spec.model, spec.seed, spec.data, make_loss(spec, self.dataset.task)) if known else None,
         )
 
 
@@ -440,6 +467,13 @@ def make_trainer(
     return train
 
 
+def _dataset(spec: Spec, given: Dataset | None) -> Dataset:
+    """Return the data of a run, for the task that the spec names."""
+    if given is not None:
+        return given.as_task(spec.data.task)
+    return load(spec.data.source, spec.options.of(spec.data.source), spec.data.task, words(spec.data.target))
+
+
 def _attack(spec: Spec) -> Attack:
     if not spec.attack.byzantine:
         return Attack()
@@ -589,7 +623,7 @@ def _with_clients(spec: Spec, data: Dataset | None, clients: Sequence[Client], p
             "out, or give as many clients.",
             code="conflict",
         )
-    base = data or load(spec.data.source, spec.options.of(spec.data.source))
+    base = _dataset(spec, data)
     return base.with_clients(clients)
 
 

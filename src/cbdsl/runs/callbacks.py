@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cbdsl.errors import UserError
+from cbdsl.runs.metrics import find_metric
 from cbdsl.runs.records import RoundRecord, RunTotals
 from cbdsl.spec import Spec
 from cbdsl.util.formatting import format_bytes
@@ -102,9 +103,10 @@ class _Metrics(Callback):
 
     def _values(self, record: RoundRecord) -> dict[str, float]:
         self._totals.add(record)
+        measured = {name: value for name, value in record.metrics.items() if value is not None}
         score = {} if record.global_score is None else {"global_score": record.global_score}
         return {
-            "accuracy": record.test_accuracy,
+            **(measured if record.metrics else {"accuracy": record.test_accuracy}),
             **score,
             "uploads": self._totals.uploads,
             "uplink_bytes": self._totals.uplink_bytes,
@@ -251,8 +253,10 @@ class Bar(_Metrics):
     def _describe(self, record: RoundRecord) -> str:
         values = self._values(record)
         score = "" if record.global_score is None else f"  F^g {record.global_score:.4f}"
+        metric = find_metric(record.metric)
+        result = f"{metric.title} {metric.text(record.value):>6}"
         return (
-            f"accuracy {record.test_accuracy:6.2%}{score}  uploads {values['uploads']:,}  bans {values['bans']}  "
+            f"{result}{score}  uploads {values['uploads']:,}  bans {values['bans']}  "
             f"uplink {format_bytes(values['uplink_bytes'])}"
         )
 
@@ -285,7 +289,9 @@ def flat(spec: Spec) -> dict[str, str | int | float | bool]:
 
 
 def _ending(result: Result) -> dict[str, float]:
-    return {"final_accuracy": result.summary.final_accuracy, "best_accuracy": result.summary.best_accuracy}
+    summary = result.summary
+    name = summary.metric.replace("-", "_")
+    return {f"final_{name}": summary.final_value, f"best_{name}": summary.best_value}
 
 
 def _library(module: str, name: str, package: str) -> Any:  # noqa: ANN401 - a module

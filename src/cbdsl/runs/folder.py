@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -301,7 +301,7 @@ class RunFolder:
         """Write the model with its metadata, and the summary."""
         content = file_of(card, tensors, {"spec_key": summary.spec_key})
         write_atomically(self.path / "model.safetensors", content, self._private)
-        write_json(self.path / "summary.json", asdict(summary), self._private)
+        write_json(self.path / "summary.json", summary.to_json(), self._private)
 
 
 def _not_writable(path: Path, error: OSError) -> UserError:

@@ -14,9 +14,11 @@ from cbdsl.algorithm.aggregators import AggregationRule
 from cbdsl.algorithm.messages import Order, RoundLog, ServerState, Swarm, WorkerId
 from cbdsl.algorithm.methods import Method
 from cbdsl.algorithm.selection import Selection
+from cbdsl.arrays import Floats
 from cbdsl.attacks.attack import Attack
 from cbdsl.data.dataset import Dataset
 from cbdsl.data.partition import Partition
+from cbdsl.engines.loss import make_loss
 from cbdsl.errors import UserError
 from cbdsl.models.saved_model import ModelMetadata
 from cbdsl.presets import preset
@@ -25,7 +27,8 @@ from cbdsl.runs.baseline import measure_server_alone
 from cbdsl.runs.build import Client, Experiment, Init, ModelBuilder, UserParts, collect_parts
 from cbdsl.runs.callbacks import Callback, CallbackList, RunStart, default_callbacks
 from cbdsl.runs.folder import Checkpoint, RunFolder
-from cbdsl.runs.records import RoundRecord, record, summarise
+from cbdsl.runs.metrics import Detection
+from cbdsl.runs.records import RoundRecord, finite, record, summarise
 from cbdsl.runs.resolve import resolve
 from cbdsl.runs.result import Result
 from cbdsl.spec import INIT_SERVER, Spec
@@ -287,8 +290,9 @@ def play_rounds(
         order = experiment.server.order(state, members() if members is not None else None)
         state, log = experiment.server.play(state, order, swarm)
         accuracy = experiment.test_accuracy(state) if measured else math.nan
+        others = experiment.test_metrics(state) if measured and experiment.dataset.task != "classification" else {}
         seconds = round(time.perf_counter() - started, 4)
-        line = record(log, state, len(order.participants), accuracy, seconds)
+        line = record(log, state, len(order.participants), accuracy, seconds, others)
         completed = CompletedRound(order, log, state, line)
         if annotate is not None:
             completed = replace(completed, record=annotate(completed))
@@ -311,12 +315,27 @@ def finish_run(experiment: Experiment, opened: OpenRun) -> Result:
         experiment.spec, experiment.spec_key, opened.records, method, experiment.engine, experiment.byzantine,
         measured,
     )  # fmt: skip
-    network, dataset = experiment.network, experiment.dataset
+    network, card = experiment.network, describe_model(experiment, state.global_best)
     if opened.folder is not None:
-        metadata = ModelMetadata.of(network, dataset.scaling, dataset.class_names)
-        opened.folder.finish(summary, network.tensors(state.global_best), metadata)
+        opened.folder.finish(summary, network.tensors(state.global_best), card)
     records = tuple(opened.records)
-    return Result(experiment.spec, summary, records, state.global_best, opened.path, network, experiment.engine)
+    return Result(experiment.spec, summary, records, state.global_best, opened.path, network, experiment.engine, card)
+
+
+def describe_model(experiment: Experiment, weights: Floats) -> ModelMetadata:
+    """Return what the file of a model says of it, with the threshold of an anomaly detector."""
+    data, spec = experiment.dataset, experiment.spec
+    card = ModelMetadata.of(experiment.network, data.scaling, data.class_names)
+    if data.task == "classification":
+        return card
+    loss, detection = make_loss(spec, data.task), experiment.metrics.get("detection")
+    threshold = (
+        experiment.evaluate(weights).threshold(detection.false_alarm) if isinstance(detection, Detection) else None
+    )
+    return replace(
+        card, task=data.task, loss=loss.name, loss_setting=loss.setting, target_scaling=data.target_scaling,
+        target_names=data.target_names, threshold=finite(threshold),
+    )  # fmt: skip
 
 
 class Checkpointer:

@@ -13,11 +13,12 @@ from cbdsl.algorithm.messages import RoundLog, ServerState
 from cbdsl.algorithm.methods import Method
 from cbdsl.engines.engine import Engine
 from cbdsl.errors import UserError
-from cbdsl.spec import Spec
+from cbdsl.runs.metrics import Metric, find_metric
+from cbdsl.spec import Spec, Task
 from cbdsl.util.formatting import format_bytes, format_duration
-from cbdsl.util.serialize import from_plain
+from cbdsl.util.serialize import from_plain, to_plain
 
-_OF_SERVED_RUNS = ("names", "phases")
+_NOT_IF_EMPTY = ("names", "phases", "metrics")
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class RoundRecord:
     """
 
     round: int
-    test_accuracy: float  # of w^g, or of the average
+    test_accuracy: float  # of w^g, or of the average; NaN, in JSON null, if it is not a classifier
     global_score: float | None  # F^g; None for FedAvg, and while no upload was accepted
     participants: int  # workers that were ordered to take part
     accepted: list[int]
@@ -50,10 +51,22 @@ class RoundRecord:
     seconds: float
     names: dict[str, str] = field(default_factory=dict, compare=False)  # of the workers above, where they have names
     phases: dict[str, float] = field(default_factory=dict, compare=False)  # how the seconds were spent, in served runs
+    metrics: dict[str, float | None] = field(default_factory=dict)  # by name, the main one first; not of classifiers
+
+    @property
+    def metric(self) -> str:
+        """The name of the main metric."""
+        return next(iter(self.metrics), "accuracy")
+
+    @property
+    def value(self) -> float:
+        """The value of the main metric; NaN if there is none."""
+        return _number(self.metrics[self.metric]) if self.metrics else self.test_accuracy
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values for JSON; fields that only served runs have are left out of others."""
-        return {key: value for key, value in asdict(self).items() if value or key not in _OF_SERVED_RUNS}
+        """Return plain values for JSON; fields that only some runs have are left out of others."""
+        values = {**asdict(self), "test_accuracy": finite(self.test_accuracy)}
+        return {key: value for key, value in values.items() if value or key not in _NOT_IF_EMPTY}
 
     @staticmethod
     def from_json(values: dict[str, Any]) -> RoundRecord:
@@ -68,9 +81,15 @@ class RoundRecord:
 class ServerAlone:
     """What the server reaches with D_tr and D_sc alone, with the run's model and optimiser."""
 
-    accuracy: float  # on the test set
+    accuracy: float  # on the test set; NaN, in JSON null, if it is not a classifier
     samples: int
     epochs: int  # chosen on the hold-out
+    metrics: dict[str, float | None] = field(default_factory=dict)  # not of classifiers
+
+    @property
+    def value(self) -> float:
+        """The value of the main metric; NaN if there is none."""
+        return _number(next(iter(self.metrics.values()))) if self.metrics else self.accuracy
 
 
 @dataclass(frozen=True)
@@ -93,7 +112,7 @@ class Summary:
     workers: int
     parameters: int
     rounds: int
-    final_accuracy: float
+    final_accuracy: float  # NaN, in JSON null, if the task is not classification
     best_accuracy: float
     final_score: float | None
     uploads: int
@@ -115,9 +134,34 @@ class Summary:
     seconds: float
     spec_key: str
     version: str
-    worst_tenth: float | None = None  # mean accuracy of the worst tenth of workers that learn alone
+    worst_tenth: float | None = None  # mean of the main metric over the worst tenth of workers that learn alone
     server_alone: ServerAlone | None = None  # not in the paper; None where it was not measured
     honest_unused: int = 0  # uploads of workers that are not attackers, and that no global model contains
+    task: Task = "classification"
+    loss: str = "cross-entropy"
+    metrics: dict[str, float | None] = field(default_factory=dict)  # of the final model by name, the main one first
+    best: float | None = None  # of the main metric, by round
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for JSON."""
+        values: dict[str, Any] = to_plain(asdict(self))
+        return values
+
+    @property
+    def metric(self) -> str:
+        """The name of the main metric."""
+        return next(iter(self.metrics), "accuracy")
+
+    @property
+    def final_value(self) -> float:
+        """The main metric of the final model; NaN if there is none."""
+        own = self.task != "classification" and bool(self.metrics)
+        return _number(self.metrics[self.metric]) if own else self.final_accuracy
+
+    @property
+    def best_value(self) -> float:
+        """The best of the main metric over the rounds; NaN if there is none."""
+        return self.best_accuracy if self.task == "classification" else _number(self.best)
 
 
 @dataclass(frozen=True)
@@ -129,6 +173,9 @@ class FinalMeasurements:
     aims: tuple[int, ...] = ()  # classes that the attackers aim at
     worst_tenth: float | None = None
     server_alone: ServerAlone | None = None
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    task: Task = "classification"
+    loss: str = "cross-entropy"
 
     @property
     def aimed_accuracy(self) -> float | None:
@@ -146,7 +193,7 @@ class RunTotals:
     downlink_bytes: int = 0
     wasted_bytes: int = 0
     seconds: float = 0.0
-    best_accuracy: float = 0.0
+    best: float = math.nan  # of the main metric
     traffic: dict[str, list[int]] = field(default_factory=dict)  # kind -> [messages, payload bytes]
 
     def add(self, line: RoundRecord) -> None:
@@ -157,7 +204,8 @@ class RunTotals:
         self.downlink_bytes += line.downlink_bytes
         self.wasted_bytes += line.wasted_bytes
         self.seconds += line.seconds
-        self.best_accuracy = max(self.best_accuracy, line.test_accuracy)
+        if find_metric(line.metric).is_better(line.value, self.best):
+            self.best = line.value
         for kind, (messages, payload_bytes) in line.traffic.items():
             total = self.traffic.setdefault(kind, [0, 0])
             total[0] += messages
@@ -178,8 +226,15 @@ def lowest_of(accuracies: Sequence[float | None], classes: Iterable[int]) -> flo
     return min((value for value in found if value is not None), default=None)
 
 
-def record(log: RoundLog, state: ServerState, participants: int, accuracy: float, seconds: float) -> RoundRecord:
-    """Build the record of a round."""
+def record(
+    log: RoundLog,
+    state: ServerState,
+    participants: int,
+    accuracy: float,
+    seconds: float,
+    metrics: dict[str, float | None] | None = None,
+) -> RoundRecord:
+    """Build the record of a round. metrics: of a model that is not a classifier."""
     invited = [asdict(verdict) for verdict in log.verdicts if verdict.claimed is not None or verdict.reason]
     for verdict in invited:
         del verdict["payload"]
@@ -201,6 +256,7 @@ def record(log: RoundLog, state: ServerState, participants: int, accuracy: float
         traffic={kind: [total.messages, total.payload] for kind, total in by_kind(log.traffic).items()},
         wasted_bytes=sum(verdict.payload for verdict in log.verdicts if verdict.outcome != "accepted"),
         seconds=seconds,
+        metrics=metrics or {},
     )
 
 
@@ -227,7 +283,7 @@ def summarise(
         parameters=engine.size,
         rounds=totals.rounds,
         final_accuracy=last.test_accuracy,
-        best_accuracy=totals.best_accuracy,
+        best_accuracy=math.nan if last.metrics else totals.best,
         final_score=last.global_score,
         uploads=totals.uploads,
         uplink_bytes=totals.uplink_bytes,
@@ -251,6 +307,10 @@ def summarise(
         worst_tenth=finale.worst_tenth,
         server_alone=finale.server_alone,
         honest_unused=sum(len(set(one.declined) - set(byzantine)) for one in records),
+        task=finale.task,
+        loss=finale.loss,
+        metrics=finale.metrics,
+        best=finite(totals.best),
     )
 
 
@@ -262,6 +322,10 @@ def describe(spec: Spec) -> str:
     return ", ".join(words)
 
 
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
 def finite(value: float | None) -> float | None:
     """Return the value, or None where JSON has no number for it."""
     return value if value is not None and math.isfinite(value) else None
@@ -270,18 +334,19 @@ def finite(value: float | None) -> float | None:
 def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     """Return the summary as rows of a name and a text."""
     share = summary.model_uplink_bytes / summary.fedavg_model_uplink_bytes
+    metric = find_metric(summary.metric)
     rows = [
-        ("accuracy", f"{summary.final_accuracy:.2%} on the test set (best round: {summary.best_accuracy:.2%})"),
+        *_metric_rows(summary),
         (
             "uploads",
             f"{summary.uploads:,} models in {summary.rounds} rounds ({format_bytes(summary.model_uplink_bytes)})",
         ),
     ]
     if summary.worst_tenth is not None:
-        rows.append(("worst tenth", f"{summary.worst_tenth:.2%}, the mean of the worst tenth of the workers"))
+        rows.append(("worst tenth", f"{metric.text(summary.worst_tenth)}, the mean of the worst tenth of the workers"))
     if summary.server_alone is not None:
-        rows.append(("server alone", describe_server_alone(summary.server_alone)))
-        if summary.server_alone.accuracy > summary.final_accuracy:
+        rows.append(("server alone", describe_server_alone(summary.server_alone, metric)))
+        if summary.task == "classification" and summary.server_alone.value > summary.final_value:
             rows.append(("", "a swarm pays where labels are scarce: cbdsl run small-iid, or small-noniid"))
     if summary.conversation == "swarm":
         fedavg_bytes = summary.fedavg_model_uplink_bytes
@@ -318,10 +383,24 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     return rows
 
 
-def describe_server_alone(alone: ServerAlone) -> str:
-    """Describe what the server reaches without a swarm."""
+def _metric_rows(summary: Summary) -> list[tuple[str, str]]:
+    """Return a row per metric; of a classifier its accuracy alone."""
+    metric = find_metric(summary.metric)
+    final, best = metric.text(summary.final_value), metric.text(summary.best_value)
+    if summary.task == "classification":
+        return [("accuracy", f"{final} on the test set (best round: {best})")]
+    others = [(name, find_metric(name), each) for name, each in summary.metrics.items() if name != summary.metric]
+    return [
+        (metric.title, f"{final} on the test set, {metric.better} is better (best round: {best})"),
+        *((kind.title or name, f"{kind.text(each)}, {kind.better} is better") for name, kind, each in others),
+    ]
+
+
+def describe_server_alone(alone: ServerAlone, metric: Metric | None = None) -> str:
+    """Describe what the server reaches without a swarm. metric: the main one; accuracy if None."""
+    value = (metric or find_metric("accuracy")).text(alone.value)
     return (
-        f"{alone.accuracy:.2%} on the test set, trained on D_tr and D_sc ({alone.samples:,} samples, {alone.epochs} "
+        f"{value} on the test set, trained on D_tr and D_sc ({alone.samples:,} samples, {alone.epochs} "
         "epochs chosen on the hold-out); not in the paper"
     )
 

@@ -16,20 +16,21 @@ from cbdsl.algorithm.methods import Method
 from cbdsl.attacks.attack import make_attack
 from cbdsl.codecs.envelope import Codecs, make_codecs
 from cbdsl.engines.choose import check_device
-from cbdsl.errors import UserError
+from cbdsl.engines.loss import make_loss
+from cbdsl.errors import UserError, unknown
 from cbdsl.presets import preset
 from cbdsl.register import CUSTOM
 from cbdsl.runs.build import build_method, build_selection, part_not_given, verifies_uploads
-from cbdsl.spec import Spec
+from cbdsl.spec import LOSSES, Spec
 
 _PARTITION_KEYS = {
-    "data.samples_per_worker": ("iid", "dirichlet", "similarity", "quantity", "feature"),
+    "data.samples_per_worker": ("iid", "dirichlet", "similarity", "quantile", "quantity", "feature"),
     "data.shard_size": ("shards",),
-    "data.shards_per_worker": ("shards",),
+    "data.shards_per_worker": ("shards", "quantile"),
     "data.dirichlet_alpha": ("dirichlet",),
     "data.similarity": ("similarity",),
 }
-_BUILT_IN_PARTITIONS = ("iid", "shards", "dirichlet", "similarity", "quantity", "feature", "by-client")
+_BUILT_IN_PARTITIONS = ("iid", "shards", "dirichlet", "similarity", "quantile", "quantity", "feature", "by-client")
 
 
 def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
@@ -76,7 +77,7 @@ def _check_names(spec: Spec, method: Method) -> None:
     used = {
         spec.codec.up, spec.codec.down, spec.method,
         spec.attack.name, spec.selection.name, spec.defence.aggregator.rpartition("+")[2],
-        spec.data.partition, spec.data.source, spec.model,
+        spec.data.partition, spec.data.source, spec.model, *register.metric.names(), *_check_loss(spec),
     }  # fmt: skip
     _check_codecs(spec, codecs, method)
     for part in spec.options:
@@ -97,6 +98,16 @@ def _check_local(spec: Spec, method: Method) -> None:
             f"{spec.local.schedule}. Use sgd and constant (local.decay and local.clip work), or another method.",
             code="conflict",
         )
+
+
+def _check_loss(spec: Spec) -> tuple[str, ...]:
+    """Return the losses that the run may have; refuse one that is unknown, or not of the task if that is known."""
+    task = spec.data.task
+    if spec.loss and spec.loss not in LOSSES:
+        raise unknown("loss", spec.loss, LOSSES)
+    if task != "auto":
+        return (make_loss(spec, task).name,)
+    return (spec.loss,) if spec.loss else LOSSES
 
 
 def _check_codecs(spec: Spec, codecs: Codecs, method: Method) -> None:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from cbdsl.arrays import Doubles, Floats, Indices, Samples
+from cbdsl.arrays import Doubles, Floats, Samples
 from cbdsl.engines.engine import Engine
 from cbdsl.errors import UserError
 from cbdsl.models.network import Network
+from cbdsl.models.saved_model import ModelMetadata
 from cbdsl.runs.records import RoundRecord, Summary, summary_rows
 from cbdsl.spec import Spec
 
@@ -36,6 +37,22 @@ def log_probabilities(engine: Engine, weights: Floats, features: Floats, classes
     return np.stack(columns, axis=1)
 
 
+def predict_numbers(engine: Engine, weights: Floats, features: Floats, card: ModelMetadata) -> Floats:
+    """Return predictions (N, T), or reconstructions (N, *shape), in the unit of the data. features: scaled."""
+    everything = np.arange(len(features), dtype=np.int32)
+    made = engine.outputs(weights, Samples(features, np.zeros(len(features), np.int32)), everything)
+    if card.task == "reconstruction":
+        made = made.reshape(len(features), *card.shape)
+    scaling = card.target_scaling if card.task == "regression" else card.scaling
+    return made if scaling is None else scaling.invert(made)
+
+
+def _row(line: RoundRecord) -> dict[str, Any]:
+    """Return a round as one flat row: each metric is a column."""
+    row = asdict(line)
+    return {**row, **row.pop("metrics")}
+
+
 @dataclass(frozen=True, eq=False)
 class Result:
     """A finished run.
@@ -53,14 +70,22 @@ class Result:
     folder: Path | None
     network: Network
     engine: Engine
+    card: ModelMetadata | None = None  # how features and targets were scaled, and the threshold of a detector
 
     @cached_property
     def model(self) -> nn.Module:
         """The final global model as a torch module, in evaluation mode."""
         return self.network.module(self.weights)
 
-    def predict(self, features: ArrayLike) -> Indices:
-        """Return the class of each sample, (N, *shape) -> (N,)."""
+    def predict(self, features: ArrayLike) -> Any:  # noqa: ANN401 - an array, of integers or floats
+        """Return what the model makes of samples (N, *shape): classes (N,), or by task as follows.
+
+        Of a regression (N, T), or (N,) with one target, in the targets' unit; of a reconstruction (N, *shape). There
+        features are in the unit in which the data set was given; a classifier takes them as its data set has them.
+        """
+        if self.card is not None and self.card.task != "classification":
+            made = predict_numbers(self.engine, self.weights, self._scaled(features), self.card)
+            return made[:, 0] if self.card.task == "regression" and made.shape[1:] == (1,) else made
         values = np.ascontiguousarray(features, np.float32)
         if values.shape[1:] != self.network.shape:
             raise UserError(
@@ -68,6 +93,27 @@ class Result:
             )
         logits = log_probabilities(self.engine, self.weights, values, self.network.classes)
         return np.asarray(np.argmax(logits, axis=1), np.int32)
+
+    def anomaly_scores(self, features: ArrayLike) -> Doubles:
+        """Return the reconstruction's loss of each sample, (N,); what is above `card.threshold` is not normal."""
+        if self.card is None or self.card.task != "reconstruction":
+            raise UserError(
+                "Anomaly scores are those of a reconstruction; this model has another task. Use predict.",
+                code="not-supported",
+            )
+        values = self._scaled(features)
+        rows = np.arange(len(values), dtype=np.int32)
+        return self.engine.sample_losses(self.weights, Samples(values, np.zeros(len(values), np.int32)), rows)
+
+    def _scaled(self, features: ArrayLike) -> Floats:
+        """Return features as the network takes them."""
+        values = np.asarray(features)
+        if values.shape[1:] != self.network.shape:
+            raise UserError(
+                f"The model takes samples (N, *{self.network.shape}); given {values.shape}.", code="wrong-shape"
+            )
+        scaling = self.card.scaling if self.card else None
+        return np.ascontiguousarray(scaling.apply(values) if scaling else values, np.float32)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a pandas DataFrame with one row per round."""
@@ -77,13 +123,13 @@ class Result:
             raise UserError(
                 "A data frame needs pandas. Install it: pip install pandas", code="missing-package"
             ) from error
-        return pd.DataFrame([asdict(line) for line in self.rounds]).set_index("round")
+        return pd.DataFrame([_row(line) for line in self.rounds]).set_index("round")
 
     def to_csv(self, path: Path | str) -> None:
         """Write a CSV file with one row per round."""
         import csv  # noqa: PLC0415
 
-        rows: Sequence[dict[str, Any]] = [asdict(line) for line in self.rounds]
+        rows: Sequence[dict[str, Any]] = [_row(line) for line in self.rounds]
         with Path(path).open("w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, fieldnames=list(rows[0]))
             writer.writeheader()

@@ -124,6 +124,12 @@ class _Auditor:
     def __init__(self, experiment: Experiment, on_progress: OnProgress) -> None:
         self._experiment, self._on_progress = experiment, on_progress
         spec, split, train = experiment.spec, experiment.split, experiment.dataset.train
+        if experiment.dataset.task != "classification":
+            raise UserError(
+                f"The task is {experiment.dataset.task}. A backdoor turns samples into a class, and here are none: "
+                "there is nothing to search for.",
+                code="not-supported",
+            )
         if len(experiment.dataset.shape) < 2:
             raise UserError(
                 "The samples are vectors. Honest models, too, take their class from a few features, so a backdoor does "
@@ -222,7 +228,7 @@ class _Auditor:
         local = replace(spec.local, epochs=_EPOCHS, steps=0)
         batches = draw_batches(everything, local, stream(spec.seed, "audit", number + 1))
         seeds = np.array([seed_of(spec.seed, "audit", number + 1, worker=1)], np.uint64)
-        sgd = Sgd(local.learning_rate, local.momentum, local.weight_decay)
+        sgd = Sgd.of(local, local.learning_rate)
         return np.asarray(
             self._experiment.engine.train(weights[None], lessons, batches[None], sgd, seeds)[0], np.float32
         )

@@ -202,7 +202,7 @@ def run_study(
 
 
 def _measured(summary: Summary) -> dict[str, Any]:
-    return {key: value for key, value in asdict(summary).items() if key not in {"seed", "attack"}}
+    return {key: value for key, value in summary.to_json().items() if key not in {"seed", "attack"}}
 
 
 def describe_study(plan: StudyPlan) -> str:

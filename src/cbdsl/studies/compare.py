@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,12 +15,14 @@ from statistics import fmean, stdev
 from typing import Any
 
 from cbdsl.errors import UserError
+from cbdsl.runs.metrics import Metric, find_metric
 from cbdsl.runs.records import Summary
 from cbdsl.spec import Spec, dotted_keys, option_keys, setting_values
 from cbdsl.studies.sweep import FinishedRun, read_run
 from cbdsl.util.formatting import format_bytes
 
-PAIRED = "points from the best"  # the head of a column
+PAIRED = "points from the best"  # the head of a column, for shares; for other metrics:
+APART = "from the best"
 _UNITS = {"B": 1e0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 _FOLLOWS = ("defence.declared",)  # set from other settings; named only if nothing else tells groups apart
 
@@ -38,8 +41,8 @@ class Spread:
 
 
 MEASURES: dict[str, Callable[[Summary], float]] = {
-    "final_accuracy": lambda summary: summary.final_accuracy,
-    "best_accuracy": lambda summary: summary.best_accuracy,
+    "final": lambda summary: summary.final_value,
+    "best": lambda summary: summary.best_value,
     "uplink_bytes": lambda summary: summary.uplink_bytes,
     "downlink_bytes": lambda summary: summary.downlink_bytes,
     "uploads": lambda summary: summary.uploads,
@@ -54,8 +57,8 @@ class ComparisonRow:
     settings: dict[str, Any]  # those that differ, without the seed
     runs: int
     seeds: tuple[int, ...]
-    final_accuracy: Spread
-    best_accuracy: Spread
+    final: Spread  # of the main metric
+    best: Spread
     uplink_bytes: Spread
     downlink_bytes: Spread
     uploads: Spread
@@ -94,12 +97,33 @@ class Comparison:
         return tuple(group.row for group in self.groups)
 
     @property
+    def metric_name(self) -> str:
+        """The name of the main metric, the same in all runs."""
+        return self.groups[0].runs[0].summary.metric
+
+    @property
+    def metric(self) -> Metric:
+        """The main metric."""
+        return find_metric(self.metric_name)
+
+    @property
+    def ranked(self) -> list[RunGroup]:
+        """Return the groups by the mean of the main metric at the end, the best one first."""
+        sign = -1 if self.metric.better == "higher" else 1
+        return sorted(self.groups, key=lambda group: _last_if_nan(sign * group.row.final.mean))
+
+    @property
+    def paired_head(self) -> str:
+        """The head of the column of differences from the best group."""
+        return PAIRED if self.metric.is_share else APART
+
+    @property
     def gaps(self) -> tuple[Spread | None, ...]:
-        """Return the differences in final accuracy from the best group, paired by seed.
+        """Return the differences of the main metric at the end from the best group, paired by seed.
 
         None for the best group itself, and where the seeds differ or are fewer than two.
         """
-        best = max(self.groups, key=lambda group: group.row.final_accuracy.mean)
+        best = self.ranked[0]
         return tuple(None if group is best else _gap(group, best) for group in self.groups)
 
     @property
@@ -131,6 +155,13 @@ def group_results(results: Sequence[FinishedRun], axes: Sequence[str] | None = N
         raise UserError(
             "There is nothing to compare. Give the folders of one or more finished runs.", code="missing-file"
         )
+    metrics = sorted({result.summary.metric for result in results})
+    if len(metrics) > 1:
+        raise UserError(
+            f"The runs have different main metrics ({', '.join(metrics)}), so no one is better than another. Compare "
+            "runs of one task.",
+            code="conflict",
+        )
     distinct, notes = _drop_repeated(results)
     by_spec: dict[Spec, list[FinishedRun]] = {}
     for result in distinct:
@@ -158,21 +189,25 @@ def group_results(results: Sequence[FinishedRun], axes: Sequence[str] | None = N
 
 def comparison_rows(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the headings and the cells of a table, one row per group."""
-    heads = (*comparison.keys, "runs", "final accuracy", "best accuracy", "uplink", "downlink", "uploads", "bans")
-    rows = [_cells(row, comparison.keys) for row in comparison.rows]
+    title = comparison.metric.title
+    heads = (*comparison.keys, "runs", f"final {title}", f"best {title}", "uplink", "downlink", "uploads", "bans")
+    rows = [_cells(row, comparison.keys, comparison.metric) for row in comparison.rows]
     gaps = comparison.gaps
     if any(gaps):
-        heads = (*heads, PAIRED)
-        rows = [(*row, format_points(gap) if gap else "") for row, gap in zip(rows, gaps, strict=True)]
+        heads = (*heads, comparison.paired_head)
+        points = [format_difference(gap, comparison.metric) if gap else "" for gap in gaps]
+        rows = [(*row, one) for row, one in zip(rows, points, strict=True)]
     return heads, rows
 
 
 def format_csv(comparison: Comparison) -> str:
     """Return one line per group: its settings, runs and seeds, then mean and deviation of every measure."""
     text = io.StringIO(newline="")
-    measured = [name for measure in MEASURES for name in (f"{measure}_mean", f"{measure}_deviation")]
+    metric = comparison.metric_name.replace("-", "_")
+    names = [f"{name}_{metric}" if name in {"final", "best"} else name for name in MEASURES]
+    measured = [column for name in names for column in (f"{name}_mean", f"{name}_deviation")]
     writer = csv.writer(text)
-    gap_heads = ("gap_to_best_mean", "gap_to_best_deviation")  # of the final accuracy, seed by seed
+    gap_heads = ("gap_to_best_mean", "gap_to_best_deviation")  # of the main metric at the end, seed by seed
     writer.writerow([*comparison.keys, "runs", "seeds", *measured, *gap_heads])
     for row, gap in zip(comparison.rows, comparison.gaps, strict=True):
         spreads = [getattr(row, measure) for measure in MEASURES]
@@ -214,7 +249,11 @@ def _gap(group: RunGroup, best: RunGroup) -> Spread | None:
     if seeds != others or len(seeds) < 2:
         return None
     pairs = zip(group.runs, best.runs, strict=True)
-    return Spread.of([one.summary.final_accuracy - other.summary.final_accuracy for one, other in pairs])
+    return Spread.of([one.summary.final_value - other.summary.final_value for one, other in pairs])
+
+
+def _last_if_nan(value: float) -> float:
+    return math.inf if math.isnan(value) else value
 
 
 def _read_folder(folder: Path) -> FinishedRun:
@@ -233,7 +272,7 @@ def _drop_repeated(results: Sequence[FinishedRun]) -> tuple[list[FinishedRun], l
     kept: dict[tuple[object, ...], FinishedRun] = {}
     twice = False
     for result in results:
-        identity = (result.spec, tuple((line.test_accuracy, line.uplink_bytes) for line in result.rounds))
+        identity = (result.spec, tuple((repr(line.value), line.uplink_bytes) for line in result.rounds))
         twice |= kept.setdefault(identity, result).folder.resolve() != result.folder.resolve()
     notes = ["Some folders hold the same run, spec, seed and numbers alike; it counts once."] if twice else []
     if len({result.spec for result in kept.values()}) < len(kept):
@@ -265,9 +304,7 @@ def _find_cautions(
     notes = ["One run alone: there is nothing to compare it with."] if len(summaries) == 1 else []
     held = [key for key in differing if key.startswith("data.") and key != "data.source"]
     if "data.source" in differing:
-        notes.append(
-            f"The data differ ({_list_values(values, 'data.source')}): accuracies are not of the same test set."
-        )
+        notes.append(f"The data differ ({_list_values(values, 'data.source')}): results are not of the same test set.")
     if held:
         notes.append(f"The samples of workers or server differ ({', '.join(held)}).")
     sizes = sorted({summary.parameters for summary in summaries})
@@ -298,11 +335,11 @@ def _given_in_python(values: Sequence[Mapping[str, Any]], key: str) -> bool:
     return any(one[key] == "custom" for one in values)
 
 
-def _cells(row: ComparisonRow, keys: Sequence[str]) -> tuple[str, ...]:
+def _cells(row: ComparisonRow, keys: Sequence[str], metric: Metric) -> tuple[str, ...]:
     return (
         *(format_value(row.settings[key]) for key in keys),
         _format_runs(row),
-        *(format_percent(spread) for spread in (row.final_accuracy, row.best_accuracy)),
+        *(format_metric(spread, metric) for spread in (row.final, row.best)),
         *(_format_bytes(spread) for spread in (row.uplink_bytes, row.downlink_bytes)),
         *(_format_count(spread) for spread in (row.uploads, row.bans)),
     )
@@ -311,6 +348,20 @@ def _cells(row: ComparisonRow, keys: Sequence[str]) -> tuple[str, ...]:
 def _format_runs(row: ComparisonRow) -> str:
     seeds = ", ".join(map(str, row.seeds[:10])) + (", ..." if row.runs > 10 else "")
     return f"{row.runs} (seed{'s' if row.runs > 1 else ''} {seeds})"
+
+
+def format_metric(spread: Spread, metric: Metric) -> str:
+    """Format a metric: `93.6 ± 0.6 %`, or `1.194 ± 0.021`."""
+    if metric.is_share:
+        return format_percent(spread)
+    return metric.text(spread.mean) + (f" ± {spread.deviation:.2g}" if spread.deviation is not None else "")
+
+
+def format_difference(spread: Spread, metric: Metric) -> str:
+    """Format a difference of metrics: `-3.2 ± 0.4` in points, or `+0.12 ± 0.02`."""
+    if metric.is_share:
+        return format_points(spread)
+    return f"{spread.mean:+.3g}" + (f" ± {spread.deviation:.2g}" if spread.deviation is not None else "")
 
 
 def format_percent(spread: Spread) -> str:

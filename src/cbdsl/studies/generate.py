@@ -28,7 +28,7 @@ from cbdsl.algorithm.verification import trust_uploads
 from cbdsl.algorithm.worker_round import LocalWorkers, TrainingSet, WorkerData
 from cbdsl.arrays import PADDING, Bools, Doubles, Floats, Indices, Samples, Seeds
 from cbdsl.codecs.envelope import make_codecs
-from cbdsl.data.dataset import Dataset, Scaling, load
+from cbdsl.data.dataset import Dataset, Scaling, load, load_data
 from cbdsl.data.partition import alter_features, split
 from cbdsl.data.shared import SharedSet, check_source, unscale_to_floats, write_shared
 from cbdsl.engines.engine import Sgd, check_one_model
@@ -354,7 +354,13 @@ class GeneratorData:
 def gather_generator_data(spec: Spec, source: str) -> GeneratorData:
     """Return the data of a spec. source: `server`, `workers`, or data that the server may use."""
     own = source in {SERVER, WORKERS}
-    data = load(spec.data.source, spec.options.of(spec.data.source))
+    data = load_data(spec.data, spec.options)
+    if data.task != "classification":
+        raise UserError(
+            f"A generator makes samples of classes; the task of {data.name} is {data.task}. D_G is then drawn from the "
+            "training samples.",
+            code="not-supported",
+        )
     if not own:
         given = load(source)
         check_source(source, given, data)

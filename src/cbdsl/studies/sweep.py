@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +200,7 @@ def refuse_other_results(out: Path, own: str, others: Sequence[str]) -> None:
 
 def write_table(results: Sequence[FinishedRun], axes: Sequence[str], out: Path) -> None:
     """Write results.csv and results.jsonl with one row per run: the swept settings, then the summary."""
-    rows = [{**setting_values(result.spec, axes), **asdict(result.summary)} for result in results]
+    rows = [{**setting_values(result.spec, axes), **result.summary.to_json()} for result in results]
     write_rows(rows, out)
 
 

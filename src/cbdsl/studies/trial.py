@@ -14,6 +14,7 @@ from typing import Annotated
 
 import numpy as np
 
+from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
 from cbdsl.runs.build import Experiment
 from cbdsl.runs.loop import play_rounds
@@ -24,6 +25,7 @@ from cbdsl.util.files import read_json, write_atomically, write_json
 from cbdsl.util.serialize import Bounds, from_plain, to_plain
 
 LEAST_HOLDOUT = 100  # samples on which settings are compared
+_LARGEST = 1e9  # stands for a loss that is not finite
 _LOSS_WEIGHT = 1e-6  # of the loss in a score: it orders trials with the same error
 
 TRIAL = TaskKind("trial", f"{__name__}:run_trial", "trial.json", "trials")
@@ -36,10 +38,11 @@ Limits = Mapping[int, float]
 class Trial:
     """The result of one run of some settings."""
 
-    errors: Annotated[tuple[float, ...], Bounds(1)]  # share of the hold-out that w^g gets wrong, after every round
+    errors: Annotated[tuple[float, ...], Bounds(1)]  # of w^g on the hold-out after every round; see `measure_error`
     loss: float  # at the end; infinite if it is not finite
     stopped: bool  # before its last round
     uplink_bytes: int
+    classifies: bool = True  # errors are shares; otherwise losses
 
     @property
     def score(self) -> float:
@@ -57,7 +60,8 @@ def median_limits(known: Sequence[Trial], total: int) -> Limits:
     limits = {}
     for at in {total // 3, 2 * total // 3} - {0, total}:
         seen = [trial.errors[at - 1] for trial in known if len(trial.errors) >= at]
-        limits[at] = float(np.median(seen)) if seen else 1.0
+        if seen:
+            limits[at] = float(np.median(seen))
     return limits
 
 
@@ -85,13 +89,24 @@ def run_trial(spec: Spec, folder: Path, threads: int, report: Callable[[object],
     for played in play_rounds(experiment, state, measured=False):
         state = played.state
         totals.add(played.record)
-        errors.append(1.0 - float(experiment.engine.accuracies(state.global_best[None], train, own)[0]))
+        errors.append(measure_error(experiment, state.global_best))
         report(played.record)
         if errors[-1] > limits.get(played.record.round, math.inf):
             stopped = played.record.round < spec.rounds
             break
     loss = float(experiment.engine.losses(state.global_best[None], train, own)[0])
-    write_json(folder / TRIAL.done_file, to_plain(Trial(tuple(errors), loss, stopped, totals.uplink_bytes)))
+    classifies = experiment.dataset.task == "classification"
+    trial = Trial(tuple(errors), loss, stopped, totals.uplink_bytes, classifies)
+    write_json(folder / TRIAL.done_file, to_plain(trial))
+
+
+def measure_error(experiment: Experiment, weights: Floats) -> float:
+    """Return the share of the hold-out that a classifier gets wrong; of another model its loss there."""
+    own, train, engine = experiment.split.holdout, experiment.dataset.train, experiment.engine
+    if experiment.dataset.task == "classification":
+        return 1.0 - float(engine.accuracies(weights[None], train, own)[0])
+    loss = float(engine.losses(weights[None], train, own)[0])
+    return loss if loss < _LARGEST else _LARGEST  # or NaN
 
 
 def check_holdout(count: int) -> None:
@@ -107,7 +122,7 @@ def read_trial(task: Task, out: Path) -> Trial:
     """Read the result of a finished trial."""
     path = task.folder(out) / TRIAL.done_file
     try:
-        trial = from_plain(Trial, read_json(path.read_text(encoding="utf-8")), nan=True)
+        trial = from_plain(Trial, read_json(path.read_text(encoding="utf-8")), defaults=True, nan=True)
         return replace(trial, loss=math.inf) if math.isnan(trial.loss) else trial
     except (OSError, ValueError) as error:
         raise UserError(

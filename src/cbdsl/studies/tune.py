@@ -25,9 +25,11 @@ from cbdsl.errors import UserError, missing, shown, unknown
 from cbdsl.rng import seed_of, stream
 from cbdsl.runs.build import Experiment
 from cbdsl.runs.folder import RunFolder
+from cbdsl.runs.metrics import Metric, find_metric
+from cbdsl.runs.records import finite
 from cbdsl.runs.resolve import resolve, resolve_all
 from cbdsl.spec import Spec, dotted_keys, parse_setting, setting_values, unknown_setting, words
-from cbdsl.studies.compare import Spread, format_percent
+from cbdsl.studies.compare import Spread, format_metric
 from cbdsl.studies.sweep import FinishedRun, OnProgress, Task, read_run, refuse_other_results, run_tasks, write_rows
 from cbdsl.studies.trial import TRIAL, Limits, Trial, check_holdout, median_limits, prepare_trial, read_trial
 from cbdsl.swarms.ray_swarm import connect_ray
@@ -348,6 +350,12 @@ class TriedSettings:
     score: float
     error: float  # on the hold-out, mean over seeds
     stopped: bool
+    classifies: bool = True
+
+    @property
+    def error_text(self) -> str:
+        """The error in words."""
+        return f"{self.error:.2%} wrong" if self.classifies else f"a loss of {self.error:.4g}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -359,10 +367,25 @@ class TuneOutcome:
     given: tuple[FinishedRun, ...]
 
     @property
+    def metric_name(self) -> str:
+        """The name of the main metric of the runs."""
+        return self.found[0].summary.metric if self.found else "accuracy"
+
+    @property
+    def metric(self) -> Metric:
+        """The main metric of the runs."""
+        return find_metric(self.metric_name)
+
+    @property
+    def sign(self) -> int:
+        """1 if the main metric is better when it is higher, otherwise -1."""
+        return 1 if self.metric.better == "higher" else -1
+
+    @property
     def gain(self) -> Spread | None:
-        """Return the gain in test accuracy, paired by seed."""
+        """Return the gain in the main metric, positive if the best settings are better, paired by seed."""
         pairs = zip(self.found, self.given, strict=True)
-        gains = [ours.summary.final_accuracy - theirs.summary.final_accuracy for ours, theirs in pairs]
+        gains = [self.sign * (ours.summary.final_value - theirs.summary.final_value) for ours, theirs in pairs]
         return Spread.of(gains) if gains else None
 
 
@@ -426,7 +449,9 @@ def _search(plan: SearchPlan, name: str, repeat: int, runner: _Runner) -> list[T
             score = float(np.mean([run.score for run in runs]))
             error = float(np.mean([run.errors[-1] for run in runs]))
             stopped = any(run.stopped for run in runs)
-            candidates.append(TriedSettings(name, repeat, trial.number + 1, values, score, error, stopped))
+            candidates.append(
+                TriedSettings(name, repeat, trial.number + 1, values, score, error, stopped, runs[0].classifies)
+            )
             _tell(study, trial, score, stopped, max(len(run.errors) for run in runs))
     return candidates
 
@@ -570,9 +595,9 @@ def _write_results(tuning: Tuning, out: Path) -> None:
             "axes": [vars(axis) for axis in plan.space.axes],
             "best": {**best.values, "validation_error": best.error, "search": best.search},
             "lowest_errors": {name: [tuning.curve(name, r)[-1] for r in range(plan.repeats)] for name in plan.by},
-            "test_accuracy": {
-                "found": [run.summary.final_accuracy for run in tuning.outcome.found],
-                "given": [run.summary.final_accuracy for run in tuning.outcome.given],
+            f"test_{tuning.outcome.metric_name}": {
+                "found": [finite(run.summary.final_value) for run in tuning.outcome.found],
+                "given": [finite(run.summary.final_value) for run in tuning.outcome.given],
                 "seeds": [run.spec.seed for run in tuning.outcome.found],
             },
             "gain": None if gain is None else gain.mean,
@@ -585,9 +610,13 @@ def describe_gain(tuning: Tuning) -> str:
     outcome, gain = tuning.outcome, tuning.outcome.gain
     if gain is None:
         return "not used (--confirm 0)"
-    accuracy = [Spread.of([run.summary.final_accuracy for run in runs]) for runs in (outcome.found, outcome.given)]
+    metric, both = outcome.metric, (outcome.found, outcome.given)
+    spreads = [Spread.of([run.summary.final_value for run in runs]) for runs in both]
     first, last = outcome.found[0].spec.seed, outcome.found[-1].spec.seed
     seeds = f"seeds {first} to {last}" if last > first else f"seed {first}"
-    found, given = (format_percent(one) for one in accuracy)
+    found, given = (format_metric(one, metric) for one in spreads)
+    if not metric.is_share:
+        found, title = f"{metric.title} {found}", f"{metric.better} is better"
+        return f"{found} with the best settings, {given} with the original spec ({title}, {seeds})"
     difference = f"{100 * gain.mean:+.2f} ± {100 * gain.deviation:.2f}" if gain.deviation else f"{100 * gain.mean:+.2f}"
     return f"{found} with the best settings, {given} with the original spec ({difference} points, {seeds})"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cbdsl import register
-from cbdsl.arrays import Indices, Samples
+from cbdsl.arrays import Indices, Labels, Samples
 from cbdsl.data.dataset import Dataset
 from cbdsl.data.partition import Altering, Partition, Pool
 from cbdsl.engines.choose import choose_engine
@@ -176,12 +176,7 @@ def check_dataset(load: Callable[[], Dataset] | str) -> None:
             f"Of the {name} set they are {features.dtype} {features.shape}, for {count} labels.",
         )
         laws.require(np.isfinite(features).all(), "features are finite", f"Those of the {name} set are not.")
-        laws.require(
-            labels.dtype == np.int32 and labels.min() >= 0 and labels.max() < data.classes,
-            "labels are int32 from 0 to classes - 1",
-            f"Those of the {name} set are {labels.dtype} from {labels.min()} to {labels.max()}, with {data.classes} "
-            "classes.",
-        )
+        _check_labels(laws, data, name, labels)
         laws.require(
             is_identical(features, second.features) and is_identical(labels, second.labels),
             "every call gives the same data",
@@ -191,11 +186,32 @@ def check_dataset(load: Callable[[], Dataset] | str) -> None:
     laws.require(
         shapes[0] == shapes[1], "training and test samples have one shape", f"They have {shapes[0]} and {shapes[1]}."
     )
-    laws.require(data.classes >= 2, "there are at least two classes", f"There are {data.classes}.")
+    if data.task == "classification":
+        laws.require(data.classes >= 2, "there are at least two classes", f"There are {data.classes}.")
+    else:
+        laws.require(data.classes == 0, "without classification there are no classes", f"There are {data.classes}.")
     if data.clients is not None:
         owners = data.clients
         laws.require(
-            owners.shape == data.train.labels.shape and owners.dtype.kind in "iu" and owners.min() >= -1,
+            owners.shape == (len(data.train),) and owners.dtype.kind in "iu" and owners.min() >= -1,
             "clients are whole numbers from 0 (-1: no client), one for each training sample",
             f"They are {owners.dtype} {owners.shape}.",
         )
+
+
+def _check_labels(laws: Laws, data: Dataset, name: str, labels: Labels) -> None:
+    """Require labels of the data's classes, or finite targets, or marks of what is not normal."""
+    if data.task == "regression":
+        laws.require(
+            labels.dtype == np.float32 and labels.ndim == 2 and bool(np.isfinite(labels).all()),
+            "targets are finite float32 (N, T)",
+            f"Those of the {name} set are {labels.dtype} {labels.shape}.",
+        )
+        return
+    most = data.classes if data.task == "classification" else 2
+    laws.require(
+        labels.dtype == np.int32 and labels.min() >= 0 and labels.max() < most,
+        f"labels are int32 from 0 to {'classes - 1' if data.task == 'classification' else 1}",
+        f"Those of the {name} set are {labels.dtype} from {labels.min()} to {labels.max()}, with {data.classes} "
+        "classes.",
+    )

@@ -15,8 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbdsl.algorithm.worker_round import pad_rows
-from cbdsl.arrays import Doubles, Floats, Indices, Samples
-from cbdsl.data.partition import Labels
+from cbdsl.arrays import Doubles, Floats, Indices, Labels, Samples
 from cbdsl.engines.engine import Engine
 
 

@@ -99,7 +99,13 @@ def prepare_measurement(
             f"All {spec.workers} workers are attackers; none is left to measure. Use fewer attackers.",
             code="out-of-range",
         )
-    return Experiment.prepare(resolve(spec), UserParts(model=model, data=data), threads)
+    experiment = Experiment.prepare(resolve(spec), UserParts(model=model, data=data), threads)
+    if experiment.dataset.task != "classification":
+        raise UserError(
+            f"The theorems speak of classes; the task of this run is {experiment.dataset.task}. Measure a classifier.",
+            code="not-supported",
+        )
+    return experiment
 
 
 def replay(experiment: Experiment) -> Iterator[SwarmMove]:

@@ -33,7 +33,8 @@ class Chart {
     this.series = series;
     this.options = options;
     const caption = document.createElement("figcaption");
-    caption.append(Object.assign(document.createElement("b"), { textContent: title }));
+    this.title = Object.assign(document.createElement("b"), { textContent: title });
+    caption.append(this.title);
     this.legend = document.createElement("span");
     this.legend.className = "legend";
     caption.append(this.legend);
@@ -41,6 +42,11 @@ class Chart {
     figure.replaceChildren(caption, this.svg);
     this.svg.addEventListener("pointermove", (event) => this.hover(event));
     this.svg.addEventListener("pointerleave", () => { this.at = null; this.write(); });
+  }
+
+  rename(title) {
+    this.title.textContent = title;
+    this.svg.setAttribute("aria-label", title);
   }
 
   draw(points, marked) {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from cbdsl.runs.records import finite
 from cbdsl.watch.run_state import RunView
 from cbdsl.watch.sweep_state import SweepView
 
@@ -16,6 +17,7 @@ _HELP = {
     "cbdsl_running": ("gauge", "1 while the run is running, else 0."),
     "cbdsl_finished": ("gauge", "1 if the run is finished, else 0."),
     "cbdsl_accuracy": ("gauge", "Test accuracy of the global model, from 0 to 1."),
+    "cbdsl_metric": ("gauge", "Metrics of the global model on the test set, by name; accuracy has a line of its own."),
     "cbdsl_global_score": ("gauge", "F^g, the score of the global model."),
     "cbdsl_payload_bytes_total": ("counter", "Payload bytes of the rounds, by direction."),
     "cbdsl_fedavg_bytes_total": ("counter", "Bytes that FedAvg would have uploaded in as many rounds."),
@@ -33,15 +35,17 @@ def describe_run(view: RunView) -> str:
     """Return the metrics of one run."""
     view.refresh()
     facts, progress, status = view.facts, view.progress, view.status()
-    _, accuracy, score, up, down, seconds, *_ = progress.make_point()
-    phases = progress.last.phases if progress.last else {}
+    _, _, score, up, down, seconds, *_ = progress.make_point()
+    last = progress.last
+    phases = last.phases if last else {}
     return _format(
         {
             "cbdsl_round": [({}, progress.round)],
             "cbdsl_rounds": [({}, facts.spec.rounds if facts.spec else None)],
             "cbdsl_running": [({}, int(status == "running"))],
             "cbdsl_finished": [({}, int(status == "finished"))],
-            "cbdsl_accuracy": [({}, accuracy)],
+            "cbdsl_accuracy": [({}, finite(last.test_accuracy) if last else None)],
+            "cbdsl_metric": [({"name": name}, value) for name, value in (last.metrics if last else {}).items()],
             "cbdsl_global_score": [({}, score)],
             "cbdsl_payload_bytes_total": [({"direction": "up"}, up), ({"direction": "down"}, down)],
             "cbdsl_fedavg_bytes_total": [({}, facts.fedavg_bytes() * progress.round or None)],
@@ -64,7 +68,10 @@ def describe_sweep(view: SweepView) -> str:
             "cbdsl_round": [({"run": name}, row["round"]) for name, row in rows.items()],
             "cbdsl_rounds": [({"run": name}, row["rounds"]) for name, row in rows.items()],
             "cbdsl_finished": [({"run": name}, int(row["done"])) for name, row in rows.items()],
-            "cbdsl_accuracy": [({"run": name}, row["accuracy"]) for name, row in rows.items()],
+            "cbdsl_accuracy": [
+                ({"run": name}, row["accuracy"] if row["metric"]["title"] == "accuracy" else None)
+                for name, row in rows.items()
+            ],
             "cbdsl_bans_total": [({"run": name}, row["banned"]) for name, row in rows.items()],
         }
     )

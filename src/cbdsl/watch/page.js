@@ -8,6 +8,11 @@ const [ROUND, ACCURACY, SCORE, UP, DOWN, SECONDS, TRAIN, WAIT, UPLOAD, VERIFY] =
 const percent = (value) => `${(100 * value).toFixed(1)} %`;
 const roughly = (value) => `${Number((100 * value).toFixed(2))} %`;
 const plain = (value) => value === 0 || (Math.abs(value) < 1000 && Math.abs(value) >= 1e-3);
+// The main metric of the run: a share in percent, or a number in the target's unit.
+const shares = (kind) => !kind || kind.share;
+const result = (value) => (shares(run.facts && run.facts.metric) ? percent(value) : decimal(value));
+const resultTick = (value) => (shares(run.facts && run.facts.metric) ? roughly(value) : decimal(value));
+const headline = (kind) => `Test ${kind.title.replace("test ", "")}${kind.share ? "" : ` (${kind.better} is better)`}`;
 const decimal = (value) => (plain(value) ? String(Number(value.toPrecision(4))) : value.toExponential(1));
 const known = (value, format) => (value === null || value === undefined ? "–" : format(value));
 
@@ -33,7 +38,7 @@ function makeCharts() {
   const at = (index) => (point) => point[index];
   const split = (point) => point[TRAIN] !== null;
   charts = [
-    new Chart(get("chart-accuracy"), "Test accuracy", [{ name: "", style: "one", value: at(ACCURACY) }], { format: percent, tick: roughly }),
+    new Chart(get("chart-accuracy"), "Test accuracy", [{ name: "", style: "one", value: at(ACCURACY) }], { format: result, tick: resultTick }),
     new Chart(get("chart-score"), "Score of the global model", [{ name: "", style: "two", value: at(SCORE) }], { format: decimal }),
     new Chart(get("chart-bytes"), "Bytes so far", [
       { name: "FedAvg up", style: "other", value: (point) => (run.facts.fedavg ? run.facts.fedavg * point[ROUND] : null) },
@@ -115,8 +120,10 @@ function showSlider(facts) {
 
 function showFigures(facts, shown) {
   const now = shown.latest, fedavg = facts.fedavg * shown.round;
-  get("accuracy").textContent = known(now[ACCURACY], percent);
-  get("best").textContent = `best round ${known(shown.best, percent)}`;
+  charts[0].rename(headline(facts.metric));
+  get("metric").textContent = facts.metric.title;
+  get("accuracy").textContent = known(now[ACCURACY], result);
+  get("best").textContent = `best round ${known(shown.best, result)}`;
   get("score").textContent = known(now[SCORE], decimal);
   get("up").textContent = size(now[UP]);
   const models = `${shown.uploads.toLocaleString("en")} models`, times = decimal(Number((fedavg / now[UP]).toPrecision(3)));
@@ -189,9 +196,9 @@ function showSweep(news) {
     link.textContent = one.name;
     bar.max = one.rounds || 1;
     bar.value = one.round;
-    return [link, ...one.values, `${one.round} of ${one.rounds}`, bar, known(one.accuracy, percent), one.banned || ""];
+    return [link, ...one.values, `${one.round} of ${one.rounds}`, bar, known(one.accuracy, shares(one.metric) ? percent : decimal), one.banned || ""];
   });
-  fill(get("runs"), ["run", ...news.columns, "round", "", "accuracy", "banned"], rows);
+  fill(get("runs"), ["run", ...news.columns, "round", "", news.title, "banned"], rows);
   document.body.dataset.runs = news.runs.length;
 }
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cbdsl.algorithm.ledger import NUMBER_BYTES
+from cbdsl.runs.metrics import find_metric
 from cbdsl.runs.records import RoundRecord, RunTotals, finite
 from cbdsl.spec import Spec, from_toml
 from cbdsl.util.formatting import single_line
@@ -198,6 +199,7 @@ class RunView:
             "workers": facts.workers,
             "states": self.count_states(),
             "served": self.connections.seen,
+            "metric": describe_metric(progress.last.metric if progress.last else "accuracy"),
             "best": progress.best,
             "banned": len(progress.banned),
             "uploads": progress.totals.uploads,
@@ -422,8 +424,8 @@ class RunProgress:
 
     @property
     def best(self) -> float | None:
-        """The best accuracy so far."""
-        return self.totals.best_accuracy if self.last else None
+        """The best value of the main metric so far."""
+        return finite(self.totals.best) if self.last else None
 
     def add(self, record: RoundRecord) -> None:
         """Add a round; ValueError if it is not the next one."""
@@ -452,18 +454,24 @@ class RunProgress:
         return {worker: outcome for outcome in _OUTCOMES for worker in getattr(self.last, outcome)}
 
     def make_point(self) -> list[float | None]:
-        """Return the last round for the page's charts: round, accuracy, F^g, total bytes up and down, seconds."""
+        """Return the last round for the page's charts: round, main metric, F^g, total bytes up and down, seconds."""
         if self.last is None:
             return [0, None, None, 0, 0, None, *(None for _ in PHASES)]
         return [
             self.round,
-            finite(self.last.test_accuracy),
+            finite(self.last.value),
             finite(self.last.global_score),
             self.totals.uplink_bytes,
             self.totals.downlink_bytes,
             finite(self.last.seconds),
             *(self.last.phases.get(name) for name in PHASES),
         ]
+
+
+def describe_metric(name: str) -> dict[str, Any]:
+    """Return what the page shows of a metric: its name, whether it is a share, and which direction is better."""
+    metric = find_metric(name)
+    return {"title": metric.title, "share": metric.is_share, "better": metric.better}
 
 
 def list_verdicts(record: RoundRecord | None) -> list[Row]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from cbdsl.runs.records import finite
 from cbdsl.watch.folder_reader import parse_object, read_file, read_object, stamp_of
-from cbdsl.watch.run_state import RunView
+from cbdsl.watch.run_state import RunView, describe_metric
 
 RUNS = "runs"
 _MOST_RUNS = 2000  # that are shown
@@ -72,12 +72,14 @@ class SweepView:
         settings = [row["settings"] for row in rows.values()]
         keys = sorted({key for one in settings for key in one})
         varied = [key for key in keys if len({repr(one.get(key)) for one in settings}) > 1][:_MOST_COLUMNS]
+        titles = {row["metric"]["title"] for row in rows.values()}
+        title = titles.pop() if len(titles) == 1 else "result" if titles else "accuracy"
         runs = []
         for name, row in rows.items():
             values = [str(row["settings"].get(key, "")) for key in varied]
             shown = {key: value for key, value in row.items() if key != "settings"}
             runs.append({**shown, "name": name, "values": values})
-        return {"facts": {"kind": "sweep", "folder": self.folder.name}, "columns": varied, "runs": runs}
+        return {"facts": {"kind": "sweep", "folder": self.folder.name}, "columns": varied, "runs": runs, "title": title}
 
     def _row(self, folder: Path) -> dict[str, Any]:
         """Return one run; read again only if something of it has changed."""
@@ -89,11 +91,14 @@ class SweepView:
 
 def _read_run(folder: Path) -> dict[str, Any]:
     settings, last = _read_settings(folder / "spec.toml"), _read_last_round(folder / "rounds.jsonl")
+    measured = last.get("metrics")
+    metric = next(iter(measured), "accuracy") if isinstance(measured, dict) else "accuracy"
     return {
         "settings": settings,
         "round": last.get("round", 0),
         "rounds": settings.get("rounds", 0),
-        "accuracy": finite(last.get("test_accuracy")),
+        "accuracy": finite(last.get("test_accuracy") if metric == "accuracy" else last["metrics"][metric]),
+        "metric": describe_metric(metric),
         "banned": len(last.get("banned", [])),
         "done": bool(read_object(folder / "summary.json")),
     }

@@ -28,7 +28,7 @@ constexpr size_t BLOCK = 1024;                    // samples brought into lanes 
 struct Network {
     static constexpr int SLOTS = 256;
     Plan plan;
-    std::unique_ptr<float, void (*)(void *)> zeros{nullptr, std::free};  // as many as a sample has numbers
+    std::unique_ptr<float, void (*)(void *)> zeros{nullptr, std::free};  // as many as a sample or its targets have numbers
     std::atomic<Workspace *> spare[SLOTS]{};
 
     ~Network() {
@@ -58,11 +58,15 @@ class Borrowed {
     Workspace *space_ = nullptr;
 };
 
-struct Data {
-    const float *features;  // (N, F)
-    const int32_t *labels;  // (N,)
-    size_t width;           // F
-};
+// The samples of a call: targets are labels (N,) for cross-entropy, otherwise numbers (N, outputs); null where nothing is
+// compared with them.
+Data data_of(const Network &network, const float *features, const void *targets) {
+    const Plan &plan = network.plan;
+    const bool classes = plan.loss.kind == LossKind::cross_entropy;
+    return Data{features, classes ? static_cast<const int32_t *>(targets) : nullptr,
+                classes ? nullptr : static_cast<const float *>(targets), network.zeros.get(), plan.input().count(),
+                size_t(plan.classes)};
+}
 
 // All weights of a model of which those that train are given, (D,) -> (P,).
 const float *whole_model(const Plan &plan, Workspace &space, const float *weights) {
@@ -91,8 +95,7 @@ void batch_gradient(Network &network, Workspace &space, const float *weights, co
     const Sink whole_batch = sink;
     if (plan.wide) wide.begin(weights);
     for (int start = 0; start < count; start += together) {
-        const Group group = collect(data.features, data.labels, data.width, indices + start, std::min(together, count - start),
-                                    network.zeros.get());
+        const Group group = collect(data, indices + start, std::min(together, count - start));
         draw.first = start;
         Pass(plan, space, weights, group, draw).run(1.0f / float(count), sink);
         sink.keep = 1.0f;
@@ -239,8 +242,7 @@ void score_collected(const Network &network, Workspace &space, const float *weig
     Group groups[GROUPS];
     int used = 0;
     for (size_t at = 0; at < count; at += LANES, used++) {
-        groups[used] = collect(data.features, data.labels, data.width, indices + at,
-                               int(std::min<size_t>(LANES, count - at)), network.zeros.get());
+        groups[used] = collect(data, indices + at, int(std::min<size_t>(LANES, count - at)));
         load(plan.input(), groups[used], input + used * plan.input().size);
     }
     score_chunk(network, space, weights, groups, used, input, losses, correct);
@@ -271,11 +273,13 @@ struct Prepared {
 }  // namespace
 
 CBDSL_EXPORT void *cbdsl_create(const int32_t *layers, int32_t count, const int32_t *reads, const float *constants,
-                                const int32_t *shape) {
+                                const int32_t *shape, int32_t loss, float setting) {
     try {
         auto network = std::make_unique<Network>();
         if (!make_plan(layers, count, reads, constants, shape, network->plan)) return nullptr;
-        network->zeros.reset(static_cast<float *>(std::calloc(network->plan.input().count(), sizeof(float))));
+        network->plan.loss = Loss{LossKind(loss), setting};
+        const size_t most = std::max(network->plan.input().count(), size_t(network->plan.classes));
+        network->zeros.reset(static_cast<float *>(std::calloc(most, sizeof(float))));
         if (!network->zeros) return nullptr;
         return network.release();
     } catch (const std::exception &) {
@@ -305,11 +309,11 @@ CBDSL_EXPORT int64_t cbdsl_workspace(const void *handle) {
 // weight decay, proximal, clip, and 0, 1 or 2 for SGD, Adam or AdamW. rates: (U, steps) or null. seeds: (U,) or null. corrections: (U, D) or null. trained: (U, D), written
 // whole; every worker's row is copied by the thread that trains it, when it is about to be used anyway.
 CBDSL_EXPORT int cbdsl_train(void *handle, int64_t workers, const float *weights, const float *features,
-                             const int32_t *labels, const int32_t *batches, int64_t steps, int64_t room, const float *sgd,
+                             const void *targets, const int32_t *batches, int64_t steps, int64_t room, const float *sgd,
                              const float *rates, const uint64_t *seeds, const float *corrections, float *trained,
                              int32_t threads) {
     Network &network = *static_cast<Network *>(handle);
-    const Data data{features, labels, network.plan.input().count()};
+    const Data data = data_of(network, features, targets);
     const bool done = for_each_item(size_t(workers), threads, [&](int, size_t worker) {
         Borrowed space(network);
         const Plan &plan = network.plan;
@@ -326,10 +330,10 @@ CBDSL_EXPORT int cbdsl_train(void *handle, int64_t workers, const float *weights
 
 // indices: (samples,) for all, or (U, samples) if per_worker. gradients: (U, D), zeros before the call.
 CBDSL_EXPORT int cbdsl_gradients(void *handle, int64_t workers, const float *weights, const float *features,
-                                 const int32_t *labels, const int32_t *indices, int64_t samples, int32_t per_worker,
+                                 const void *targets, const int32_t *indices, int64_t samples, int32_t per_worker,
                                  float *gradients, int32_t threads) {
     Network &network = *static_cast<Network *>(handle);
-    const Data data{features, labels, network.plan.input().count()};
+    const Data data = data_of(network, features, targets);
     const bool done = for_each_item(size_t(workers), threads, [&](int, size_t worker) {
         Borrowed space(network);
         const int32_t *own = indices + (per_worker ? worker * size_t(samples) : 0);
@@ -391,8 +395,7 @@ bool score_shared(Network &network, size_t workers, const float *weights, const 
         const size_t count = std::min(BLOCK, samples - start), groups = (count + LANES - 1) / LANES;
         bool done = for_each_item(groups, count * plan.input().size < 65536 ? 1 : threads, [&](int, size_t g) {
             const size_t at = g * LANES;
-            prepared.groups[g] = collect(data.features, data.labels, data.width, indices + start + at,
-                                         int(std::min<size_t>(LANES, count - at)), network.zeros.get());
+            prepared.groups[g] = collect(data, indices + start + at, int(std::min<size_t>(LANES, count - at)));
             load(plan.input(), prepared.groups[g], inputs + g * plan.input().size);
         });
         done = done && for_each_item(workers * parts, threads, [&](int, size_t item) {
@@ -431,10 +434,10 @@ bool score_shared(Network &network, size_t workers, const float *weights, const 
 
 // indices as in cbdsl_gradients. ceilings: (U,) or null. losses, accuracies: (U,).
 CBDSL_EXPORT int cbdsl_score(void *handle, int64_t workers, const float *weights, const float *features,
-                             const int32_t *labels, const int32_t *indices, int64_t samples, int32_t per_worker,
+                             const void *targets, const int32_t *indices, int64_t samples, int32_t per_worker,
                              const double *ceilings, double *losses, double *accuracies, int32_t threads) {
     Network &network = *static_cast<Network *>(handle);
-    const Data data{features, labels, network.plan.input().count()};
+    const Data data = data_of(network, features, targets);
     try {
         const auto score = per_worker ? score_own : score_shared;
         return score(network, size_t(workers), weights, data, indices, size_t(samples), ceilings, losses, accuracies,
@@ -445,10 +448,10 @@ CBDSL_EXPORT int cbdsl_score(void *handle, int64_t workers, const float *weights
 }
 
 // weights: (D,), one model. indices: (samples,). losses: (samples,), the terms that cbdsl_score adds up.
-CBDSL_EXPORT int cbdsl_sample_losses(void *handle, const float *weights, const float *features, const int32_t *labels,
+CBDSL_EXPORT int cbdsl_sample_losses(void *handle, const float *weights, const float *features, const void *targets,
                                      const int32_t *indices, int64_t samples, double *losses, int32_t threads) {
     Network &network = *static_cast<Network *>(handle);
-    const Data data{features, labels, network.plan.input().count()};
+    const Data data = data_of(network, features, targets);
     const size_t all = size_t(samples);
     const bool done = for_each_item((all + CHUNK - 1) / CHUNK, threads, [&](int, size_t item) {
         Borrowed space(network);
@@ -456,6 +459,26 @@ CBDSL_EXPORT int cbdsl_sample_losses(void *handle, const float *weights, const f
         uint8_t correct[CHUNK];
         score_collected(network, *space, whole_model(network.plan, *space, weights), data, indices + start,
                         std::min(CHUNK, all - start), losses + start, correct);
+    });
+    return done ? OK : OUT_OF_MEMORY;
+}
+
+// weights: (D,), one model. indices: (samples,). outputs: (samples, outputs), what the last layer makes.
+CBDSL_EXPORT int cbdsl_outputs(void *handle, const float *weights, const float *features, const int32_t *indices,
+                               int64_t samples, float *outputs, int32_t threads) {
+    Network &network = *static_cast<Network *>(handle);
+    const Plan &plan = network.plan;
+    const Data data = data_of(network, features, nullptr);
+    const bool done = for_each_item((size_t(samples) + LANES - 1) / LANES, threads, [&](int, size_t item) {
+        Borrowed space(network);
+        const size_t start = item * LANES;
+        const Group group = collect(data, indices + start, int(std::min<size_t>(LANES, size_t(samples) - start)));
+        lanes *input = (*space).at(plan.tensors[0].value_at);
+        load(plan.input(), group, input);
+        forward(plan, *space, whole_model(plan, *space, weights), input, 1);
+        const lanes *made = (*space).at(plan.logits().value_at);
+        for (int lane = 0; lane < group.count; lane++)
+            for (int k = 0; k < plan.classes; k++) outputs[(start + lane) * plan.classes + k] = made[k][lane];
     });
     return done ? OK : OUT_OF_MEMORY;
 }

@@ -7,30 +7,12 @@
 #include "dense.hpp"
 #include "dense_rows.hpp"
 #include "joining.hpp"
+#include "losses.hpp"
 #include "norm.hpp"
 #include "pooling.hpp"
 #include "wide_pass.hpp"
 
 namespace cbdsl {
-
-// Up to LANES samples: where their features begin, and their labels. Lanes beyond `count` read zeros.
-struct Group {
-    const float *rows[LANES];
-    whole labels;
-    int count;
-};
-
-// features: (N, F); zeros: (F,).
-inline Group collect(const float *features, const int32_t *labels, size_t width, const int32_t *indices, int count,
-                     const float *zeros) {
-    Group group;
-    group.count = count;
-    for (int lane = 0; lane < LANES; lane++) {
-        group.rows[lane] = lane < count ? features + size_t(indices[lane]) * width : zeros;
-        group.labels[lane] = lane < count ? labels[indices[lane]] : -1;
-    }
-    return group;
-}
 
 inline void load(const Map &map, const Group &group, lanes *target) {
     if (map.dense()) {
@@ -158,44 +140,6 @@ inline void forward(const Plan &plan, Workspace &space, const float *weights, co
             continue;
         }
         for (int group = 0; group < groups; group++) forward_stage<false>(stage, View{plan, space, samples, group}, weights, Draw{});
-    }
-}
-
-// Cross-entropy of every real sample and whether the model's answer is right. A NaN among the logits makes
-// the loss NaN and the answer wrong.
-inline void judge(const Plan &plan, const lanes *logits, const Group &group, double *losses, uint8_t *correct) {
-    lanes largest = logits[0];
-    whole answer{};
-    for (int k = 1; k < plan.classes; k++) {
-        const whole better = logits[k] > largest;
-        largest = better ? logits[k] : largest;
-        answer = better ? whole{} + k : answer;
-    }
-    lanes total{}, own{};
-    for (int k = 0; k < plan.classes; k++) {
-        total += exponential(logits[k] - largest);
-        own = group.labels == k ? logits[k] : own;
-    }
-    for (int lane = 0; lane < group.count; lane++) {
-        // total >= 1 and largest >= own, so a loss is never negative: an early stop rests on that.
-        losses[lane] = std::log(double(total[lane])) + (double(largest[lane]) - double(own[lane]));
-        correct[lane] = answer[lane] == group.labels[lane] && total[lane] == total[lane];
-    }
-}
-
-// Gradient of scale * (sum of losses) with respect to the logits; zero in lanes without a sample.
-inline void logit_gradient(const Plan &plan, const lanes *logits, const Group &group, float scale, lanes *gradient) {
-    lanes largest = logits[0];
-    for (int k = 1; k < plan.classes; k++) largest = larger(logits[k], largest);
-    lanes total{};
-    for (int k = 0; k < plan.classes; k++) {
-        gradient[k] = exponential(logits[k] - largest);
-        total += gradient[k];
-    }
-    const lanes per_total = scale / total;
-    for (int k = 0; k < plan.classes; k++) {
-        const lanes share = gradient[k] * per_total - (group.labels == k ? splat(scale) : lanes{});
-        gradient[k] = group.labels >= 0 ? share : lanes{};
     }
 }
 

@@ -113,13 +113,22 @@ struct Run {
     size_t at, from, count;
 };
 
+// What a network is trained for. Cross-entropy takes a class per sample, the others as many targets as there are outputs.
+enum class LossKind : int32_t { cross_entropy = 0, squared = 1, absolute = 2, huber = 3 };
+
+struct Loss {
+    LossKind kind = LossKind::cross_entropy;
+    float setting = 0.0f;  // of cross-entropy: label smoothing; of huber: where it becomes linear
+};
+
 struct Plan {
     std::vector<Tensor> tensors;   // the first one holds the samples, the last stage makes the logits
     std::vector<Stage> stages;     // those on images come first
     size_t images = 0;             // how many these are; they run group by group
     std::vector<float> constants;
     size_t parameters = 0;         // P, with those that are frozen
-    int classes = 0;
+    int classes = 0;               // outputs
+    Loss loss;
     size_t workspace = 0;          // vectors
     std::vector<size_t> gaps;      // vectors between buffers that nobody may touch; only where a sanitizer watches
     size_t zeros_at = 0;           // as many zeros as the widest row
