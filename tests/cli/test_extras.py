@@ -93,6 +93,7 @@ def test_a_trained_model_predicts_and_is_exported_without_torch(tmp_path: Path) 
         (["arena", "--quick"], "matplotlib", "study"),
         (["watch", "run"], "uvicorn", "watch"),
         (["bench"], "torch", "torch"),
+        (["audit", "run"], "torch", "torch"),
         (["run", *SMALL, "--engine", "torch"], "torch", "torch"),
         (["provision", "keys", "--workers", "2"], "cryptography", "deploy"),
         (["swarm", *SMALL, "--broker", "embedded"], "amqtt", "deploy"),
