@@ -20,6 +20,7 @@ from cbdsl.data import download
 from cbdsl.data.catalogue import ENTRIES
 from cbdsl.presets import PRESETS
 from support.helpers import cbdsl
+from support.shared_folder import shared_folder
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -30,13 +31,13 @@ MADE_SMALL = {
     "sweep": [*SMALLER, "--jobs", "1"],
     "theory": SMALLER,
     "swarm": [*SMALLER, "--workers", "3"],
-    "reproduce": ["--quick", "--jobs", "2", *(f"--set={text}" for text in ("rounds=3", "workers=8", "model=softmax"))],
+    "reproduce": ["--quick", "--jobs", "1", *(f"--set={text}" for text in ("rounds=3", "workers=8", "model=softmax"))],
     "arena": [
-        "--quick", "--jobs", "2", "--byzantine", "2", "--attacks", "liar", "--defences", "fedavg,cb-dsl",
+        "--quick", "--jobs", "1", "--byzantine", "2", "--attacks", "liar", "--defences", "fedavg,cb-dsl",
         "--set", "rounds=1", "--set", "workers=8", "--set", "model=softmax",
     ],
     "study": [
-        "--quick", "--jobs", "2", "--ways", "fedavg-tr,cb-dsl",
+        "--quick", "--jobs", "1", "--ways", "fedavg-tr,cb-dsl",
         *(f"--set={text}" for text in ("data.source=mnist", "data.partition=iid", "data.samples_per_worker=20")),
         *(f"--set={text}" for text in ("rounds=1", "workers=8", "model=softmax")),
     ],
@@ -118,16 +119,36 @@ def expanded(word: str, folder: Path) -> list[str]:
     return [str(path) for path in sorted(folder.glob(word))] if "*" in word else [word]
 
 
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the run `runs/mine`."""
+
+    def run(folder: Path) -> None:
+        assert cbdsl("run", *SMALLER, "--out", "runs/mine", cwd=folder).returncode == 0
+
+    return shared_folder(tmp_path_factory, "finished-run", run)
+
+
+@pytest.fixture(scope="module")
+def own_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the programs of data.md write."""
+
+    def write(folder: Path) -> None:
+        subprocess.run([sys.executable, "-c", PROGRAMS[ROOT / "docs" / "data.md"]], cwd=folder, check=True)
+
+    return shared_folder(tmp_path_factory, "own-data", write)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("words", RUN, ids=" ".join)
-def test_every_command_shown_runs(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_every_command_shown_runs(words: tuple[str, ...], tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if words[0] == "provision" and {"--add", "--revoke", "--renew", "--largest-model"} & set(words):
         assert cbdsl("provision", "keys", "--workers", "3", cwd=tmp_path).returncode == 0
     if words[0] == "compare":
         made = [*MADE_SMALL["sweep"], "--over", "seed=0,1", "--out", "sweep"]
         assert cbdsl("sweep", *made, cwd=tmp_path).returncode == 0
     if words[0] in {"audit", "predict", "export"}:
-        assert cbdsl("run", *SMALLER, "--out", "runs/mine", cwd=tmp_path).returncode == 0
+        shutil.copytree(request.getfixturevalue("finished_run"), tmp_path, dirs_exist_ok=True)
         np.savez(tmp_path / "x.npz", features=np.zeros((3, 28, 28), np.uint8), labels=np.arange(3))
     for file in (word.partition("=")[2] for word in words if word.startswith("data.shared_source=")):
         out = str(Path(file).parent)
@@ -136,7 +157,7 @@ def test_every_command_shown_runs(words: tuple[str, ...], tmp_path: Path) -> Non
         rows = np.random.default_rng(0).uniform(size=(900, 3))
         np.savetxt(tmp_path / "sensors.csv", rows, delimiter=",", header="heat,wind,load", comments="")
     if "own.npz" in words:
-        subprocess.run([sys.executable, "-c", PROGRAMS[ROOT / "docs" / "data.md"]], cwd=tmp_path, check=True)
+        shutil.copy(request.getfixturevalue("own_data") / "own.npz", tmp_path)
     if "my_parts.py" in words:
         shutil.copy(ROOT / "examples" / "my_parts.py", tmp_path)
     if "my_net.py:Net" in words:

@@ -15,6 +15,7 @@ from typer.main import get_command
 import cbdsl
 from cbdsl.cli.app import app
 from support.browser import tab
+from support.shared_folder import shared_folder
 
 pytestmark = pytest.mark.slow
 
@@ -25,11 +26,14 @@ NOTEBOOKS = sorted(path.name.removesuffix(".nb.py") for path in (ROOT / "docs" /
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built as `make docs` does; every notebook is run on the way."""
-    out = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", str(ROOT / "docs"), str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-5000:]
-    return out
+
+    def build(out: Path) -> None:
+        words = ["-W", "--keep-going", "-q", "-b", "html", str(ROOT / "docs"), str(out)]
+        command = [sys.executable, "-m", "sphinx", *words]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr[-5000:]
+
+    return shared_folder(tmp_path_factory, "site", build)
 
 
 class Links(HTMLParser):

@@ -288,17 +288,19 @@ def test_what_is_not_made_of_layers_is_refused_by_layer_or_line_on_one_line(modu
     assert "\n" not in str(caught.value)
 
 
-def test_reading_a_module_changes_neither_it_nor_the_generators() -> None:
-    module = made(by_shape)
+def test_reading_a_module_changes_neither_it_nor_the_generators(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, seeded = made(by_shape), list[int]()
     before, names = to_flat(module), set(vars(module))
     torch.manual_seed(3)
     state = torch.get_rng_state()
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded.append)
     from_module(module, IMAGE)
     assert np.array_equal(to_flat(module), before)
     assert set(vars(module)) == names
     assert module.training
     assert all(parameter.grad is None for parameter in module.parameters())
     assert torch.equal(torch.get_rng_state(), state)
+    assert seeded == []
 
 
 def test_modules_of_other_threads_run_while_one_is_read() -> None:
