@@ -42,7 +42,10 @@ COMMANDS = {  # by panel of the help page: name, place, and the first paragraph 
         ),
     },
     "Use the model": {
-        "predict": ("model_commands:predict", "Predict the class of every sample in a file with a trained model."),
+        "predict": (
+            "model_commands:predict",
+            "Predict with a trained model for every sample in a file: a class, numbers, or an anomaly score and a verdict.",
+        ),
         "export": (
             "model_commands:export",
             "Write a trained model for other programs: ONNX, one C file, or safetensors.",

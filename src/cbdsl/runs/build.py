@@ -37,7 +37,7 @@ from cbdsl.data.partition import Partition, Split, alter_features, split
 from cbdsl.data.shared import add_shared
 from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.engine import Engine, Sgd
-from cbdsl.engines.loss import make_loss
+from cbdsl.engines.loss import CROSS_ENTROPY, Loss, LossFunction, make_loss
 from cbdsl.engines.native_engine import default_threads
 from cbdsl.errors import UserError
 from cbdsl.models.architecture import Architecture
@@ -73,6 +73,7 @@ class UserParts:
     attack: Attack | None = None
     partition: Partition | None = None
     init: Floats | Path | None = None  # (D,), or a model's file
+    loss: LossFunction | None = None
     make_swarm: Callable[[Experiment], Swarm] | None = None
 
 
@@ -92,6 +93,7 @@ class Experiment:
     note: str  # why the fastest engine is not used; empty if it is
     spec_key: str  # the spec's, with plugins as they were imported
     make_swarm: Callable[[Experiment], Swarm] | None = None
+    loss: Loss = CROSS_ENTROPY
 
     @staticmethod
     def prepare(
@@ -116,7 +118,7 @@ class Experiment:
         dataset = replace(dataset, train=alter_features(dataset.train, parts, partition, spec.seed))
         dataset, parts = add_shared(dataset, parts, spec.data)
         network = network_of(spec, dataset.shape, dataset.outputs, given.model, dataset.task)
-        loss = make_loss(spec, dataset.task)
+        loss = make_loss(spec, dataset.task, given.loss)
         choice = choose_engine(spec.engine, network, dataset.shape, threads or default_threads(), spec.device, loss)
         engine = choice.engine
         server = build_server(spec, engine, dataset.train, parts, given, secret)
@@ -127,7 +129,7 @@ class Experiment:
             initial[0] = alone.train(initial[0])[0]
         return Experiment(
             spec, dataset, parts, network, engine, initial, server, attack,
-            byzantine_workers(spec), choice.note, spec.key(), given.make_swarm,
+            byzantine_workers(spec), choice.note, spec.key(), given.make_swarm, loss,
         )  # fmt: skip
 
     @cached_property
@@ -218,7 +220,7 @@ class Experiment:
         aims = self.attack.aims if self.byzantine else ()
         return FinalMeasurements(
             self.class_accuracy(state), self.attack_success(state), aims, self.worst_tenth(state),
-            metrics=self.test_metrics(state), task=self.dataset.task, loss=make_loss(self.spec, self.dataset.task).name,
+            metrics=self.test_metrics(state), task=self.dataset.task, loss=self.loss.name,
         )  # fmt: skip
 
     def worst_tenth(self, state: ServerState) -> float | None:
@@ -506,7 +508,7 @@ def _initial(spec: Spec, network: Network, given: Floats | Path | None) -> Float
     return np.stack([np.asarray(weights, np.float32), *(network.initial_weights(seed) for seed in seeds[1:])])
 
 
-def collect_parts(
+def collect_parts(  # noqa: PLR0913 - all but the first by name
     spec: Spec,
     *,
     model: ModelBuilder | str | None = None,
@@ -514,6 +516,7 @@ def collect_parts(
     clients: Sequence[Client] | None = None,
     participation: float | None = None,
     init: Init | None = None,
+    loss: LossFunction | str | None = None,
     make_swarm: Callable[[Experiment], Swarm] | None = None,
     **parts: object,
 ) -> tuple[Spec, UserParts]:
@@ -562,9 +565,13 @@ def collect_parts(
         defence=replace(spec.defence, aggregator=names["aggregator"]),
         selection=replace(spec.selection, name=names["selection"], k=0 if "selection" in objects else spec.selection.k),
         options=Options(options),
+        loss=loss if isinstance(loss, str) else CUSTOM if loss is not None else spec.loss,
     )
+    own_loss = None if isinstance(loss, str) else loss
     own_model = None if isinstance(model, str) else model
-    return chosen, UserParts(model=own_model, data=data, init=_weights(init), make_swarm=make_swarm, **unnamed)
+    return chosen, UserParts(
+        model=own_model, data=data, init=_weights(init), loss=own_loss, make_swarm=make_swarm, **unnamed
+    )
 
 
 def _name_of(kind: Register, part: object, options: dict[str, dict[str, Any]]) -> str:
