@@ -44,7 +44,7 @@ COMMANDS = {  # by panel of the help page: name, place, and the first paragraph 
     "Use the model": {
         "predict": (
             "model_commands:predict",
-            "Predict with a trained model for every sample in a file: a class, numbers, or an anomaly score and a verdict.",
+            "Predict classes, numbers or anomalies of the samples in a file with a trained model.",
         ),
         "export": (
             "model_commands:export",

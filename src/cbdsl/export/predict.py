@@ -108,8 +108,8 @@ def _engine(model: SavedModel, threads: int | None) -> Engine:
         )
     if card.loss == CUSTOM and card.task == "reconstruction":
         raise UserError(
-            f"The anomaly scores of {model.source} are those of a loss that was given in Python. Use Result.anomaly_scores"
-            " in that program.",
+            f"The anomaly scores of {model.source} are those of a loss that was given in Python. Use "
+            "Result.anomaly_scores in that program.",
             code="not-supported",
         )
     name = "mse" if card.loss == CUSTOM else card.loss  # a regression's numbers do not depend on it
