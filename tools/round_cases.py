@@ -169,7 +169,7 @@ def _servers() -> dict[str, Case]:
         "rotation": (*ROTATION, *restart),
         "rotation cb-dsl": (*ROTATION, *GUARD),
         "rotation slow": (*ROTATION, *restart, *GUARD, "--set", "server.momentum=0.0"),
-        "rotation trim": (*ROTATION, *restart, "--set", "options.rotation.trim=0"),
+        "rotation agreement": (*ROTATION, *restart, "--set", "options.rotation.agreement=true"),
     }
     found = {f"selection {name}": Case(small("strong-iid", *words), short=True) for name, words in ways.items()}
     for rule in AGGREGATORS:

@@ -116,11 +116,12 @@ PRESETS: dict[str, Spec] = {
     "rotation-noniid": replace(
         _ROTATION, preset="rotation-noniid", rounds=15, data=_NONIID, selection=SelectionSpec("rotation", k=20)
     ),
-    # Verified rotation where labels are scarce: what a swarm is for.
-    "small-iid": replace(_ROTATION, preset="small-iid", data=_with_few_labels(DataSpec())),
+    # Verified rotation where labels are scarce, from the server's own model on: what a swarm is for.
+    "small-iid": replace(_ROTATION, preset="small-iid", init="server", data=_with_few_labels(DataSpec())),
     "small-noniid": replace(
         _ROTATION,
         preset="small-noniid",
+        init="server",
         rounds=15,
         data=_with_few_labels(_NONIID),
         selection=SelectionSpec("rotation", k=20),
@@ -128,13 +129,14 @@ PRESETS: dict[str, Spec] = {
     "small-fashion": replace(
         _FASHION,
         preset="small-fashion",
+        init="server",
         method="restart",
         data=_with_few_labels(_FASHION.data),
         selection=_ROTATION.selection,
         defence=_ROTATION.defence,
         codec=_ROTATION.codec,
     ),
-    "small-hapt": replace(_HAPT, preset="small-hapt", data=_with_few_labels(_HAPT.data, 50, 100)),
+    "small-hapt": replace(_HAPT, preset="small-hapt", init="server", data=_with_few_labels(_HAPT.data, 50, 100)),
     # Beyond classifiers, on data sets that are computed.
     "regression": _REGRESSION,
     "anomaly": _ANOMALY,
@@ -152,7 +154,7 @@ DESCRIPTIONS = {
     "strong-noniid": "the same on non-i.i.d. data",
     "rotation-iid": "strong local training, verified rotation of 12 with a guard, 4 bits both ways",
     "rotation-noniid": "the same on non-i.i.d. data, 20 in turn",
-    "small-iid": "verified rotation where labels are scarce: 550 labelled samples at the server in all",
+    "small-iid": "rotation from the server's own model, where labels are scarce: 550 labelled samples at the server",
     "small-noniid": "the same on non-i.i.d. data, 20 in turn",
     "small-fashion": "the same on Fashion-MNIST (cbdsl data fetch fashion-mnist)",
     "small-hapt": "the same on sensors of people, 250 labelled samples (cbdsl data fetch hapt)",

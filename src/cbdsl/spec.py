@@ -209,7 +209,7 @@ class Spec:
     model: Text = setting("cnn", "a network's name, or 'custom': a module given in Python")
     init: Text = setting(
         "",
-        "start from this model: a run's folder, a .safetensors file, or 'server' (trained on D_tr); empty: random",
+        "start from this model: a run's folder, a .safetensors file, 'server' (its own model); empty: random",
     )
     engine: Text = setting("auto", "what computes: auto, native or torch")
     device: Device = setting(
@@ -448,7 +448,9 @@ _ADDED_LATER = (
 """Settings that did not exist in the first version: at their defaults they are no part of the key."""
 
 
-INIT_SERVER = "server"  # the value of `init` for a model that the server trains on D_tr
+INIT_SERVER = (
+    "server"  # the value of `init` for a model that the server trains on D_tr; where it takes part, on D_sc, too
+)
 
 
 def init_file(source: str) -> Path:

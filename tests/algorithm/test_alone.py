@@ -179,8 +179,18 @@ def test_where_the_server_alone_is_better_the_summary_names_a_preset_in_which_th
 def test_small_presets_have_few_labelled_samples_and_verify(name: str) -> None:
     spec = preset(name)
     assert spec.data.shared_training + spec.data.shared_scoring + spec.data.holdout == (250 if "hapt" in name else 550)
-    assert (spec.selection.name, spec.defence.guard, spec.preset) == ("rotation", True, name)
+    assert (spec.selection.name, spec.defence.guard, spec.init, spec.preset) == ("rotation", True, "server", name)
     resolve(spec)
+
+
+def test_the_summary_says_how_many_honest_uploads_were_not_used() -> None:
+    spec = small_spec(method="restart", selection__name="rotation", selection__k=4, attack__byzantine=2,
+                      attack__name="label-flip")  # fmt: skip
+    result = cbdsl.run(spec, model=perceptron, data=blobs())
+    unused = [one for line in result.rounds for one in line.declined]
+    honest = [one for one in unused if one not in result.summary.byzantine]
+    assert 0 < len(honest) == result.summary.honest_unused < len(unused)
+    assert f"{len(honest)} of them by honest workers" in " ".join(line for _, line in summary_rows(result.summary))
 
 
 def test_runs_with_the_same_data_model_and_seed_share_the_measurement(tmp_path: Path) -> None:

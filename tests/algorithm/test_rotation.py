@@ -8,30 +8,11 @@ import pytest
 
 from cbdsl.algorithm.aggregators import trimmed_mean_of
 from cbdsl.algorithm.messages import ServerState, WorkerId
-from cbdsl.algorithm.rotation import (
-    Rotation,
-    choose_group,
-    cosine,
-    drop_harmful,
-    drop_near,
-    grow_group,
-    is_noise,
-    usual_lengths,
-)
-from cbdsl.algorithm.selection import (
-    COPIED,
-    EQUAL,
-    FAR,
-    HARMFUL,
-    LEFT_OUT,
-    OPPOSED,
-    Candidate,
-    RoundContext,
-    SelectionResult,
-    VerifiedUpload,
-)
-from cbdsl.algorithm.verification import Verifier, trust_uploads
+from cbdsl.algorithm.rotation import Rotation, Soup
+from cbdsl.algorithm.selection import COPIED, UNWEIGHTED, Candidate, RoundContext, SelectionResult, VerifiedUpload
+from cbdsl.algorithm.verification import MEMORISED, Verifier, trust_uploads
 from cbdsl.arrays import Floats
+from cbdsl.errors import UserError
 
 START = np.zeros(2, np.float32)
 
@@ -43,11 +24,16 @@ def view_of(verifier: Verifier | None = None, memory: Floats | None = None, numb
     )
 
 
+def goal(*target: float) -> Verifier:
+    """The private loss is the squared distance to a target."""
+    return replace(trust_uploads(2), loss=lambda weights: float(np.square(weights - np.array(target)).sum()))
+
+
 def combined(
     steps: Mapping[WorkerId, tuple[float, float]], view: RoundContext, momentum: float = 0.5
 ) -> SelectionResult:
     believed = [VerifiedUpload(worker, 1.0, np.array(step, np.float32)) for worker, step in steps.items()]
-    return Rotation(k=12, momentum=momentum, trim=0).combine(believed, view)
+    return Rotation(momentum=momentum).combine(believed, view)
 
 
 def invited(rounds: int, workers: int, k: int) -> list[list[WorkerId]]:
@@ -70,107 +56,120 @@ def test_everybody_has_a_turn() -> None:
     assert invited(4, 5, 2) == [[0, 1], [2, 3], [4, 0], [1, 2]]
 
 
-def test_a_long_step_weighs_as_much_as_any_other() -> None:
+def test_without_samples_at_the_server_all_steps_count_equally_whatever_their_length() -> None:
     made = combined({0: (1, 0), 1: (0, 1), 2: (100, 0)}, view_of())
     assert made.model is not None
-    np.testing.assert_allclose(made.model, [0.5, 0.5], atol=1e-6)  # 0 and 2 are the same once they are as long
-
-
-def test_a_fifth_of_a_step_is_worth_a_whole_one() -> None:
-    made = combined({0: (1, 0), 1: (0, 1), 2: (-0.16, -0.12)}, view_of())
-    assert made.model is not None
-    np.testing.assert_allclose(made.model, np.array([1 - 0.8, 1 - 0.6]) / 3, atol=1e-6)
+    np.testing.assert_allclose(made.model, [2 / 3, 1 / 3], atol=1e-6)
     assert not made.declined
 
 
-def test_idle_steps_are_declined_and_equal_ones_share_a_place() -> None:
-    made = combined({0: (1, 0), 1: (0.6, 0.8), 2: (0.6, 0.8), 3: (0, 0), 4: (0.96, -0.28)}, view_of())
-    assert made.declined == {2: EQUAL, 3: COPIED}
-    assert made.model is not None
-    np.testing.assert_allclose(made.model, [2.56 / 3, 0.52 / 3], atol=1e-6)
-
-
-@pytest.mark.parametrize(("step", "own", "far"), [(9.0, 9 / 31, True), (9.0, 9 / 29, False), (4.0, 4 / 31, False)])
-def test_what_is_longer_than_w_g_and_than_many_steps_is_far(step: float, own: float, far: bool) -> None:
-    verifier = replace(trust_uploads(2), own_step=lambda _current, _round: np.array([own, 0.0]))
-    state = ServerState(0, np.array([3, 4], np.float32), 1.0)
-    upload = VerifiedUpload(0, 1.0, np.array([3 + step, 4], np.float32))
-    assert Rotation().objection(upload, [], RoundContext(state, 1, verifier)) == (FAR if far else "")
-
-
-def test_noise_has_nothing_in_common_with_the_others_whatever_its_length() -> None:
-    rng = np.random.default_rng(3)
-    way = rng.normal(size=4000)
-    honest = way + rng.normal(size=(7, 4000))
-    noise, against = rng.normal(size=(6, 4000)) * 9, -way[None]
-    found = is_noise(np.concatenate([honest, noise, against]))
-    assert found.tolist() == [False] * 7 + [True] * 6 + [False]
-    assert not is_noise(honest * np.linspace(0.2, 5, 7)[:, None]).any()
-    assert not is_noise(noise[:3]).any()  # too few to say
-    assert not is_noise(noise).any()  # nothing in common at all: nobody stands out
-
-
-def test_copies_with_noise_do_not_set_the_usual_length() -> None:
-    rng = np.random.default_rng(4)
-    way = rng.normal(size=2000).astype(np.float32)
-    steps = [way + rng.normal(size=2000).astype(np.float32) for _ in range(4)]
-    noise = [np.float32(0.5) * rng.normal(size=2000).astype(np.float32) for _ in range(5)]
-    believed = [VerifiedUpload(worker, 1.0, step) for worker, step in enumerate([*steps, *noise])]
-    state = ServerState(0, np.zeros(2000, np.float32), 1.0)
-    made = Rotation(trim=0).combine(believed, RoundContext(state, 1, trust_uploads(2000)))
-    assert made.declined == dict.fromkeys(range(4, 9), COPIED)
-    assert made.memory is not None
-    assert made.memory[-1] == pytest.approx(float(np.median([np.linalg.norm(step) for step in steps])), rel=1e-5)
-
-
-def test_momentum_and_the_usual_length_are_remembered() -> None:
+def test_the_step_is_remembered_as_momentum() -> None:
     first = combined({0: (3, 4)}, view_of())
     assert first.memory is not None
-    np.testing.assert_allclose(first.memory, [3, 4, 5])
+    np.testing.assert_allclose(first.memory, [3, 4])
     second = combined({0: (3, 4)}, view_of(memory=first.memory, number=2))
     assert second.model is not None
-    np.testing.assert_allclose(second.model, [4.5, 6])
     assert second.memory is not None
-    np.testing.assert_allclose(second.memory, [4.5, 6, 5])
+    np.testing.assert_allclose([second.model, second.memory], [[4.5, 6]] * 2)
 
 
-def test_usual_lengths_are_the_median_and_the_upper_quartile_and_do_not_jump() -> None:
-    lengths = np.array([1.0, 2.0, 90.0])
-    np.testing.assert_allclose(usual_lengths(lengths, 0), [2, 46])
-    np.testing.assert_allclose(usual_lengths(lengths, 1.5), [2, 3])
-    np.testing.assert_allclose(usual_lengths(lengths, 0.25), [0.5, 0.5])
-    np.testing.assert_allclose(usual_lengths(lengths, 16), [8, 32])
-    np.testing.assert_allclose(usual_lengths(lengths, 16, most=9), [8, 32])
-    np.testing.assert_allclose(usual_lengths(lengths, 0, most=9), [2, 9])
+def test_a_memory_of_another_size_is_none() -> None:
+    made = combined({0: (3, 4)}, view_of(memory=np.ones(3, np.float32)))
+    assert made.model is not None
+    np.testing.assert_allclose(made.model, [3, 4])
 
 
-def test_the_cosine_of_two_steps() -> None:
-    own = np.array([2.0, 0.0])
-    found = [cosine(np.array(step, float), own) for step in ((5, 0), (0, 7), (-1, 1), (0, 0))]
-    np.testing.assert_allclose(found, [1, 0, -np.sqrt(0.5), 0], atol=1e-9)
+def test_who_does_harm_has_no_weight() -> None:
+    honest: dict[WorkerId, tuple[float, float]] = {0: (1, 0), 1: (0.8, -0.6), 2: (0.8, 0.6)}
+    made = combined({**honest, 6: (-1, 0), 7: (-0.8, 0.6)}, view_of(goal(1, 0)))
+    assert made.declined == {6: UNWEIGHTED, 7: UNWEIGHTED}
+    assert made.model is not None
+    assert made.model[0] > 0.8
 
 
-@pytest.mark.parametrize(("goal", "length"), [(3.0, 3.0), (1.0, 1.0), (-9.0, 1.0)])
-def test_with_a_hold_out_the_longer_step_is_taken_where_it_does_better(goal: float, length: float) -> None:
-    """Two fifths of the steps are short ones, made by those who do not want to work: the median shrinks."""
-    verifier = replace(trust_uploads(2), loss=lambda model, _round: abs(float(model[0]) - goal))
-    steps = {0: (1, 0), 1: (0.96, 0.28), 2: (0.96, -0.28), 3: (2.88, 0.84), 4: (2.88, -0.84)}
-    made = combined(steps, view_of(verifier, memory=np.array([0, 0, 2], np.float32)))
+def test_attackers_that_hold_each_other_in_balance_have_no_weight() -> None:
+    """Each pair pulls back, and far to either side: without one of them the other one tips the balance."""
+    weights = np.array([1.0, 20.0])
+    verifier = replace(
+        trust_uploads(2), loss=lambda model: float((weights * np.square(model - np.array([1.5, 0]))).sum())
+    )
+    honest: dict[WorkerId, tuple[float, float]] = {0: (1, 0.02), 1: (1, -0.02), 2: (1, 0.3), 3: (1, -0.3)}
+    pairs: dict[WorkerId, tuple[float, float]] = {
+        4: (-0.9, 0.436), 5: (-0.9, -0.436), 6: (-0.8, 0.6), 7: (-0.8, -0.6)
+    }  # fmt: skip
+    made = combined(honest | pairs, view_of(verifier))
+    assert made.model is not None
+    assert set(pairs) <= set(made.declined)
+    assert made.model[0] > 0.9
+
+
+def test_where_all_do_harm_w_g_stays_and_the_momentum_is_forgotten() -> None:
+    made = combined({0: (1, 0), 1: (0.8, 0.6)}, view_of(goal(-1, 0), memory=np.array([1, 0], np.float32)), 0.9)
+    assert made.model is None  # which costs no broadcast
+    np.testing.assert_array_equal(made.memory, START)
+
+
+def test_with_agreement_what_a_minority_wants_is_undone() -> None:
+    """A backdoor in the second weight: the honest do not care about it, so its sign is disputed."""
+    honest = {worker: (1.0, noise) for worker, noise in enumerate((0.1, -0.1, 0.1, -0.1))}
+    believed = [VerifiedUpload(worker, 1.0, np.array(step, np.float32)) for worker, step in honest.items()]
+    believed += [VerifiedUpload(9, 1.0, np.array((1, 1), np.float32))]
+    plain, agreed = (Rotation(agreement=on).combine(believed, view_of()).model for on in (False, True))
+    assert plain is not None
+    assert agreed is not None
+    assert plain[1] > 0.1
+    np.testing.assert_allclose(agreed, plain * [1, -1], rtol=1e-5)
+
+
+def test_the_server_trains_the_mixture_as_far_as_that_helps_or_w_g_alone() -> None:
+    verifier = replace(goal(1, 1), train=lambda weights, _round: weights + np.array([0, 4], np.float32))
+    made = combined({0: (1, 0)}, view_of(verifier))
+    assert made.model is not None
     assert made.memory is not None
-    assert made.memory[-1] == pytest.approx(length)
-
-
-def test_without_a_hold_out_the_usual_length_is_the_median() -> None:
-    made = combined({0: (1, 0), 1: (0.96, 0.28), 2: (0.96, -0.28), 3: (2.88, 0.84), 4: (2.88, -0.84)}, view_of())
+    np.testing.assert_allclose(made.model, [1, 1])
+    np.testing.assert_allclose(made.memory, [1, 0])  # not its own step
+    made = combined({0: (-9, -9)}, view_of(verifier))
+    assert made.model is not None
     assert made.memory is not None
-    assert made.memory[-1] == pytest.approx(1.0)
+    np.testing.assert_allclose(made.model, [0, 1])
+    np.testing.assert_allclose(made.memory, [0, 0])
+    assert Soup(2).combine([VerifiedUpload(0, 1.0, np.array([1, 0], np.float32))], view_of(replace(
+        verifier, score=verifier.loss))).model is not None  # fmt: skip
 
 
-def test_those_near_each_other_share_a_place() -> None:
-    steps = np.array([[0, 0], [0, 0.1], [0, 1], [0, 0]])
-    assert drop_near(steps, [0, 1, 2, 3], 0.2) == [0, 2]
-    assert drop_near(steps, [1, 2, 3], 0.2) == [1, 2]
-    assert drop_near(np.zeros((2, 2)), [0, 1], 0.0) == [0, 1]
+def test_without_a_guard_the_scoring_set_decides() -> None:
+    verifier = replace(trust_uploads(2), score=lambda weights: float(np.square(weights - 1).sum()))
+    made = combined({0: (1, 0), 1: (0, 1), 2: (-1, 0), 3: (0, -1)}, view_of(verifier))
+    assert set(made.declined) == {2, 3}
+    assert made.score == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("selection", [Rotation(3), Soup(3)])
+def test_it_objects_to_what_the_guard_doubts_and_to_copies(selection: Rotation | Soup) -> None:
+    def copies(current: Floats, others: Sequence[Floats], proposed: Floats, _round: int) -> bool:
+        return any(np.array_equal(proposed, one) for one in (current, *others))
+
+    verifier = replace(trust_uploads(2), copies=copies, doubt=lambda _, new, __: MEMORISED if new[0] > 1 else "")
+    mine, other, far = (VerifiedUpload(0, 1.0, np.array(one, np.float32)) for one in ((1, 0), (0, 1), (2, 0)))
+    assert selection.objection(mine, [other], view_of(verifier)) == ""
+    assert selection.objection(mine, [other, mine], view_of(verifier)) == COPIED
+    assert selection.objection(VerifiedUpload(0, 1.0, START), [], view_of(verifier)) == COPIED
+    assert selection.objection(far, [], view_of(verifier)) == MEMORISED
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
+def test_a_share_of_attackers_is_less_than_all(share: float) -> None:
+    with pytest.raises(UserError, match="from 0 to less than 1"):
+        Rotation(byzantine=share)
+    with pytest.raises(UserError, match="from 0 to less than 1"):
+        Soup(byzantine=share)
+
+
+def test_a_soup_has_ingredients_and_a_scoring_set() -> None:
+    with pytest.raises(UserError, match="at least 2 ingredients"):
+        Soup(1)
+    with pytest.raises(UserError, match="D_sc"):
+        Soup(2).combine([VerifiedUpload(0, 1.0, START)], view_of())
 
 
 def test_the_mean_is_trimmed_weight_by_weight_as_far_as_something_is_left() -> None:
@@ -179,89 +178,3 @@ def test_the_mean_is_trimmed_weight_by_weight_as_far_as_something_is_left() -> N
     np.testing.assert_allclose(trimmed_mean_of(steps, 1), [2.5, 1.5])
     np.testing.assert_allclose(trimmed_mean_of(steps, 5), [2.5, 1.5])
     np.testing.assert_allclose(trimmed_mean_of(steps[:1], 1), [9, 1])
-
-
-@pytest.mark.parametrize(("agreement", "words"), [(0.0, ""), (-0.04, ""), (-0.06, OPPOSED), (0.5, "")])
-def test_a_step_against_the_servers_own_is_declined(agreement: float, words: str) -> None:
-    verifier = replace(
-        trust_uploads(2), own_step=lambda _current, _round: np.array([agreement, np.sqrt(1 - agreement**2)])
-    )
-    upload = VerifiedUpload(0, 1.0, np.array([0.5, 0], np.float32))
-    assert Rotation().objection(upload, [], view_of(verifier)) == words
-    assert Rotation().objection(VerifiedUpload(0, 1.0, START), [], view_of(verifier)) == ""
-
-
-def test_long_steps_of_most_do_not_make_the_others_idle() -> None:
-    """Attackers by chance most of a round, with steps a hundred times as long as honest ones."""
-    verifier = replace(trust_uploads(2), own_step=lambda _current, _round: np.array([0.5, 0.0]))
-    steps = {0: (1, 0), 1: (0.8, 0.6), 2: (0, 90), 3: (70, -70), 4: (0, -99), 5: (-80, 80)}
-    made = combined(steps, view_of(verifier))
-    assert made.declined == {}
-    assert made.memory is not None
-    assert made.memory[-1] == pytest.approx(6)  # twelve of the server's own
-
-
-def test_attackers_that_hold_each_other_in_balance_are_left_out_together() -> None:
-    """Each pair pulls back, and far to either side: without one of them the other one tips the balance."""
-    weights = np.array([1.0, 20.0])
-    verifier = replace(
-        trust_uploads(2), loss=lambda model, _round: float((weights * np.square(model - np.array([1.5, 0]))).sum())
-    )
-    honest: dict[WorkerId, tuple[float, float]] = {0: (1, 0.02), 1: (1, -0.02), 2: (1, 0.3), 3: (1, -0.3)}
-    pairs: dict[WorkerId, tuple[float, float]] = {
-        4: (-0.9, 0.436), 5: (-0.9, -0.436), 6: (-0.8, 0.6), 7: (-0.8, -0.6)
-    }  # fmt: skip
-    believed = [VerifiedUpload(worker, 1.0, np.array(step, np.float32)) for worker, step in (honest | pairs).items()]
-    made = Rotation(k=8, trim=0).combine(believed, view_of(verifier))
-    assert made.model is not None
-    assert set(pairs) <= set(made.declined)
-    assert made.model[0] > 0.9
-
-
-def goal(target: Sequence[float]) -> Verifier:
-    """The private loss is the squared distance to a target."""
-    return replace(trust_uploads(2), loss=lambda weights, _round: float(np.square(weights - np.array(target)).sum()))
-
-
-def test_what_does_harm_is_left_out() -> None:
-    honest: dict[WorkerId, tuple[float, float]] = {0: (1, 0), 1: (1, -0.5), 2: (1, 0.5)}
-    made = combined({**honest, 7: (0.5, 1.5)}, view_of(goal((1, 0))))
-    assert made.declined == {7: HARMFUL}
-    assert made.model is not None
-    assert made.model[0] > 0.9
-
-
-def test_without_a_guard_nobody_is_left_out() -> None:
-    assert not combined({0: (1, 0), 1: (-1, 0)}, view_of()).declined
-
-
-@pytest.mark.parametrize("least", [1, 3])
-def test_some_stay_whatever_they_do(least: int) -> None:
-    assert len(drop_harmful(range(6), lambda some: float(len(some)), least)[0]) == least
-
-
-def test_a_little_harm_is_no_reason() -> None:
-    harm = {0: 0.0, 1: 0.005, 2: 0.5, 3: 0.02}
-    assert drop_harmful(range(4), lambda some: 1 + sum(harm[one] for one in some), 1)[0] == [0, 1]
-
-
-def test_a_group_grows_as_long_as_it_gets_better() -> None:
-    gain = {0: 1.0, 1: -2.0, 2: 3.0, 3: float("nan")}
-    group, loss = grow_group(range(4), lambda some: 9 - sum(gain[one] for one in some))
-    assert (group, loss) == ([2, 0], 5)
-
-
-def test_who_does_better_without_the_others_is_taken_where_all_together_get_nowhere() -> None:
-    def loss(group: Sequence[int]) -> float:
-        """0 and 1 get ahead; 2 and 3 take it back together, and each alone does more harm than that."""
-        ahead = sum(one in group for one in (0, 1))
-        held = 1.9 if {2, 3} <= set(group) else 2.5 if {2, 3} & set(group) else 0.0
-        return 4.0 - ahead + held
-
-    assert choose_group(range(4), loss, 1) == ([0, 1], {2: LEFT_OUT, 3: LEFT_OUT})
-    assert choose_group(range(3), lambda some: 4.0 - len(some), 1) == ([0, 1, 2], {})
-
-
-def test_what_makes_the_loss_not_a_number_does_harm() -> None:
-    assert drop_harmful(range(4), lambda some: float("nan") if 2 in some else 1.0, 1)[0] == [0, 1, 3]
-    assert drop_harmful(range(4), lambda _: float("nan"), 1)[0] == [0, 1, 2, 3]  # nobody in particular

@@ -3,8 +3,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given, strategies as st
-from hypothesis.extra.numpy import arrays
 
 from cbdsl.algorithm.broadcast import encode_model
 from cbdsl.algorithm.messages import BackOff, ServerState
@@ -13,9 +11,7 @@ from cbdsl.algorithm.selection import (
     Best,
     Candidate,
     RoundContext,
-    Soup,
     VerifiedUpload,
-    greedy_soup,
     waiting_list,
 )
 from cbdsl.algorithm.verification import ClaimCheck, Verifier
@@ -44,26 +40,13 @@ def test_silence_grows() -> None:
     assert (first, first.again(20)) == (BackOff(1, 12), BackOff(2, 24))
 
 
-@given(arrays(np.float32, (4, 3), elements=st.floats(-4, 4, width=32)))
-def test_a_soup_is_never_worse_than_its_first_model_and_is_the_mean_of_its_parts(models: Floats) -> None:
-    def score(weights: Floats) -> float:
-        return float(np.square(weights.astype(np.float64)).sum())
-
-    average, found, used = greedy_soup(list(models), score)
-    assert found <= score(models[0])
-    assert found == score(average)
-    assert used[0] == 0
-    np.testing.assert_allclose(average, models[used].mean(0), atol=1e-6)
-
-
 def test_with_a_guard_a_score_that_was_learned_by_heart_does_not_stand() -> None:
     state = ServerState(3, np.zeros(2, np.float32), 1.0)
     plain = Verifier(lambda claimed, _weights, _number: ClaimCheck(True, claimed, ""), lambda _weights: 0.1)
-    guarded = replace(plain, loss=lambda _weights, _number: 0.4)
+    guarded = replace(plain, loss=lambda _weights: 0.4)
     upload = VerifiedUpload(0, 0.1, np.ones(2, np.float32))
     assert Best().combine([upload], RoundContext(state, 4, plain)).score == 0.1
     assert Best().combine([upload], RoundContext(state, 4, guarded)).score == 0.4
-    assert Soup(2).combine([upload], RoundContext(state, 4, guarded)).score == 0.4
 
 
 def test_an_upload_for_an_older_w_g_is_packed_again_and_has_to_beat_w_g_then() -> None:

@@ -16,7 +16,6 @@ from cbdsl.algorithm.verification import (
     add_guard,
     is_memorised,
     make_copy_check,
-    make_own_step,
     make_verifier,
     trust_uploads,
 )
@@ -72,7 +71,11 @@ def guard(
     train: Callable[[Floats, int], Floats] | None = None,
 ) -> Verifier:
     """A guard over a verifier that believes a claim of 0.5; losses depend on the first weight."""
-    holdout = HoldOutLosses(lambda weights: public(float(weights[0])), lambda weights, _: private(float(weights[0])))
+    holdout = HoldOutLosses(
+        lambda weights: public(float(weights[0])),
+        lambda weights, _: private(float(weights[0])),
+        lambda weights: float(private(float(weights[0])).mean()),
+    )
     return add_guard(make_verifier(lambda _: 0.5, 2, 1e-4), holdout, 1e-4, train)
 
 
@@ -120,15 +123,13 @@ def test_the_guard_does_not_save_a_lie() -> None:
     assert verifier.check(0.1, WEIGHTS, 1).reason == "the claim is not what the server measures"
 
 
-def test_a_model_that_does_worse_than_the_global_one_on_the_rounds_part_worsens() -> None:
-    losses = HoldOutLosses(lambda _: EVEN, lambda weights, number: {1: EVEN, 2: -EVEN}[number] * float(weights[0]))
-    verifier = add_guard(make_verifier(lambda _: 0.5, 2, 1e-4), losses, 1e-4)
-    assert verifier.worsens is not None
-    better, worse = np.array([1, 0], np.float32), np.array([2, 0], np.float32)
-    assert verifier.worsens(better, worse, 1)
-    assert not verifier.worsens(better, better, 1)
-    assert not verifier.worsens(better, worse, 2)
-    assert verifier.worsens(better, np.array([np.nan, 0], np.float32), 1)
+def test_a_model_worsens_if_its_loss_on_the_whole_hold_out_is_higher_or_not_a_number() -> None:
+    verifier = guard(lambda _: EVEN, lambda first: EVEN * first)
+    better, worse, lost = (np.array([first, 0], np.float32) for first in (1, 2, np.nan))
+    assert verifier.worsens(better, worse)
+    assert verifier.worsens(better, lost)
+    assert not verifier.worsens(better, better)
+    assert not trust_uploads(2).worsens(better, worse)
 
 
 def test_idle_is_what_gets_nowhere_along_the_servers_own_way() -> None:
@@ -165,15 +166,15 @@ def test_noise_is_idle_even_if_it_goes_further_than_training(scale: float) -> No
     assert all(idle(model, [], copy, 1) for copy in copies)
 
 
-def test_the_server_takes_its_own_step_once_a_round() -> None:
+def test_the_server_trains_once_a_round_to_find_copies() -> None:
     calls = []
 
     def train(weights: Floats, number: int) -> Floats:
         calls.append(number)
         return weights + np.array([2, 0], np.float32)
 
-    step, start = make_own_step(train), np.array([3, 4], np.float32)
-    np.testing.assert_allclose([step(start, 1), step(start, 1), step(start, 2)], [[2, 0]] * 3)
+    idle, start = make_copy_check(train), np.array([3, 4], np.float32)
+    assert [idle(start, [], start, number) for number in (1, 1, 2)] == [True] * 3
     assert calls == [1, 2]
 
 

@@ -90,11 +90,12 @@ def test_the_guard_uses_another_half_of_the_hold_out_every_round() -> None:
 
     stage.engine.sample_losses = watching  # type: ignore[method-assign]
     for number in (1, 2, 1):
-        assert stage.server.verifier.worsens is not None
-        stage.server.verifier.worsens(stage.initial[0], stage.initial[0] + 1, number)
-    assert [len(part) for part in seen] == [15] * 6  # half of 30; the old and the new model on the same half
-    assert seen[0] == seen[1] == seen[4]
-    assert seen[0] != seen[2]
+        assert stage.server.verifier.doubt is not None
+        stage.server.verifier.doubt(stage.initial[0], stage.initial[0] + 1, number)
+    halves = seen[::3]  # a round measures w^g, the upload, and the upload after training
+    assert [len(part) for part in seen] == [15] * 9  # half of 30
+    assert seen[:3] == halves[:1] * 3
+    assert halves[0] == halves[2] != halves[1]
 
 
 @pytest.mark.parametrize("engine", ["native", "torch"])

@@ -22,7 +22,8 @@ from cbdsl import register
 from cbdsl.algorithm.methods import CbDsl
 from cbdsl.data.dataset import Dataset
 from cbdsl.errors import UserError
-from cbdsl.runs.build import Experiment, UserParts
+from cbdsl.runs.baseline import measure_server_alone
+from cbdsl.runs.build import Experiment, UserParts, draw_initial
 from cbdsl.runs.records import FinalMeasurements, Summary, lowest_of, summarise
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import read as read_spec
@@ -351,6 +352,21 @@ def test_a_run_can_start_from_what_the_server_learns_from_d_tr() -> None:
     drawn = Experiment.prepare(resolve(replace(spec, init="")), UserParts(data=blobs(), model=perceptron), threads=1)
     accuracy = {name: one.test_accuracy(one.first_state()) for name, one in (("server", made), ("drawn", drawn))}
     assert accuracy["server"] > accuracy["drawn"] + 0.2
+
+
+def test_where_the_server_takes_part_its_model_has_learned_from_d_sc_too() -> None:
+    """Where claims compete with F^g it has not: no claim would beat a model that was trained on D_sc."""
+    plain = small_spec(init="server", method="restart", defence__guard=True)
+    losses = {}
+    for name in ("best", "rotation"):
+        made = Experiment.prepare(
+            resolve(plain.with_settings({"selection.name": name})), UserParts(data=blobs(), model=perceptron), threads=1
+        )
+        drawn = replace(made, spec=replace(made.spec, init=""))
+        losses[name] = made.first_state().global_score
+        assert measure_server_alone(made) == measure_server_alone(replace(drawn, initial=draw_initial(
+            drawn.spec, made.network)))  # fmt: skip
+    assert losses["rotation"] < losses["best"] / 2
 
 
 def test_a_run_from_the_servers_model_resumes_from_its_folder(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import cbdsl
 from cbdsl.algorithm.messages import Claim, Order, Upload
 from cbdsl.algorithm.methods import FedProx
-from cbdsl.algorithm.selection import Soup
+from cbdsl.algorithm.rotation import Soup
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.attacks.attack import Attack, AttackContext
 from cbdsl.attacks.weights import Scaled
@@ -67,7 +67,7 @@ def test_a_part_without_a_name_is_custom_and_has_to_be_given_again(tmp_path: Pat
 
 def test_a_selection_and_an_aggregator_can_be_objects_or_functions() -> None:
     souped = cbdsl.run(small_spec(rounds=2), model=perceptron, data=blobs(), selection=Soup(k=2))
-    assert (souped.spec.selection.name, souped.spec.options.of("soup")) == ("soup", {"k": 2})
+    assert (souped.spec.selection.name, souped.spec.options.of("soup")) == ("soup", {"byzantine": 0.5, "k": 2})
 
     def middle(rows: Doubles, attackers: int, trust: cbdsl.TrustedReference) -> Doubles:  # noqa: ARG001
         return np.asarray(np.median(rows, axis=0))

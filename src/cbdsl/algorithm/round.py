@@ -42,6 +42,7 @@ from cbdsl.algorithm.methods import Method
 from cbdsl.algorithm.particles import inertia_at
 from cbdsl.algorithm.selection import (
     CAUSES,
+    WORSENS,
     Best,
     RoundContext,
     Selection,
@@ -100,14 +101,15 @@ def play_round(
             score = max(claims[worker].score, float(np.float32(verdict.measured or 0.0)))
             believed.append(VerifiedUpload(worker, score, model, uploads[worker]))
 
-    combined = policy.selection.combine(believed, view) if believed else SelectionResult()
+    made = policy.selection.combine(believed, view) if believed else SelectionResult()
+    combined = _accept(made, believed, view, policy)
     final = tuple(
         replace(one, outcome="declined", reason=combined.declined[one.worker])
         if one.worker in combined.declined and one.outcome == "accepted"
         else one
         for one in verdicts
     )
-    after = _adopt(_remember(state, order, final), combined, believed, view, policy)
+    after = _adopt(_remember(state, order, final), combined, policy)
     traffic = (
         *start_traffic(order),
         ledger.claim_traffic(len(claims), sum(len(claim.commitment) for claim in claims.values())),
@@ -167,26 +169,34 @@ def _remember(state: ServerState, order: Order, verdicts: Sequence[Verdict]) -> 
     )
 
 
-def _adopt(
-    state: ServerState,
-    combined: SelectionResult,
-    believed: Sequence[VerifiedUpload],
-    view: RoundContext,
-    policy: ServerPolicy,
-) -> ServerState:
-    """Apply Eq. (7): the new w^g, if there is one; no worker has it yet."""
+def _accept(
+    combined: SelectionResult, believed: Sequence[VerifiedUpload], view: RoundContext, policy: ServerPolicy
+) -> SelectionResult:
+    """Return what a selection made, as workers will have it; without its model if that is worse in private than w^g."""
     model, made, score = combined.model, combined.packed, float(combined.score)
     if model is None:
-        return state
-    if model.shape != state.global_best.shape or not np.isfinite(model).all():
+        return combined
+    current = view.state.global_best
+    if model.shape != current.shape or not np.isfinite(model).all():
         fault = f"a model of shape {model.shape} or with numbers that are not finite"
-        raise _invalid_selection(policy, f"returns {fault} for finite uploads of shape {state.global_best.shape}")
+        raise _invalid_selection(policy, f"returns {fault} for finite uploads of shape {current.shape}")
     if made is None or made.model is not model:
         made = view.encode(model, next((one for one in believed if one.model is model), None))
         if made.model is not model and view.verifier.score is not None:
             score = view.verifier.score(made.model)  # not the model that the selection scored
-    memory = state.memory if combined.memory is None else combined.memory
-    return adopt_model(replace(state, global_score=score, memory=memory), made, policy.codecs)
+    if view.verifier.worsens(current, made.model):
+        used = [one.worker for one in believed if one.worker not in combined.declined]
+        return SelectionResult(declined={**combined.declined, **dict.fromkeys(used, WORSENS)})
+    return replace(combined, model=made.model, packed=made, score=score)
+
+
+def _adopt(state: ServerState, combined: SelectionResult, policy: ServerPolicy) -> ServerState:
+    """Apply Eq. (7): the new w^g, if there is one; no worker has it yet."""
+    if combined.memory is not None:
+        state = replace(state, memory=combined.memory)
+    if combined.packed is None or combined.model is None:
+        return state
+    return adopt_model(replace(state, global_score=combined.score), combined.packed, policy.codecs)
 
 
 def _invalid_selection(policy: ServerPolicy, what: str) -> UserError:

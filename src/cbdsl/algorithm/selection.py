@@ -1,4 +1,4 @@
-"""Selections: which workers the server invites, and what it makes of verified uploads. `best` (the paper) and `soup`.
+"""Selections: which workers the server invites, and what it makes of verified uploads. `best`, the paper's.
 
 A selection sees claims and verified uploads. The server checks what it returns.
 """
@@ -6,8 +6,9 @@ A selection sees claims and verified uploads. The server checks what it returns.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
@@ -17,18 +18,13 @@ from cbdsl.algorithm.messages import NO_BACK_OFF, BackOff, ServerState, Upload, 
 from cbdsl.algorithm.verification import IMPRECISE, MEMORISED, UNTRAINABLE, Verifier
 from cbdsl.arrays import Floats
 from cbdsl.codecs.envelope import Codecs
-from cbdsl.errors import UserError, renamed
+from cbdsl.errors import renamed
 
 NO_GAIN = "it does not beat the global best"
-NOT_USED = "it is not in the soup"
 WORSENS = "the global model would get worse on the private hold-out"
 COPIED = "hardly more than a copy of the global model or of another upload"
-HARMFUL = "the new global model is better without it on the private hold-out"
-FAR = "its weights are far from everything that training makes of the global model"
-OPPOSED = "it undoes what the shared training set teaches"
-EQUAL = "equal to another upload of the round"
-LEFT_OUT = "the others of the round do far better together on the private hold-out"
-CAUSES = frozenset({COPIED, FAR, HARMFUL, IMPRECISE, OPPOSED, MEMORISED, UNTRAINABLE})  # these lead to a back-off
+UNWEIGHTED = "the mixture does better without it on the private hold-out"
+CAUSES = frozenset({COPIED, IMPRECISE, MEMORISED, UNTRAINABLE})  # these lead to a back-off
 
 
 @dataclass(frozen=True)
@@ -87,7 +83,7 @@ class RoundContext:
         D_sc is public. If F^g were the score of a model that memorised it, no honest claim would ever beat it.
         """
         loss = self.verifier.loss
-        return score if loss is None else max(score, loss(model, self.round))
+        return score if loss is None else max(score, loss(model))
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +113,7 @@ class Selection(ABC):
     3
     """
 
+    trains: ClassVar[bool] = False  # whether the server trains on D_tr and D_sc itself, with a guard
     most: int = 1  # how many models it may combine in a round; the limit on invitations allows for them
 
     @abstractmethod
@@ -150,8 +147,7 @@ class Best(Selection):
     def objection(self, upload: VerifiedUpload, believed: Sequence[VerifiedUpload], view: RoundContext) -> str:
         """Object, with a guard, to a model that is worse than w^g on the private hold-out."""
         del believed
-        worsens = view.verifier.worsens
-        worse = worsens is not None and worsens(view.state.global_best, upload.model, view.round)
+        worse = view.verifier.worsens(view.state.global_best, upload.model)
         return find_doubt(upload, view) or (WORSENS if worse else "")
 
     def combine(self, believed: Sequence[VerifiedUpload], view: RoundContext) -> SelectionResult:
@@ -165,76 +161,6 @@ class Best(Selection):
         if found < view.state.global_score:
             return SelectionResult(made.model, view.standing(made.model, found), packed=made)
         return SelectionResult(declined={best.worker: NO_GAIN})
-
-
-@register.selection("soup")
-@dataclass(frozen=True)
-class Soup(Selection):
-    """A verified average: the K best are invited whether they beat F^g or not; their average may beat it.
-
-    Models join greedily (Wortsman et al. 2022). An average that is worse than w^g on the private hold-out is tried
-    again without the model that is worst there.
-    """
-
-    k: int = 3
-
-    def __post_init__(self) -> None:
-        if self.k < 2:
-            raise UserError(
-                f"A soup has at least 2 ingredients; given selection.k={self.k}. One is --select best.",
-                code="out-of-range",
-            )
-
-    @property
-    def most(self) -> int:  # type: ignore[override]
-        """K."""
-        return self.k
-
-    def invite(
-        self, waiting: Sequence[Candidate], believed: Sequence[VerifiedUpload], view: RoundContext
-    ) -> WorkerId | None:
-        """Return the best claim left, until K are verified."""
-        del view
-        return waiting[0].worker if waiting and len(believed) < self.k else None
-
-    def objection(self, upload: VerifiedUpload, believed: Sequence[VerifiedUpload], view: RoundContext) -> str:
-        """Object to copies of w^g or of another upload."""
-        copies, others = view.verifier.copies, [one.model for one in believed]
-        copied = copies is not None and copies(view.state.global_best, others, upload.model, view.round)
-        return find_doubt(upload, view) or (COPIED if copied else "")
-
-    def combine(self, believed: Sequence[VerifiedUpload], view: RoundContext) -> SelectionResult:
-        """Return a soup that beats w^g, if there is one."""
-        score, worsens, current = view.verifier.score, view.verifier.worsens, view.state.global_best
-        if score is None:
-            raise UserError(
-                "A soup needs a server that can score models on D_sc. Share it: --shared both or score.",
-                code="conflict",
-            )
-        left = {one.worker: one.model for one in believed}
-        declined: dict[WorkerId, str] = {}
-        while left:
-            workers, models = list(left), list(left.values())
-            average, found, used = greedy_soup(models, score)
-            if not found < view.state.global_score:  # what does not beat w^g may still improve it
-                average, found, used = greedy_soup([current, *models], score)
-                used = [index - 1 for index in used[1:]]
-            alone = next((one for one in believed if one.model is average), None)
-            made = view.encode(average, alone)
-            if made.model is not average:
-                found = score(made.model)
-            if not (used and found < view.state.global_score):
-                return SelectionResult(declined=declined | dict.fromkeys(workers, NO_GAIN))
-            if worsens is None or not worsens(current, made.model, view.round):
-                unused = set(workers) - {workers[index] for index in used}
-                standing = view.standing(made.model, found)
-                return SelectionResult(made.model, standing, declined | dict.fromkeys(unused, NOT_USED), packed=made)
-            worst = workers[0]
-            for worker in workers[1:]:
-                worst = worker if worsens(left[worst], left[worker], view.round) else worst
-            declined[worst] = WORSENS
-            del left[worst]
-        return SelectionResult(declined=declined)
 
 
 def find_doubt(upload: VerifiedUpload, view: RoundContext) -> str:
@@ -259,19 +185,3 @@ def waiting_list(
         if back_offs.get(worker, NO_BACK_OFF).until < round_number and last_uploaded.get(worker) != score
     ]
     return [Candidate(worker, score) for _, score, worker in sorted(waiting)]
-
-
-def greedy_soup(models: Sequence[Floats], score: Callable[[Floats], float]) -> tuple[Floats, float, list[int]]:
-    """Average models greedily: one joins only if the average's score falls.
-
-    models: best first. Returns the average, its score and which models are in it.
-    """
-    total, used = models[0].astype(np.float64), [0]
-    best, best_score = models[0], score(models[0])
-    for index, model in enumerate(models[1:], 1):
-        average = ((total + model) / (len(used) + 1)).astype(np.float32)
-        found = score(average)
-        if found < best_score:
-            total, best, best_score = total + model, average, found
-            used.append(index)
-    return best, best_score, used

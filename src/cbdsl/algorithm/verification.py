@@ -27,8 +27,6 @@ class ClaimCheck:
 
 Score = Callable[[Floats], float]
 """F of a model on D_sc."""
-OwnStep = Callable[[Floats, int], Doubles]
-"""The server's own step from w^g in a round, (D,)."""
 _Found = TypeVar("_Found")
 MEMORISED = "it has learned the scoring set by heart: private loss too high"
 UNTRAINABLE = "it falls apart when it is trained on"
@@ -48,11 +46,14 @@ class Verifier:
 
     check: Callable[[float, Floats, int], ClaimCheck]  # check(claimed score, weights, round)
     score: Score | None = None  # score(model) is F of a model (D,) on D_sc; None: the server has no D_sc
-    worsens: Callable[[Floats, Floats, int], bool] | None = None  # w^g, what may replace it, round; with a guard
     copies: Callable[[Floats, Sequence[Floats], Floats, int], bool] | None = None  # w^g, other uploads, upload, round
     doubt: Callable[[Floats, Floats, int], str] | None = None  # w^g, upload, round: why the guard distrusts it, or ""
-    loss: Callable[[Floats, int], float] | None = None  # on the part of the private hold-out for a round
-    own_step: OwnStep | None = None  # w^g, round: the server's own step, with a guard and D_tr
+    loss: Score | None = None  # on the private hold-out; with a guard
+    train: Callable[[Floats, int], Floats] | None = None  # w^g, round: trained on D_tr and D_sc; with a guard and D_tr
+
+    def worsens(self, current: Floats, proposed: Floats) -> bool:
+        """Return whether a model is worse than w^g on the private hold-out; NaN is. Without a guard none is."""
+        return self.loss is not None and not self.loss(proposed) <= self.loss(current)
 
 
 def find_claim_flaw(claimed: float) -> str:
@@ -115,6 +116,7 @@ class HoldOutLosses:
 
     public: Callable[[Floats], Doubles]  # on D_sc, (B,)
     private: Callable[[Floats, int], Doubles]  # on the part of the private hold-out for a round, (B',)
+    whole: Score  # on all of the private hold-out
 
 
 def add_guard(
@@ -125,8 +127,8 @@ def add_guard(
     D_sc is public, so it can be memorised. Memorised: from w^g to the upload the loss on D_sc has fallen further than
     that on the private hold-out, by more than sampling explains, in a one-sided two-sample test (Welch) at the given
     false-alarm rate. What w^g has memorised already does not count. Untrainable: one round of training (train, on D_tr)
-    more than doubles the private loss. And no model may replace w^g that is worse than w^g on the same part of the
-    hold-out. That part changes every round, so that what acceptance reveals about it is soon out of date.
+    more than doubles the private loss. Both are measured on a part of the hold-out that changes every round, so that
+    what acceptance reveals about it is soon out of date. And no model replaces w^g that is worse on the whole hold-out.
     """
     losses = cache_per_round(lambda current, number: (holdout.public(current), holdout.private(current, number)))
 
@@ -137,17 +139,10 @@ def add_guard(
             return MEMORISED
         if train is None:
             return ""
-        trained = loss(train(proposed, round_number), round_number)
+        trained = float(holdout.private(train(proposed, round_number), round_number).mean())
         return "" if trained <= 2 * after.mean() + _SLACK else UNTRAINABLE  # NaN is untrainable
 
-    def worsens(current: Floats, proposed: Floats, round_number: int) -> bool:
-        return not loss(proposed, round_number) <= loss(current, round_number)  # NaN worsens
-
-    def loss(weights: Floats, round_number: int) -> float:
-        return float(holdout.private(weights, round_number).mean())
-
-    step = None if train is None else make_own_step(train)
-    return replace(inner, worsens=worsens, doubt=doubt, loss=loss, own_step=step)
+    return replace(inner, doubt=doubt, loss=holdout.whole)
 
 
 _SLACK = 0.1  # a loss near 0 may more than double
@@ -160,7 +155,7 @@ def make_copy_check(train: Callable[[Floats, int], Floats]) -> Callable[[Floats,
     along w^r - w^g. Noise in D dimensions hardly does, unless a weight's noise is near a tenth of the step's length.
     Copied: |<w - w^g, w^r - w^g>| < |w^r - w^g|^2 / 10, or |w - w'| < |w^r - w^g| / 2 for another w'.
     """
-    step = make_own_step(train)
+    step = cache_per_round(lambda current, number: (train(current, number) - current).astype(np.float64))
 
     def copies(current: Floats, others: Sequence[Floats], proposed: Floats, round_number: int) -> bool:
         own, upload = step(current, round_number), (proposed - current).astype(np.float64)
@@ -169,11 +164,6 @@ def make_copy_check(train: Callable[[Floats, int], Floats]) -> Callable[[Floats,
         return bool(near or abs(dot(upload, own)) < length / 10)
 
     return copies
-
-
-def make_own_step(train: Callable[[Floats, int], Floats]) -> OwnStep:
-    """Return the server's own step from w^g as a function of w^g and round, (D,). train: as in `make_copy_check`."""
-    return cache_per_round(lambda current, number: (train(current, number) - current).astype(np.float64))
 
 
 def cache_per_round(compute: Callable[[Floats, int], _Found]) -> Callable[[Floats, int], _Found]:

@@ -9,11 +9,15 @@ import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import numpy as np
+
 from cbdsl.algorithm.alone import ServerOnly
 from cbdsl.algorithm.messages import commitment_of
-from cbdsl.runs.build import Experiment, build_alone_training
+from cbdsl.arrays import Floats
+from cbdsl.runs.build import Experiment, build_alone_training, draw_initial
 from cbdsl.runs.metrics import measure_all
 from cbdsl.runs.records import ServerAlone
+from cbdsl.spec import INIT_SERVER
 from cbdsl.util.files import read_json, read_text, write_json
 from cbdsl.util.serialize import from_plain, to_plain
 
@@ -39,11 +43,18 @@ def measure_server_alone(experiment: Experiment, kept: Path | None = None) -> Se
 def _measure(experiment: Experiment) -> ServerAlone:
     data, engine = experiment.dataset, experiment.engine
     alone = build_alone_training(experiment.spec, ServerOnly(), engine, data.train, experiment.split)
-    weights, epochs = alone.train(experiment.initial[0])
+    weights, epochs = alone.train(_start(experiment))
     metrics = measure_all(experiment.metrics, [experiment.evaluate(weights)])
     accuracy = metrics.pop("accuracy", None)
     count = len(alone.assigned.samples[0])
     return ServerAlone(math.nan, count, epochs, metrics) if accuracy is None else ServerAlone(accuracy, count, epochs)
+
+
+def _start(experiment: Experiment) -> Floats:
+    """Return the model, (D,), that the run starts from, before the server has trained it."""
+    spec = experiment.spec
+    initial = draw_initial(spec, experiment.network) if spec.init == INIT_SERVER else experiment.initial
+    return np.asarray(initial[0])
 
 
 def _key(experiment: Experiment) -> str:
@@ -52,7 +63,7 @@ def _key(experiment: Experiment) -> str:
     local = replace(spec.local, epochs=1, steps=0, decay=1.0)
     named = (spec.model, spec.data.source, spec.data.partition, *((spec.loss,) if spec.loss else ()))
     options = [dict(spec.options.of(part)) for part in named]
-    start = commitment_of(experiment.initial[0]).hex()
+    start = commitment_of(_start(experiment)).hex()
     parts = [
         {**asdict(spec.data), "loss": spec.loss},
         asdict(local),

@@ -123,10 +123,10 @@ class Experiment:
         engine = choice.engine
         server = build_server(spec, engine, dataset.train, parts, given, secret)
         _check_memory(spec, parts, engine.size, deal and given.make_swarm is None)
-        initial = _initial(spec, network, given.init)
+        initial = draw_initial(spec, network, given.init)
         if given.init is None and spec.init == INIT_SERVER:
-            alone = build_alone_training(spec, ServerOnly("training"), engine, dataset.train, parts)
-            initial[0] = alone.train(initial[0])[0]
+            own = ServerOnly("shared" if _trains_on_scoring(server) else "training")
+            initial[0] = build_alone_training(spec, own, engine, dataset.train, parts).train(initial[0])[0]
         return Experiment(
             spec, dataset, parts, network, engine, initial, server, attack,
             byzantine_workers(spec), choice.note, spec.key(), given.make_swarm, loss,
@@ -399,8 +399,16 @@ def build_verifier(
         drawn = stream(secret or spec.seed, "hold-out", round_number).permutation(split.holdout)
         return batch_losses(engine, weights, samples, drawn[: -(-len(drawn) // 2)])
 
-    holdout = HoldOutLosses(lambda weights: batch_losses(engine, weights, samples, split.shared_scoring), private)
-    train = make_trainer(spec, engine, samples, split.shared_training, secret) if trains else None
+    holdout = HoldOutLosses(
+        lambda weights: batch_losses(engine, weights, samples, split.shared_scoring),
+        private,
+        make_scorer(engine, samples, split.holdout),
+    )
+    if not trains:
+        return add_guard(plain, holdout, spec.defence.false_alarm)
+    public = np.concatenate([split.shared_training, split.shared_scoring])
+    plain = replace(plain, train=make_trainer(spec, engine, samples, public, secret))
+    train = make_trainer(spec, engine, samples, split.shared_training, secret)
     return add_guard(plain, holdout, spec.defence.false_alarm, train)
 
 
@@ -483,7 +491,12 @@ def _partition(spec: Spec) -> Any:  # noqa: ANN401 - a Partition
     return register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
 
 
-def _initial(spec: Spec, network: Network, given: Floats | Path | None) -> Floats:
+def _trains_on_scoring(server: Server) -> bool:
+    """Return whether the server trains on D_sc. Where claims compete with F^g, no claim would beat such a model's."""
+    return server.policy.selection.trains and server.verifier.train is not None
+
+
+def draw_initial(spec: Spec, network: Network, given: Floats | Path | None = None) -> Floats:
     """Return the initial models, given or drawn: (1, D), or (U, D) if workers start apart.
 
     Where workers start apart, only the first one starts from given weights: without gradients equal rows stay equal.

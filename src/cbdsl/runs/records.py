@@ -136,6 +136,7 @@ class Summary:
     version: str
     worst_tenth: float | None = None  # mean of the main metric over the worst tenth of workers that learn alone
     server_alone: ServerAlone | None = None  # not in the paper; None where it was not measured
+    honest_unused: int = 0  # uploads of workers that are not attackers, and that no global model contains
     task: Task = "classification"
     loss: str = "cross-entropy"
     metrics: dict[str, float | None] = field(default_factory=dict)  # of the final model by name, the main one first
@@ -309,6 +310,7 @@ def summarise(
         loss=finale.loss,
         metrics=finale.metrics,
         best=finite(totals.best),
+        honest_unused=sum(len(set(one.declined) - set(byzantine)) for one in records),
     )
 
 
@@ -372,7 +374,8 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         rows.append(("aimed-at classes", f"{summary.aimed_accuracy:.1%} accuracy in the worst of them"))
     if summary.wasted_uplink_bytes:
         why = "left out" if summary.conversation == "average" else "refuted or declined"
-        told = "; whose and why: `verdicts` in rounds.jsonl" if summary.conversation == "average" else ""
+        told = f"; {summary.honest_unused:,} of them by honest workers" if summary.honest_unused else ""
+        told += "; whose and why: `verdicts` in rounds.jsonl" if summary.conversation == "average" else ""
         rows.append(("wasted", f"{format_bytes(summary.wasted_uplink_bytes)} of uploads that were {why}{told}"))
     rows.append(
         ("time", f"{format_duration(summary.seconds)} ({summary.seconds:.1f} s) on the {summary.engine} engine")

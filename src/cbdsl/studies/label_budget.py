@@ -12,7 +12,7 @@ from cbdsl.data.download import cached_file
 from cbdsl.errors import UserError, unknown
 from cbdsl.presets import preset
 from cbdsl.runs.resolve import resolve
-from cbdsl.spec import Spec
+from cbdsl.spec import INIT_SERVER, Spec
 from cbdsl.studies.benchmark_datasets import PLAIN, STUDY_METHODS, format_markdown
 from cbdsl.studies.compare import Spread, format_percent, format_points
 from cbdsl.studies.sweep import FinishedRun, OnProgress, run_all, write_rows
@@ -71,7 +71,7 @@ class BudgetPlan:
         else:
             settings |= {"method": way}
         if way == SWARM:
-            settings["selection.k"] = BUDGET_DATA[data].in_turn
+            settings |= {"selection.k": BUDGET_DATA[data].in_turn, "init": INIT_SERVER}
         if way == SERVER_ALONE:
             epochs = -(-_SERVER_EPOCHS // start.local.epochs)
             settings |= {"options.server-only.use": "all", "rounds": epochs}

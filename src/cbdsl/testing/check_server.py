@@ -222,16 +222,10 @@ def _verifier(guarded: bool) -> Verifier:
     if not guarded:
         return plain
 
-    def worsens(current: Floats, proposed: Floats, _round: int) -> bool:
-        return not score(proposed) <= score(current)
-
     def copies(_current: Floats, others: Sequence[Floats], proposed: Floats, _round: int) -> bool:
         return any(np.array_equal(proposed, other) for other in others)
 
     def doubt(current: Floats, proposed: Floats, _round: int) -> str:
         return UNTRAINABLE if score(proposed) > 4 * score(current) else ""
 
-    def loss(weights: Floats, _round: int) -> float:
-        return score(weights)
-
-    return Verifier(plain.check, plain.score, worsens, copies, doubt, loss)
+    return Verifier(plain.check, plain.score, copies, doubt, loss=score)
