@@ -186,3 +186,26 @@ def test_a_model_that_ends_in_a_softmax_is_warned_about_once(caplog: pytest.LogC
     spec = Spec().with_settings({**SETTINGS, "rounds": 1})
     cbdsl.run(spec, data=data, model=lambda: nn.Sequential(nn.Linear(3, 2), nn.Softmax(1)), threads=1, callbacks=[])
     assert sum("softmax" in record.message for record in caplog.records) == 1
+
+
+def quartic(outputs: Any, targets: Any) -> Any:  # noqa: ANN401 - torch tensors
+    return ((outputs - targets) ** 4).mean(1)
+
+
+def test_a_loss_of_one_s_own_is_trained_scored_and_verified(tmp_path: Path) -> None:
+    result = played("regression", ROTATION, loss=quartic, out=tmp_path / "run")
+    assert (result.summary.loss, result.summary.engine, result.summary.banned) == ("custom", "torch", [])
+    assert result.rounds[-1].accepted
+    scaled = DATA["regression"].test
+    outputs = result.engine.outputs(result.weights, scaled, np.arange(200, dtype=np.int32))
+    assert result.summary.metrics["loss"] == pytest.approx(np.mean((outputs - scaled.labels) ** 4.0), rel=1e-4)
+    with refused_as("missing-part", "loss=..."):
+        cbdsl.resume(tmp_path / "run", data=DATA["regression"], callbacks=[])
+    again = cbdsl.resume(tmp_path / "run", data=DATA["regression"], loss=quartic, callbacks=[])
+    assert again.summary.metrics == result.summary.metrics
+    with refused_as("invalid-part", "(80,)", "(80, 1)", ".mean(1)"):
+        played("regression", {}, loss=lambda outputs, targets: (outputs - targets) ** 2)
+    with refused_as("invalid-part", "never negative"):
+        played("regression", {}, loss=lambda outputs, targets: (outputs - targets).mean(1))
+    with refused_as("not-supported", "given in Python"):
+        played("regression", {"engine": "native"}, loss=quartic)

@@ -46,7 +46,10 @@ COMMANDS = {  # by panel of the help page: name, place, and the first paragraph 
             "audit_command:audit",
             "Search a trained model for backdoors before it is released; remove them on request.",
         ),
-        "predict": ("model_commands:predict", "Predict the class of every sample in a file with a trained model."),
+        "predict": (
+            "model_commands:predict",
+            "Predict classes, numbers or anomalies of the samples in a file with a trained model.",
+        ),
         "export": (
             "model_commands:export",
             "Write a trained model for other programs: ONNX, one C file, or safetensors.",

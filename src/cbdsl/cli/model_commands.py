@@ -30,7 +30,7 @@ def predict(
     threads: Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, alone on standard output.")] = False,
 ) -> None:
-    """Predict with a trained model for every sample in a file: a class, numbers, or an anomaly score and a verdict."""
+    """Predict classes, numbers or anomalies of the samples in a file with a trained model."""
     interrupts.advise_start_again()
 
     saved = saved_model.load(model)

@@ -66,6 +66,8 @@ def choose_engine(
         asked = "the torch engine" if name == "torch" else f"the device {device}"
         return Choice(_torch_engine(network, threads, f"{asked} was asked for", device, loss))
     obstacle = native_engine.available()
+    if loss.function is not None:
+        obstacle = "the loss was given in Python"
     if obstacle is None:
         try:
             return Choice(NativeEngine(_described(network, shape), threads, loss, _frozen(network)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 
 from cbdsl.arrays import Floats, Samples
 from cbdsl.errors import UserError, unknown
+from cbdsl.register import CUSTOM
 from cbdsl.spec import LOSSES, LOSSES_OF_TASKS, Spec, Task
 from cbdsl.util.serialize import Bounds, check_value
+
+LossFunction = Callable[[Any, Any], Any]
 
 
 @dataclass(frozen=True)
@@ -26,15 +29,17 @@ class Loss:
     name: str = "cross-entropy"
     setting: float = 0.0  # of cross-entropy: label smoothing; of huber: the error where it becomes linear
     reconstructs: bool = False  # the targets of a sample are its features
+    function: LossFunction | None = None  # of the user's own
+    classes: bool = False  # the function compares outputs with classes
 
     def __post_init__(self) -> None:
-        if self.name not in LOSSES or (self.name == "huber" and not self.setting > 0):
+        if (self.name not in LOSSES and self.function is None) or (self.name == "huber" and not self.setting > 0):
             raise ValueError(f"the loss is {self}; its name must be one of {LOSSES}, and the setting of huber above 0")
 
     @property
     def reads_labels(self) -> bool:
         """Whether it compares outputs with a class instead of numbers."""
-        return self.name == "cross-entropy"
+        return self.name == "cross-entropy" or self.classes
 
     @property
     def code(self) -> int:
@@ -49,8 +54,16 @@ _SETTINGS: Mapping[str, tuple[str, float, Bounds]] = {
 }
 
 
-def make_loss(spec: Spec, task: Task = "classification") -> Loss:
-    """Return the loss of a run: the spec's, or the task's own if the spec names none."""
+def make_loss(spec: Spec, task: Task = "classification", given: LossFunction | None = None) -> Loss:
+    """Return the loss of a run: the spec's, or the task's own if the spec names none.
+
+    given: a function of the user's own, of outputs (B, C) and labels (B,) or targets (B, C), as torch tensors, to the
+    loss of each sample, (B,), none of them negative.
+    """
+    if given is not None:
+        return Loss(CUSTOM, 0.0, task == "reconstruction", given, task == "classification")
+    if spec.loss == CUSTOM:
+        raise UserError("The loss of this run was given in Python; give it again with loss=...", code="missing-part")
     allowed = LOSSES_OF_TASKS[task]
     name = spec.loss or allowed[0]
     if name not in LOSSES:

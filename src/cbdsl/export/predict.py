@@ -18,6 +18,7 @@ from cbdsl.engines.loss import Loss
 from cbdsl.engines.native_engine import NativeEngine, default_threads
 from cbdsl.errors import UserError
 from cbdsl.models.saved_model import ModelMetadata, SavedModel
+from cbdsl.register import CUSTOM
 from cbdsl.runs.metrics import Evaluation, build_metrics, measure_all
 from cbdsl.runs.result import log_probabilities, predict_numbers
 from cbdsl.spec import Spec
@@ -105,7 +106,14 @@ def _engine(model: SavedModel, threads: int | None) -> Engine:
             f"The model {model.source} has weights that are not finite: its training failed. Give another.",
             code="damaged-file",
         )
-    loss = Loss(card.loss, card.loss_setting, card.task == "reconstruction")
+    if card.loss == CUSTOM and card.task == "reconstruction":
+        raise UserError(
+            f"The anomaly scores of {model.source} are those of a loss that was given in Python. Use "
+            "Result.anomaly_scores in that program.",
+            code="not-supported",
+        )
+    name = "mse" if card.loss == CUSTOM else card.loss  # a regression's numbers do not depend on it
+    loss = Loss(name, card.loss_setting, card.task == "reconstruction")
     engine = choose_engine("auto", graph, graph.shape, threads or default_threads(), "cpu", loss).engine
     if isinstance(engine, NativeEngine):
         require_memory(engine.workspace * engine.threads, f"The network of {model.source} takes", "Use fewer threads.")

@@ -19,6 +19,7 @@ from cbdsl.models import layers
 from cbdsl.models.architecture import SAMPLES, Architecture
 from cbdsl.models.layers import ArchitectureError, Layer, Shape
 from cbdsl.models.saved_model import ModelMetadata, SavedModel
+from cbdsl.register import CUSTOM
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +72,12 @@ def program_of(model: SavedModel, raw: bool = False) -> Program:
         raise UserError(
             f"The model {model.source} has weights that are not finite: its training failed. Give another.",
             code="damaged-file",
+        )
+    if model.card.loss == CUSTOM and model.card.task == "reconstruction":
+        raise UserError(
+            f"The anomaly scores of {model.source} are those of a loss that was given in Python, which other programs "
+            "do not have.",
+            code="not-supported",
         )
     scaling = None if raw else model.card.scaling
     try:

@@ -22,6 +22,7 @@ from cbdsl.errors import UserError, shown, unknown
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import LARGEST, ArchitectureError
 from cbdsl.models.network import Network, read_tensors
+from cbdsl.register import CUSTOM
 from cbdsl.spec import LOSSES_OF_TASKS, Task, init_file
 from cbdsl.util.files import read_json
 from cbdsl.util.formatting import single_line
@@ -125,7 +126,9 @@ class ModelMetadata:
             )
         if not {*self.frozen} <= {*self.tensors}:
             raise _DamagedError(f"it says that {shown(min({*self.frozen} - {*self.tensors}))} is frozen, and has none.")
-        if self.loss not in LOSSES_OF_TASKS[self.task] or (self.loss == "huber" and not self.loss_setting > 0):
+        if self.loss not in (*LOSSES_OF_TASKS[self.task], CUSTOM) or (
+            self.loss == "huber" and not self.loss_setting > 0
+        ):
             raise _DamagedError(f"its loss {shown(self.loss)} is not one of a {self.task}.")
         if (self.target_scaling is not None) != (self.task == "regression"):
             raise _DamagedError(f"the scaling of targets is {self.target_scaling}, and its task is {self.task}.")

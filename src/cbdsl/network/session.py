@@ -28,6 +28,7 @@ from cbdsl.network.roster import Roster
 from cbdsl.network.samples import pack_shared
 from cbdsl.network.server import MakeLink, NetworkSwarm, ServerConfig
 from cbdsl.network.wire import Announcement
+from cbdsl.register import CUSTOM
 from cbdsl.runs.build import Experiment
 from cbdsl.runs.folder import RunFolder
 from cbdsl.runs.loop import CompletedRound, OpenRun, finish_run, play_rounds
@@ -274,6 +275,11 @@ def spec_for_workers(spec: Spec, task: Task = "classification") -> Spec:
 
     task: the data's, which is written out unless it is classification.
     """
+    if spec.loss == CUSTOM:
+        raise UserError(
+            "The loss was given in Python, and devices get no code. Use a loss by name, or run it here: cbdsl.run.",
+            code="not-supported",
+        )
     loss = make_loss(spec, task).name
     needed = (spec.method, spec.codec.up, spec.codec.down, spec.attack.name, loss)
     return replace(

@@ -37,7 +37,7 @@ from cbdsl.data.partition import Partition, Split, alter_features, split
 from cbdsl.data.shared import add_shared
 from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.engine import Engine, Sgd
-from cbdsl.engines.loss import make_loss
+from cbdsl.engines.loss import CROSS_ENTROPY, Loss, LossFunction, make_loss
 from cbdsl.engines.native_engine import default_threads
 from cbdsl.errors import UserError
 from cbdsl.models.architecture import Architecture
@@ -74,6 +74,7 @@ class UserParts:
     attack: Attack | None = None
     partition: Partition | None = None
     init: Floats | Path | None = None  # (D,), or (P,) with frozen weights, or a model's file
+    loss: LossFunction | None = None
     make_swarm: Callable[[Experiment], Swarm] | None = None
 
 
@@ -93,6 +94,7 @@ class Experiment:
     note: str  # why the fastest engine is not used; empty if it is
     spec_key: str  # the spec's, with plugins as they were imported
     make_swarm: Callable[[Experiment], Swarm] | None = None
+    loss: Loss = CROSS_ENTROPY
 
     @staticmethod
     def prepare(
@@ -122,7 +124,7 @@ class Experiment:
         if network.keeps_statistics:
             public = np.concatenate([parts.shared_training, parts.shared_scoring])[:_CALIBRATING]
             network = replace(network, calibration=dataset.train.features[public])
-        loss = make_loss(spec, dataset.task)
+        loss = make_loss(spec, dataset.task, given.loss)
         choice = choose_engine(spec.engine, network, dataset.shape, threads or default_threads(), spec.device, loss)
         engine = choice.engine
         server = build_server(spec, engine, dataset.train, parts, given, secret)
@@ -133,7 +135,7 @@ class Experiment:
             initial[0] = build_alone_training(spec, own, engine, dataset.train, parts).train(initial[0])[0]
         return Experiment(
             spec, dataset, parts, network, engine, initial, server, attack,
-            byzantine_workers(spec), choice.note, spec.key(), given.make_swarm,
+            byzantine_workers(spec), choice.note, spec.key(), given.make_swarm, loss,
         )  # fmt: skip
 
     @cached_property
@@ -225,7 +227,7 @@ class Experiment:
         aims = self.attack.aims if self.byzantine else ()
         return FinalMeasurements(
             self.class_accuracy(state), self.attack_success(state), aims, self.worst_tenth(state),
-            metrics=self.test_metrics(state), task=self.dataset.task, loss=make_loss(self.spec, self.dataset.task).name,
+            metrics=self.test_metrics(state), task=self.dataset.task, loss=self.loss.name,
         )  # fmt: skip
 
     def worst_tenth(self, state: ServerState) -> float | None:
@@ -255,7 +257,8 @@ class Experiment:
         spec, train, parts = self.spec, self.dataset.train, self.split
         private = np.concatenate([parts.shared_scoring, parts.holdout])
         others = np.setdiff1d(np.arange(len(train), dtype=np.int32), private)
-        known = spec.model != CUSTOM and self.network.frozen is None  # nothing here tells other networks apart
+        named = CUSTOM not in {spec.model, spec.loss}  # nothing here tells parts without a name apart
+        known = named and self.network.frozen is None
         return Adversary(
             self.attack,
             self.byzantine,
@@ -269,7 +272,7 @@ class Experiment:
             codec=self.server.policy.codecs.up,
             network=_described(self.network) if self.byzantine else None,
             local=spec.local,
-            craft_key=(spec.model, spec.seed, spec.data, make_loss(spec, self.dataset.task)) if known else None,
+            craft_key=(spec.model, spec.seed, spec.data, self.loss) if known else None,
         )
 
 
@@ -534,7 +537,7 @@ def draw_initial(spec: Spec, network: Network, given: Floats | None = None) -> F
     return np.stack(drawn if given is None else [given, *drawn])
 
 
-def collect_parts(
+def collect_parts(  # noqa: PLR0913 - all but the first by name
     spec: Spec,
     *,
     model: ModelBuilder | str | None = None,
@@ -542,6 +545,7 @@ def collect_parts(
     clients: Sequence[Client] | None = None,
     participation: float | None = None,
     init: Init | None = None,
+    loss: LossFunction | str | None = None,
     make_swarm: Callable[[Experiment], Swarm] | None = None,
     **parts: object,
 ) -> tuple[Spec, UserParts]:
@@ -590,9 +594,13 @@ def collect_parts(
         defence=replace(spec.defence, aggregator=names["aggregator"]),
         selection=replace(spec.selection, name=names["selection"], k=0 if "selection" in objects else spec.selection.k),
         options=Options(options),
+        loss=loss if isinstance(loss, str) else CUSTOM if loss is not None else spec.loss,
     )
+    own_loss = None if isinstance(loss, str) else loss
     own_model = None if isinstance(model, str) else model
-    return chosen, UserParts(model=own_model, data=data, init=_weights(init), make_swarm=make_swarm, **unnamed)
+    return chosen, UserParts(
+        model=own_model, data=data, init=_weights(init), loss=own_loss, make_swarm=make_swarm, **unnamed
+    )
 
 
 def _name_of(kind: Register, part: object, options: dict[str, dict[str, Any]]) -> str:

@@ -18,7 +18,7 @@ from cbdsl.arrays import Floats
 from cbdsl.attacks.attack import Attack
 from cbdsl.data.dataset import Dataset
 from cbdsl.data.partition import Partition
-from cbdsl.engines.loss import make_loss
+from cbdsl.engines.loss import LossFunction
 from cbdsl.errors import UserError
 from cbdsl.models.saved_model import ModelMetadata
 from cbdsl.presets import preset
@@ -54,6 +54,7 @@ def run(  # noqa: PLR0913 - all but the first by name
     partition: Partition | str | None = None,
     participation: float | None = None,
     init: Init | None = None,
+    loss: LossFunction | str | None = None,
     swarm: Callable[[Experiment], Swarm] | None = None,
     on: str | None = None,
     shards: int | None = None,
@@ -71,6 +72,8 @@ def run(  # noqa: PLR0913 - all but the first by name
     method, attack, aggregator, selection, partition: parts of your own, as objects or by their registered names.
     participation: the workers that take part in a round, as a share or as a number.
     init: start from this model: a run's result or folder, a .safetensors file, or flat weights (D,).
+    loss: a loss by name, or a function of outputs and targets (torch tensors) that returns the loss of each sample,
+        (N,), never negative; it runs on the torch engine.
     swarm: a function that builds workers elsewhere; given the experiment, it returns what the server talks to.
     on: a Ray cluster for the workers: "ray" starts one here, "auto" finds one, or its address. It changes no number.
     shards: the number of parts the workers are divided into there; one per processor if None. It changes no number.
@@ -89,7 +92,8 @@ def run(  # noqa: PLR0913 - all but the first by name
     chosen, parts = collect_parts(
         preset(spec) if isinstance(spec, str) else spec,
         model=model, data=data, clients=clients, method=method, attack=attack, aggregator=aggregator,
-        selection=selection, partition=partition, participation=participation, init=init, make_swarm=swarm,
+        selection=selection, partition=partition, participation=participation, init=init, loss=loss,
+        make_swarm=swarm,
     )  # fmt: skip
     return run_resolved(
         resolve(chosen, parts.method), parts, on=on, shards=shards, out=out, threads=threads, baseline=baseline,
@@ -140,6 +144,7 @@ def resume(  # noqa: PLR0913 - all but the first by name
     aggregator: AggregationRule | None = None,
     selection: Selection | None = None,
     partition: Partition | None = None,
+    loss: LossFunction | None = None,
     swarm: Callable[[Experiment], Swarm] | None = None,
     on: str | None = None,
     shards: int | None = None,
@@ -167,7 +172,7 @@ def resume(  # noqa: PLR0913 - all but the first by name
         _check_place(folder.path)
         chosen, parts = collect_parts(
             spec, model=model, data=data, clients=clients, method=method, attack=attack, aggregator=aggregator,
-            selection=selection, partition=partition, make_swarm=make_swarm,
+            selection=selection, partition=partition, loss=loss, make_swarm=make_swarm,
         )  # fmt: skip
         if spec.init:
             kept = folder.path / "init.safetensors"
@@ -324,11 +329,11 @@ def finish_run(experiment: Experiment, opened: OpenRun) -> Result:
 
 def describe_model(experiment: Experiment, weights: Floats) -> ModelMetadata:
     """Return what the file of a model says of it, with the threshold of an anomaly detector."""
-    data, spec = experiment.dataset, experiment.spec
+    data = experiment.dataset
     card = ModelMetadata.of(experiment.network, data.scaling, data.class_names)
     if data.task == "classification":
         return card
-    loss, detection = make_loss(spec, data.task), experiment.metrics.get("detection")
+    loss, detection = experiment.loss, experiment.metrics.get("detection")
     threshold = (
         experiment.evaluate(weights).threshold(detection.false_alarm) if isinstance(detection, Detection) else None
     )

@@ -103,6 +103,8 @@ def _check_local(spec: Spec, method: Method) -> None:
 def _check_loss(spec: Spec) -> tuple[str, ...]:
     """Return the losses that the run may have; refuse one that is unknown, or not of the task if that is known."""
     task = spec.data.task
+    if spec.loss == CUSTOM:
+        return ()
     if spec.loss and spec.loss not in LOSSES:
         raise unknown("loss", spec.loss, LOSSES)
     if task != "auto":

@@ -28,7 +28,6 @@ from cbdsl.algorithm.messages import Claim, Order, Swarm, Upload, WorkerId
 from cbdsl.algorithm.particles import Particles
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.attacks.adversary import Adversary
-from cbdsl.engines.loss import make_loss
 from cbdsl.engines.native_engine import default_threads
 from cbdsl.errors import UserError, missing, shown
 from cbdsl.swarms.local import SwarmWithAttackers
@@ -612,7 +611,7 @@ def build_ray_swarm(experiment: Experiment, ray: Any, shards: int | None = None)
     network = replace(experiment.network)  # without cached modules
     recipe = ShardRecipe(
         server.method, codec, network, experiment.engine.name, spec.local, spec.swarm, spec.seed,
-        spec.defence.commitment, make_loss(spec, experiment.dataset.task),
+        spec.defence.commitment, experiment.loss,
     )  # fmt: skip
     held, adversary = experiment.worker_data_and_adversary()
     edges = [spec.workers * shard // shards for shard in range(shards + 1)]
