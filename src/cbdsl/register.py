@@ -151,6 +151,7 @@ method = Register("method", ("cbdsl.algorithm.methods", "cbdsl.algorithm.alone")
 partition = Register("partition", ("cbdsl.data.partition",))
 model = Register("model", ("cbdsl.models.zoo",))
 dataset = Register("data set", ("cbdsl.data.dataset", "cbdsl.data.download"))
+augmentation = Register("augmentation", ("cbdsl.engines.augmentations",))
 codec = Register("codec", ("cbdsl.codecs.quantize", "cbdsl.codecs.topk"))
 
 ALL = {
@@ -162,6 +163,7 @@ ALL = {
     "models": model,
     "data": dataset,
     "codecs": codec,
+    "augmentations": augmentation,
 }
 
 

@@ -88,6 +88,7 @@ class LocalSpec(_Group):
         "from 0 over the first tenth)",
     )
     clip: Annotated[float, Bounds(0.0, 1e6)] = setting(0.0, "largest norm of a batch's gradient; 0: any")
+    augment: Text = setting("", "changes features while a model trains on them (`cbdsl list augmentations`), on torch")
 
 
 @dataclass(frozen=True)
@@ -434,7 +435,12 @@ def read_tree(path: Path) -> dict[str, Any]:
     return _toml_tree(text, str(path))
 
 
-_LEFT_OUT = (("local", "optimiser", "sgd"), ("local", "schedule", "constant"), ("local", "clip", 0.0))
+_LEFT_OUT = (
+    ("local", "optimiser", "sgd"),
+    ("local", "schedule", "constant"),
+    ("local", "clip", 0.0),
+    ("local", "augment", ""),
+)
 """Settings that texts leave out at their defaults, so that earlier versions read a spec that does without them."""
 
 _ADDED_LATER = (("", "device", "auto"), ("data", "shared_source", ""), ("swarm", "storage", "float32"), *_LEFT_OUT)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,8 +40,8 @@ def see(monkeypatch: pytest.MonkeyPatch, *gpus: str) -> None:
 class Elsewhere(TorchEngine):
     """Stands for the engine on a GPU."""
 
-    def __init__(self, module: nn.Module, device: torch.device) -> None:
-        super().__init__(module)
+    def __init__(self, module: nn.Module, device: torch.device, **settings: Any) -> None:  # noqa: ANN401
+        super().__init__(module, **settings)
         self.name = f"torch-{device.type}"
 
 

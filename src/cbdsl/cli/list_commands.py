@@ -27,6 +27,7 @@ _OPTIONS = {
     "models": "--model NAME",
     "data": "--data NAME",
     "codecs": "--codec NAME",
+    "augmentations": "--set local.augment=NAME",
     "presets": "--preset NAME",
     "settings": "--set KEY=VALUE",
 }

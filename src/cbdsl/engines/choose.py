@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from cbdsl.engines import native_engine
+from cbdsl.engines.augmentations import Augmentation
 from cbdsl.engines.engine import Engine
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.errors import UserError, missing, unknown
@@ -49,17 +50,23 @@ def check_device(name: str, device: str) -> None:
 
 
 def choose_engine(
-    name: str, network: Architecture | nn.Module | Network, shape: tuple[int, ...], threads: int, device: str = "auto"
+    name: str,
+    network: Architecture | nn.Module | Network,
+    shape: tuple[int, ...],
+    threads: int,
+    device: str = "auto",
+    augmentation: Augmentation | None = None,
 ) -> Choice:
     """Build the engine that a spec names, for one network and samples of one shape.
 
     device: where torch computes; a GPU means torch. "auto" is a GPU only where torch has to run the network anyway.
+    augmentation: applied in training; it means torch.
     """
     check_device(name, device)
     if name == "torch" or device in _GPUS:
         asked = "the torch engine" if name == "torch" else f"the device {device}"
-        return Choice(_torch_engine(network, threads, f"{asked} was asked for", device))
-    obstacle = native_engine.available()
+        return Choice(_torch_engine(network, threads, f"{asked} was asked for", device, augmentation))
+    obstacle = native_engine.available() if augmentation is None else "an augmentation changes tensors of torch"
     if obstacle is None:
         try:
             return Choice(NativeEngine(_described(network, shape), threads, _frozen(network)))
@@ -70,7 +77,7 @@ def choose_engine(
             f"The native engine was asked for, but {obstacle}. Use --engine auto or --engine torch.",
             code="not-supported",
         )
-    engine = _torch_engine(network, threads, obstacle, device)
+    engine = _torch_engine(network, threads, obstacle, device, augmentation)
     return Choice(engine, f"{engine.name} engine: {obstacle}")
 
 
@@ -98,7 +105,13 @@ def _described(network: Architecture | nn.Module | Network, shape: tuple[int, ..
     return network
 
 
-def _torch_engine(network: Architecture | nn.Module | Network, threads: int, why: str, device: str) -> Engine:
+def _torch_engine(
+    network: Architecture | nn.Module | Network,
+    threads: int,
+    why: str,
+    device: str,
+    augmentation: Augmentation | None,
+) -> Engine:
     """Return the engine that loops over workers, which is faster on the CPU, or the stacked one for a GPU."""
     try:
         from cbdsl.engines.torch_engine import (  # noqa: PLC0415
@@ -118,5 +131,5 @@ def _torch_engine(network: Architecture | nn.Module | Network, threads: int, why
         network = network.subject if network.described is None else network.build()
     module = module_of(network) if isinstance(network, Architecture) else network
     if place == CPU:
-        return TorchEngine(module, threads, calibration=calibration)
-    return StackedTorchEngine(module, place, calibration=calibration)
+        return TorchEngine(module, threads, calibration=calibration, augmentation=augmentation)
+    return StackedTorchEngine(module, place, calibration=calibration, augmentation=augmentation)

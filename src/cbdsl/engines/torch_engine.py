@@ -23,6 +23,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
+from cbdsl.engines.augmentations import Augmentation
 from cbdsl.engines.engine import (
     BETAS,
     CLIP_EPSILON,
@@ -59,10 +60,12 @@ class TorchEngine:
         threads: int = 1,
         device: torch.device | None = None,
         calibration: Floats | None = None,
+        augmentation: Augmentation | None = None,
     ) -> None:
         """device: for `StackedTorchEngine`, which makes torch deterministic there; None is the CPU.
 
         calibration: features (N, ...) whose statistics BatchNorm layers score with; without them they only train.
+        augmentation: applied to the features of a batch in training, on the same generators as dropout.
         """
         check_layers(module, statistics=True)
         self._brings = device is not None  # samples go there first
@@ -70,7 +73,9 @@ class TorchEngine:
         self._module = copy.deepcopy(module).to(self._device, torch.float32)
         self._size = sum(each.numel() for each in trained_parameters(module).values())
         self._threads = threads
-        self._random = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in module.modules())
+        self._augmentation = augmentation
+        dropout = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in module.modules())
+        self._random = dropout or augmentation is not None
         self._plain_convolution = _has_only_small_convolutions(module)
         self._least = 2 if statistics_layers(self._module) else 1  # samples of a batch; one alone has no statistics
         self._calibration = None if calibration is None else torch.from_numpy(calibration).to(self._device)
@@ -109,7 +114,8 @@ class TorchEngine:
                 if len(chosen) < self._least:
                     continue
                 model.gradient.zero_()
-                cross_entropy(model.module(features[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
+                batch = features[chosen] if self._augmentation is None else self._augmentation(features[chosen])
+                cross_entropy(model.module(batch), labels[chosen]).backward()  # type: ignore[no-untyped-call]
                 with torch.no_grad():
                     clip_gradient(model.gradient, sgd.clip)
                     if start is not None:
@@ -353,16 +359,21 @@ class StackedTorchEngine:
     """
 
     def __init__(
-        self, module: nn.Module, device: torch.device, block: int | None = None, calibration: Floats | None = None
+        self,
+        module: nn.Module,
+        device: torch.device,
+        block: int | None = None,
+        calibration: Floats | None = None,
+        augmentation: Augmentation | None = None,
     ) -> None:
-        """block: how many workers train together; estimated if not given. calibration: see `TorchEngine`."""
-        self._alone = TorchEngine(module, device=device, calibration=calibration)  # refuses what no engine can train
+        """block: how many workers train together; estimated if not given. The others: see `TorchEngine`."""
+        self._alone = TorchEngine(module, device=device, calibration=calibration, augmentation=augmentation)
         self._module = copy.deepcopy(module).to(device, torch.float32).train().requires_grad_(False)
         hold_statistics(self._module)
         self._constants = buffers_of(self._module)
         self._shapes = {name: parameter.shape for name, parameter in trained_parameters(module).items()}
         self._device, self._block = device, block
-        self._stacks: bool | None = None  # not tried yet
+        self._stacks = None if augmentation is None else False  # None: not tried yet
 
     @property
     def name(self) -> str:

@@ -198,6 +198,12 @@ class _Sizes(dict[WorkerId, int]):
 def announce(experiment: Experiment, run: bytes, shared: bytes) -> Announcement:
     """Build the announcement of a run to workers."""
     spec, dataset, parts = experiment.spec, experiment.dataset, experiment.split
+    if spec.local.augment == register.CUSTOM:
+        raise UserError(
+            "The augmentation of this run was given in Python, and devices are sent no code. Register it in a plugin "
+            "and give that to the server and to every worker: --plugin FILE.",
+            code="not-supported",
+        )
     architecture, card = "", ModelMetadata.of(experiment.network, dataset.scaling, dataset.class_names)
     own = any(register.split_plugin_name(name)[1] == spec.model for name in spec.plugins)
     if own and card.graph is None:
@@ -266,7 +272,7 @@ def _check_size(announcement: Announcement) -> None:
 
 def spec_for_workers(spec: Spec) -> Spec:
     """Return the part of a spec that workers need: without the server's data, defence and GPU."""
-    needed = (spec.method, spec.codec.up, spec.codec.down, spec.attack.name)
+    needed = (spec.method, spec.codec.up, spec.codec.down, spec.attack.name, spec.local.augment)
     return replace(
         spec,
         preset="",

@@ -17,6 +17,7 @@ from cbdsl.algorithm.selection import Selection
 from cbdsl.attacks.attack import Attack
 from cbdsl.data.dataset import Dataset
 from cbdsl.data.partition import Partition
+from cbdsl.engines.augmentations import Augmentation
 from cbdsl.errors import UserError
 from cbdsl.models.saved_model import ModelMetadata
 from cbdsl.presets import preset
@@ -49,6 +50,7 @@ def run(  # noqa: PLR0913 - all but the first by name
     aggregator: AggregationRule | str | None = None,
     selection: Selection | str | None = None,
     partition: Partition | str | None = None,
+    augmentation: Augmentation | str | None = None,
     participation: float | None = None,
     init: Init | None = None,
     swarm: Callable[[Experiment], Swarm] | None = None,
@@ -66,6 +68,7 @@ def run(  # noqa: PLR0913 - all but the first by name
     data: arrays of your own; instead of `spec.data.source`.
     clients: natural clients, a set of samples and a worker each; D_G, hold-out and test set come from the data.
     method, attack, aggregator, selection, partition: parts of your own, as objects or by their registered names.
+    augmentation: a function of the features of a batch, applied while a model trains on them; on the torch engine.
     participation: the workers that take part in a round, as a share or as a number.
     init: start from this model: a run's result or folder, a .safetensors file, or flat weights (D,).
     swarm: a function that builds workers elsewhere; given the experiment, it returns what the server talks to.
@@ -86,7 +89,8 @@ def run(  # noqa: PLR0913 - all but the first by name
     chosen, parts = collect_parts(
         preset(spec) if isinstance(spec, str) else spec,
         model=model, data=data, clients=clients, method=method, attack=attack, aggregator=aggregator,
-        selection=selection, partition=partition, participation=participation, init=init, make_swarm=swarm,
+        selection=selection, partition=partition, augmentation=augmentation, participation=participation, init=init,
+        make_swarm=swarm,
     )  # fmt: skip
     return run_resolved(
         resolve(chosen, parts.method), parts, on=on, shards=shards, out=out, threads=threads, baseline=baseline,
@@ -137,6 +141,7 @@ def resume(  # noqa: PLR0913 - all but the first by name
     aggregator: AggregationRule | None = None,
     selection: Selection | None = None,
     partition: Partition | None = None,
+    augmentation: Augmentation | None = None,
     swarm: Callable[[Experiment], Swarm] | None = None,
     on: str | None = None,
     shards: int | None = None,
@@ -164,7 +169,7 @@ def resume(  # noqa: PLR0913 - all but the first by name
         _check_place(folder.path)
         chosen, parts = collect_parts(
             spec, model=model, data=data, clients=clients, method=method, attack=attack, aggregator=aggregator,
-            selection=selection, partition=partition, make_swarm=make_swarm,
+            selection=selection, partition=partition, augmentation=augmentation, make_swarm=make_swarm,
         )  # fmt: skip
         if spec.init:
             kept = folder.path / "init.safetensors"
