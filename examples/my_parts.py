@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from cbdsl import (
 from cbdsl.arrays import Doubles, Floats, Indices
 from cbdsl.models.layers import Flatten, Linear, Tanh
 from cbdsl.spec import DataSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @cbdsl.register.attack("shuffle")
@@ -101,6 +105,13 @@ def unequal(
     sizes = (np.arange(workers) + 1.0) ** -skew
     ends = np.round(np.cumsum(sizes) / sizes.sum() * (total - workers)).astype(int) + np.arange(1, workers + 1)
     return np.split(rng.permutation(pool.indices)[:total], ends[:-1])
+
+
+@cbdsl.register.augmentation("scaled")
+def scaled(batch: Tensor, *, most: float = 0.2) -> Tensor:
+    """Every sample of a batch times a number of its own, from 1 - most to 1 + most."""
+    factors = batch.new_empty(len(batch), *[1] * (batch.dim() - 1)).uniform_(1 - most, 1 + most)
+    return batch * factors
 
 
 @cbdsl.register.model("tanh-net")

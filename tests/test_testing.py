@@ -66,6 +66,32 @@ def test_models_of_a_user() -> None:
     testing.check_model(lambda shape, classes: nn.Sequential(nn.Flatten(), nn.Linear(shape[0], classes)), (8,), 3)
 
 
+@pytest.mark.parametrize("name", register.augmentation.names())
+def test_augmentations_of_the_package(name: str) -> None:
+    testing.check_augmentation(name)
+    testing.check_augmentation(name, (5,))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda batch: batch[1:], "a float32 tensor of its shape"),
+        (lambda batch: batch.double(), "Of .* it makes torch.float64"),
+        (lambda batch: batch.numpy(), "it makes ndarray"),
+        (lambda batch: batch / 0, "is finite"),
+        (lambda batch: batch + np.random.default_rng().random(), "the same seed of torch"),
+        (lambda batch: batch @ torch.zeros(3), "It raises"),
+    ],
+)
+def test_augmentations_that_break_a_law(change: Any, words: str) -> None:  # noqa: ANN401
+    with pytest.raises(AssertionError, match=words):
+        testing.check_augmentation(change)
+
+
+def test_an_augmentation_may_change_its_batch_in_place() -> None:
+    testing.check_augmentation(lambda batch: batch.mul_(2))
+
+
 @pytest.mark.parametrize("name", register.dataset.names())
 def test_data_sets_of_the_package(name: str) -> None:
     if name in ENTRIES and not download.cached_file(name).is_file():

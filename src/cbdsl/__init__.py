@@ -63,6 +63,7 @@ _PUBLIC = {  # the public names by the module that defines them; "" for modules
     "codecs.codec": "Codec CodecError",
     "data.dataset": "Dataset",
     "data.partition": "Partition Pool",
+    "engines.augmentations": "Augmentation",
     "engines.engine": "Engine",
     "errors": "UserError",
     "models.architecture": "Architecture",

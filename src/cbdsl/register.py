@@ -157,6 +157,7 @@ partition = Register("partition", ("cbdsl.data.partition",))
 model = Register("model", ("cbdsl.models.zoo",))
 dataset = Register("data set", ("cbdsl.data.dataset", "cbdsl.data.generated", "cbdsl.data.download"))
 metric = Register("metric", ("cbdsl.runs.metrics",))
+augmentation = Register("augmentation", ("cbdsl.engines.augmentations",))
 codec = Register("codec", ("cbdsl.codecs.quantize", "cbdsl.codecs.topk"))
 
 ALL = {
@@ -168,6 +169,7 @@ ALL = {
     "models": model,
     "data": dataset,
     "codecs": codec,
+    "augmentations": augmentation,
     "metrics": metric,
 }
 

@@ -102,6 +102,7 @@ class LocalSpec(_Group):
         "from 0 over the first tenth)",
     )
     clip: Annotated[float, Bounds(0.0, 1e6)] = setting(0.0, "largest norm of a batch's gradient; 0: any")
+    augment: Text = setting("", "changes features while a model trains on them (`cbdsl list augmentations`), on torch")
 
 
 @dataclass(frozen=True)
@@ -450,8 +451,8 @@ def read_tree(path: Path) -> dict[str, Any]:
 
 
 _LEFT_OUT = (
-    ("local", "optimiser", "sgd"), ("local", "schedule", "constant"), ("local", "clip", 0.0), ("", "loss", ""),
-    ("data", "target", ""), ("data", "task", "auto"),
+    ("local", "optimiser", "sgd"), ("local", "schedule", "constant"), ("local", "clip", 0.0), ("local", "augment", ""),
+    ("", "loss", ""), ("data", "target", ""), ("data", "task", "auto"),
 )  # fmt: skip
 """Settings that texts leave out at their defaults, so that earlier versions read a spec that does without them."""
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from torch import nn
 
 from cbdsl.arrays import Samples
 from cbdsl.engines.choose import choose_engine
-from cbdsl.engines.loss import CROSS_ENTROPY, Loss
 from cbdsl.engines.native_engine import available
 from cbdsl.engines.torch_engine import TorchEngine
 from cbdsl.models.architecture import Architecture
@@ -40,8 +40,8 @@ def see(monkeypatch: pytest.MonkeyPatch, *gpus: str) -> None:
 class Elsewhere(TorchEngine):
     """Stands for the engine on a GPU."""
 
-    def __init__(self, module: nn.Module, device: torch.device, loss: Loss = CROSS_ENTROPY) -> None:
-        super().__init__(module, loss=loss)
+    def __init__(self, module: nn.Module, device: torch.device, **settings: Any) -> None:  # noqa: ANN401
+        super().__init__(module, **settings)
         self.name = f"torch-{device.type}"
 
 

@@ -25,6 +25,7 @@ PARTS = {
     "models": "tanh-net",
     "data": "spirals",
     "codecs": "half",
+    "augmentations": "scaled",
     "metrics": "worst-error",
 }
 ATTACKED = {"attack__name": "shuffle", "attack__byzantine": 2}
@@ -58,6 +59,7 @@ def test_all_parts_keep_the_laws() -> None:
     testing.check_selection("patient")
     testing.check_method("elastic")
     testing.check_partition("unequal")
+    testing.check_augmentation("scaled")
     testing.check_model("tanh-net")
     testing.check_dataset("spirals")
     testing.check_codec("half")

@@ -27,6 +27,7 @@ _OPTIONS = {
     "models": "--model NAME",
     "data": "--data NAME",
     "codecs": "--codec NAME",
+    "augmentations": "--set local.augment=NAME",
     "metrics": "the task of the data",
     "presets": "--preset NAME",
     "settings": "--set KEY=VALUE",

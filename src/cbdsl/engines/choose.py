@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from cbdsl.engines import native_engine
+from cbdsl.engines.augmentations import Augmentation
 from cbdsl.engines.engine import Engine
 from cbdsl.engines.loss import CROSS_ENTROPY, Loss
 from cbdsl.engines.native_engine import NativeEngine
@@ -56,18 +57,22 @@ def choose_engine(
     threads: int,
     device: str = "auto",
     loss: Loss = CROSS_ENTROPY,
+    augmentation: Augmentation | None = None,
 ) -> Choice:
     """Build the engine that a spec names, for one network and samples of one shape.
 
     device: where torch computes; a GPU means torch. "auto" is a GPU only where torch has to run the network anyway.
+    augmentation: applied in training; it means torch.
     """
     check_device(name, device)
     if name == "torch" or device in _GPUS:
         asked = "the torch engine" if name == "torch" else f"the device {device}"
-        return Choice(_torch_engine(network, threads, f"{asked} was asked for", device, loss))
+        return Choice(_torch_engine(network, threads, f"{asked} was asked for", device, loss, augmentation))
     obstacle = native_engine.available()
     if loss.function is not None:
         obstacle = "the loss was given in Python"
+    if augmentation is not None:
+        obstacle = "an augmentation changes tensors of torch"
     if obstacle is None:
         try:
             return Choice(NativeEngine(_described(network, shape), threads, loss, _frozen(network)))
@@ -78,7 +83,7 @@ def choose_engine(
             f"The native engine was asked for, but {obstacle}. Use --engine auto or --engine torch.",
             code="not-supported",
         )
-    engine = _torch_engine(network, threads, obstacle, device, loss)
+    engine = _torch_engine(network, threads, obstacle, device, loss, augmentation)
     return Choice(engine, f"{engine.name} engine: {obstacle}")
 
 
@@ -107,7 +112,12 @@ def _described(network: Architecture | nn.Module | Network, shape: tuple[int, ..
 
 
 def _torch_engine(
-    network: Architecture | nn.Module | Network, threads: int, why: str, device: str, loss: Loss
+    network: Architecture | nn.Module | Network,
+    threads: int,
+    why: str,
+    device: str,
+    loss: Loss,
+    augmentation: Augmentation | None,
 ) -> Engine:
     """Return the engine that loops over workers, which is faster on the CPU, or the stacked one for a GPU."""
     try:
@@ -128,5 +138,5 @@ def _torch_engine(
         network = network.subject if network.described is None else network.build()
     module = module_of(network) if isinstance(network, Architecture) else network
     if place == CPU:
-        return TorchEngine(module, threads, loss=loss, calibration=calibration)
-    return StackedTorchEngine(module, place, loss=loss, calibration=calibration)
+        return TorchEngine(module, threads, loss=loss, calibration=calibration, augmentation=augmentation)
+    return StackedTorchEngine(module, place, loss=loss, calibration=calibration, augmentation=augmentation)

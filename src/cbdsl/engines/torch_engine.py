@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
+from cbdsl.engines.augmentations import Augmentation
 from cbdsl.engines.engine import (
     BETAS,
     CLIP_EPSILON,
@@ -62,10 +63,12 @@ class TorchEngine:
         device: torch.device | None = None,
         loss: Loss = CROSS_ENTROPY,
         calibration: Floats | None = None,
+        augmentation: Augmentation | None = None,
     ) -> None:
         """device: for `StackedTorchEngine`, which makes torch deterministic there; None is the CPU.
 
         calibration: features (N, ...) whose statistics BatchNorm layers score with; without them they only train.
+        augmentation: applied to the features of a batch in training, on the same generators as dropout.
         """
         check_layers(module, statistics=True)
         self._brings = device is not None  # samples go there first
@@ -73,7 +76,9 @@ class TorchEngine:
         self._module = copy.deepcopy(module).to(self._device, torch.float32)
         self._size = sum(each.numel() for each in trained_parameters(module).values())
         self._threads = threads
-        self._random = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in module.modules())
+        self._augmentation = augmentation
+        dropout = any(isinstance(layer, nn.modules.dropout._DropoutNd) for layer in module.modules())
+        self._random = dropout or augmentation is not None
         self._plain_convolution = _has_only_small_convolutions(module)
         self._least = 2 if statistics_layers(self._module) else 1  # samples of a batch; one alone has no statistics
         self._calibration = None if calibration is None else torch.from_numpy(calibration).to(self._device)
@@ -112,7 +117,8 @@ class TorchEngine:
                 if len(chosen) < self._least:
                     continue
                 model.gradient.zero_()
-                mean_loss(self.loss, model.module(features[chosen]), labels[chosen]).backward()  # type: ignore[no-untyped-call]
+                batch = features[chosen] if self._augmentation is None else self._augmentation(features[chosen])
+                mean_loss(self.loss, model.module(batch), labels[chosen]).backward()  # type: ignore[no-untyped-call]
                 with torch.no_grad():
                     clip_gradient(model.gradient, sgd.clip)
                     if start is not None:
@@ -372,17 +378,19 @@ class StackedTorchEngine:
         block: int | None = None,
         loss: Loss = CROSS_ENTROPY,
         calibration: Floats | None = None,
+        augmentation: Augmentation | None = None,
     ) -> None:
-        """block: how many workers train together; estimated if not given. calibration: see `TorchEngine`."""
-        # Refuses what no engine can train.
-        self._alone = TorchEngine(module, device=device, loss=loss, calibration=calibration)
+        """block: how many workers train together; estimated if not given. The others: see `TorchEngine`."""
+        self._alone = TorchEngine(
+            module, device=device, loss=loss, calibration=calibration, augmentation=augmentation
+        )  # fmt: skip
         self.loss = loss
         self._module = copy.deepcopy(module).to(device, torch.float32).train().requires_grad_(False)
         hold_statistics(self._module)
         self._constants = buffers_of(self._module)
         self._shapes = {name: parameter.shape for name, parameter in trained_parameters(module).items()}
         self._device, self._block = device, block
-        self._stacks: bool | None = None  # not tried yet
+        self._stacks = None if augmentation is None else False  # None: not tried yet
 
     @property
     def name(self) -> str:

@@ -85,7 +85,7 @@ def needs_of(assignment: Assignment, own: Samples, threads: int, speed: float) -
         "batches": 10 * count_steps(held, local) * local.batch_size + 16 * held,
     }
     scored = 5 * (layout.scoring if assignment.spec.shares_scoring else len(own))
-    if network is None or native_engine.available() is not None:
+    if network is None or local.augment or native_engine.available() is not None:
         together = min(max(local.batch_size, 250), held + layout.scoring)
         room = _RESULTS * network.numbers() if network is not None else _MODULE * (width + assignment.classes)
         parts["torch"] = _TORCH + 4 * together * room

@@ -206,10 +206,19 @@ def make_engine(assignment: Assignment, threads: int, shared: bytes = b"") -> En
 
     Torch runs on the CPU whatever device the server names: its owner decides what is used of this machine.
     """
+    augment = assignment.spec.local.augment
+    if augment and augment not in register.augmentation:
+        raise UserError(
+            f"This run's augmentation '{augment}' is not known here. Give this worker its file: --plugin FILE.",
+            code="missing-part",
+        )
     obstacle = native_engine.available() if assignment.architecture else "the native engine cannot run this model"
+    if augment:
+        obstacle = f"its augmentation '{augment}' changes tensors of torch"
     if assignment.architecture is not None and obstacle is None:
         return NativeEngine(assignment.architecture, threads, assignment.loss, assignment.network(shared).frozen)
     try:
+        from cbdsl.engines.augmentations import build_augmentation  # noqa: PLC0415
         from cbdsl.engines.torch_engine import TorchEngine  # noqa: PLC0415 - a device may not have torch
     except ImportError as error:
         raise UserError(
@@ -229,7 +238,8 @@ def make_engine(assignment: Assignment, threads: int, shared: bytes = b"") -> En
             f"The model here has {network.size:,} parameters, the server's {assignment.size:,}: versions differ.",
             code="conflict",
         )
-    return TorchEngine(network.build(), threads, loss=assignment.loss)
+    augmentation = build_augmentation(assignment.spec, assignment.layout.shape)
+    return TorchEngine(network.build(), threads, loss=assignment.loss, augmentation=augmentation)
 
 
 class DeviceWorker:

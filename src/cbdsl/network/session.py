@@ -201,6 +201,12 @@ class _Sizes(dict[WorkerId, int]):
 def announce(experiment: Experiment, run: bytes, shared: bytes) -> Announcement:
     """Build the announcement of a run to workers."""
     spec, dataset, parts = experiment.spec, experiment.dataset, experiment.split
+    if spec.local.augment == register.CUSTOM:
+        raise UserError(
+            "The augmentation of this run was given in Python, and devices are sent no code. Register it in a plugin "
+            "and give that to the server and to every worker: --plugin FILE.",
+            code="not-supported",
+        )
     architecture, card = "", ModelMetadata.of(experiment.network, dataset.scaling, dataset.class_names)
     names = dataset.target_names if dataset.task == "regression" else card.class_names
     own = any(register.split_plugin_name(name)[1] == spec.model for name in spec.plugins)
@@ -281,7 +287,7 @@ def spec_for_workers(spec: Spec, task: Task = "classification") -> Spec:
             code="not-supported",
         )
     loss = make_loss(spec, task).name
-    needed = (spec.method, spec.codec.up, spec.codec.down, spec.attack.name, loss)
+    needed = (spec.method, spec.codec.up, spec.codec.down, spec.attack.name, spec.local.augment, loss)
     return replace(
         spec,
         preset="",

@@ -61,7 +61,7 @@ def _key(experiment: Experiment) -> str:
     """Return a hash of all that decides the measurement."""
     spec = experiment.spec
     local = replace(spec.local, epochs=1, steps=0, decay=1.0)
-    named = (spec.model, spec.data.source, spec.data.partition, *((spec.loss,) if spec.loss else ()))
+    named = (spec.model, spec.data.source, spec.data.partition, *filter(None, (spec.loss, spec.local.augment)))
     options = [dict(spec.options.of(part)) for part in named]
     start = commitment_of(_start(experiment)).hex()
     if experiment.network.frozen is not None:

@@ -35,6 +35,7 @@ from cbdsl.codecs.envelope import make_codecs
 from cbdsl.data.dataset import Dataset, load
 from cbdsl.data.partition import Partition, Split, alter_features, split
 from cbdsl.data.shared import add_shared
+from cbdsl.engines.augmentations import Augmentation, build_augmentation
 from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.engine import Engine, Sgd
 from cbdsl.engines.loss import CROSS_ENTROPY, Loss, LossFunction, make_loss
@@ -73,6 +74,7 @@ class UserParts:
     aggregator: AggregationRule | None = None
     attack: Attack | None = None
     partition: Partition | None = None
+    augmentation: Augmentation | None = None
     init: Floats | Path | None = None  # (D,), or (P,) with frozen weights, or a model's file
     loss: LossFunction | None = None
     make_swarm: Callable[[Experiment], Swarm] | None = None
@@ -95,6 +97,7 @@ class Experiment:
     spec_key: str  # the spec's, with plugins as they were imported
     make_swarm: Callable[[Experiment], Swarm] | None = None
     loss: Loss = CROSS_ENTROPY
+    augmentation: Augmentation | None = None
 
     @staticmethod
     def prepare(
@@ -125,7 +128,10 @@ class Experiment:
             public = np.concatenate([parts.shared_training, parts.shared_scoring])[:_CALIBRATING]
             network = replace(network, calibration=dataset.train.features[public])
         loss = make_loss(spec, dataset.task, given.loss)
-        choice = choose_engine(spec.engine, network, dataset.shape, threads or default_threads(), spec.device, loss)
+        augmentation = build_augmentation(spec, dataset.shape, given.augmentation)
+        choice = choose_engine(
+            spec.engine, network, dataset.shape, threads or default_threads(), spec.device, loss, augmentation
+        )
         engine = choice.engine
         server = build_server(spec, engine, dataset.train, parts, given, secret)
         _check_memory(spec, parts, engine.size, deal and given.make_swarm is None)
@@ -135,7 +141,7 @@ class Experiment:
             initial[0] = build_alone_training(spec, own, engine, dataset.train, parts).train(initial[0])[0]
         return Experiment(
             spec, dataset, parts, network, engine, initial, server, attack,
-            byzantine_workers(spec), choice.note, spec.key(), given.make_swarm, loss,
+            byzantine_workers(spec), choice.note, spec.key(), given.make_swarm, loss, augmentation,
         )  # fmt: skip
 
     @cached_property
@@ -551,7 +557,8 @@ def collect_parts(  # noqa: PLR0913 - all but the first by name
 ) -> tuple[Spec, UserParts]:
     """Return the spec with names for what was given to `run`, and the parts that have no name.
 
-    parts: method, attack, aggregator, selection and partition, as objects or by name; None: as the spec says.
+    parts: method, attack, aggregator, selection, partition and augmentation, as objects or by name; None: as the spec
+    says.
     """
     register.load(spec.plugins)
     options: dict[str, dict[str, Any]] = {name: dict(values) for name, values in spec.options.items()}
@@ -561,6 +568,7 @@ def collect_parts(  # noqa: PLR0913 - all but the first by name
         "aggregator": spec.defence.aggregator,
         "selection": spec.selection.name,
         "partition": spec.data.partition,
+        "augmentation": spec.local.augment,
     }
     given = {kind: part for kind, part in parts.items() if part is not None}
     objects = {kind: part for kind, part in given.items() if not isinstance(part, str)}
@@ -590,6 +598,7 @@ def collect_parts(  # noqa: PLR0913 - all but the first by name
         participation=spec.participation if participation is None else participation,
         init=spec.init if init is None else str(init) if isinstance(init, (str, Path)) else CUSTOM,
         data=replace(spec.data, source=source, partition=names["partition"]),
+        local=replace(spec.local, augment=names["augmentation"]),
         attack=replace(spec.attack, name=names["attack"], scale=0.0 if "attack" in objects else spec.attack.scale),
         defence=replace(spec.defence, aggregator=names["aggregator"]),
         selection=replace(spec.selection, name=names["selection"], k=0 if "selection" in objects else spec.selection.k),

@@ -18,6 +18,7 @@ from cbdsl.arrays import Floats
 from cbdsl.attacks.attack import Attack
 from cbdsl.data.dataset import Dataset
 from cbdsl.data.partition import Partition
+from cbdsl.engines.augmentations import Augmentation
 from cbdsl.engines.loss import LossFunction
 from cbdsl.errors import UserError
 from cbdsl.models.saved_model import ModelMetadata
@@ -52,6 +53,7 @@ def run(  # noqa: PLR0913 - all but the first by name
     aggregator: AggregationRule | str | None = None,
     selection: Selection | str | None = None,
     partition: Partition | str | None = None,
+    augmentation: Augmentation | str | None = None,
     participation: float | None = None,
     init: Init | None = None,
     loss: LossFunction | str | None = None,
@@ -70,6 +72,7 @@ def run(  # noqa: PLR0913 - all but the first by name
     data: arrays of your own; instead of `spec.data.source`.
     clients: natural clients, a set of samples and a worker each; D_G, hold-out and test set come from the data.
     method, attack, aggregator, selection, partition: parts of your own, as objects or by their registered names.
+    augmentation: a function of the features of a batch, applied while a model trains on them; on the torch engine.
     participation: the workers that take part in a round, as a share or as a number.
     init: start from this model: a run's result or folder, a .safetensors file, or flat weights (D,).
     loss: a loss by name, or a function of outputs and targets (torch tensors) that returns the loss of each sample,
@@ -92,7 +95,8 @@ def run(  # noqa: PLR0913 - all but the first by name
     chosen, parts = collect_parts(
         preset(spec) if isinstance(spec, str) else spec,
         model=model, data=data, clients=clients, method=method, attack=attack, aggregator=aggregator,
-        selection=selection, partition=partition, participation=participation, init=init, loss=loss,
+        selection=selection, partition=partition, augmentation=augmentation, participation=participation, init=init,
+        loss=loss,
         make_swarm=swarm,
     )  # fmt: skip
     return run_resolved(
@@ -144,6 +148,7 @@ def resume(  # noqa: PLR0913 - all but the first by name
     aggregator: AggregationRule | None = None,
     selection: Selection | None = None,
     partition: Partition | None = None,
+    augmentation: Augmentation | None = None,
     loss: LossFunction | None = None,
     swarm: Callable[[Experiment], Swarm] | None = None,
     on: str | None = None,
@@ -172,7 +177,7 @@ def resume(  # noqa: PLR0913 - all but the first by name
         _check_place(folder.path)
         chosen, parts = collect_parts(
             spec, model=model, data=data, clients=clients, method=method, attack=attack, aggregator=aggregator,
-            selection=selection, partition=partition, loss=loss, make_swarm=make_swarm,
+            selection=selection, partition=partition, augmentation=augmentation, loss=loss, make_swarm=make_swarm,
         )  # fmt: skip
         if spec.init:
             kept = folder.path / "init.safetensors"

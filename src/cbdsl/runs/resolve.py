@@ -73,11 +73,14 @@ def _check_names(spec: Spec, method: Method) -> None:
     for kind, name in ((register.partition, spec.data.partition), (register.model, spec.model)):
         if name != CUSTOM:
             kind.make(name, spec.options.of(name)) if kind is register.partition else kind.get(name)
+    if spec.local.augment not in {"", CUSTOM}:
+        register.augmentation.make(spec.local.augment, spec.options.of(spec.local.augment))
     codecs = make_codecs(spec)
     used = {
         spec.codec.up, spec.codec.down, spec.method,
         spec.attack.name, spec.selection.name, spec.defence.aggregator.rpartition("+")[2],
         spec.data.partition, spec.data.source, spec.model, *register.metric.names(), *_check_loss(spec),
+        *filter(None, [spec.local.augment]),
     }  # fmt: skip
     _check_codecs(spec, codecs, method)
     for part in spec.options:

@@ -611,7 +611,7 @@ def build_ray_swarm(experiment: Experiment, ray: Any, shards: int | None = None)
     network = replace(experiment.network)  # without cached modules
     recipe = ShardRecipe(
         server.method, codec, network, experiment.engine.name, spec.local, spec.swarm, spec.seed,
-        spec.defence.commitment, experiment.loss,
+        spec.defence.commitment, experiment.loss, experiment.augmentation,
     )  # fmt: skip
     held, adversary = experiment.worker_data_and_adversary()
     edges = [spec.workers * shard // shards for shard in range(shards + 1)]

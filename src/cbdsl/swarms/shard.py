@@ -23,6 +23,7 @@ from cbdsl.algorithm.worker_round import LocalWorkers, TrainingSet, WorkerData
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples
 from cbdsl.codecs.codec import Codec
 from cbdsl.engines import native_engine
+from cbdsl.engines.augmentations import Augmentation
 from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.loss import CROSS_ENTROPY, Loss
 from cbdsl.errors import UserError
@@ -44,6 +45,7 @@ class ShardRecipe:
     seed: int
     commits: bool  # whether claims come with a digest of their model
     loss: Loss = CROSS_ENTROPY
+    augmentation: Augmentation | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +103,9 @@ class Shard:
             del self._rows  # first: a machine has room for one set of rows
         self._token, self._at = 0, -1
         network = recipe.network
-        engine = choose_engine(recipe.engine, network.subject, network.shape, self._threads, "cpu", recipe.loss).engine
+        engine = choose_engine(
+            recipe.engine, network.subject, network.shape, self._threads, "cpu", recipe.loss, recipe.augmentation
+        ).engine
         workers = LocalWorkers(
             engine, data.held, recipe.local, recipe.swarm, recipe.seed, data.workers, recipe.method.gradients,
             recipe.codec,

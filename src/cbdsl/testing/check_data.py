@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from cbdsl import register
 from cbdsl.arrays import Indices, Labels, Samples
 from cbdsl.data.dataset import Dataset
 from cbdsl.data.partition import Altering, Partition, Pool
+from cbdsl.engines.augmentations import Augmentation
 from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.engine import Sgd
 from cbdsl.models.architecture import Architecture
@@ -84,6 +86,33 @@ def _check_altered(deal: Altering, data: Dataset, rows: list[Indices], laws: Law
         )
         laws.require(
             is_identical(*found), "the same generator alters samples in the same way", "It does not. Draw from rng."
+        )
+
+
+def check_augmentation(augmentation: Augmentation | str, shape: tuple[int, ...] = (1, 8, 8)) -> None:
+    """Fail unless an augmentation makes finite batches of the shape it is given, the same from the same seed of torch.
+
+    >>> check_augmentation("noise")
+    """
+    import torch  # noqa: PLC0415 - only this check needs it
+
+    change, laws = make_part(register.augmentation, augmentation)
+    for count in (1, 2, 7):
+        batch = torch.linspace(0, 1, count * math.prod(shape)).reshape(count, *shape)
+        found = []
+        for _ in range(2):
+            with torch.random.fork_rng(devices=[]), laws.expect_no_error(f"with {count} samples of shape {shape}"):
+                torch.manual_seed(count)
+                found.append(change(batch.clone()))
+        first = found[0]
+        good = isinstance(first, torch.Tensor) and first.shape == batch.shape and first.dtype == torch.float32
+        made = f"{first.dtype} {tuple(first.shape)}" if isinstance(first, torch.Tensor) else type(first).__name__
+        laws.require(good, "a batch stays a float32 tensor of its shape", f"Of {tuple(batch.shape)} it makes {made}.")
+        laws.require(bool(first.isfinite().all()), "a changed batch is finite", f"One of {count} samples is not.")
+        laws.require(
+            torch.equal(*found),
+            "the same seed of torch changes a batch in the same way",
+            "It does not. Draw from torch.",
         )
 
 
