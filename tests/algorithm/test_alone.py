@@ -19,7 +19,7 @@ from cbdsl.engines.engine import Sgd
 from cbdsl.presets import PRESETS, preset
 from cbdsl.runs.baseline import measure_server_alone
 from cbdsl.runs.build import Experiment, UserParts
-from cbdsl.runs.records import ServerAlone, summary_rows
+from cbdsl.runs.records import ServerAlone, Vote, summary_rows
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import LocalSpec, Spec
 from support.helpers import blobs, cbdsl as command, perceptron, run_until, small_spec
@@ -163,6 +163,24 @@ def test_a_run_says_what_the_server_reaches_alone_if_asked() -> None:
     assert plain.server_alone is None
     assert asked.server_alone is not None
     assert (asked.server_alone.samples, plain) == (80, replace(asked, server_alone=None, seconds=plain.seconds))
+
+
+def test_a_vote_is_counted_and_certified_by_hand() -> None:
+    choices = np.array([[0, 1, 2, 0, 1], [0, 1, 2, 1, 2], [0, 0, 1, 2, 2], [0, 0, 2, 2, 1]])  # 4 workers, 5 samples
+    labels = np.array([0, 0, 2, 2, 2])  # votes: 4:0; 2:2, the lower class wins; 3:1; 2:1; 2:2, lost to class 1
+    assert Vote.count(choices, labels, 3, 0) == Vote(0.8, 0.6, 0)
+    assert Vote.count(choices, labels, 3, 1) == Vote(0.8, 0.2, 1)
+    assert Vote.count(choices, labels, 3, 2).certified == 0
+
+
+def test_workers_that_never_meet_vote() -> None:
+    spec = small_spec(method="local-only").with_settings({"options.local-only.attackers": 1})
+    summary = cbdsl.run(spec, model=perceptron, data=blobs()).summary
+    assert summary.vote is not None
+    assert summary.vote.attackers == 1
+    assert summary.final_accuracy - 0.1 < summary.vote.certified <= summary.vote.accuracy
+    assert "whatever any 1 workers vote" in " ".join(line for _, line in summary_rows(summary))
+    assert cbdsl.run(small_spec(rounds=1), model=perceptron, data=blobs()).summary.vote is None
 
 
 @pytest.mark.parametrize(("alone", "named"), [(0.9, True), (0.5, False)])

@@ -95,8 +95,16 @@ class ServerOnly(AloneMethod):
 
 
 @register.method("local-only")
+@dataclass(frozen=True)
 class LocalOnly(AloneMethod):
-    """Every worker trains on its own samples; the accuracy is the mean over workers, and worker 0's model is saved."""
+    """Every worker trains on its own samples; the accuracy is the mean over workers, and worker 0's model is saved.
+
+    Models that never meet can also vote, for one upload per worker: the summary has the vote's accuracy, and how much
+    of it stays right whatever any `attackers` of the workers vote (as the ensembles of Cao et al.
+    2021, with one worker per model).
+    """
+
+    attackers: int = 20
 
     title = "every worker alone"
 

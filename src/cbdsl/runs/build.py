@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from cbdsl import register
 from cbdsl.algorithm.aggregators import AggregationRule, TrustedReference, aggregate, check_majority, parse_aggregator
-from cbdsl.algorithm.alone import AloneMethod, AloneTraining, ServerOnly
+from cbdsl.algorithm.alone import AloneMethod, AloneTraining, LocalOnly, ServerOnly
 from cbdsl.algorithm.messages import ServerState, Swarm, WorkerId, commitment_of
 from cbdsl.algorithm.methods import Method
 from cbdsl.algorithm.round import Combination, Server, ServerPolicy, average_by_samples, rate_at
@@ -48,7 +48,7 @@ from cbdsl.presets import preset
 from cbdsl.register import CUSTOM, Register
 from cbdsl.rng import seed_of, stream
 from cbdsl.runs.metrics import Evaluation, Metric, build_metrics, measure_all
-from cbdsl.runs.records import FinalMeasurements, finite
+from cbdsl.runs.records import FinalMeasurements, Vote, finite
 from cbdsl.runs.result import Result
 from cbdsl.spec import INIT_SERVER, Options, Spec, init_file, words
 from cbdsl.swarms.local import LocalSwarm, workers_at_once
@@ -233,7 +233,7 @@ class Experiment:
         aims = self.attack.aims if self.byzantine else ()
         return FinalMeasurements(
             self.class_accuracy(state), self.attack_success(state), aims, self.worst_tenth(state),
-            metrics=self.test_metrics(state), task=self.dataset.task, loss=self.loss.name,
+            self.count_votes(state), metrics=self.test_metrics(state), task=self.dataset.task, loss=self.loss.name,
         )  # fmt: skip
 
     def worst_tenth(self, state: ServerState) -> float | None:
@@ -246,6 +246,14 @@ class Experiment:
         known = np.sort([math.nan if value is None else value for value in found])
         worst = known if metric.better == "higher" else known[::-1]
         return finite(float(worst[: -(-len(worst) // 10)].mean()))
+
+    def count_votes(self, state: ServerState) -> Vote | None:
+        """Count the votes of workers that learn alone on the test set; None for other methods and tasks."""
+        method = self.server.method
+        if not isinstance(method, LocalOnly) or self.dataset.task != "classification":
+            return None
+        choices = np.stack([self.evaluate(one).outputs.argmax(1) for one in self.server.models(state)])
+        return Vote.count(choices, self.dataset.test.labels, self.dataset.classes, method.attackers)
 
     def attack_success(self, state: ServerState) -> float | None:
         """Measure the share of test samples of other classes that a trigger turns into the attack's target."""

@@ -7,10 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
+import numpy as np
+
 from cbdsl import __version__
 from cbdsl.algorithm.ledger import NUMBER_BYTES, Kind, by_kind, payload
 from cbdsl.algorithm.messages import RoundLog, ServerState
 from cbdsl.algorithm.methods import Method
+from cbdsl.arrays import Indices
 from cbdsl.engines.engine import Engine
 from cbdsl.errors import UserError
 from cbdsl.runs.metrics import Metric, find_metric
@@ -93,6 +96,27 @@ class ServerAlone:
 
 
 @dataclass(frozen=True)
+class Vote:
+    """What the workers' own models reach together: the class that most of them choose."""
+
+    accuracy: float
+    certified: float  # the share that is right whatever the attackers vote
+    attackers: int
+
+    @staticmethod
+    def count(choices: Indices, labels: Indices, classes: int, attackers: int) -> Vote:
+        """Count votes. choices: (m, N). Right for certain: more votes ahead than twice the attackers."""
+        votes = np.stack([(choices == one).sum(0) for one in range(classes)], axis=1)  # (N, C)
+        everyone = np.arange(len(labels))
+        right = votes[everyone, labels]
+        votes[everyone, labels] = -1
+        lead = right - votes.max(1)
+        first = np.argmax(votes, 1) > labels  # of equally many votes those for the lower class win
+        won = (lead > 0) | ((lead == 0) & first)
+        return Vote(float(won.mean()), float((lead > 2 * attackers).mean()), attackers)
+
+
+@dataclass(frozen=True)
 class Summary:
     """The summary of a run, as in summary.json.
 
@@ -136,6 +160,7 @@ class Summary:
     version: str
     worst_tenth: float | None = None  # mean of the main metric over the worst tenth of workers that learn alone
     server_alone: ServerAlone | None = None  # not in the paper; None where it was not measured
+    vote: Vote | None = None  # of workers that learn alone
     honest_unused: int = 0  # uploads of workers that are not attackers, and that no global model contains
     task: Task = "classification"
     loss: str = "cross-entropy"
@@ -172,6 +197,7 @@ class FinalMeasurements:
     attack_success: float | None = None
     aims: tuple[int, ...] = ()  # classes that the attackers aim at
     worst_tenth: float | None = None
+    vote: Vote | None = None
     server_alone: ServerAlone | None = None
     metrics: dict[str, float | None] = field(default_factory=dict)
     task: Task = "classification"
@@ -305,6 +331,7 @@ def summarise(
         spec_key=key,
         version=__version__,
         worst_tenth=finale.worst_tenth,
+        vote=finale.vote,
         server_alone=finale.server_alone,
         honest_unused=sum(len(set(one.declined) - set(byzantine)) for one in records),
         task=finale.task,
@@ -344,6 +371,14 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     ]
     if summary.worst_tenth is not None:
         rows.append(("worst tenth", f"{metric.text(summary.worst_tenth)}, the mean of the worst tenth of the workers"))
+    if summary.vote is not None:
+        rows.append(
+            (
+                "vote",
+                f"{summary.vote.accuracy:.2%} by the vote of all models; {summary.vote.certified:.2%} whatever any "
+                f"{summary.vote.attackers} workers vote",
+            )
+        )
     if summary.server_alone is not None:
         rows.append(("server alone", describe_server_alone(summary.server_alone, metric)))
         if summary.task == "classification" and summary.server_alone.value > summary.final_value:
