@@ -192,6 +192,18 @@ def test_a_run_without_what_came_later_has_the_key_it_had_before() -> None:
     assert Spec().key() == hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def test_settings_that_came_later_survive_toml_and_are_not_written_at_their_defaults() -> None:
+    later = {
+        "local.optimiser": "adam", "local.schedule": "cosine", "local.clip": 0.5, "local.augment": "noise",
+        "loss": "huber", "options.huber.delta": 0.5, "data.task": "regression", "data.target": "load",
+    }  # fmt: skip
+    spec = Spec().with_settings(later)
+    assert from_toml(spec.to_toml()) == spec
+    assert from_toml(spec.to_toml()).key() == spec.key() != Spec().key()
+    names = {name.rpartition(".")[2] for name in later}
+    assert names.isdisjoint(line.partition(" = ")[0] for line in Spec().to_toml().splitlines())
+
+
 def test_a_removed_setting_reads_with_the_value_that_is_left_and_is_refused_with_another() -> None:
     kept = from_toml('[swarm]\nstorage = "float32"\n')
     assert kept == Spec() == Spec().with_settings({"swarm.storage": "float32"})

@@ -121,6 +121,15 @@ def test_with_agreement_what_a_minority_wants_is_undone() -> None:
     np.testing.assert_allclose(agreed, plain * [1, -1], rtol=1e-5)
 
 
+def test_a_mixture_that_is_worse_than_the_servers_own_training_does_not_win() -> None:
+    """A step that is better than w^g, but leads to where no training helps any more."""
+    verifier = replace(goal(1, 0), train=lambda weights, _: weights + np.array([weights[1] == 0, 0], np.float32))
+    made = combined({0: (0.1, 0.01), 1: (0.1, 0.01)}, view_of(verifier))
+    assert made.model is not None
+    np.testing.assert_allclose(made.model, [1, 0])
+    assert set(made.declined) == {0, 1}
+
+
 def test_the_server_trains_the_mixture_as_far_as_that_helps_or_w_g_alone() -> None:
     verifier = replace(goal(1, 1), train=lambda weights, _round: weights + np.array([0, 4], np.float32))
     made = combined({0: (1, 0)}, view_of(verifier))

@@ -13,6 +13,7 @@ from torch import nn
 from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.engine import Engine, Sgd
+from cbdsl.engines.loss import Loss
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.engines.torch_engine import StackedTorchEngine, TorchEngine
 from cbdsl.models.architecture import Architecture, from_module
@@ -106,6 +107,27 @@ def test_scores_and_gradients_are_those_of_the_whole_network(name: str, wide: bo
     trained = engine.train(rows, samples, batches(3), Sgd(0.05))
     assert not np.allclose(trained, rows, atol=1e-4)
     assert np.isfinite(trained).all()
+
+
+@needs_native
+@pytest.mark.parametrize("loss", [Loss("mse"), Loss("huber", 0.3), Loss("mse", reconstructs=True)], ids=str)
+def test_engines_agree_on_a_frozen_layer_with_a_loss_on_numbers_and_adam(loss: Loss) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(5, 9), nn.Tanh(), nn.Linear(9, 7), nn.Tanh(), nn.Linear(7, 5))
+    module[0].requires_grad_(False)
+    rng, frozen, whole = np.random.default_rng(2), frozen_of(module), from_module(module, (5,))
+    assert frozen is not None
+    samples = Samples(*(rng.normal(size=(60, 5)).astype(np.float32) for _ in range(2)))
+    native, other = NativeEngine(whole, 2, loss, frozen), TorchEngine(module, 2, loss=loss)
+    start = np.stack([to_flat(module)[frozen.trains]] * 2)
+    sgd = Sgd(0.01, weight_decay=0.01, optimiser="adam", schedule="cosine", clip=0.5)
+    trained = native.train(start, samples, batches(2), sgd)
+    assert np.abs(trained - start).max() > 1e-3
+    np.testing.assert_allclose(trained, other.train(start, samples, batches(2), sgd), rtol=0, atol=1e-6)
+    rows = np.arange(60, dtype=np.int32)
+    made = native.outputs(trained[0], samples, rows)
+    assert np.array_equal(made, NativeEngine(whole, 2, loss).outputs(frozen.fill(trained[0]), samples, rows))
+    np.testing.assert_allclose(made, other.outputs(trained[0], samples, rows), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ENGINES)

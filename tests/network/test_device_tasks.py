@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import nn
 
 from cbdsl import Dataset, Spec
 from cbdsl.algorithm.messages import Order
@@ -72,6 +73,33 @@ def test_a_device_claims_what_the_simulated_worker_claims(task: str, form: str, 
     expected = swarm.report(Order(1, "swarm", (0,), 0.5, 0.01, state.global_best))[0]
     assert claim is not None
     assert claim.score == pytest.approx(expected.score, rel=1e-5)
+
+
+@pytest.mark.parametrize("task", DATA)
+def test_a_device_is_told_of_frozen_weights_a_loss_and_an_optimiser(task: str, tmp_path: Path) -> None:
+    outputs = DATA[task].outputs
+
+    def tuned() -> nn.Module:
+        module = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, outputs))
+        module[0].requires_grad_(False)
+        return module
+
+    settings = {**SETTINGS, "model": "custom", "local.optimiser": "adam", "local.clip": 0.5}
+    given = UserParts(model=tuned, data=DATA[task])
+    experiment = Experiment.prepare(resolve(Spec().with_settings(settings)), given, 1)
+    shared = pack_shared_sets(experiment)
+    assignment = parse_announcement(announce(experiment, b"run-0001", shared))
+    assert (assignment.size, assignment.frozen_bytes) == (7 * outputs, 4 * 24)
+    assert (assignment.task, assignment.loss.name, assignment.spec.local.optimiser) == (task, "huber", "adam")
+    device = DeviceWorker(
+        assignment, 0, read_samples(write_own(task, experiment.split.workers[0], "npz", tmp_path)), shared, 1
+    )
+    first = experiment.first_state().global_best
+    device.start(first)
+    claim = device.carry_out(OrderMessage(b"run-0001", 1, "swarm", b"\1", 0.5, 0.01, 0, bytes(16)), first).claim
+    assert claim is not None
+    expected = experiment.memory_swarm.report(Order(1, "swarm", (0,), 0.5, 0.01, first))[0].score
+    assert claim.score == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("task", DATA)

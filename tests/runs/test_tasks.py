@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 from typer.testing import CliRunner
 
@@ -16,6 +17,7 @@ import cbdsl
 from cbdsl import Dataset, Result, Spec
 from cbdsl.cli.app import app
 from cbdsl.engines.native_engine import available
+from cbdsl.export.predict import predict_values, read_unseen
 from cbdsl.runs.metrics import find_metric
 from cbdsl.runs.records import RunTotals
 from support.refusals import refused_as
@@ -186,6 +188,50 @@ def test_a_model_that_ends_in_a_softmax_is_warned_about_once(caplog: pytest.LogC
     spec = Spec().with_settings({**SETTINGS, "rounds": 1})
     cbdsl.run(spec, data=data, model=lambda: nn.Sequential(nn.Linear(3, 2), nn.Softmax(1)), threads=1, callbacks=[])
     assert sum("softmax" in record.message for record in caplog.records) == 1
+
+
+def tuned() -> nn.Module:
+    """A network of which only the last layer trains."""
+    module = nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 1))
+    module[0].requires_grad_(False)
+    return module
+
+
+@pytest.mark.parametrize("way", ["rotation", "fedavg"])
+def test_a_frozen_layer_and_adam_learn_a_regression_on_both_engines(way: str, tmp_path: Path) -> None:
+    settings = {**WAYS[way], "local.optimiser": "adam", "local.schedule": "cosine", "loss": "huber"}
+    results = [
+        played("regression", {**settings, "engine": engine}, model=tuned, baseline=True, out=tmp_path / engine)
+        for engine in ("auto", "torch")
+    ]
+    for result in results:
+        summary, alone = result.summary, result.summary.server_alone
+        assert (summary.loss, summary.parameters, summary.banned) == ("huber", 41, [])
+        assert summary.final_value < result.rounds[0].value
+        assert alone is not None
+        assert np.isfinite(alone.value)
+    np.testing.assert_allclose(results[0].predict(X[700:]), results[1].predict(X[700:]), rtol=0.01)
+    saved = cbdsl.load(tmp_path / "auto")
+    assert (saved.card.task, saved.card.loss, saved.card.frozen) == ("regression", "huber", ("0.weight", "0.bias"))
+    assert saved.weights.shape == (3 * 40 + 40 + 41,)
+    np.savez(tmp_path / "unseen.npz", features=X[700:])
+    numbers = predict_values(saved, read_unseen(tmp_path / "unseen.npz", saved)).outputs
+    np.testing.assert_allclose(numbers.reshape(-1), results[0].predict(X[700:]).reshape(-1), rtol=1e-5)
+
+
+def test_batch_statistics_of_a_reconstruction_are_those_of_the_saved_module() -> None:
+    def normed() -> nn.Module:
+        layers = nn.Linear(24, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 24)
+        return nn.Sequential(nn.Flatten(), *layers)
+
+    result = played("reconstruction", {"method": "fedavg", "local.optimiser": "adam"}, model=normed)
+    assert result.summary.engine == "torch"
+    assert result.summary.final_value > 0.6
+    test = DATA["reconstruction"].test.features
+    made = result.model(torch.from_numpy(test)).detach().numpy()
+    expected = ((made - test.reshape(len(test), -1)) ** 2).mean(1)
+    found = result.engine.sample_losses(result.weights, DATA["reconstruction"].test, np.arange(200, dtype=np.int32))
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
 def quartic(outputs: Any, targets: Any) -> Any:  # noqa: ANN401 - torch tensors

@@ -11,6 +11,7 @@ import torch
 from cbdsl.algorithm.worker_round import draw_batches
 from cbdsl.arrays import Floats, Samples
 from cbdsl.attacks.protocol import stamp_trigger
+from cbdsl.data.dataset import Dataset
 from cbdsl.engines.engine import Sgd
 from cbdsl.errors import UserError
 from cbdsl.rng import stream
@@ -20,6 +21,7 @@ from cbdsl.spec import LocalSpec
 from cbdsl.studies import audit
 from cbdsl.studies.audit import audit_model, deviations_below, find_patch, is_suspicious
 from support.helpers import small_spec
+from support.refusals import refused_as
 from support.small_pictures import picture_data
 
 
@@ -134,3 +136,12 @@ def test_what_cannot_be_audited_is_refused_with_the_reason(
     with pytest.raises(UserError, match=fact) as refusal:
         audit_model(experiment, experiment.initial[0])
     assert refusal.value.code == code
+
+
+def test_a_task_without_classes_is_refused_with_the_reason() -> None:
+    given = picture_data()
+    data = Dataset.from_arrays(given.train.features, None, given.test.features, None, task="reconstruction")
+    spec = resolve(small_spec(model="mlp", data__holdout=100))
+    experiment = Experiment.prepare(spec, UserParts(data=data), threads=1)
+    with refused_as("not-supported", "reconstruction", "nothing to search for"):
+        audit_model(experiment, experiment.initial[0])

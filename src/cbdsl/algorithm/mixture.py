@@ -46,8 +46,7 @@ def mix_steps(steps: Doubles, q: int, loss: Callable[[Doubles], float] | None) -
         return Mixture(equal, step_of(equal, float(quantiles[1])))
 
     def find_loss(weights: Doubles, length: float) -> float:
-        found = loss(step_of(weights, length))
-        return found if np.isfinite(found) else np.inf
+        return _finite(loss(step_of(weights, length)))
 
     def find_length(weights: Doubles) -> float:
         return min(map(float, quantiles), key=lambda one: find_loss(weights, one))
@@ -76,4 +75,10 @@ def turn_disputed(steps: Doubles, share: float) -> Doubles:
 
 def go_towards(start: Doubles, end: Doubles, loss: Callable[[Doubles], float]) -> Doubles:
     """Return the point between two models, in quarters of the way, with the lowest loss."""
-    return min((start + share * (end - start) for share in (0.0, *_TOWARDS)), key=loss)
+    tried = [start + share * (end - start) for share in (0.0, *_TOWARDS)]
+    return tried[int(np.argmin([_finite(loss(one)) for one in tried]))]
+
+
+def _finite(loss: float) -> float:
+    """Return a loss, or infinity for one that is not a number."""
+    return loss if np.isfinite(loss) else np.inf

@@ -67,9 +67,9 @@ class MixedSelection(Selection):
         return find_doubt(upload, view) or (COPIED if copied else "")
 
     def combine(self, believed: Sequence[VerifiedUpload], view: RoundContext) -> SelectionResult:
-        """Return the mixture if it is not worse than w^g, or else what the server's own training makes of w^g.
+        """Return the best in private of w^g, the mixture, and what the server's own training makes of w^g.
 
-        The server remembers the step as momentum. If neither is an improvement, it keeps w^g and forgets the momentum.
+        The server trains the mixture, too, and remembers the mixture's step as momentum. Otherwise it forgets it.
         """
         current, verifier = view.state.global_best.astype(np.float64), view.verifier
         measure = verifier.loss or verifier.score
@@ -80,20 +80,24 @@ class MixedSelection(Selection):
         def loss(model: Doubles) -> float:
             return measure(model.astype(np.float32)) if measure else -np.inf
 
-        q = max(1, round((1 - self.byzantine) * len(believed)))
+        q = len(believed) - int(self.byzantine * len(believed))
         steps = np.stack([one.model for one in believed]) - current
         if self.agreement:
             steps = turn_disputed(steps, self.byzantine)
         mixture = mix_steps(steps, q, (lambda step: loss(start + step)) if measure else None)
-        weighted = zip(believed, mixture.weights > 0, strict=True)
-        declined = {one.worker: UNWEIGHTED for one, used in weighted if not used}
-        for step in (start - current + mixture.step, still):
+        none = np.zeros(len(steps))
+        lowest, best = (
+            loss(current),
+            SelectionResult(declined=_decline(believed, none), memory=still.astype(np.float32)),
+        )
+        for step, weights in ((still, none), (start - current + mixture.step, mixture.weights)):
             made = view.encode(self._train(current + step, view, loss).astype(np.float32))
-            moved = not np.array_equal(made.model, view.state.global_best)
-            if moved and loss(made.model.astype(np.float64)) <= loss(current):
+            found = loss(made.model.astype(np.float64))
+            if found <= lowest and not np.array_equal(made.model, view.state.global_best):
                 score = verifier.score(made.model) if verifier.score else np.inf
-                return SelectionResult(made.model, float(score), declined, step.astype(np.float32), made)
-        return SelectionResult(declined=declined, memory=still.astype(np.float32))
+                declined = _decline(believed, weights)
+                best, lowest = SelectionResult(made.model, float(score), declined, step.astype(np.float32), made), found
+        return best
 
     def _train(self, model: Doubles, view: RoundContext, loss: Callable[[Doubles], float]) -> Doubles:
         """Return a model, (D,), after as much of the server's own training as does best in private."""
@@ -102,6 +106,11 @@ class MixedSelection(Selection):
             return model
         trained: Floats = train(model.astype(np.float32), view.round)
         return go_towards(model, trained.astype(np.float64), loss)
+
+
+def _decline(believed: Sequence[VerifiedUpload], weights: Doubles) -> dict[WorkerId, str]:
+    """Return who has no weight, and why. weights: (K,)."""
+    return {one.worker: UNWEIGHTED for one, weight in zip(believed, weights, strict=True) if weight <= 0}
 
 
 @register.selection("rotation")

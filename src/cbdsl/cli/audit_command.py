@@ -69,7 +69,7 @@ def audit(
 
     interrupts.INTERRUPTS.release()
     with ProgressLine("search") as line:
-        report, repaired = audit_model(experiment, saved.weights, repair, prune, line.show)
+        report, repaired = audit_model(experiment, experiment.network.trained(saved.weights), repair, prune, line.show)
     written = None if repaired is None else _write(target, saved, experiment, repaired)
     if as_json:
         typer.echo(json.dumps(to_plain(report) | {"repaired": written}, indent=2))
@@ -88,10 +88,10 @@ def _load(path: Path, threads: int | None) -> tuple[Experiment, SavedModel]:
         experiment = Experiment.prepare(use_kept_init(spec, path), threads=threads, deal=False, secret=secret)
     finally:
         folder.close()
-    if len(saved.weights) != experiment.network.size:
+    if len(saved.weights) != experiment.network.whole_size:
         raise UserError(
             f"{path} has a model of {len(saved.weights):,} weights, and its spec.toml one of "
-            f"{experiment.network.size:,}: the data or a plugin changed. Audit it where it was trained.",
+            f"{experiment.network.whole_size:,}: the data or a plugin changed. Audit it where it was trained.",
             code="wrong-run",
         )
     return experiment, saved

@@ -170,6 +170,8 @@ class Summary:
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
         values: dict[str, Any] = to_plain(asdict(self))
+        if self.server_alone is not None and not self.server_alone.metrics:
+            del values["server_alone"]["metrics"]
         return values
 
     @property

@@ -170,11 +170,14 @@ class _Auditor:
 
     def prune(self, weights: Floats) -> Floats:
         """Return a model without the idle units of its last convolution, or of its last hidden layer."""
-        module = self._experiment.network.module(weights).requires_grad_(requires_grad=False)
-        dense = [part for part in module.modules() if isinstance(part, nn.Linear)][:-1]
-        units = [part for part in module.modules() if isinstance(part, (nn.Conv1d, nn.Conv2d))] or dense
+        network = self._experiment.network
+        module = network.module(weights)
+        parts = [part for part in module.modules() if all(tensor.requires_grad for tensor in part.parameters())]
+        module.requires_grad_(requires_grad=False)
+        dense = [part for part in parts if isinstance(part, nn.Linear)][:-1]
+        units = [part for part in parts if isinstance(part, (nn.Conv1d, nn.Conv2d))] or dense
         if not units:
-            raise UserError("The model has no hidden units to prune. Leave --prune out.", code="no-effect")
+            raise UserError("The model has no hidden units to prune that train. Leave --prune out.", code="no-effect")
         seen: list[torch.Tensor] = []
         units[-1].register_forward_hook(lambda _module, _inputs, made: seen.append(made.clamp(min=0)))
         _classify(module, self._own.features)
@@ -182,7 +185,7 @@ class _Auditor:
         idle = activity.argsort()[: int(_IDLE * len(activity))]
         for tensor in units[-1].parameters():
             tensor[idle] = 0
-        return to_flat(module)
+        return network.trained(to_flat(module))
 
     def repair(
         self, weights: Floats, found: Sequence[Patch], classes: Sequence[ClassFinding]
