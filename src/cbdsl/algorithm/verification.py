@@ -142,7 +142,10 @@ def add_guard(
         trained = float(holdout.private(train(proposed, round_number), round_number).mean())
         return "" if trained <= 2 * after.mean() + _SLACK else UNTRAINABLE  # NaN is untrainable
 
-    return replace(inner, doubt=doubt, loss=holdout.whole)
+    def loss(weights: Floats, round_number: int = 0) -> float:  # noqa: ARG001 - selections of users gave it before 1.0
+        return holdout.whole(weights)
+
+    return replace(inner, doubt=doubt, loss=loss)
 
 
 _SLACK = 0.1  # a loss near 0 may more than double

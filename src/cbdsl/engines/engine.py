@@ -19,7 +19,7 @@ from cbdsl.spec import LocalSpec, Optimiser, Schedule
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam, as torch has them
 CLIP_EPSILON = 1e-6  # beside a norm, as in torch.nn.utils.clip_grad_norm_
-_WARMUP = 10  # a warmup takes one part in so many of a round's steps
+_WARMUP = 10  # a warmup takes a tenth of a round's steps
 
 
 @dataclass(frozen=True)
