@@ -150,6 +150,8 @@ def test_every_command_shown_runs(words: tuple[str, ...], tmp_path: Path, reques
     if words[0] in {"audit", "predict", "export"}:
         shutil.copytree(request.getfixturevalue("finished_run"), tmp_path, dirs_exist_ok=True)
         np.savez(tmp_path / "x.npz", features=np.zeros((3, 28, 28), np.uint8), labels=np.arange(3))
+    if "--init" in words and "runs/alone" in words:
+        shutil.copytree(request.getfixturevalue("finished_run") / "runs" / "mine", tmp_path / "runs" / "alone")
     for file in (word.partition("=")[2] for word in words if word.startswith("data.shared_source=")):
         out = str(Path(file).parent)
         assert cbdsl("generate", "paper-iid", *MADE_SMALL["generate"], "--out", out, cwd=tmp_path).returncode == 0

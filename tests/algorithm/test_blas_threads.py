@@ -1,4 +1,4 @@
-"""The number of BLAS threads changes no number: aggregators, rotation's measures and attacks in two processes."""
+"""The number of BLAS threads changes no number: aggregators, the mixture and attacks in two processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import hashlib
 import numpy as np
 from cbdsl import register
 from cbdsl.algorithm.aggregators import TrustedReference, aggregate
-from cbdsl.algorithm.rotation import cosine
+from cbdsl.algorithm.mixture import mix_steps
 from cbdsl.arrays import norm
 from cbdsl.attacks.weights import largest_gamma
 
@@ -26,7 +26,9 @@ for workers, size in ((10, 7_850), (30, 21_840)):
         for rule in (name, f"nnm+{name}"):
             print(workers, rule, hashlib.sha256(aggregate(rule, list(rows), 3, trust)).hexdigest())
     doubles = rows.astype(np.float64)
-    print(norm(doubles[0]), cosine(doubles[0], doubles[1]), largest_gamma(doubles, doubles.mean(0), doubles.std(0)))
+    mixture = mix_steps(doubles - at, 5, lambda step: float(np.square(step - doubles[0] + at).sum()))
+    print(hashlib.sha256(mixture.step).hexdigest(), mixture.weights)
+    print(norm(doubles[0]), largest_gamma(doubles, doubles.mean(0), doubles.std(0)))
 """
 
 

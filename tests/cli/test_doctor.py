@@ -311,7 +311,9 @@ def test_a_running_swarm_a_devices_samples_and_its_memory(tmp_path: Path) -> Non
         assert "260 parameters take about" in said["memory"][1]
         odd = tmp_path / "odd.npz"
         np.savez(odd, features=np.zeros((3, 5), np.float32), labels=np.zeros(3, np.int32))
-        assert "the run works on (1, 8, 8) in 4 classes" in doctor(*way, "--data", str(odd))["samples"][1]
+        assert (
+            "samples of shape (1, 8, 8), and the data has 4 classes" in doctor(*way, "--data", str(odd))["samples"][1]
+        )
         said = doctor(*way, "--data", str(samples), "--memory", "1M")
         assert said["memory"][0] == "WRONG"
         assert "--memory" in said["memory"][1]

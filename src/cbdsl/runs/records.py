@@ -160,12 +160,12 @@ class Summary:
     version: str
     worst_tenth: float | None = None  # mean of the main metric over the worst tenth of workers that learn alone
     server_alone: ServerAlone | None = None  # not in the paper; None where it was not measured
-    vote: Vote | None = None  # of workers that learn alone
     honest_unused: int = 0  # uploads of workers that are not attackers, and that no global model contains
     task: Task = "classification"
     loss: str = "cross-entropy"
     metrics: dict[str, float | None] = field(default_factory=dict)  # of the final model by name, the main one first
     best: float | None = None  # of the main metric, by round
+    vote: Vote | None = None  # of workers that learn alone
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
