@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 import cbdsl
 from cbdsl import register
+from cbdsl.arrays import Floats
 from cbdsl.engines.engine import Sgd
 from cbdsl.engines.torch_engine import StackedTorchEngine, TorchEngine
 from cbdsl.network.device_worker import DeviceWorker, parse_announcement
@@ -147,3 +149,20 @@ def test_dropout_and_augmentation_draw_one_after_the_other() -> None:
 
     results = [cbdsl.run(small_spec(rounds=2), model=build, data=blobs(), augmentation=shaken) for _ in range(2)]
     assert np.array_equal(results[0].weights, results[1].weights)
+
+
+def test_engines_in_several_threads_draw_what_they_draw_alone() -> None:
+    """Torch's generator belongs to the process, so a training that draws must not run beside another one."""
+    experiment = named(rounds=1)
+    samples, rng = blobs().train, np.random.default_rng(3)
+    batches = rng.integers(0, len(samples), (1, 40, 10)).astype(np.int32)
+
+    def train(seed: int) -> Floats:
+        engine = Experiment.prepare(experiment.spec, UserParts(model=perceptron, data=blobs()), 1).engine
+        return engine.train(experiment.initial, samples, batches, Sgd(0.1), np.array([seed], np.uint64))
+
+    alone = [train(seed) for seed in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        together = list(pool.map(train, range(6)))
+    for one, other in zip(alone, together, strict=True):
+        np.testing.assert_array_equal(one, other)

@@ -656,14 +656,18 @@ def are_equal(one: list[Tensor], other: list[Tensor]) -> bool:
     return all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
 
 
+_GENERATORS = threading.RLock()
+
+
 @contextmanager
 def keep_generators(device: torch.device) -> Iterator[None]:
-    """Restore the states of the generators at the end."""
-    states = generator_states(device)
-    try:
-        yield
-    finally:
-        set_generator_states(states, device)
+    """Restore the states of the generators at the end. They are the process's: engines in other threads wait."""
+    with _GENERATORS:
+        states = generator_states(device)
+        try:
+            yield
+        finally:
+            set_generator_states(states, device)
 
 
 def _backend(device: torch.device) -> Any:  # noqa: ANN401 - torch.cuda or torch.mps, which share these functions
