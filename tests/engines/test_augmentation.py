@@ -157,9 +157,12 @@ def test_engines_in_several_threads_draw_what_they_draw_alone() -> None:
     samples, rng = blobs().train, np.random.default_rng(3)
     batches = rng.integers(0, len(samples), (1, 40, 10)).astype(np.int32)
 
+    engines = [
+        Experiment.prepare(experiment.spec, UserParts(model=perceptron, data=blobs()), 1).engine for _ in range(6)
+    ]
+
     def train(seed: int) -> Floats:
-        engine = Experiment.prepare(experiment.spec, UserParts(model=perceptron, data=blobs()), 1).engine
-        return engine.train(experiment.initial, samples, batches, Sgd(0.1), np.array([seed], np.uint64))
+        return engines[seed].train(experiment.initial, samples, batches, Sgd(0.1), np.array([seed], np.uint64))
 
     alone = [train(seed) for seed in range(6)]
     with ThreadPoolExecutor(6) as pool:
