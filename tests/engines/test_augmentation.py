@@ -123,7 +123,10 @@ def named(**settings: Any) -> Experiment:  # noqa: ANN401
 def test_devices_that_have_it_apply_it_and_others_say_what_they_lack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stage, bus = named(rounds=3), Bus()
+    stage, bus = (
+        named(rounds=3, workers=1),
+        Bus(),
+    )  # one worker in a process, as on a device: torch's generator is shared
     with crew(bus, stage, tmp_path) as workers:
         served = play(bus, stage, tmp_path, workers.names)
     assert served.result.summary.banned == []
