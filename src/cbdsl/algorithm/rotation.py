@@ -86,18 +86,20 @@ class MixedSelection(Selection):
             steps = turn_disputed(steps, self.byzantine)
         mixture = mix_steps(steps, q, (lambda step: loss(start + step)) if measure else None)
         none = np.zeros(len(steps))
-        lowest, best = (
-            loss(current),
-            SelectionResult(declined=_decline(believed, none), memory=still.astype(np.float32)),
-        )
-        for step, weights in ((still, none), (start - current + mixture.step, mixture.weights)):
+        candidates = [(start - current + mixture.step, mixture.weights)]
+        if self.trains and verifier.train is not None:
+            candidates.insert(0, (still, none))
+        best, lowest = None, loss(current)
+        for step, weights in candidates:
             made = view.encode(self._train(current + step, view, loss).astype(np.float32))
             found = loss(made.model.astype(np.float64))
             if found <= lowest and not np.array_equal(made.model, view.state.global_best):
-                score = verifier.score(made.model) if verifier.score else np.inf
-                declined = _decline(believed, weights)
-                best, lowest = SelectionResult(made.model, float(score), declined, step.astype(np.float32), made), found
-        return best
+                best, lowest = (made, step, weights), found
+        if best is None:
+            return SelectionResult(declined=_decline(believed, none), memory=still.astype(np.float32))
+        made, step, weights = best
+        score = float(verifier.score(made.model)) if verifier.score else np.inf
+        return SelectionResult(made.model, score, _decline(believed, weights), step.astype(np.float32), made)
 
     def _train(self, model: Doubles, view: RoundContext, loss: Callable[[Doubles], float]) -> Doubles:
         """Return a model, (D,), after as much of the server's own training as does best in private."""
