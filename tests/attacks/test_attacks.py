@@ -143,7 +143,10 @@ def test_a_factor_against_a_rule_moves_it_at_least_as_far_as_the_attacks_own(nam
     )  # fmt: skip
     honest = context.honest
     assert honest is not None
-    moved, trust = [], TrustedReference(context.global_best, lambda: context.model, lambda rows: rows[:, 0])
+    moved, trust = (
+        [],
+        TrustedReference(context.global_best, lambda: context.model, lambda rows: rows[:, 0].astype(np.float64)),
+    )
     for options in ({}, {"against": rule}):
         sent = register.attack.make(name, options).upload(context)
         result = aggregate(rule, [*honest, *[sent] * 4], 4, trust)

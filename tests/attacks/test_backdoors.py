@@ -203,8 +203,10 @@ def test_edge_cases_are_labelled_as_the_target_and_fill_their_share_of_the_lesso
 def test_the_step_of_an_edge_case_is_kept_within_its_radius() -> None:
     given = tools()
     honest = given.global_best + np.float32(1e-2)
-    context = replace(seen(given), model=honest)
-    free, held = (EdgeCase(source=2, radius=radius).upload(context) - given.global_best for radius in (0.0, 0.5))
+    free, held = (
+        EdgeCase(source=2, radius=radius).upload(replace(seen(given), model=honest)) - given.global_best
+        for radius in (0.0, 0.5)
+    )
     assert np.linalg.norm(held) == pytest.approx(0.5 * np.linalg.norm(honest - given.global_best), rel=1e-3)
     assert np.dot(free, held) == pytest.approx(np.linalg.norm(free) * np.linalg.norm(held), rel=1e-3)
 
