@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbdsl import register
 from cbdsl.algorithm.worker_round import draw_batches
@@ -164,6 +165,10 @@ class Attack:
         on the object: a run that is resumed would not have it.
         """
         return seen.memory
+
+    def victims(self, samples: Samples, scoring: Samples) -> NDArray[np.bool_]:  # noqa: ARG002
+        """Return which samples are to be mistaken for the target, (N,). scoring: D_sc."""
+        return np.asarray(samples.labels != self.target)
 
     def claim(self, seen: AttackContext) -> float:
         """Return the score it claims."""
