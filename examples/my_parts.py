@@ -117,10 +117,9 @@ class Elastic(cbdsl.AveragingMethod):
         start = rows.positions + np.float32(self.pull) * (received - rows.positions)
         return work.place(rows, work.train(start))
 
-    def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
+    def update(self, seen: cbdsl.ServerStep) -> tuple[Floats, Floats]:
         """Go towards the mean of those who took part."""
-        del share
-        return current + np.float32(self.rate) * (combined - current), memory
+        return seen.current + np.float32(self.rate) * (seen.combined - seen.current), seen.memory
 
 
 @cbdsl.register.partition("unequal")
