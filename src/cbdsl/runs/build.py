@@ -16,7 +16,7 @@ from cbdsl import register
 from cbdsl.algorithm.aggregators import AggregationRule, TrustedReference, aggregate, check_majority, parse_aggregator
 from cbdsl.algorithm.alone import AloneMethod, AloneTraining, LocalOnly, ServerOnly
 from cbdsl.algorithm.messages import ServerState, Swarm, WorkerId, commitment_of
-from cbdsl.algorithm.methods import Method
+from cbdsl.algorithm.methods import Method, kept_arrays
 from cbdsl.algorithm.round import Combination, Server, ServerPolicy, average_by_samples, rate_at
 from cbdsl.algorithm.selection import Selection
 from cbdsl.algorithm.verification import (
@@ -180,7 +180,7 @@ class Experiment:
     @property
     def remembers(self) -> bool:
         """Whether workers keep anything from one round to the next."""
-        return self.server.method.remembers or self.server.policy.codecs.up.feedback
+        return bool(kept_arrays(self.server.method, self.server.policy.codecs.up))
 
     @cached_property
     def key(self) -> str:
