@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,10 @@ from cbdsl.codecs.quantize import Whole
 from cbdsl.codecs.topk import TopK
 from support.refusals import refused_as
 
-LAYOUT = {"row": ((3,), np.dtype(np.float32)), "score": ((), np.dtype(np.float64))}
+LAYOUT: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
+    "row": ((3,), np.dtype(np.float32)),
+    "score": ((), np.dtype(np.float64)),
+}
 
 
 def rows(workers: list[int]) -> dict[str, Doubles]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -155,6 +156,11 @@ class WorkerTable:
         made = np.memmap(self._file, np.uint8, "r+", self._file_end, (size,))
         self._file_end += size
         return made
+
+
+def room_in_file() -> int:
+    """Return how many bytes a table's temporary file may take."""
+    return shutil.disk_usage(tempfile.gettempdir()).free
 
 
 def rows_in_memory_bytes() -> int:

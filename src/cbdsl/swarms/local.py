@@ -16,10 +16,12 @@ import numpy as np
 from cbdsl.algorithm.messages import Claim, Order, Upload, WorkerId, commitment_of
 from cbdsl.algorithm.methods import Method, encode_moved, kept_arrays
 from cbdsl.algorithm.particles import Coefficients, Particles
-from cbdsl.algorithm.worker_round import LocalWorkers, initial_particles
+from cbdsl.algorithm.worker_round import LocalWorkers, bytes_of_rows, initial_particles
 from cbdsl.algorithm.worker_table import KeptRows, WorkerTable
 from cbdsl.arrays import Doubles, Floats, Indices
+from cbdsl.codecs.codec import Codec
 from cbdsl.codecs.envelope import content_of
+from cbdsl.spec import Spec
 from cbdsl.util.npz import InBlocks
 
 if TYPE_CHECKING:  # a device has no attacks
@@ -31,6 +33,15 @@ _BLOCK_BYTES = 16 * 2**20  # small enough that the allocator reuses it: fresh me
 def workers_at_once(size: int) -> int:
     """Return how many workers with `size` parameters are moved together, so that memory does not grow with U."""
     return max(1, _BLOCK_BYTES // (4 * size))
+
+
+def bytes_of_state(method: Method, spec: Spec, size: int, codec: Codec, workers: int) -> tuple[int, int]:
+    """Return the bytes of what `workers` workers keep by the end of a run, and of the rest of a round's rows."""
+    kept = kept_arrays(method, codec)
+    rest = {each.name for each in fields(Particles)} - {*kept}
+    cohort = min(workers, spec.participants)
+    taking_part = min(workers, spec.participants * spec.rounds)
+    return taking_part * bytes_of_rows(kept, size, codec), cohort * bytes_of_rows(rest, size, codec)
 
 
 class SwarmWithAttackers(ABC):

@@ -30,7 +30,7 @@ from cbdsl.arrays import Doubles, Floats, Indices
 from cbdsl.attacks.adversary import Adversary
 from cbdsl.engines.native_engine import default_threads
 from cbdsl.errors import UserError, missing, shown
-from cbdsl.swarms.local import SwarmWithAttackers
+from cbdsl.swarms.local import SwarmWithAttackers, bytes_of_state
 from cbdsl.swarms.shard import (
     Shard,
     ShardData,
@@ -636,13 +636,13 @@ def build_ray_swarm(experiment: Experiment, ray: Any, shards: int | None = None)
 
 def bytes_of_shard(experiment: Experiment, workers: int) -> int:
     """Return the memory of a shard's state: three rows per worker, their packs, and samples."""
-    codec, size = experiment.server.policy.codecs.up, experiment.engine.size
-    row = 12 * size + 12 + (codec.longest_pack(size) if codec.relative else 0)
+    spec, server = experiment.spec, experiment.server
+    kept, moved = bytes_of_state(server.method, spec, experiment.engine.size, server.policy.codecs.up, workers)
     train, parts = experiment.dataset.train, experiment.split
     own = max(map(len, parts.workers)) * workers
     shared = len(parts.shared_training) + len(parts.shared_scoring)
     sample = train.features[:1].nbytes + 4
-    return workers * row + min(own + shared, len(train)) * sample + 4 * own
+    return kept + moved + min(own + shared, len(train)) * sample + 4 * own
 
 
 def _check_engine(name: str) -> None:
