@@ -288,6 +288,8 @@ class DeviceWorker:
         swarm = self._start(state.particles.positions[0] if initial is None else initial)
         rows = KeptRows(np.array([self.number], np.int32), vars(state.particles))
         swarm.restore(rows, state.round, state.particles.positions[0] if received is None else received)
+        if self._adversary is not None:
+            self._adversary.memory = state.memory
         swarm.begin_round(Order(state.round, "swarm", (self.number,), 0.0, 0.0, None, version=state.version))
 
     def carry_out(self, order: OrderMessage, received: Floats) -> WorkerState:
@@ -311,6 +313,7 @@ class DeviceWorker:
             order.model_digest,
             received=received if self._adversary else None,
             initial=self._adversary.initial if self._adversary else None,
+            memory=self._adversary.memory if self._adversary else {},
         )
 
     def upload(self) -> bytes | None:
@@ -320,7 +323,7 @@ class DeviceWorker:
 
     def _start(self, position: Floats) -> LocalSwarm:
         if self._adversary is not None:
-            self._adversary.initial = position.copy()
+            self._adversary.initial, self._adversary.memory = position.copy(), {}
         commits = self.assignment.spec.defence.commitment
         self._swarm = LocalSwarm(self.assignment.method, self._workers, position[None], self._adversary, commits)
         return self._swarm
