@@ -26,6 +26,13 @@ def test_a_sweep_ends_with_its_runs_their_means_over_seeds_and_a_page(tmp_path: 
     done = cbdsl("compare", *folders, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "±" in done.stdout
+    named = ("--label", "inertia 0.5=half", "--order", "best", "--against", "inertia 0.9")
+    done = cbdsl("compare", *folders, *named, "--to", "tex", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "\\toprule" in done.stdout
+    assert any(line.startswith("half & ") for line in done.stdout.splitlines())
+    assert cbdsl("compare", *folders, "--label", "half", cwd=tmp_path).returncode == 2
+    assert cbdsl("compare", *folders, "--measures", "final", cwd=tmp_path).returncode == 2
     done = cbdsl("compare", *folders, "--out", "there", cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == "page: there/comparison.html"
     assert (tmp_path / "there" / "comparison.html").exists()
