@@ -98,8 +98,11 @@ class LocalSpec(_Group):
     optimiser: Optimiser = setting("sgd", "what makes a step of a gradient; its state starts anew in every round")
     schedule: Schedule = setting(
         "constant",
-        "the learning rate over the steps of one round: constant, decay (in a line to 0), cosine (to 0), or warmup (up "
-        "from 0 over the first tenth)",
+        "the learning rate over the steps of one round, or over a run: constant, decay (in a line to 0), cosine (to "
+        "0), or warmup (up from 0 over the first tenth)",
+    )
+    schedule_over: Literal["round", "run"] = setting(
+        "round", "what the schedule covers: the steps of each round, or the rounds of the run"
     )
     clip: Annotated[float, Bounds(0.0, 1e6)] = setting(0.0, "largest norm of a batch's gradient; 0: any")
     augment: Text = setting("", "changes features while a model trains on them (`cbdsl list augmentations`), on torch")
@@ -452,7 +455,7 @@ def read_tree(path: Path) -> dict[str, Any]:
 
 _LEFT_OUT = (
     ("local", "optimiser", "sgd"), ("local", "schedule", "constant"), ("local", "clip", 0.0), ("local", "augment", ""),
-    ("", "loss", ""), ("data", "target", ""), ("data", "task", "auto"),
+    ("local", "schedule_over", "round"), ("", "loss", ""), ("data", "target", ""), ("data", "task", "auto"),
 )  # fmt: skip
 """Settings that texts leave out at their defaults, so that earlier versions read a spec that does without them."""
 

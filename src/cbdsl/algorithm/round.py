@@ -54,6 +54,7 @@ from cbdsl.algorithm.verification import Verifier, find_claim_flaw, find_model_f
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.codecs.codec import CodecError
 from cbdsl.codecs.envelope import Codecs
+from cbdsl.engines.engine import schedule_factors
 from cbdsl.errors import UserError
 from cbdsl.rng import stream
 from cbdsl.spec import Spec
@@ -401,5 +402,8 @@ class Server:
 
 
 def rate_at(spec: Spec, round_number: int) -> float:
-    """Return the learning rate of a round."""
-    return spec.local.learning_rate * spec.local.decay ** (round_number - 1)
+    """Return the learning rate of a round, in which a schedule over the run is constant."""
+    rate = spec.local.learning_rate * spec.local.decay ** (round_number - 1)
+    if spec.local.schedule_over == "round":
+        return rate
+    return rate * float(schedule_factors(spec.local.schedule, round_number - 1, spec.rounds))
