@@ -26,7 +26,7 @@ def test_three_seeds_that_agree_cannot_be_significant_by_the_exact_test() -> Non
     found = PairedTest.of([0.02, 0.03, 0.04])
     assert found.exact_p == least_exact_p(3) == 0.25
     assert found.p < 0.05
-    assert [count for count in range(2, 9) if least_exact_p(count) < 0.05][0] == 6
+    assert next(count for count in range(2, 9) if least_exact_p(count) < 0.05) == 6
 
 
 def test_equal_differences_leave_no_doubt() -> None:
