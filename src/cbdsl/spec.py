@@ -62,14 +62,16 @@ class DataSpec(_Group):
     """Which data, and which worker holds which samples (Sec. VI.A)."""
 
     source: Text = setting(
-        "mnist", "a data set's name (see `cbdsl list data`), a folder of IDX files, an .npz file, or a .csv table"
+        "mnist",
+        "a data set's name (see `cbdsl list data`), a folder of IDX files, an .npz file, or a .csv or .parquet table",
     )
     partition: Text = setting(
-        "iid", "who holds which sample: iid, shards, dirichlet, similarity, quantile, quantity, feature, by-client"
+        "iid",
+        "who holds which sample: iid, shards, dirichlet, similarity, quantile, cluster, quantity, feature, by-client",
     )
     samples_per_worker: CountFromOne = setting(300, "samples that each worker holds, K_i, not for shards and by-client")
     shard_size: CountFromOne = setting(300, "samples in a shard")
-    shards_per_worker: CountFromOne = setting(2, "shards that each worker holds, for quantile pieces")
+    shards_per_worker: CountFromOne = setting(2, "shards that each worker holds; for quantile and cluster, pieces")
     dirichlet_alpha: Positive = setting(0.5, "for dirichlet: the smaller, the fewer classes each worker has")
     similarity: Share = setting(0.1, "gamma, the share of a worker's samples that is drawn i.i.d.")
     shared_training: Count = setting(150, "samples in the shared training set, |D_tr|")
@@ -81,7 +83,7 @@ class DataSpec(_Group):
     task: Literal["auto", "classification", "regression", "reconstruction"] = setting(
         "auto", "what is learned: classes, real targets, or the samples themselves; auto: as the data set says"
     )
-    target: Text = setting("", "the columns of a .csv that are targets, by name, separated by commas")
+    target: Text = setting("", "the columns of a table that are targets, by name, separated by commas")
 
 
 @dataclass(frozen=True)

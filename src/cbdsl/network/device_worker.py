@@ -83,9 +83,11 @@ class Assignment:
     def data(self) -> Dataset:
         """The run's data set without its samples."""
         none = Samples(np.empty((0, *self.layout.shape), np.float32), empty_labels(self.task, self.classes))
-        classes, names = (self.classes, ()) if self.task == "classification" else (0, self.class_names)
+        is_classifier = self.task == "classification"
+        names = specs.words(self.spec.data.target) if is_classifier else self.class_names
         return Dataset(
-            none, none, classes, task=self.task, scaling=self.scaling, target_scaling=self.target_scaling,
+            none, none, self.classes if is_classifier else 0, task=self.task, scaling=self.scaling,
+            class_names=self.class_names if is_classifier else (), target_scaling=self.target_scaling,
             target_names=names,
         )  # fmt: skip
 

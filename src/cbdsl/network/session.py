@@ -294,7 +294,7 @@ def spec_for_workers(spec: Spec, task: Task = "classification") -> Spec:
         init="",
         plugins=(),
         device="auto",
-        data=DataSpec() if task == "classification" else DataSpec(task=task),
+        data=DataSpec(target=spec.data.target) if task == "classification" else DataSpec(task=task),
         loss=spec.loss if task == "classification" else loss,
         verification=VerificationSpec(),
         defence=DefenceSpec(commitment=spec.defence.commitment),

@@ -117,7 +117,7 @@ class Experiment:
         partition = given.partition or _partition(spec)
         parts = split(
             dataset.train.labels, spec.data, spec.workers if deal else 0, spec.seed, dataset.clients, partition, secret,
-            task=dataset.task,
+            task=dataset.task, features=dataset.train.features,
         )  # fmt: skip
         dataset = replace(dataset, train=alter_features(dataset.train, parts, partition, spec.seed))
         dataset, parts = add_shared(dataset, parts, spec.data)

@@ -25,13 +25,15 @@ from cbdsl.runs.build import build_method, build_selection, part_not_given, veri
 from cbdsl.spec import LOSSES, Spec
 
 _PARTITION_KEYS = {
-    "data.samples_per_worker": ("iid", "dirichlet", "similarity", "quantile", "quantity", "feature"),
+    "data.samples_per_worker": ("iid", "dirichlet", "similarity", "quantile", "cluster", "quantity", "feature"),
     "data.shard_size": ("shards",),
-    "data.shards_per_worker": ("shards", "quantile"),
+    "data.shards_per_worker": ("shards", "quantile", "cluster"),
     "data.dirichlet_alpha": ("dirichlet",),
     "data.similarity": ("similarity",),
 }
-_BUILT_IN_PARTITIONS = ("iid", "shards", "dirichlet", "similarity", "quantile", "quantity", "feature", "by-client")
+_BUILT_IN_PARTITIONS = (
+    "iid", "shards", "dirichlet", "similarity", "quantile", "cluster", "quantity", "feature", "by-client",
+)  # fmt: skip
 
 
 def resolve(spec: Spec, given_method: Method | None = None) -> Spec:

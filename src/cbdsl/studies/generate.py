@@ -368,7 +368,9 @@ def gather_generator_data(spec: Spec, source: str) -> GeneratorData:
     unseen, whose = data.test, "the test set"
     if own:
         partition = register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
-        parts = split(data.train.labels, spec.data, spec.workers, spec.seed, data.clients, partition)
+        parts = split(
+            data.train.labels, spec.data, spec.workers, spec.seed, data.clients, partition, features=data.train.features
+        )
         data = replace(data, train=alter_features(data.train, parts, partition, spec.seed))
         shared = np.concatenate([parts.shared_training, parts.shared_scoring])
         holders = parts.workers if source == WORKERS else (shared,)
