@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from cbdsl.engines.engine import Engine as Engine
     from cbdsl.errors import UserError as UserError
     from cbdsl.models.architecture import Architecture as Architecture
-    from cbdsl.models.saved_model import load as load
     from cbdsl.presets import preset as preset
     from cbdsl.runs.callbacks import Callback as Callback
+    from cbdsl.runs.load import load as load
     from cbdsl.runs.loop import resume as resume, run as run
     from cbdsl.runs.metrics import Evaluation as Evaluation, Metric as Metric
     from cbdsl.runs.records import RoundRecord as RoundRecord, Summary as Summary
@@ -68,9 +68,9 @@ _PUBLIC = {  # the public names by the module that defines them; "" for modules
     "engines.engine": "Engine",
     "errors": "UserError",
     "models.architecture": "Architecture",
-    "models.saved_model": "load",
     "presets": "preset",
     "runs.callbacks": "Callback",
+    "runs.load": "load",
     "runs.loop": "resume run",
     "runs.metrics": "Evaluation Metric",
     "runs.records": "RoundRecord Summary",
@@ -111,4 +111,4 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attribute
 
 def __dir__() -> list[str]:
     """List the public names, imported or not."""
-    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
