@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbdsl import register
 from cbdsl.algorithm.worker_round import draw_batches
@@ -150,6 +151,10 @@ class Attack:
     def triggered_for(self, features: Floats, tools: AttackTools) -> Floats:  # noqa: ARG002
         """Return the same where the trigger depends on the global model, which `tools` has."""
         return self.triggered(features)
+
+    def victims(self, samples: Samples, scoring: Samples) -> NDArray[np.bool_]:  # noqa: ARG002
+        """Return which samples are to be mistaken for the target, (N,). scoring: D_sc."""
+        return np.asarray(samples.labels != self.target)
 
     def claim(self, seen: AttackContext) -> float:
         """Return the score it claims."""

@@ -256,12 +256,14 @@ class Experiment:
         return Vote.count(choices, self.dataset.test.labels, self.dataset.classes, method.attackers)
 
     def attack_success(self, state: ServerState) -> float | None:
-        """Measure the share of test samples of other classes that a trigger turns into the attack's target."""
+        """Measure the share of the attack's victims among the test samples that are classified as its target."""
         target, test = self.attack.target, self.dataset.test
         if target is None or not self.byzantine or self.dataset.task != "classification":
             return None
-        others = np.flatnonzero(test.labels != target).astype(np.int32)
         scoring = self.dataset.train.taken(self.split.shared_scoring)
+        others = np.flatnonzero(self.attack.victims(test, scoring)).astype(np.int32)
+        if not len(others):
+            return None
         tools = make_tools(self.engine, state.global_best, scoring, scoring, self.spec.local)
         features = self.attack.triggered_for(test.features[others], tools)
         marked = Samples(features, np.full(len(others), target, np.int32))

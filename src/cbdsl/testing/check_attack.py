@@ -225,6 +225,13 @@ def _check_craft(attack: Attack, laws: Laws) -> Floats | None:
 def _check_trigger(attack: Attack, laws: Laws) -> None:
     if attack.target is None:
         return
+    with laws.expect_no_error("when it names its victims"):
+        victims = attack.victims(_samples(5), _samples(9))
+    laws.require(
+        isinstance(victims, np.ndarray) and victims.dtype == np.bool_ and victims.shape == (5,),
+        "victims gives a bool for every sample",
+        f"It gives {getattr(victims, 'shape', type(victims).__name__)} for 5.",
+    )
     features = _samples(5).features
     before = features.copy()
     for put in (attack.triggered, lambda given: attack.triggered_for(given, _make_tools())):
