@@ -24,7 +24,7 @@ class Moon(cbdsl.AveragingMethod):
     tau: float = 0.5
 
     title = "MOON (Li et al. 2021)"
-    remembers = True
+    remembers = ("positions",)
     adds_loss = True
 
     def move(self, work: cbdsl.WorkerRound, rows: cbdsl.Particles, received: Floats) -> cbdsl.Particles:
