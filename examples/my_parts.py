@@ -110,7 +110,7 @@ class Elastic(cbdsl.AveragingMethod):
     rate: float = 0.9  # how far the server goes to the workers' mean
 
     title = "Elastic averaging (Zhang et al. 2015)"
-    remembers = True  # positions outlive a round
+    remembers = ("positions",)  # they outlive a round
 
     def move(self, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
         """Go towards the server's model, then train."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,13 +12,10 @@ from cbdsl.arrays import PADDING, Bools, Doubles, Floats, Indices, Samples
 from cbdsl.codecs.codec import Codec, Sent
 from cbdsl.codecs.envelope import KEPT_VERSIONS
 from cbdsl.codecs.quantize import Whole
-from cbdsl.engines.engine import Engine, ExtraLoss, Sgd, TrainingBatch, engine_with_terms
+from cbdsl.engines.engine import Engine, ExtraLoss, LossTerm, Sgd, engine_with_terms
 from cbdsl.errors import renamed
 from cbdsl.rng import seed_of, stream
 from cbdsl.spec import LocalSpec, SwarmSpec
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 def pad_rows(rows: Sequence[Indices]) -> Indices:
@@ -117,7 +113,7 @@ class WorkerRound:
         start: Floats,
         proximal: float = 0.0,
         corrections: Floats | None = None,
-        term: Callable[[TrainingBatch], Tensor] | None = None,
+        term: LossTerm | None = None,
         others: Mapping[str, Floats] | None = None,
     ) -> Floats:
         """Run local SGD from given positions, (k, D); return a new array (k, D).

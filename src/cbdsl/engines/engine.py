@@ -110,11 +110,15 @@ class TrainingBatch(ModelOutputs):
     others: Mapping[str, ModelOutputs]  # of other models on this batch, by name; no gradient goes there
 
 
+LossTerm = Callable[[TrainingBatch], Any]
+"""Returns a term of the loss of a batch, a tensor of one number."""
+
+
 @dataclass(frozen=True, eq=False)
 class ExtraLoss:
     """A term that is added to the loss of every batch, and other models that it looks at."""
 
-    term: Callable[[TrainingBatch], Tensor]
+    term: LossTerm
     models: Mapping[str, Floats]  # (U, D) each, a row for each model that trains
 
 
