@@ -12,7 +12,7 @@ from cbdsl.algorithm.aggregators import TrustedReference, aggregate
 from cbdsl.arrays import Doubles, Floats, NamedArrays, Samples
 from cbdsl.attacks.attack import Attack, AttackContext, AttackPreparation, Colluding, make_attack
 from cbdsl.attacks.protocol import stamp_trigger
-from cbdsl.attacks.weights import alie_z, krum_bound, largest_gamma, search_gamma
+from cbdsl.attacks.weights import PoisonedFl, alie_z, krum_bound, largest_gamma, search_gamma
 from cbdsl.engines.engine import Sgd
 from cbdsl.spec import AttackSpec, Spec
 from support.refusals import refused_as
@@ -215,15 +215,15 @@ def remembered(made: Attack, memory: NamedArrays, model: Floats, number: int) ->
 
 
 def test_poisoned_fl_by_hand() -> None:
-    made = attack("poisoned-fl")
+    made: PoisonedFl = register.attack.make("poisoned-fl", {})
     signs = 2 * np.random.default_rng(0).integers(0, 2, 2) - 1
     first = remembered(made, {}, vector(1, 1), 1)
-    np.testing.assert_array_equal(made.upload(first), [1, 1])
+    assert made.upload(first).tolist() == [1, 1]
     second = remembered(made, first.memory, vector(4, 5), 2)  # g = (3, 4), and it has sent no step
-    np.testing.assert_allclose(made.upload(second), [4, 5] + signs * [24, 32], rtol=1e-6)  # lambda 8, |g| 5
+    np.testing.assert_allclose(made.upload(second), np.array([4, 5]) + signs * [24, 32], rtol=1e-6)  # lambda 8, |g| 5
     third = remembered(made, second.memory, vector(4, 10), 3)  # g = (0, 5); m brought to its length is s (3, 4)
     sizes = np.abs([0, 5] - signs * [3, 4])
-    expected = [4, 10] + 40 * signs * sizes / np.linalg.norm(sizes)
+    expected = np.array([4, 10]) + 40 * signs * sizes / np.linalg.norm(sizes)
     np.testing.assert_allclose(made.upload(third), expected, rtol=1e-6)
 
 
