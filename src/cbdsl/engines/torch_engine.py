@@ -158,7 +158,7 @@ class TorchEngine:
             with torch.no_grad():
                 others[name] = forward_with_hidden(other.module, batch)
         own = forward_with_hidden(module, batch)
-        term = extra.term(TrainingBatch(own.outputs, own.hidden, batch, labels, others))
+        term: Tensor = extra.term(TrainingBatch(own.outputs, own.hidden, batch, labels, others))
         return mean_loss(self.loss, own.outputs, labels) + term
 
     def losses(self, weights: Floats, samples: Samples, indices: Indices, ceilings: Doubles | None = None) -> Doubles:
