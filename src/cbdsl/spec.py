@@ -421,6 +421,8 @@ def _resets(start: Spec, settings: Mapping[str, Any]) -> dict[str, Any]:
         for name in (start.method, settings["method"])
     )
     found |= {f"swarm.{key}": getattr(SwarmSpec(), key) for key in getattr(old, "fixes", ())}
+    if (chosen := getattr(old, "selects", "")) and start.selection.name == chosen:
+        found["selection.name"] = "best"
     if getattr(new, "conversation", "swarm") != "swarm" and start.selection.name != "best":
         found |= {f"selection.{each.name}": each.default for each in fields(SelectionSpec)}
         found |= {f"codec.{each.name}": each.default for each in fields(CodecSpec)}

@@ -48,7 +48,10 @@ def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
     declared = spec.attack.byzantine if spec.defence.declared < 0 else spec.defence.declared
     defence = replace(spec.defence, declared=declared)
     swarm = replace(spec.swarm, **method.fixes)
-    whole = replace(spec, shared=shared, swarm=swarm, defence=defence)
+    selection = spec.selection
+    if method.selects and selection.name == "best":
+        selection = replace(selection, name=method.selects)
+    whole = replace(spec, shared=shared, swarm=swarm, defence=defence, selection=selection)
     check_device(whole.engine, whole.device)
     _check_engine(whole, method)
     _check_names(whole, method)
@@ -160,6 +163,12 @@ def _check_defence(spec: Spec, method: Method) -> None:
             "The guard and the soup need a method that verifies uploads on a shared D_sc; this one does not. "
             "Use cb-dsl with --shared both (or score); FedAvg's defences are its aggregators.",
             code="conflict",
+        )
+    if spec.defence.aggregator != "mean" and not method.combines:
+        raise UserError(
+            f"defence.aggregator has no effect here: '{spec.method}' adds up the uploads itself, because its privacy "
+            f"depends on how; given {spec.defence.aggregator}. Leave it out, or use another method.",
+            code="no-effect",
         )
     if method.conversation != "swarm" and spec.selection.name != "best":
         raise UserError(_explain_no_effect("selection.name", spec, method), code="no-effect")
