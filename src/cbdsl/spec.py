@@ -84,6 +84,10 @@ class DataSpec(_Group):
         "auto", "what is learned: classes, real targets, or the samples themselves; auto: as the data set says"
     )
     target: Text = setting("", "the columns of a table that are targets, by name, separated by commas")
+    overlap: bool = setting(
+        False,
+        "workers may hold the same samples: each draws its own from all, so there may be more workers than samples",
+    )
 
 
 @dataclass(frozen=True)
@@ -458,6 +462,7 @@ def read_tree(path: Path) -> dict[str, Any]:
 _LEFT_OUT = (
     ("local", "optimiser", "sgd"), ("local", "schedule", "constant"), ("local", "clip", 0.0), ("local", "augment", ""),
     ("local", "schedule_over", "round"), ("", "loss", ""), ("data", "target", ""), ("data", "task", "auto"),
+    ("data", "overlap", False),
 )  # fmt: skip
 """Settings that texts leave out at their defaults, so that earlier versions read a spec that does without them."""
 
