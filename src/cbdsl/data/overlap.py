@@ -91,7 +91,8 @@ def sample_similarity(pool: Pool, spec: DataSpec) -> Draw:
     def draw(rng: np.random.Generator) -> Indices:
         start = int(rng.integers(len(pool) // size)) * size if size else 0
         others = rng.choice(len(pool) - size, alike, replace=False)  # places beside the piece
-        return pool.by_label[np.concatenate([others + size * (others >= start), start + np.arange(size)])]
+        places: Indices = np.concatenate([others + size * (others >= start), start + np.arange(size)])
+        return pool.by_label[places]
 
     return draw
 
