@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -81,6 +81,9 @@ class Pool:
 class Partition(Protocol):
     """Assigns the samples of a pool to workers. Its settings are keyword-only arguments.
 
+    For `data.overlap` it also has a method `sampler(pool, spec)`, which is called once, and returns a function that
+    draws the samples of one worker from a generator of the worker's own.
+
     >>> def equal_parts(pool, spec, workers, rng):
     ...     return np.array_split(pool.indices, workers)
     >>> [part.tolist() for part in equal_parts(Pool(np.arange(4), np.arange(4), None), None, 2, None)]
@@ -98,14 +101,6 @@ class Altering(Partition, Protocol):
 
     def altered(self, features: Floats, worker: int, workers: int, rng: np.random.Generator) -> Floats:
         """Return a worker's changed features, in the shape (n, ...) of the given ones."""
-        ...
-
-
-class Sampling(Partition, Protocol):
-    """A partition that can also draw one worker's samples, for `data.overlap`."""
-
-    def sampler(self, pool: Pool, spec: DataSpec) -> Draw:
-        """Return a function that draws the samples of one worker from its own generator; called once per run."""
         ...
 
 
@@ -150,23 +145,29 @@ def split(  # noqa: PLR0913 - a call names all but the first four
     pool = Pool(np.sort(owned).astype(np.int32), labels, clients, task, features)
     deal = partition or register.partition.make(spec.partition, {})
     if spec.overlap:
-        return Split(training, scoring, holdout, _sample_workers(deal, pool, spec, workers, seed))
+        return Split(training, scoring, holdout, sample_workers(deal, pool, spec, workers, seed))
     rows = deal(pool, spec, workers, stream(seed, "partition")) if workers else []
     _check_parts(rows, pool, workers, deal)
     return Split(training, scoring, holdout, tuple(np.asarray(row).astype(np.int32) for row in rows))
 
 
-def _sample_workers(deal: Partition, pool: Pool, spec: DataSpec, workers: int, seed: int) -> Computed[Indices]:
+def find_sampler(deal: Partition) -> Sampler | None:
+    """Return the sampler of a partition with its settings; None if it deals all samples at once."""
+    found: Sampler | None = getattr(getattr(deal, "func", deal), "sampler", None)
+    return found and partial(found, **getattr(deal, "keywords", {}))
+
+
+def sample_workers(deal: Partition, pool: Pool, spec: DataSpec, workers: int, seed: int) -> Computed[Indices]:
     """Return the samples of each worker, drawn from the whole pool by its own stream whenever they are asked for."""
-    found, settings = getattr(getattr(deal, "func", deal), "sampler", None), getattr(deal, "keywords", {})
-    if found is None:
+    sampler = find_sampler(deal)
+    if sampler is None:
         raise UserError(
             f"data.overlap needs a partition that can draw the samples of one worker, and {_name_of(deal)} deals all "
-            "at once. Use iid, shards, dirichlet, similarity, quantile, cluster or quantity, or give it a `sampler`: "
-            "see cbdsl.testing.check_partition.",
+            "at once. Use iid, shards, dirichlet, similarity, quantile, cluster or quantity, or give it a `sampler`, "
+            "as cbdsl.Partition describes.",
             code="conflict",
         )
-    draw = found(pool, spec, **settings)
+    draw = sampler(pool, spec)
 
     def share(worker: int) -> Indices:
         row = np.asarray(draw(stream(seed, "partition", worker=worker)))
