@@ -144,6 +144,12 @@ def test_rows_in_a_file_give_the_same_numbers(method: str, monkeypatch: pytest.M
     assert numbers(found) == numbers(expected)
 
 
+def test_workers_of_a_population_hold_samples_back() -> None:
+    summary = run(population(10_000, method="cb-dsl", data__local_test=0.25)).summary
+    assert summary.local_test is not None
+    assert summary.local_test.samples == 75 * summary.local_test.workers
+
+
 def test_rows_that_fit_neither_in_memory_nor_on_the_disk_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cbdsl.runs.build.room_in_file", lambda: 0)
     monkeypatch.setattr("cbdsl.util.memory.free_memory", lambda: 10_000_000)

@@ -45,6 +45,15 @@ class Split:
     shared_scoring: Indices  # D_sc
     holdout: Indices  # the server's own, never sent
     workers: Sequence[Indices]  # D_1 ... D_U; a tuple, or computed for each worker where they overlap
+    tests: Sequence[Indices] = ()  # what each worker holds back, if data.local_test says so
+
+    @property
+    def owned(self) -> Sequence[Indices]:
+        """All samples of each worker, with those that it holds back."""
+        if not self.tests:
+            return self.workers
+        whole = Computed(lambda one: np.concatenate([self.workers[one], self.tests[one]]), len(self.workers))
+        return whole if isinstance(self.workers, Computed) else tuple(whole)
 
     @property
     def most_samples(self) -> int:
@@ -144,11 +153,45 @@ def split(  # noqa: PLR0913 - a call names all but the first four
     owned = rest if len(free) == len(labels) else np.concatenate([rest, np.flatnonzero(np.asarray(clients) >= 0)])
     pool = Pool(np.sort(owned).astype(np.int32), labels, clients, task, features)
     deal = partition or register.partition.make(spec.partition, {})
+    own: Sequence[Indices]
     if spec.overlap:
-        return Split(training, scoring, holdout, sample_workers(deal, pool, spec, workers, seed))
-    rows = deal(pool, spec, workers, stream(seed, "partition")) if workers else []
-    _check_parts(rows, pool, workers, deal)
-    return Split(training, scoring, holdout, tuple(np.asarray(row).astype(np.int32) for row in rows))
+        own = sample_workers(deal, pool, spec, workers, seed)
+    else:
+        rows = deal(pool, spec, workers, stream(seed, "partition")) if workers else []
+        _check_parts(rows, pool, workers, deal)
+        own = tuple(np.asarray(row).astype(np.int32) for row in rows)
+    if not spec.local_test:
+        return Split(training, scoring, holdout, own)
+
+    def divided(worker: int) -> tuple[Indices, Indices]:
+        return hold_back(own[worker], spec.local_test, seed, worker)
+
+    if spec.overlap:
+        trained, tests = (Computed(partial(_part_of, divided, part), workers) for part in (0, 1))
+        return Split(training, scoring, holdout, trained, tests)
+    pairs = [divided(worker) for worker in range(workers)]
+    return Split(training, scoring, holdout, *(tuple(pair[part] for pair in pairs) for part in (0, 1)))
+
+
+def _part_of(divided: Callable[[int], tuple[Indices, Indices]], part: int, worker: int) -> Indices:
+    return divided(worker)[part]
+
+
+def hold_back(own: Indices, share: float, seed: int, worker: int) -> tuple[Indices, Indices]:
+    """Divide a worker's samples: those that it trains on, in their order, and those that it holds back, sorted.
+
+    At least one on either side. It depends on the arguments alone, so that shares can be divided one by one.
+    """
+    if len(own) < 2:
+        raise UserError(
+            f"data.local_test={share:g} holds back some samples of every worker, and worker {worker} has {len(own)}. "
+            "Give each worker two or more (a higher data.samples_per_worker, fewer workers), or leave it out.",
+            code="out-of-range",
+        )
+    count = min(max(round(share * len(own)), 1), len(own) - 1)
+    held = np.zeros(len(own), np.bool_)
+    held[stream(seed, "local-test", worker=worker).permutation(len(own))[:count]] = True
+    return own[~held], np.sort(own[held])
 
 
 def find_sampler(deal: Partition) -> Sampler | None:
@@ -227,16 +270,16 @@ def _check_parts(rows: Sequence[Indices], pool: Pool, workers: int, deal: Partit
 
 def alter_features(samples: Samples, parts: Split, partition: Partition, seed: int) -> Samples:
     """Return the training set as the workers see it: the same, unless the partition is `Altering`."""
-    if not isinstance(partition, Altering) or not len(parts.workers):
+    if not isinstance(partition, Altering) or not parts.workers:
         return samples
-    name, held = _name_of(partition), np.concatenate(parts.workers)
+    name, held = _name_of(partition), np.concatenate(parts.owned)
     if len(np.unique(held)) < len(held):
         raise UserError(
             f"The partition {name} alters samples, and gives some of them to several workers.", code="invalid-part"
         )
     require_memory(samples.features.nbytes, "The training set, altered for each worker, takes", "Use a smaller one.")
     features = samples.features.copy()
-    for worker, rows in enumerate(parts.workers):
+    for worker, rows in enumerate(parts.owned):
         before = features[rows]
         own = partition.altered(before, worker, len(parts.workers), stream(seed, "features", worker=worker))
         if own.shape != before.shape or not np.isfinite(own).all():
