@@ -14,6 +14,7 @@ import numpy as np
 Purpose = Literal[
     "shared-set",  # which samples become D_G and the hold-out
     "partition",  # which samples each worker holds
+    "local-test",  # which of its samples a worker holds back, and which workers are measured on them
     "features",  # how a worker's samples differ from those of others
     "initial-weights",  # the model(s) the swarm starts from
     "participation",  # which workers take part in a round
@@ -22,6 +23,9 @@ Purpose = Literal[
     "layers",  # layers that draw while they train, such as dropout
     "byzantine",  # which workers are attackers
     "attack",  # what an attacker uploads
+    "attackers",  # what all attackers draw alike, wherever they run
+    "aggregator",  # what an aggregator draws in a round
+    "server-step",  # what a method's server draws in a round
     "hold-out",  # which half of the private hold-out the guard uses in a round
     "root",  # the batches of a server that trains on D_tr itself
     "alone",  # the batches of a baseline that learns without a swarm

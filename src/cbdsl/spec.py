@@ -22,6 +22,7 @@ import tomli_w
 from cbdsl import register
 from cbdsl.errors import UserError, close_to, shown, unknown
 from cbdsl.util.files import read_text
+from cbdsl.util.formatting import html_table
 from cbdsl.util.serialize import Bounds, check_fields, field_types, from_plain, setting, to_plain
 
 Shared = Literal["default", "none", "score", "train", "both"]
@@ -62,14 +63,16 @@ class DataSpec(_Group):
     """Which data, and which worker holds which samples (Sec. VI.A)."""
 
     source: Text = setting(
-        "mnist", "a data set's name (see `cbdsl list data`), a folder of IDX files, an .npz file, or a .csv table"
+        "mnist",
+        "a data set's name (see `cbdsl list data`), a folder of IDX files, an .npz file, or a .csv or .parquet table",
     )
     partition: Text = setting(
-        "iid", "who holds which sample: iid, shards, dirichlet, similarity, quantile, quantity, feature, by-client"
+        "iid",
+        "who holds which sample: iid, shards, dirichlet, similarity, quantile, cluster, quantity, feature, by-client",
     )
     samples_per_worker: CountFromOne = setting(300, "samples that each worker holds, K_i, not for shards and by-client")
     shard_size: CountFromOne = setting(300, "samples in a shard")
-    shards_per_worker: CountFromOne = setting(2, "shards that each worker holds, for quantile pieces")
+    shards_per_worker: CountFromOne = setting(2, "shards that each worker holds; for quantile and cluster, pieces")
     dirichlet_alpha: Positive = setting(0.5, "for dirichlet: the smaller, the fewer classes each worker has")
     similarity: Share = setting(0.1, "gamma, the share of a worker's samples that is drawn i.i.d.")
     shared_training: Count = setting(150, "samples in the shared training set, |D_tr|")
@@ -81,7 +84,13 @@ class DataSpec(_Group):
     task: Literal["auto", "classification", "regression", "reconstruction"] = setting(
         "auto", "what is learned: classes, real targets, or the samples themselves; auto: as the data set says"
     )
-    target: Text = setting("", "the columns of a .csv that are targets, by name, separated by commas")
+    target: Text = setting("", "the columns of a table that are targets, by name, separated by commas")
+    local_test: Annotated[float, Bounds(0.0, 0.9)] = setting(
+        0.0, "share of each worker's samples that is held back: models are measured on them, worker by worker"
+    )
+    local_test_every: Count = setting(
+        0, "measure them after every so many rounds, too; 0: at the end alone, which costs nothing before"
+    )
 
 
 @dataclass(frozen=True)
@@ -295,6 +304,14 @@ class Spec:
         tree: dict[str, Any] = to_plain(self, finite=False)
         return tree
 
+    def __repr__(self) -> str:
+        """Return the settings that are not the defaults: `Spec(rounds=5, local.epochs=3)`."""
+        return f"Spec({', '.join(f'{key}={value!r}' for key, value in differences(self, Spec()).items())})"
+
+    def _repr_html_(self) -> str:
+        changed = differences(self, Spec())
+        return html_table((key, as_text(value)) for key, value in changed.items()) if changed else "<p>Spec()</p>"
+
     def key(self) -> str:
         """Return a hash of everything that decides a run's numbers.
 
@@ -456,6 +473,7 @@ def read_tree(path: Path) -> dict[str, Any]:
 _LEFT_OUT = (
     ("local", "optimiser", "sgd"), ("local", "schedule", "constant"), ("local", "clip", 0.0), ("local", "augment", ""),
     ("local", "schedule_over", "round"), ("", "loss", ""), ("data", "target", ""), ("data", "task", "auto"),
+    ("data", "local_test", 0.0), ("data", "local_test_every", 0),
 )  # fmt: skip
 """Settings that texts leave out at their defaults, so that earlier versions read a spec that does without them."""
 

@@ -1,20 +1,21 @@
 """Partitions: functions from labels to each worker's list of sample indices.
 
 D_G = D_tr + D_sc and the server's private hold-out are drawn first and do not depend on the method: with the same seed
-every method has the same data. Partitions see neither features nor the test set; one that changes the features of its
-workers (`Altering`) changes their own training samples only.
+every method has the same data. Partitions do not see the test set; one that changes the features of its workers
+(`Altering`) changes their own training samples only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbdsl import register
-from cbdsl.arrays import Floats, Indices, Labels, Samples
+from cbdsl.arrays import Doubles, Floats, Indices, Labels, Samples
 from cbdsl.errors import UserError
 from cbdsl.rng import stream
 from cbdsl.spec import DataSpec, Task
@@ -30,6 +31,13 @@ class Split:
     shared_scoring: Indices  # D_sc
     holdout: Indices  # the server's own, never sent
     workers: tuple[Indices, ...]  # D_1 ... D_U
+    tests: tuple[Indices, ...] = ()  # what each worker holds back, if data.local_test says so
+
+    @property
+    def owned(self) -> tuple[Indices, ...]:
+        """All samples of each worker, with those that it holds back."""
+        pairs = zip(self.workers, self.tests, strict=True)
+        return tuple(np.concatenate(pair) for pair in pairs) if self.tests else self.workers
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +53,7 @@ class Pool:
     labels: Labels  # (N,), of the whole training set; targets (N, T) in a regression
     clients: Indices | None  # (N,): each sample's client, -1: of none; None: not known
     task: Task = "classification"
+    features: Floats | None = None  # (N, ...), of the whole training set; None: not given
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -83,12 +92,14 @@ def split(  # noqa: PLR0913 - a call names all but the first four
     secret: int = 0,
     *,
     task: Task = "classification",
+    features: Floats | None = None,
 ) -> Split:
     """Draw the shared set and the hold-out, then assign the rest to the workers.
 
     If some samples belong to no client (-1), the shared set and the hold-out are drawn from those. If D_G comes from a
     file, the same samples are still set aside where possible, so that workers and hold-out do not change.
     partition: instead of the spec's. secret: seed of the hold-out that workers do not know; 0: the spec's seed.
+    features: for partitions that deal by them.
     """
     sizes = (spec.shared_training, spec.shared_scoring, spec.holdout)
     free = np.arange(len(labels)) if clients is None or (clients >= 0).all() else np.flatnonzero(clients < 0)
@@ -109,11 +120,32 @@ def split(  # noqa: PLR0913 - a call names all but the first four
         order[public:] = stream(secret, "hold-out").permutation(order[public:])
     training, scoring, holdout, rest = np.split(order, np.cumsum(sizes))
     owned = rest if len(free) == len(labels) else np.concatenate([rest, np.flatnonzero(np.asarray(clients) >= 0)])
-    pool = Pool(np.sort(owned).astype(np.int32), labels, clients, task)
+    pool = Pool(np.sort(owned).astype(np.int32), labels, clients, task, features)
     deal = partition or register.partition.make(spec.partition, {})
     rows = deal(pool, spec, workers, stream(seed, "partition")) if workers else []
     _check_parts(rows, pool, workers, deal)
-    return Split(training, scoring, holdout, tuple(np.asarray(row).astype(np.int32) for row in rows))
+    own = tuple(np.asarray(row).astype(np.int32) for row in rows)
+    if not spec.local_test:
+        return Split(training, scoring, holdout, own)
+    divided = [hold_back(row, spec.local_test, seed, worker) for worker, row in enumerate(own)]
+    return Split(training, scoring, holdout, *(tuple(pair[part] for pair in divided) for part in (0, 1)))
+
+
+def hold_back(own: Indices, share: float, seed: int, worker: int) -> tuple[Indices, Indices]:
+    """Divide a worker's samples: those that it trains on, in their order, and those that it holds back, sorted.
+
+    At least one on either side. It depends on the arguments alone, so that shares can be divided one by one.
+    """
+    if len(own) < 2:
+        raise UserError(
+            f"data.local_test={share:g} holds back some samples of every worker, and worker {worker} has {len(own)}. "
+            "Give each worker two or more (a higher data.samples_per_worker, fewer workers), or leave it out.",
+            code="out-of-range",
+        )
+    count = min(max(round(share * len(own)), 1), len(own) - 1)
+    held = np.zeros(len(own), np.bool_)
+    held[stream(seed, "local-test", worker=worker).permutation(len(own))[:count]] = True
+    return own[~held], np.sort(own[held])
 
 
 def _check_parts(rows: Sequence[Indices], pool: Pool, workers: int, deal: Partition) -> None:
@@ -141,14 +173,14 @@ def alter_features(samples: Samples, parts: Split, partition: Partition, seed: i
     """Return the training set as the workers see it: the same, unless the partition is `Altering`."""
     if not isinstance(partition, Altering) or not parts.workers:
         return samples
-    name, held = _name_of(partition), np.concatenate(parts.workers)
+    name, held = _name_of(partition), np.concatenate(parts.owned)
     if len(np.unique(held)) < len(held):
         raise UserError(
             f"The partition {name} alters samples, and gives some of them to several workers.", code="invalid-part"
         )
     require_memory(samples.features.nbytes, "The training set, altered for each worker, takes", "Use a smaller one.")
     features = samples.features.copy()
-    for worker, rows in enumerate(parts.workers):
+    for worker, rows in enumerate(parts.owned):
         before = features[rows]
         own = partition.altered(before, worker, len(parts.workers), stream(seed, "features", worker=worker))
         if own.shape != before.shape or not np.isfinite(own).all():
@@ -243,17 +275,69 @@ def quantile(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator)
     """
     if pool.task == "reconstruction":
         raise UserError(
-            "The partition 'quantile' deals by target, and a reconstruction has none. Use iid, quantity, feature or "
-            "by-client.",
+            "The partition 'quantile' deals by target, and a reconstruction has none. Use cluster, iid, quantity, "
+            "feature or by-client.",
             code="conflict",
         )
-    count, each = spec.samples_per_worker, spec.shards_per_worker
+    count = spec.samples_per_worker
     _require(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
     used = rng.permutation(pool.indices)[: workers * count]
-    targets = pool.labels[used].reshape(len(used), -1)[:, 0]
-    pieces = np.array_split(used[np.argsort(targets, kind="stable")], workers * each)
-    dealt = rng.permutation(len(pieces)).reshape(workers, each)
+    return _deal_pieces(used, pool.labels[used].reshape(len(used), -1)[:, 0], spec, workers, rng)
+
+
+def _deal_pieces(
+    used: Indices, keys: NDArray[Any], spec: DataSpec, workers: int, rng: np.random.Generator
+) -> list[Indices]:
+    """Sort samples by their keys, cut into equal pieces, give each worker `data.shards_per_worker` at random."""
+    pieces = np.array_split(used[np.argsort(keys, kind="stable")], workers * spec.shards_per_worker)
+    dealt = rng.permutation(len(pieces)).reshape(workers, spec.shards_per_worker)
     return [np.concatenate([pieces[number] for number in row]) for row in dealt]
+
+
+@register.partition("cluster")
+def cluster(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator, *, clusters: int = 10) -> list[Indices]:
+    """K_i samples per worker from a few clusters of features: sorted by cluster, cut, dealt at random.
+
+    Needs no labels. Clusters are those of k-means (Lloyd 1982). Each worker has `data.shards_per_worker` pieces.
+    """
+    check_value(clusters, Bounds(2, 1000), "options.cluster.clusters")
+    if pool.features is None:
+        raise UserError(
+            "The partition 'cluster' needs the features of samples, and was not given them. Use another.",
+            code="missing-value",
+        )
+    count = spec.samples_per_worker
+    _require(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
+    used = rng.permutation(pool.indices)[: workers * count]
+    return _deal_pieces(used, _find_clusters(pool.features, used, clusters), spec, workers, rng)
+
+
+_LEARNING = 2_000  # samples that centres are computed of
+_ITERATIONS = 10
+
+
+def _find_clusters(features: Floats, used: Indices, clusters: int) -> Indices:
+    """Return the cluster of each of the used samples, which are in random order, (n,).
+
+    Sums go over the first axis, number by number: equal on every machine, which products of matrices are not.
+    """
+    known = features[used[:_LEARNING]].reshape(min(_LEARNING, len(used)), -1)
+    centres = known[:clusters].astype(np.float64)  # (k, F)
+    for _ in range(_ITERATIONS):
+        nearest = _nearest(known, centres)
+        held = [np.flatnonzero(nearest == one) for one in range(len(centres))]
+        centres = np.stack(
+            [known[rows].mean(0, np.float64) if len(rows) else old for rows, old in zip(held, centres, strict=True)]
+        )
+    blocks = (used[start : start + _LEARNING] for start in range(0, len(used), _LEARNING))
+    return np.concatenate([_nearest(features[rows].reshape(len(rows), -1), centres) for rows in blocks])
+
+
+def _nearest(rows: Floats, centres: Doubles) -> Indices:
+    """Return the number of the centre (k, F) that is nearest to each row (n, F)."""
+    by_feature = np.ascontiguousarray(rows.T, np.float64)  # (F, n)
+    distances = np.stack([np.square(by_feature - one[:, None]).sum(0) for one in centres])  # (k, n)
+    return np.asarray(distances.argmin(0), np.int32)
 
 
 @register.partition("quantity")
@@ -329,7 +413,7 @@ def by_client(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator
 
 def _require_classes(name: str, pool: Pool) -> None:
     if pool.task != "classification":
-        others = "quantile, iid, quantity, feature or by-client"
+        others = "quantile, cluster, iid, quantity, feature or by-client"
         raise UserError(
             f"The partition '{name}' deals by class, and a {pool.task} has no classes. Use "
             f"{others.removeprefix('quantile, ') if pool.task == 'reconstruction' else others}.",

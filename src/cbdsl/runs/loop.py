@@ -32,6 +32,7 @@ from cbdsl.runs.metrics import Detection
 from cbdsl.runs.records import RoundRecord, finite, record, summarise
 from cbdsl.runs.resolve import resolve
 from cbdsl.runs.result import Result
+from cbdsl.runs.worker_results import measure_workers
 from cbdsl.spec import INIT_SERVER, Spec
 from cbdsl.swarms.local import SwarmWithAttackers
 from cbdsl.swarms.ray_swarm import swarm_maker
@@ -134,7 +135,7 @@ def run_resolved(  # noqa: PLR0913 - all but the first two by name
             if watch is not None:
                 watch(experiment, completed.order)
             listeners.round(completed.record)
-        return _finish(experiment, opened, listeners)
+        return _finish(experiment, opened, listeners, swarm)
 
 
 def resume(  # noqa: PLR0913 - all but the first by name
@@ -184,8 +185,8 @@ def resume(  # noqa: PLR0913 - all but the first by name
             parts = replace(parts, init=kept)
             chosen = replace(chosen, init=spec.init if spec.init in {CUSTOM, INIT_SERVER} else str(kept))
         experiment = Experiment.prepare(resolve(chosen, parts.method), parts, threads)
-        checkpoint, records = folder.resume(experiment.key, mapped=on is not None)
-        unfinished = checkpoint is not None and checkpoint.state.round < spec.rounds and checkpoint.particles is None
+        checkpoint, records = folder.resume(experiment.key)
+        unfinished = checkpoint is not None and checkpoint.state.round < spec.rounds and checkpoint.rows is None
         if unfinished and experiment.remembers and swarm is None:
             raise UserError(
                 f"The workers of {path} were elsewhere (swarm=...), and their state is not in the folder. Give the "
@@ -196,7 +197,7 @@ def resume(  # noqa: PLR0913 - all but the first by name
         listeners = _start(experiment, opened, callbacks, stack)
         for completed in play_rounds(experiment, opened.state_of(experiment), opened=opened):
             listeners.round(completed.record)
-        return _finish(experiment, opened, listeners)
+        return _finish(experiment, opened, listeners, experiment.swarm)
 
 
 def _check_place(folder: Path) -> None:
@@ -230,12 +231,14 @@ def _start(
     if opened.checkpoint and simulated:
         state = opened.checkpoint.state
         received = experiment.server.method.broadcast(state.global_best, state.memory)
-        simulated.restore(opened.checkpoint.particles, state.round, received)
+        simulated.restore(opened.checkpoint.rows, state.round, received)
+        if simulated.adversary is not None:
+            simulated.adversary.memory = opened.checkpoint.attackers
     return listeners
 
 
-def _finish(experiment: Experiment, opened: OpenRun, listeners: Callback) -> Result:
-    result = finish_run(experiment, opened)
+def _finish(experiment: Experiment, opened: OpenRun, listeners: Callback, swarm: Swarm) -> Result:
+    result = finish_run(experiment, opened, swarm)
     listeners.finish(result)
     return result
 
@@ -301,8 +304,10 @@ def play_rounds(
         state, log = experiment.server.play(state, order, swarm)
         accuracy = experiment.test_accuracy(state) if measured else math.nan
         others = experiment.test_metrics(state) if measured and experiment.dataset.task != "classification" else {}
+        every = experiment.spec.data.local_test_every
+        found = measure_workers(experiment, state, swarm) if measured and every and state.round % every == 0 else None
         seconds = round(time.perf_counter() - started, 4)
-        line = record(log, state, len(order.participants), accuracy, seconds, others)
+        line = record(log, state, len(order.participants), accuracy, seconds, others, found.summary if found else None)
         completed = CompletedRound(order, log, state, line)
         if annotate is not None:
             completed = replace(completed, record=annotate(completed))
@@ -314,10 +319,11 @@ def play_rounds(
         yield completed
 
 
-def finish_run(experiment: Experiment, opened: OpenRun) -> Result:
+def finish_run(experiment: Experiment, opened: OpenRun, swarm: Swarm) -> Result:
     """Sum a run up, and write its results into its folder."""
     state, method = opened.state_of(experiment), experiment.server.method
-    measured = experiment.measure_final(state)
+    workers = measure_workers(experiment, state, swarm, keep=True)
+    measured = replace(experiment.measure_final(state), local_test=workers.summary if workers else None)
     if opened.baseline and method.conversation != "alone":
         kept = opened.baseline if isinstance(opened.baseline, Path) else None
         measured = replace(measured, server_alone=measure_server_alone(experiment, kept))
@@ -327,9 +333,12 @@ def finish_run(experiment: Experiment, opened: OpenRun) -> Result:
     )  # fmt: skip
     network, card = experiment.network, describe_model(experiment, state.global_best)
     if opened.folder is not None:
-        opened.folder.finish(summary, network.tensors(state.global_best), card)
+        opened.folder.finish(summary, network.tensors(state.global_best), card, workers)
     records = tuple(opened.records)
-    return Result(experiment.spec, summary, records, state.global_best, opened.path, network, experiment.engine, card)
+    return Result(
+        experiment.spec, summary, records, state.global_best, opened.path, network, experiment.engine, card,
+        workers.columns if workers else {}, workers.models if workers else None,
+    )  # fmt: skip
 
 
 def describe_model(experiment: Experiment, weights: Floats) -> ModelMetadata:
@@ -352,27 +361,35 @@ class Checkpointer:
     """Appends each round to the folder and saves a checkpoint when it is due.
 
     Not so often that it costs more than a twentieth of the time, unless every round is asked for; and once, without the
-    workers, at the end.
+    workers unless their own models are measured, at the end.
     """
 
     def __init__(self, experiment: Experiment, opened: OpenRun, swarm: Swarm) -> None:
         assert opened.folder is not None
         self._experiment, self._folder, self._every_round = experiment, opened.folder, opened.every_round
-        self._swarm = swarm if experiment.remembers and isinstance(swarm, SwarmWithAttackers) else None
-        size = sum(array.nbytes for array in self._swarm.kept.values()) if self._swarm else 0
-        self._last, self._cost = time.monotonic(), size / _CHECKPOINT_SPEED
+        simulated = swarm if isinstance(swarm, SwarmWithAttackers) else None
+        self._swarm = simulated if experiment.remembers else None
+        self._adversary = simulated.adversary if simulated else None
+        self._last, self._cost = time.monotonic(), -1.0  # seconds; below 0: not measured yet
 
     def keep(self, completed: CompletedRound) -> None:
         """Write a round's record, and a checkpoint if it is time."""
         self._folder.append(completed.record)
         state, started = completed.state, time.monotonic()
         finished = state.round == self._experiment.spec.rounds
-        due = started - self._last >= max(_CHECKPOINT_SECONDS, _CHECKPOINT_SHARE * self._cost)
-        if not (finished or due or self._every_round):
+        if not (finished or self._every_round or self._is_due(started - self._last)):
             return
-        swarm = None if finished else self._swarm
-        self._folder.save_checkpoint(state, swarm.kept if swarm else None, self._experiment.key)
+        measured = bool(self._experiment.split.tests)  # then the workers' own models are part of the results
+        swarm = self._swarm if measured or not finished else None
+        attackers = self._adversary.memory if self._adversary else None
+        self._folder.save_checkpoint(state, swarm.kept if swarm else None, self._experiment.key, attackers)
         if swarm:
             swarm.saved(self._folder.mapped_rows, state.round)
         self._last = time.monotonic()
         self._cost = self._last - started
+
+    def _is_due(self, passed: float) -> bool:
+        if passed < _CHECKPOINT_SECONDS:
+            return False
+        size = sum(array.nbytes for array in self._swarm.kept.values()) if self._swarm and self._cost < 0 else 0
+        return passed >= _CHECKPOINT_SHARE * max(self._cost, size / _CHECKPOINT_SPEED)

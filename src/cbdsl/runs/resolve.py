@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from cbdsl import register
 from cbdsl.algorithm.aggregators import check_majority, parse_aggregator
+from cbdsl.algorithm.aggregators_filtering import count_subsets
 from cbdsl.algorithm.methods import Method
 from cbdsl.attacks.attack import make_attack
 from cbdsl.codecs.envelope import Codecs, make_codecs
@@ -25,13 +26,15 @@ from cbdsl.runs.build import build_method, build_selection, part_not_given, veri
 from cbdsl.spec import LOSSES, Spec
 
 _PARTITION_KEYS = {
-    "data.samples_per_worker": ("iid", "dirichlet", "similarity", "quantile", "quantity", "feature"),
+    "data.samples_per_worker": ("iid", "dirichlet", "similarity", "quantile", "cluster", "quantity", "feature"),
     "data.shard_size": ("shards",),
-    "data.shards_per_worker": ("shards", "quantile"),
+    "data.shards_per_worker": ("shards", "quantile", "cluster"),
     "data.dirichlet_alpha": ("dirichlet",),
     "data.similarity": ("similarity",),
 }
-_BUILT_IN_PARTITIONS = ("iid", "shards", "dirichlet", "similarity", "quantile", "quantity", "feature", "by-client")
+_BUILT_IN_PARTITIONS = (
+    "iid", "shards", "dirichlet", "similarity", "quantile", "cluster", "quantity", "feature", "by-client",
+)  # fmt: skip
 
 
 def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
@@ -71,6 +74,8 @@ def _check_names(spec: Spec, method: Method) -> None:
         register.aggregator.make(rule, spec.options.of(rule))
         if method.conversation == "average":
             check_majority(spec.defence.aggregator, spec.workers, spec.defence.declared)
+            if rule == "mda":
+                count_subsets(spec.participants, spec.defence.declared)
     for kind, name in ((register.partition, spec.data.partition), (register.model, spec.model)):
         if name != CUSTOM:
             kind.make(name, spec.options.of(name)) if kind is register.partition else kind.get(name)
@@ -311,6 +316,11 @@ _RULES = (
         _is_one_of("local.momentum"),
         lambda spec, _: spec.local.optimiser != "sgd",
         "it is SGD's; Adam and AdamW have 0.9 and 0.999 instead. Leave it out, or use local.optimiser=sgd.",
+    ),
+    _Rule(
+        _is_one_of("data.local_test_every"),
+        lambda spec, _: spec.data.local_test == 0,
+        "workers hold back no samples. Say which share: --set data.local_test=0.2.",
     ),
     _Rule(
         _is_one_of("local.schedule_over"),

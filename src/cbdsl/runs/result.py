@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from cbdsl.arrays import Doubles, Floats, Samples
 from cbdsl.engines.engine import Engine
 from cbdsl.errors import UserError
 from cbdsl.models.network import Network
+from cbdsl.models.personal_models import PersonalModels
 from cbdsl.models.saved_model import ModelMetadata
 from cbdsl.runs.records import RoundRecord, Summary, summary_rows
 from cbdsl.spec import Spec
+from cbdsl.util.formatting import html_table
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
@@ -48,29 +50,25 @@ def predict_numbers(engine: Engine, weights: Floats, features: Floats, card: Mod
 
 
 def _row(line: RoundRecord) -> dict[str, Any]:
-    """Return a round as one flat row: each metric is a column."""
+    """Return a round as one flat row with a column per metric; with local tests also their means and worst tenths."""
     row = asdict(line)
-    return {**row, **row.pop("metrics")}
+    found = row.pop("local_test") or {"metrics": {}, "personal": {}}
+    local = {
+        f"{prefix}_{name}_{part}": spread[part]
+        for prefix, spreads in (("local", found["metrics"]), ("personal", found["personal"]))
+        for name, spread in spreads.items()
+        for part in ("mean", "worst_tenth")
+    }
+    return {**row, **row.pop("metrics"), **local}
 
 
-@dataclass(frozen=True, eq=False)
-class Result:
-    """A finished run.
+class Predictor:
+    """A trained model that predicts."""
 
-    >>> from cbdsl import Spec, run
-    >>> result = run(Spec(workers=2, rounds=1, model="softmax").with_settings({"data.samples_per_worker": 20}))
-    >>> result.summary.rounds, result.predict([[[[0.0] * 28] * 28]]).shape
-    (1, (1,))
-    """
-
-    spec: Spec
-    summary: Summary
-    rounds: tuple[RoundRecord, ...]
-    weights: Floats  # the final global model, flat: (D,)
-    folder: Path | None
+    weights: Floats  # flat: (D,)
     network: Network
     engine: Engine
-    card: ModelMetadata | None = None  # how features and targets were scaled, and the threshold of a detector
+    card: ModelMetadata | None  # how features and targets were scaled, and the threshold of a detector
 
     @cached_property
     def model(self) -> nn.Module:
@@ -115,6 +113,43 @@ class Result:
         scaling = self.card.scaling if self.card else None
         return np.ascontiguousarray(scaling.apply(values) if scaling else values, np.float32)
 
+
+@dataclass(frozen=True, eq=False)
+class Result(Predictor):
+    """A finished run.
+
+    >>> from cbdsl import Spec, run
+    >>> result = run(Spec(workers=2, rounds=1, model="softmax").with_settings({"data.samples_per_worker": 20}))
+    >>> result.summary.rounds, result.predict([[[[0.0] * 28] * 28]]).shape
+    (1, (1,))
+    """
+
+    spec: Spec
+    summary: Summary
+    rounds: tuple[RoundRecord, ...]
+    weights: Floats  # the final global model, flat: (D,)
+    folder: Path | None
+    network: Network
+    engine: Engine
+    card: ModelMetadata | None = None  # how features and targets were scaled, and the threshold of a detector
+    per_worker: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # columns of local_test.csv, (m,) each
+    personal_models: PersonalModels | None = None  # of workers that have a model of their own, with data.local_test
+
+    def personal_model(self, worker: int) -> nn.Module:
+        """Return the model that a worker keeps for itself as a torch module, in evaluation mode."""
+        if self.personal_models is None or worker not in self.personal_models:
+            raise UserError(
+                f"This run has no model of worker {worker}'s own. Set data.local_test=0.2, and use a method in which "
+                "workers keep a model, such as cb-dsl or local-only; attackers have none, and of more than 2,000 "
+                "workers a sample is kept.",
+                code="not-supported",
+            )
+        module = self.network.module(self.network.trained(self.personal_models[worker]))
+        named = dict(module.named_buffers())
+        for name, values in self.personal_models.buffers_of(worker).items():
+            named[name].copy_(named[name].new_tensor(values))
+        return module
+
     def to_frame(self) -> pd.DataFrame:
         """Return a pandas DataFrame with one row per round."""
         try:
@@ -131,11 +166,16 @@ class Result:
 
         rows: Sequence[dict[str, Any]] = [_row(line) for line in self.rounds]
         with Path(path).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+            writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(name for row in rows for name in row)))
             writer.writeheader()
             writer.writerows(rows)
 
     def __repr__(self) -> str:
         """Return a short summary."""
-        lines = [f"{name:13} {text}" for name, text in summary_rows(self.summary)]
-        return "\n".join([*lines, *([f"folder        {self.folder}"] if self.folder else [])])
+        return "\n".join(f"{name:13} {text}" for name, text in self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return [*summary_rows(self.summary), *([("folder", str(self.folder))] if self.folder else [])]
