@@ -401,11 +401,11 @@ def read_tabular(path: Path, task: str, targets: Sequence[str]) -> Dataset:
     try:
         data = Dataset.from_arrays(
             features[~test], known_labels, features[test], unseen, str(path), task=known, scale=True,
-            target_names=tuple(targets),
+            target_names=targets,
         )  # fmt: skip
     except UserError as error:
         raise UserError(f"{path}: {error}", code=error.code) from error
-    return data
+    return replace(data, target_names=tuple(targets))
 
 
 def read_npz(path: Path, task: str = "auto") -> Dataset:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cbdsl.arrays import Indices
-from cbdsl.errors import UserError, shown
+from cbdsl.errors import UserError, shown, unknown
 
 _LARGEST = 1e30
 
@@ -95,3 +95,13 @@ def name_classes(train: ArrayLike | None, test: ArrayLike | None) -> tuple[tuple
         return (), train, test
     names, numbers = np.unique(np.concatenate([known, unseen]).astype(str), return_inverse=True)
     return tuple(names.tolist()), numbers[: len(known)], numbers[len(known) :]
+
+
+def number_classes(labels: NDArray[Any], names: tuple[str, ...]) -> NDArray[Any]:
+    """Return the numbers of classes that are given by name; whole numbers as they are."""
+    if labels.dtype.kind != "U":
+        return labels
+    for name in np.unique(labels).tolist():
+        if name not in names:
+            raise unknown("class", name, names)
+    return np.array([names.index(name) for name in labels.tolist()])
