@@ -422,7 +422,7 @@ def read_dataset_arrays(path: Path, task: str = "auto") -> dict[str, NDArray[Any
     wanted = f"an .npz file with the arrays {', '.join(needed)}: numbers (N, ...){' and ' * bool(kind)}{kind}"
     arrays = read_arrays(path, needed, "data", wanted, ("train_clients", *SCALES, *set(_ARRAYS) - set(needed)))
     for name in arrays:
-        if arrays[name].dtype.kind not in "fiub":
+        if arrays[name].dtype.kind not in ("fiubU" if name in _ARRAYS[1::2] else "fiub"):  # classes may be text
             raise UserError(f"{name} in {path} has the type {arrays[name].dtype}; give numbers.", code="wrong-type")
     return arrays
 

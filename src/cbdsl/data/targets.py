@@ -99,7 +99,7 @@ def name_classes(train: ArrayLike | None, test: ArrayLike | None) -> tuple[tuple
 
 def number_classes(labels: NDArray[Any], names: tuple[str, ...]) -> NDArray[Any]:
     """Return the numbers of classes that are given by name; whole numbers as they are."""
-    if labels.dtype.kind != "U":
+    if labels.dtype.kind != "U" or labels.ndim != 1:
         return labels
     for name in np.unique(labels).tolist():
         if name not in names:

@@ -163,7 +163,7 @@ def _table(path: Path, card: ModelMetadata) -> tuple[NDArray[Any], NDArray[Any] 
     if card.task == "regression":
         table.require_numbers(card.target_names)
         return features, targets
-    return features, number_classes(table.labels(card.target_names[0]), card.class_names)
+    return features, table.labels(card.target_names[0])
 
 
 def _arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
@@ -182,7 +182,7 @@ def _arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
 
 def _checked(labels: NDArray[Any], count: int, path: Path, card: ModelMetadata) -> Labels:
     if card.task == "regression":
-        targets = make_targets(labels, count, f"{path}'s")
+        targets = make_targets(labels, count, str(path))
         if card.target_scaling is not None and targets.shape[1] != len(card.target_scaling.mean):
             raise UserError(
                 f"The labels in {path} have {targets.shape[1]} targets; the model predicts "
@@ -192,6 +192,7 @@ def _checked(labels: NDArray[Any], count: int, path: Path, card: ModelMetadata) 
         return targets
     if card.task == "reconstruction":
         return check_anomalies(labels, count)
+    labels = number_classes(labels, card.class_names)
     if labels.shape != (count,) or labels.dtype.kind not in "iu":
         raise UserError(
             f"The labels in {path} are {labels.dtype} {labels.shape}, and the model is a classifier; give a whole "

@@ -49,6 +49,8 @@ def fit_samples(own: Samples, data: Dataset) -> Samples:
         own = _divide(own, data)
     elif data.task != "classification" and not isinstance(own, ScaledSamples):
         own = data.scale(own.features, own.labels)
+    elif own.labels.dtype.kind == "U":
+        own = make_samples(own.features, number_classes(own.labels, data.class_names), "worker's")
     labels = own.labels
     if data.task == "classification":
         fits = labels.dtype.kind in "iu" and int(labels.max()) < data.classes
@@ -99,6 +101,8 @@ def read_samples(path: Path) -> Samples:
     features, labels = stored["features"], stored.get("labels")
     if "scaled" in stored:
         return ScaledSamples(features.astype(np.float32), np.asarray(labels))
+    if labels is not None and labels.dtype.kind == "U":  # classes by name, which the announcement has
+        return Samples(np.asarray(features, np.float32), labels)
     negative = labels is not None and labels.dtype.kind == "i" and labels.size and labels.min() < 0
     if labels is None or labels.dtype.kind == "f" or negative:  # no classes
         count = len(features) if features.ndim else 0
