@@ -35,6 +35,7 @@ from cbdsl.studies.paper import FULL_PLAN, QUICK_PLAN
 from cbdsl.studies.sweep import (
     OnProgress,
     Task,
+    explain_failures,
     forecast,
     grid,
     parse_axis,
@@ -111,9 +112,13 @@ def compare(
 
 
 def arena(  # noqa: PLR0913, PLR0917 - one parameter per option
-    attacks: Annotated[str | None, typer.Option(help="Attacks, separated by commas; all if not given.")] = None,
+    attacks: Annotated[
+        str | None,
+        typer.Option(help="Attacks, separated by commas, or family:backdoor and the like; all if not given."),
+    ] = None,
     defences: Annotated[
-        str | None, typer.Option(help="Defences, aggregators, selections or methods; all defences if not given.")
+        str | None,
+        typer.Option(help="Defences, aggregators, selections, methods, or family:NAME; all defences if not given."),
     ] = None,
     byzantine: Annotated[str | None, typer.Option(help="Numbers of attackers; 1,5,20 if not given.")] = None,
     seeds: Annotated[
@@ -156,6 +161,8 @@ def arena(  # noqa: PLR0913, PLR0917 - one parameter per option
     from cbdsl.report.arena_page import write_arena_page  # noqa: PLC0415 - it needs matplotlib
 
     print_arena(result, write_arena_page(result, folder, interrupts.command_line()))
+    if result.failed:
+        raise explain_failures(result.failed, len(tasks), folder)
 
 
 def study(  # noqa: PLR0913, PLR0917 - one parameter per option
