@@ -91,7 +91,14 @@ def name_classes(train: ArrayLike | None, test: ArrayLike | None) -> tuple[tuple
             code="missing-value",
         )
     known, unseen = np.asarray(train), np.asarray(test)
-    if known.dtype.kind not in "USO" or known.ndim != 1 or unseen.ndim != 1:
+    text = [each.dtype.kind in "USO" for each in (known, unseen)]
+    if text[0] != text[1]:
+        raise UserError(
+            f"The labels of the training samples are {known.dtype}, those of the test samples {unseen.dtype}; give both as "
+            "text, or both as whole numbers.",
+            code="wrong-type",
+        )
+    if not text[0] or known.ndim != 1 or unseen.ndim != 1:
         return (), train, test
     names, numbers = np.unique(np.concatenate([known, unseen]).astype(str), return_inverse=True)
     return tuple(names.tolist()), numbers[: len(known)], numbers[len(known) :]
