@@ -94,8 +94,8 @@ def name_classes(train: ArrayLike | None, test: ArrayLike | None) -> tuple[tuple
     text = [each.dtype.kind in "USO" for each in (known, unseen)]
     if text[0] != text[1]:
         raise UserError(
-            f"The labels of the training samples are {known.dtype}, those of the test samples {unseen.dtype}; give both as "
-            "text, or both as whole numbers.",
+            f"The labels of the training samples are {known.dtype}, those of the test samples {unseen.dtype}; give "
+            "both as text, or both as whole numbers.",
             code="wrong-type",
         )
     if not text[0] or known.ndim != 1 or unseen.ndim != 1:
