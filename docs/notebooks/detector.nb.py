@@ -1,9 +1,9 @@
 # %% [markdown]
 # # An anomaly detector, taken to a C file
 #
-# Forty machines vibrate, each in its own way. Together they learn what is normal, without
-# a single label. Then the model leaves Python: as a C file that says of a window of
-# readings whether it is normal, compiled and run here.
+# Forty machines vibrate, each in its own way. Together they learn what is normal,
+# without a single label. Then the model leaves Python, as a C file that decides whether
+# a window of readings is normal. It is compiled and run here.
 #
 # Download this page as a notebook: <a href="detector.ipynb">detector.ipynb</a>.
 #
@@ -69,8 +69,8 @@ print(f"detected {np.mean(scores[faulty] > threshold):.1%}")
 # ## To C
 #
 # `cbdsl export runs/mine --to c --out model.c` does the same as `write`: one C file
-# without allocations, and a header with sizes and functions. The scaling of the readings
-# and the threshold are inside.
+# without allocations, and a header with sizes and functions. The scaling of the
+# readings and the threshold are inside.
 
 # %%
 note = write(cbdsl.load(folder / "run"), "c", folder / "model.c")
@@ -79,7 +79,8 @@ header = (folder / "model.h").read_text()
 print(header[header.index("enum") : header.index("#ifdef", header.index("enum"))])
 
 # %% [markdown]
-# A program on the machine needs little more than this. It prints one verdict per window.
+# A program on the machine needs little more than this. It prints one verdict per
+# window.
 
 # %%
 MAIN = """
@@ -114,10 +115,10 @@ else:
     print(f"{(folder / 'detect').stat().st_size / 1e3:.0f} kB program")
 
 # %% [markdown]
-# ## What it hears
+# ## Normal windows, and faults
 #
-# The scores of normal windows and of windows with a fault; and below the most abnormal
-# window, with what the network made of it.
+# Above are the scores of normal windows and of windows with a fault. Below is the
+# window with the highest score, and its reconstruction.
 
 # %%
 figure, (above, below) = plt.subplots(2, 1, figsize=(9, 6.4))
@@ -139,6 +140,6 @@ figure.tight_layout()
 shutil.rmtree(folder)
 
 # %% [markdown]
-# On devices the same model arrives when a run ends (`cbdsl work`), without a threshold:
-# only the server has a hold-out. `--int8` makes the C file a quarter as large and prints
-# what that costs; [export](../export.md) has the sizes of other networks.
+# Devices have the same model when a run ends (`cbdsl work`), without a threshold: only
+# the server has a hold-out. `--int8` writes weights of eight bits and prints what that
+# costs. [Export](../export.md) has the sizes of other networks.
