@@ -136,7 +136,6 @@ for channel, colour in enumerate(("#0072b2", "#009e73", "#cc79a7")):
     below.plot(made[channel], "--", color=colour, alpha=0.7)
 below.set(xlabel="reading", ylabel="vibration")
 below.set_title("The most abnormal window, and its reconstruction (dashed)")
-figure.tight_layout()
 shutil.rmtree(folder)
 
 # %% [markdown]
