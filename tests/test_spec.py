@@ -185,7 +185,7 @@ def test_resolving_writes_out_what_defines_the_method() -> None:
 
 
 def test_a_run_without_what_came_later_has_the_key_it_had_before() -> None:
-    tree = {key: value for key, value in Spec().to_tree().items() if key not in {"device", "loss"}}
+    tree = {key: value for key, value in resolve(Spec()).to_tree().items() if key not in {"device", "loss"}}
     del tree["data"]["shared_source"], tree["data"]["target"], tree["data"]["task"], tree["swarm"]["storage"]
     for name in ("optimiser", "schedule", "schedule_over", "clip", "augment"):
         del tree["local"][name]
@@ -212,6 +212,13 @@ def test_a_removed_setting_reads_with_the_value_that_is_left_and_is_refused_with
         from_toml('[swarm]\nstorage = "bfloat16"\n')
     with refused_as("not-supported", "swarm.storage", "bfloat16", "removed"):
         Spec().with_settings({"swarm.storage": "bfloat16"})
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_specs_key_is_its_runs_key(name: str) -> None:
+    for spec in (preset(name), preset(name).with_settings({"attack.byzantine": 2}), Spec(method="fedpso")):
+        assert spec.key() == resolve(spec).key()
+    assert Spec(method="not-known-here").key() != Spec().key()
 
 
 def test_equal_runs_have_equal_keys_whatever_the_preset_is_called() -> None:

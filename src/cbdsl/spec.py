@@ -11,7 +11,7 @@ import inspect
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -309,11 +309,13 @@ class Spec:
     def key(self) -> str:
         """Return a hash of everything that decides a run's numbers.
 
-        It leaves out the preset's name. Plugins, an initial model and a file of shared samples count by their content;
-        other data in files counts by its path, and a part that was given in Python as "custom".
+        What the method decides is written out first, so that it is the key of the run. It leaves out the preset's name.
+        Plugins, an initial model and a file of shared samples count by their content; other data in files counts by its
+        path, and a part that was given in Python as "custom".
         """
         plugins = [register.plugin_digest(name) for name in self.plugins]
-        tree = {**self.to_tree(), "preset": "", "plugins": plugins, "init": init_digest(self.init)}
+        whole = write_out(self)
+        tree = {**whole.to_tree(), "preset": "", "plugins": plugins, "init": init_digest(self.init)}
         tree["data"]["shared_source"] = self.data.shared_source and content_digest(Path(self.data.shared_source))
         _drop_defaults(tree, _ADDED_LATER)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
@@ -352,6 +354,24 @@ class Spec:
                 )
             branch[leaf] = value
         return from_mapping(tree)
+
+
+def write_out(spec: Spec, method: Any = None) -> Spec:  # noqa: ANN401 - an `algorithm.methods.Method`
+    """Return the spec with everything written out that its method and its number of attackers decide.
+
+    method: given in Python instead of by name. The settings of a method that is not known here stay as they are.
+    """
+    if method is None and spec.method not in register.method and spec.method != register.CUSTOM:
+        register.load(spec.plugins)
+    known = method or (register.method.get(spec.method) if spec.method in register.method else None)
+    declared = spec.attack.byzantine if spec.defence.declared < 0 else spec.defence.declared
+    shared = spec.shared if spec.shared != "default" or known is None else known.shared
+    return replace(
+        spec,
+        shared=shared,
+        swarm=replace(spec.swarm, **getattr(known, "fixes", {})),
+        defence=replace(spec.defence, declared=declared),
+    )
 
 
 class Options(Mapping[str, Mapping[str, "str | int | float | bool"]]):

@@ -22,7 +22,7 @@ from cbdsl.errors import UserError, unknown
 from cbdsl.presets import preset
 from cbdsl.register import CUSTOM
 from cbdsl.runs.build import build_method, build_selection, part_not_given, verifies_uploads
-from cbdsl.spec import LOSSES, Spec
+from cbdsl.spec import LOSSES, Spec, write_out
 
 _PARTITION_KEYS = {
     "data.samples_per_worker": ("iid", "dirichlet", "similarity", "quantile", "cluster", "quantity", "feature"),
@@ -43,11 +43,7 @@ def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
     """
     spec = replace(spec, plugins=register.load(spec.plugins))
     method = given_method or _method(spec)
-    shared = method.shared if spec.shared == "default" else spec.shared
-    declared = spec.attack.byzantine if spec.defence.declared < 0 else spec.defence.declared
-    defence = replace(spec.defence, declared=declared)
-    swarm = replace(spec.swarm, **method.fixes)
-    whole = replace(spec, shared=shared, swarm=swarm, defence=defence)
+    whole = write_out(spec, method)
     check_device(whole.engine, whole.device)
     _check_names(whole, method)
     _check_local(whole, method)
@@ -149,10 +145,10 @@ def _check_defence(spec: Spec, method: Method) -> None:
             code="conflict",
         )
     if method.conversation != "swarm" and spec.selection.name != "best":
-        raise UserError(_explain_no_effect("selection.name", spec, method), code="no-effect")
+        raise UserError(explain_no_effect("selection.name", spec, method), code="no-effect")
     if spec.defence.aggregator != "mean":
         if method.conversation != "average":
-            raise UserError(_explain_no_effect("defence.aggregator", spec, method), code="no-effect")
+            raise UserError(explain_no_effect("defence.aggregator", spec, method), code="no-effect")
         if spec.defence.aggregator.rpartition("+")[2] == "fltrust" and not spec.data.shared_training:
             raise UserError(
                 f"The aggregator '{spec.defence.aggregator}' trains on D_tr at the server; data.shared_training is 0.",
@@ -182,12 +178,12 @@ def refuse_idle(points: Sequence[Spec], given: Iterable[str]) -> None:
     points: resolved specs; one for a run, all of a grid for a sweep. given: dotted keys.
     """
     for key in given:
-        reasons = [_explain_no_effect(key, spec, None) for spec in points]
+        reasons = [explain_no_effect(key, spec) for spec in points]
         if reasons and all(reasons):
             raise UserError(reasons[0], code="no-effect")
 
 
-def _explain_no_effect(key: str, spec: Spec, method: Method | None) -> str:
+def explain_no_effect(key: str, spec: Spec, method: Method | None = None) -> str:
     """Return why a setting changes nothing in a run; empty if it changes something."""
     if method is None:
         if spec.method == CUSTOM:
