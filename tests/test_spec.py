@@ -319,9 +319,9 @@ def test_another_method_or_number_of_attackers_means_the_same_in_python_and_on_t
 def test_a_sweep_declares_as_many_attackers_as_a_run_does(tmp_path: Path) -> None:
     file = tmp_path / "spec.toml"
     file.write_text(resolve(Spec()).to_toml())  # as in a run's folder: defence.declared=0
-    points = resolve_grid(SpecWords(str(file)), [("attack.byzantine", [1, 5])])
+    points = resolve_grid(SpecWords(str(file)), [("attack.byzantine", [1, 5])]).specs
     runs = [SpecWords(str(file), options={"attack.byzantine": number}).resolved() for number in (1, 5)]
-    assert points == runs
+    assert list(points) == runs
     assert [point.defence.declared for point in points] == [1, 5]
 
 
@@ -329,7 +329,7 @@ def test_no_axis_of_a_sweep_resets_what_an_option_sets(tmp_path: Path) -> None:
     file = tmp_path / "spec.toml"
     file.write_text(resolve(Spec()).to_toml())
     words = SpecWords(str(file), options={"shared": "train", "defence.declared": 3, "defence.aggregator": "krum"})
-    points = resolve_grid(words, [("method", ["fedavg", "fedprox"]), ("attack.byzantine", [1, 5])])
+    points = resolve_grid(words, [("method", ["fedavg", "fedprox"]), ("attack.byzantine", [1, 5])]).specs
     assert {(point.shared, point.defence.declared) for point in points} == {("train", 3)}
 
 

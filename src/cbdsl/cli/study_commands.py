@@ -22,24 +22,26 @@ from cbdsl.cli.study_tables import (
     print_tuning,
 )
 from cbdsl.errors import UserError, shown
-from cbdsl.runs.resolve import refuse_idle, resolve_all
-from cbdsl.spec import Spec, numbers, parse_setting, words
+from cbdsl.runs.resolve import refuse_idle
+from cbdsl.spec import numbers, parse_setting, words
 from cbdsl.studies import (
     arena as arena_job,
     benchmark_datasets as study_job,
     label_budget as budget_job,
     reproduce as reproduce_job,
 )
-from cbdsl.studies.compare import compare as compare_runs, group_results
+from cbdsl.studies.compare import compare as compare_runs, group_results, sort_sweep
 from cbdsl.studies.comparison_text import format_comparison
 from cbdsl.studies.paper import FULL_PLAN, QUICK_PLAN
 from cbdsl.studies.sweep import (
+    OTHER_STUDIES,
     OnProgress,
+    SweepPlan,
     Task,
     forecast,
-    grid,
     parse_axis,
-    read_run,
+    plan_sweep,
+    read_sweep,
     refuse_other_results,
     run_tasks,
     write_table,
@@ -68,12 +70,13 @@ def sweep(
 ) -> None:
     """Run a grid of experiments in parallel. Finished runs are not repeated."""
     interrupts.advise_same_command()
-    axes = [parse_axis(text) for text in over]
-    keys = [key for key, _ in axes]
-    tasks = [Task(point) for point in resolve_grid(spec_words, axes)]
-    refuse_other_results(out, "groups.csv", ("tuning.json", "contest.json", "plan.json", "study.json", "spec.toml"))
+    plan = resolve_grid(spec_words, [parse_axis(text) for text in over])
+    refuse_other_results(out, "groups.csv", OTHER_STUDIES)
+    if plan.note:
+        typer.echo(plan.note, err=True)
+    tasks = [Task(spec) for spec in plan.specs]
     _show_progress(len(tasks), out, lambda show: run_tasks(tasks, out, jobs, show, on))
-    results = [read_run(task.folder(out)) for task in tasks]
+    results, keys = sort_sweep(read_sweep(out, plan.specs), plan.axes, len(tasks))
     write_table(results, keys, out)
     print_sweep(results, keys, out)
     if len({result.spec.seed for result in results}) > 1:
@@ -88,11 +91,10 @@ def sweep(
     options.write_page("index.html", write_page)
 
 
-def resolve_grid(spec_words: SpecWords, axes: list[tuple[str, list[Any]]]) -> list[Spec]:
-    """Return every point of a grid, resolved, so that errors are found before the first run."""
-    keys = [key for key, _ in axes]
-    spec_words.refuse_varied(keys)
-    return resolve_all(grid(spec_words.spec(), axes, spec_words.fixed), [*keys, *spec_words.given])
+def resolve_grid(spec_words: SpecWords, axes: list[tuple[str, list[Any]]]) -> SweepPlan:
+    """Return every point of a grid, resolved."""
+    spec_words.refuse_varied([key for key, _ in axes])
+    return plan_sweep(spec_words.spec(), axes, spec_words.fixed, spec_words.given)
 
 
 def compare(

@@ -246,9 +246,7 @@ class Bar(_Metrics):
             self._line = None
 
     def _open_line(self) -> ProgressLine:
-        from cbdsl.util.console import NotebookProgress, ProgressLine  # noqa: PLC0415 - rich is slow to import
-
-        return NotebookProgress("round") if in_notebook() else ProgressLine("round", log_seconds=None)
+        return open_progress("round")
 
     def _describe(self, record: RoundRecord) -> str:
         values = self._values(record)
@@ -259,6 +257,13 @@ class Bar(_Metrics):
             f"{result}{score}  uploads {values['uploads']:,}  bans {values['bans']}  "
             f"uplink {format_bytes(values['uplink_bytes'])}"
         )
+
+
+def open_progress(unit: str) -> ProgressLine:
+    """Return the progress of something in a notebook or terminal; elsewhere nothing is shown. unit: what is counted."""
+    from cbdsl.util.console import NotebookProgress, ProgressLine  # noqa: PLC0415 - rich is slow to import
+
+    return NotebookProgress(unit) if in_notebook() else ProgressLine(unit, log_seconds=None)
 
 
 def in_notebook() -> bool:
