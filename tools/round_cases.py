@@ -21,7 +21,7 @@ ATTACKS = (
 SHORT_ATTACKS = ("alie", "label-flip", "liar", "memoriser", "nan", "staller")
 AGGREGATORS = (
     "mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centred-clipping", "bulyan", "fltrust",
-    "zeno",
+    "zeno", "rlr", "mda", "align-ins",
 )  # fmt: skip
 PARTITIONS = ("iid", "shards", "dirichlet", "similarity", "quantity", "feature", "by-client")
 DATA = {
@@ -181,7 +181,7 @@ def _servers() -> dict[str, Case]:
     for rule in AGGREGATORS:
         lying = ("--method", "fedavg", "--shared", "both", "--byzantine", "2", "--attack", "alie")
         words = small("strong-iid", *lying, workers=11)
-        short = rule in {"geometric-median", "krum", "trimmed-mean"}
+        short = rule in {"geometric-median", "krum", "trimmed-mean", "rlr", "mda", "align-ins"}
         found[f"aggregator {rule}"] = Case((*words, "--aggregator", rule), short=short)
         found[f"aggregator nnm+{rule}"] = Case((*words, "--aggregator", f"nnm+{rule}"), short=rule == "median")
     return found

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from cbdsl import register
+from cbdsl.algorithm.aggregators import TrustedReference, aggregate
 from cbdsl.arrays import Doubles, Floats, Samples
 from cbdsl.attacks.attack import Attack, AttackContext, AttackPreparation, Colluding, make_attack
 from cbdsl.attacks.protocol import stamp_trigger
-from cbdsl.attacks.weights import alie_z, largest_gamma
+from cbdsl.attacks.weights import alie_z, krum_bound, largest_gamma, search_gamma
 from cbdsl.engines.engine import Sgd
 from cbdsl.spec import AttackSpec, Spec
 from support.refusals import refused_as
@@ -117,6 +118,72 @@ def test_min_sum_is_as_near_to_all_honest_models_as_the_nearest_of_them(seed: in
     assert sent is not None
     sums = [float(np.square(rows - one).sum()) for one in rows]
     assert float(np.square(rows - sent).sum()) == pytest.approx(min(sums), rel=1e-4)
+
+
+@pytest.mark.parametrize(("direction", "along"), [("unit", [2, -1]), ("sign", [np.sqrt(2.5), -np.sqrt(2.5)])])
+def test_a_direction_has_the_length_of_the_deviation(direction: str, along: list[float]) -> None:
+    # the honest mean (2, 0.5) is (1, -0.5) from w^g, whose length is sqrt(1.25), as is that of the deviation
+    point = np.array(along) / 2
+    sent = register.attack.make("alie", {"scale": 2.0, "direction": direction}).upload(seen())
+    np.testing.assert_allclose(sent, [2, 0.5] - 2 * point, rtol=1e-6)
+    sent = register.attack.make("min-sum", {"direction": direction}).upload(seen())
+    np.testing.assert_allclose(sent, [2, 0.5] - 0.5 / np.sqrt(1.25) * point, rtol=1e-6)
+    sent = register.attack.make("min-max", {"direction": direction}).upload(seen())
+    farthest = max(np.linalg.norm(sent - row) for row in HONEST)
+    assert farthest == pytest.approx(np.sqrt(5), rel=1e-6)  # (1, 0) and (2, 2) are the farthest apart of the honest
+
+
+@pytest.mark.parametrize("rule", ["krum", "trimmed-mean", "median"])
+@pytest.mark.parametrize("name", ["alie", "min-max", "min-sum"])
+def test_a_factor_against_a_rule_moves_it_at_least_as_far_as_the_attacks_own(name: str, rule: str) -> None:
+    rng = np.random.default_rng(5)
+    context = seen(
+        honest=rng.normal(size=(9, 20)).astype(np.float32), global_best=np.full(20, -1, np.float32),
+        model=np.zeros(20, np.float32), workers=13, attackers=4,
+    )  # fmt: skip
+    honest = context.honest
+    assert honest is not None
+    moved, trust = (
+        [],
+        TrustedReference(context.global_best, lambda: context.model, lambda rows: rows[:, 0].astype(np.float64)),
+    )
+    for options in ({}, {"against": rule}):
+        sent = register.attack.make(name, options).upload(context)
+        result = aggregate(rule, [*honest, *[sent] * 4], 4, trust)
+        moved.append(np.linalg.norm(result - honest.mean(0)))
+    assert moved[1] >= moved[0] - 1e-6
+    assert moved[1] > 1.01 * moved[0] or name != "alie"
+
+
+def test_the_search_for_a_factor_finds_the_peak_of_a_hill() -> None:
+    assert search_gamma(lambda gamma: -((gamma - 5.3) ** 2), 1.0) == pytest.approx(5.3, abs=0.05)
+    assert search_gamma(lambda gamma: -gamma, 1.0) == 0
+
+
+def test_directions_and_rules_that_do_not_exist_are_refused() -> None:
+    with refused_as("unknown-name", "'sgn'", "'sign'"):
+        register.attack.make("min-max", {"direction": "sgn"})
+    with refused_as("unknown-name", "'krumm'"):
+        register.attack.make("alie", {"against": "krumm"})
+
+
+def test_fang_krum_by_hand() -> None:
+    # Three honest models in one dimension, w^g = 0, one attacker. Neighbours: max(1, 3 - 1 - 2) = 1; the nearest are
+    # 1 away; h - f - 1 = 1; the farthest from w^g is 4: lambda starts at 5. Krum (k = 4, f = 1, one neighbour) takes a
+    # model 1 from another unless the attacker's is nearer to one of them, which it is at none of -5, -2.5, -1.25 ...
+    rows = np.array([[1], [2], [4]], np.float64)
+    assert krum_bound(rows, np.zeros(1), 1) == 5
+    context = seen(
+        model=vector(1), global_best=vector(0), honest=rows.astype(np.float32), workers=4, attackers=1,
+        score_of=lambda _: 0.0,
+    )  # fmt: skip
+    sent = attack("fang-krum").upload(context)
+    assert sent is not None
+    assert -1e-5 <= float(sent[0]) < 0
+    # With three attackers their copies are 0 apart, and Krum picks the first one tried.
+    crowd = replace(context, workers=6, attackers=3)
+    assert krum_bound(rows, np.zeros(1), 3) == 5
+    np.testing.assert_array_equal(attack("fang-krum").upload(crowd), [-5])
 
 
 def test_fang_trim_draws_beyond_the_honest_weights_against_their_step() -> None:

@@ -38,6 +38,7 @@ from cbdsl.studies.sweep import (
     OnProgress,
     SweepPlan,
     Task,
+    explain_failures,
     forecast,
     parse_axis,
     plan_sweep,
@@ -145,9 +146,13 @@ def _parse_label(text: str) -> tuple[str, str]:
 
 
 def arena(  # noqa: PLR0913, PLR0917 - one parameter per option
-    attacks: Annotated[str | None, typer.Option(help="Attacks, separated by commas; all if not given.")] = None,
+    attacks: Annotated[
+        str | None,
+        typer.Option(help="Attacks, separated by commas, or family:backdoor and the like; all if not given."),
+    ] = None,
     defences: Annotated[
-        str | None, typer.Option(help="Defences, aggregators, selections or methods; all defences if not given.")
+        str | None,
+        typer.Option(help="Defences, aggregators, selections, methods, or family:NAME; all defences if not given."),
     ] = None,
     byzantine: Annotated[str | None, typer.Option(help="Numbers of attackers; 1,5,20 if not given.")] = None,
     seeds: Annotated[
@@ -190,6 +195,8 @@ def arena(  # noqa: PLR0913, PLR0917 - one parameter per option
     from cbdsl.report.arena_page import write_arena_page  # noqa: PLC0415 - it needs matplotlib
 
     print_arena(result, write_arena_page(result, folder, interrupts.command_line()))
+    if result.failed:
+        raise explain_failures(result.failed, len(tasks), folder)
 
 
 def study(  # noqa: PLR0913, PLR0917 - one parameter per option

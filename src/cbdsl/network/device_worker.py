@@ -286,6 +286,8 @@ class DeviceWorker:
         initial, received = state.initial, state.received
         swarm = self._start(state.particles.positions[0] if initial is None else initial)
         swarm.restore(state.particles, state.round, state.particles.positions[0] if received is None else received)
+        if self._adversary is not None:
+            self._adversary.memory = state.memory
         swarm.begin_round(Order(state.round, "swarm", (self.number,), 0.0, 0.0, None, version=state.version))
 
     def carry_out(self, order: OrderMessage, received: Floats) -> WorkerState:
@@ -309,6 +311,7 @@ class DeviceWorker:
             order.model_digest,
             received=received if self._adversary else None,
             initial=self._adversary.initial if self._adversary else None,
+            memory=self._adversary.memory if self._adversary else {},
         )
 
     def upload(self) -> bytes | None:
@@ -318,7 +321,7 @@ class DeviceWorker:
 
     def _start(self, position: Floats) -> LocalSwarm:
         if self._adversary is not None:
-            self._adversary.initial = position.copy()
+            self._adversary.initial, self._adversary.memory = position.copy(), {}
         commits = self.assignment.spec.defence.commitment
         self._swarm = LocalSwarm(self.assignment.method, self._workers, position[None], self._adversary, commits)
         return self._swarm

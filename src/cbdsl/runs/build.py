@@ -13,11 +13,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cbdsl import register
-from cbdsl.algorithm.aggregators import AggregationRule, TrustedReference, aggregate, check_majority, parse_aggregator
+from cbdsl.algorithm.aggregators import (
+    AggregationRule,
+    TrustedReference,
+    aggregate,
+    check_majority,
+    parse_aggregator,
+    weighs_by_size,
+)
 from cbdsl.algorithm.alone import AloneMethod, AloneTraining, LocalOnly, ServerOnly
 from cbdsl.algorithm.messages import ServerState, Swarm, WorkerId, commitment_of
 from cbdsl.algorithm.methods import Method
-from cbdsl.algorithm.round import Combination, Server, ServerPolicy, average_by_samples, rate_at
+from cbdsl.algorithm.round import Combination, Server, ServerPolicy, rate_at
 from cbdsl.algorithm.selection import Selection
 from cbdsl.algorithm.verification import (
     HoldOutLosses,
@@ -28,7 +35,7 @@ from cbdsl.algorithm.verification import (
     trust_uploads,
 )
 from cbdsl.algorithm.worker_round import LocalWorkers, TrainingSet, WorkerData, draw_batches, make_scorer, pad_rows
-from cbdsl.arrays import Doubles, Floats, Indices, Samples
+from cbdsl.arrays import Doubles, Floats, Indices, NamedArrays, Samples, copy_memory
 from cbdsl.attacks.adversary import Adversary, PublicData, make_tools
 from cbdsl.attacks.attack import Attack, make_attack
 from cbdsl.codecs.envelope import make_codecs
@@ -256,12 +263,14 @@ class Experiment:
         return Vote.count(choices, self.dataset.test.labels, self.dataset.classes, method.attackers)
 
     def attack_success(self, state: ServerState) -> float | None:
-        """Measure the share of test samples of other classes that a trigger turns into the attack's target."""
+        """Measure the share of the attack's victims among the test samples that are classified as its target."""
         target, test = self.attack.target, self.dataset.test
         if target is None or not self.byzantine or self.dataset.task != "classification":
             return None
-        others = np.flatnonzero(test.labels != target).astype(np.int32)
         scoring = self.dataset.train.taken(self.split.shared_scoring)
+        others = np.flatnonzero(self.attack.victims(test, scoring)).astype(np.int32)
+        if not len(others):
+            return None
         tools = make_tools(self.engine, state.global_best, scoring, scoring, self.spec.local)
         features = self.attack.triggered_for(test.features[others], tools)
         marked = Samples(features, np.full(len(others), target, np.int32))
@@ -348,7 +357,7 @@ def build_server(
         method,
         build_verifier(spec, method, engine, samples, split, secret),
         ServerPolicy(selection, cap, spec.defence.commitment, make_codecs(spec)),
-        build_combination(spec, engine, samples, split, given.aggregator),
+        build_combination(spec, engine, samples, split, given.aggregator, secret),
         build_alone_training(spec, method, engine, samples, split) if isinstance(method, AloneMethod) else None,
     )
 
@@ -442,28 +451,42 @@ def batch_losses(engine: Engine, weights: Floats, samples: Samples, indices: Ind
 
 
 def build_combination(
-    spec: Spec, engine: Engine, samples: Samples, split: Split, given: AggregationRule | None = None
+    spec: Spec, engine: Engine, samples: Samples, split: Split, given: AggregationRule | None = None, secret: int = 0
 ) -> Combination:
     """Build how a server combines models where everybody uploads one. given: a rule of the user's own."""
     name, declared = spec.defence.aggregator, spec.defence.declared
-    if name == "mean" and given is None:
-        return average_by_samples({worker: len(own) for worker, own in enumerate(split.workers)})
+
+    def size_of(worker: WorkerId) -> int:
+        return len(split.workers[worker]) if split.workers else 1  # 1: workers have samples of their own
+
+    plain = name.rpartition("+")[2]
+    options = spec.options.of(plain)
+    if name == "mean" and given is None and weighs_by_size(options.get("weights", "size")):
+        return Combination(size_of)
     if given is None:
         check_majority(name, spec.workers, declared)
-    plain = name.rpartition("+")[2]
-    rule: AggregationRule = given or register.aggregator.make(parse_aggregator(name)[1], spec.options.of(plain))
+    rule: AggregationRule = given or register.aggregator.make(parse_aggregator(name)[1], options)
     train = make_trainer(spec, engine, samples, split.shared_training)
+    own = split.shared_training if len(split.shared_training) else split.shared_scoring
 
-    def combine(state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats]) -> Floats:  # noqa: ARG001
-        def root() -> Floats:
-            return train(state.global_best, state.round + 1)
+    def losses(rows: Floats) -> Doubles:
+        return engine.losses(rows, samples, split.shared_scoring)
 
-        def losses(rows: Floats) -> Doubles:
-            return engine.losses(rows, samples, split.shared_scoring)
+    def gradient(weights: Floats, rows: Indices | None = None) -> Floats:
+        return np.asarray(engine.gradients(weights[None], samples, own if rows is None else own[rows])[0])
 
-        return aggregate(name, models, declared, TrustedReference(state.global_best, root, losses), rule)
+    def combine(
+        state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats], sizes: Doubles
+    ) -> tuple[Floats, NamedArrays]:
+        number = state.round + 1
+        trust = TrustedReference(
+            state.global_best, lambda: train(state.global_best, number), losses, sizes, np.array(workers, np.int32),
+            number, stream(secret or spec.seed, "aggregator", number), gradient, dict(state.rule_memory),
+        )  # fmt: skip
+        combined = aggregate(name, models, declared, trust, rule)
+        return combined, copy_memory(trust.memory, f"The aggregator {name}")
 
-    return combine
+    return Combination(size_of, rule=combine)
 
 
 def make_trainer(

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -21,7 +21,7 @@ from safetensors.numpy import save as safetensors_bytes
 from cbdsl import register, spec as specs
 from cbdsl.algorithm.messages import BackOff, ServerState
 from cbdsl.algorithm.particles import Particles
-from cbdsl.arrays import Floats
+from cbdsl.arrays import Floats, NamedArrays, copy_memory
 from cbdsl.errors import UserError
 from cbdsl.models.saved_model import ModelMetadata, file_of
 from cbdsl.runs.build import build_method
@@ -78,6 +78,7 @@ class Checkpoint:
 
     state: ServerState
     particles: Particles | None  # None once the run is finished, or if workers keep nothing between rounds
+    attackers: NamedArrays = field(default_factory=dict)  # what attackers remember, see `Adversary.memory`
 
 
 @dataclass(frozen=True)
@@ -228,7 +229,9 @@ class RunFolder:
         text = "".join(json.dumps(line.to_json(), allow_nan=False) + "\n" for line in records)
         write_atomically(self.path / "rounds.jsonl", text.encode(), self._private)
 
-    def save_checkpoint(self, state: ServerState, rows: Mapping[str, Any] | None, key: str) -> None:
+    def save_checkpoint(
+        self, state: ServerState, rows: Mapping[str, Any] | None, key: str, attackers: NamedArrays | None = None
+    ) -> None:
         """Write a checkpoint atomically. rows: the workers' arrays by name, if they are to be kept."""
         meta = _CheckpointMeta(
             key=key,
@@ -245,6 +248,8 @@ class RunFolder:
         arrays["references"] = np.array(state.references, np.float32)
         arrays["updates"] = np.frombuffer(b"".join(state.updates), np.uint8)
         arrays["meta"] = np.array(json.dumps(to_plain(meta)))
+        arrays |= {f"rule.{name}": array for name, array in state.rule_memory.items()}
+        arrays |= {f"attackers.{name}": array for name, array in (attackers or {}).items()}
         arrays |= rows or {}
         replace_atomically(self.path / "checkpoint.npz", lambda file: save_arrays(file, arrays), self._private)
 
@@ -261,6 +266,7 @@ class RunFolder:
         try:
             arrays = load_arrays(path, without=_ROWS if mapped else ())
             meta = from_plain(_CheckpointMeta, read_json(str(arrays.pop("meta"))))
+            rule, attackers = _pop_prefixed(arrays, "rule."), _pop_prefixed(arrays, "attackers.")
             state = ServerState(
                 round=meta.round,
                 global_best=arrays.pop("global_best"),
@@ -271,6 +277,7 @@ class RunFolder:
                 back_offs={worker: BackOff(times, until) for worker, times, until in meta.back_offs},
                 last_uploaded={worker: float.fromhex(claim) for worker, claim in meta.last_uploaded},
                 memory=arrays.pop("memory"),
+                rule_memory=copy_memory(rule, "The aggregator"),
                 references=tuple(arrays.pop("references")),
                 updates=_cut(arrays.pop("updates").tobytes(), meta.updates),
             )
@@ -288,7 +295,7 @@ class RunFolder:
                 "edited, or the package installed again without its native engine? Nothing was changed.",
                 code="wrong-run",
             )
-        return Checkpoint(state, particles)
+        return Checkpoint(state, particles, attackers)
 
     def resume(self, key: str, mapped: bool = False) -> tuple[Checkpoint | None, list[RoundRecord]]:
         """Return the checkpoint and the rounds before it; remove later ones, which are played again."""
@@ -315,6 +322,11 @@ def _check_sizes(state: ServerState, particles: Particles | None) -> None:
     models = [state.global_best, *state.references, *rows]
     if len(size) != 1 or any(model.shape != size or model.dtype != np.float32 for model in models):
         raise ValueError("models of different sizes")
+
+
+def _pop_prefixed(arrays: dict[str, Any], prefix: str) -> NamedArrays:
+    """Take the arrays whose names have a prefix out of a dict; return them by the rest of their names."""
+    return {name.removeprefix(prefix): arrays.pop(name) for name in list(arrays) if name.startswith(prefix)}
 
 
 def _cut(joined: bytes, lengths: Sequence[int]) -> tuple[bytes, ...]:

@@ -231,6 +231,8 @@ def _start(
         state = opened.checkpoint.state
         received = experiment.server.method.broadcast(state.global_best, state.memory)
         simulated.restore(opened.checkpoint.particles, state.round, received)
+        if simulated.adversary is not None:
+            simulated.adversary.memory = opened.checkpoint.attackers
     return listeners
 
 
@@ -358,7 +360,9 @@ class Checkpointer:
     def __init__(self, experiment: Experiment, opened: OpenRun, swarm: Swarm) -> None:
         assert opened.folder is not None
         self._experiment, self._folder, self._every_round = experiment, opened.folder, opened.every_round
-        self._swarm = swarm if experiment.remembers and isinstance(swarm, SwarmWithAttackers) else None
+        simulated = swarm if isinstance(swarm, SwarmWithAttackers) else None
+        self._swarm = simulated if experiment.remembers else None
+        self._adversary = simulated.adversary if simulated else None
         size = sum(array.nbytes for array in self._swarm.kept.values()) if self._swarm else 0
         self._last, self._cost = time.monotonic(), size / _CHECKPOINT_SPEED
 
@@ -371,7 +375,8 @@ class Checkpointer:
         if not (finished or due or self._every_round):
             return
         swarm = None if finished else self._swarm
-        self._folder.save_checkpoint(state, swarm.kept if swarm else None, self._experiment.key)
+        attackers = self._adversary.memory if self._adversary else None
+        self._folder.save_checkpoint(state, swarm.kept if swarm else None, self._experiment.key, attackers)
         if swarm:
             swarm.saved(self._folder.mapped_rows, state.round)
         self._last = time.monotonic()

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from cbdsl import register
 from cbdsl.algorithm.aggregators import check_majority, parse_aggregator
+from cbdsl.algorithm.aggregators_filtering import count_subsets
 from cbdsl.algorithm.methods import Method
 from cbdsl.attacks.attack import make_attack
 from cbdsl.codecs.envelope import Codecs, make_codecs
@@ -69,6 +70,8 @@ def _check_names(spec: Spec, method: Method) -> None:
         register.aggregator.make(rule, spec.options.of(rule))
         if method.conversation == "average":
             check_majority(spec.defence.aggregator, spec.workers, spec.defence.declared)
+            if rule == "mda":
+                count_subsets(spec.participants, spec.defence.declared)
     for kind, name in ((register.partition, spec.data.partition), (register.model, spec.model)):
         if name != CUSTOM:
             kind.make(name, spec.options.of(name)) if kind is register.partition else kind.get(name)

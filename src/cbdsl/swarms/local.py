@@ -75,6 +75,8 @@ class SwarmWithAttackers(ABC):
         """See `Swarm.report`: Algorithm 1, lines 3 to 5."""
         self.begin_round(order)
         claims = self.carry_out(order)
+        if self.adversary is not None:
+            self.adversary.remember(self)
         answered = [worker for worker in order.participants if worker in claims]
         return {worker: self._attack(worker) if worker in self._attackers else claims[worker] for worker in answered}
 
