@@ -30,7 +30,7 @@ def test_claims_of_all_workers_are_recorded(tmp_path: Path) -> None:
     spec = small_spec(attack__byzantine=1)
     result = cbdsl.run(spec, model=perceptron, data=blobs(), out=tmp_path / "run")
     claims = result.claims
-    assert len(claims) == sum(line.traffic["claim"][0] for line in result.rounds)
+    assert len(claims) == sum(line.traffic["score"][0] for line in result.rounds)
     assert (tmp_path / "run" / "claims.bin").stat().st_size == 12 * len(claims)
     first = claims[claims["round"] == 1]
     assert first["worker"].tolist() == list(range(6))

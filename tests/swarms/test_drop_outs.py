@@ -14,8 +14,8 @@ from support.helpers import blobs, cbdsl as run_command, perceptron, small_spec
 from support.refusals import refused_as
 
 
-def play(out: Path | None = None, **settings: object) -> cbdsl.Result:
-    return cbdsl.run(small_spec(**settings), model=perceptron, data=blobs(), out=out)
+def play(**settings: object) -> cbdsl.Result:
+    return cbdsl.run(small_spec(**settings), model=perceptron, data=blobs())
 
 
 def numbers(result: cbdsl.Result) -> list[cbdsl.RoundRecord]:
@@ -24,18 +24,18 @@ def numbers(result: cbdsl.Result) -> list[cbdsl.RoundRecord]:
 
 def test_who_vanishes_after_the_order_claims_nothing_and_does_not_move() -> None:
     result = play(dropout__after_order=0.5, rounds=8)
-    claims = [line.traffic["claim"][0] for line in result.rounds]
+    claims = [line.traffic["score"][0] for line in result.rounds]
     assert min(claims) > 0 or max(claims) < 6
     assert sum(claims) == pytest.approx(24, abs=8)
     assert all(line.participants == 6 for line in result.rounds)
     nobody = play(dropout__after_order=1.0)
-    assert [line.traffic["claim"][0] for line in nobody.rounds] == [0] * 5
+    assert [line.traffic["score"][0] for line in nobody.rounds] == [0] * 5
     assert nobody.summary.uploads == 0
 
 
 def test_who_vanishes_after_its_claim_is_silent_and_skipped_for_some_rounds() -> None:
     result = play(dropout__after_claim=0.5, rounds=8)
-    assert all(line.traffic["claim"][0] == 6 for line in result.rounds)
+    assert all(line.traffic["score"][0] == 6 for line in result.rounds)
     silent = [(line.round, worker) for line in result.rounds for worker in line.silent]
     assert silent
     invited = {(line.round, verdict["worker"]) for line in result.rounds for verdict in line.verdicts}
@@ -55,9 +55,11 @@ def test_where_everybody_uploads_who_vanished_is_silent(when: str) -> None:
 
 @pytest.mark.parametrize("method", ["cb-dsl", "fedavg", "scaffold"])
 def test_drop_outs_are_the_same_after_a_resume(method: str, tmp_path: Path) -> None:
-    both = {"method": method, "dropout__after_order": 0.3, "dropout__after_claim": 0.3, "swarm__inertia": [0.5, 0.5]}
+    both: dict[str, object] = {
+        "method": method, "dropout__after_order": 0.3, "dropout__after_claim": 0.3, "swarm__inertia": [0.5, 0.5],
+    }  # fmt: skip
     whole = play(rounds=6, **both)
-    play(tmp_path / "run", rounds=3, **both)
+    cbdsl.run(small_spec(rounds=3, **both), model=perceptron, data=blobs(), out=tmp_path / "run")
     resumed = cbdsl.resume(tmp_path / "run", rounds=6, model=perceptron, data=blobs())
     assert numbers(resumed) == numbers(whole)
     assert np.array_equal(resumed.weights, whole.weights)

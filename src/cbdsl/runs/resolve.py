@@ -188,7 +188,7 @@ def refuse_idle(points: Sequence[Spec], given: Iterable[str]) -> None:
 
 def find_schedules(spec: Spec, method: Method) -> list[str]:
     """Return the settings that follow the whole number of rounds, so that a longer run has other first rounds."""
-    inertia = method.conversation == "swarm" and method.remembers and len(set(spec.swarm.inertia)) > 1
+    inertia = method.conversation == "swarm" and bool(method.remembers) and len(set(spec.swarm.inertia)) > 1
     rate = spec.local.schedule_over == "run" and spec.local.schedule != "constant" and method.gradients
     return ["swarm.inertia"] * inertia + ["local.schedule"] * rate
 
