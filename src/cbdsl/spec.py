@@ -196,6 +196,14 @@ class AttackSpec(_Group):
     )
 
 
+@dataclass(frozen=True)
+class DropoutSpec(_Group):
+    """Participants that vanish in a round, for simulations."""
+
+    after_order: Share = setting(0.0, "chance that a participant receives the order and does nothing in that round")
+    after_claim: Share = setting(0.0, "chance that a participant trains, and claims, but its upload never arrives")
+
+
 MINIMAL_HOLDOUT = 20  # samples: fewer say nothing about a model
 MOST_WORKERS = 1_000_000
 
@@ -246,6 +254,7 @@ class Spec:
         metadata={"description": "settings of parts by name: options.fedprox.mu=0.1"},
     )
     loss: Text = setting("", "cross-entropy, mse, mae or huber; empty: cross-entropy for classes, otherwise mse")
+    dropout: DropoutSpec = field(default_factory=DropoutSpec)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -487,6 +496,7 @@ def read_tree(path: Path) -> dict[str, Any]:
 _LEFT_OUT = (
     ("local", "optimiser", "sgd"), ("local", "schedule", "constant"), ("local", "clip", 0.0), ("local", "augment", ""),
     ("local", "schedule_over", "round"), ("", "loss", ""), ("data", "target", ""), ("data", "task", "auto"),
+    ("dropout", "after_order", 0.0), ("dropout", "after_claim", 0.0),
 )  # fmt: skip
 """Settings that texts leave out at their defaults, so that earlier versions read a spec that does without them."""
 
@@ -499,6 +509,8 @@ def _drop_defaults(tree: dict[str, Any], entries: Iterable[tuple[str, str, Any]]
         settings = tree[group] if group else tree
         if settings[name] == default:
             del settings[name]
+        if not settings:  # a group that came later
+            del tree[group]
 
 
 INIT_SERVER = "server"  # the value of `init` for the server's own model; see `Experiment.prepare`

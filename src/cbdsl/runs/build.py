@@ -58,7 +58,7 @@ from cbdsl.rng import seed_of, stream
 from cbdsl.runs.metrics import Evaluation, Metric, build_metrics, measure_all
 from cbdsl.runs.records import FinalMeasurements, Vote, finite
 from cbdsl.runs.result import Result
-from cbdsl.spec import INIT_SERVER, Options, Spec, init_file, words
+from cbdsl.spec import INIT_SERVER, DropoutSpec, Options, Spec, init_file, words
 from cbdsl.swarms.local import LocalSwarm, bytes_of_state, workers_at_once
 from cbdsl.util.memory import require_memory
 
@@ -169,7 +169,13 @@ class Experiment:
         return LocalSwarm(method, workers, self.initial, adversary, spec.defence.commitment)
 
     def require_messages(self) -> None:
-        """Refuse a method without messages where workers are other processes."""
+        """Refuse a method without messages, and simulated drop-outs, where workers are other processes."""
+        if self.spec.dropout != DropoutSpec():
+            raise UserError(
+                "dropout.* is for simulations, and these workers are processes of their own: stop some of them "
+                "instead. Leave it out, or simulate with cbdsl run.",
+                code="no-effect",
+            )
         if self.server.alone is not None:
             raise UserError(
                 f"The method '{self.spec.method}' has no messages, so workers elsewhere would be idle. Run it here: "

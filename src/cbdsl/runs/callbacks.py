@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cbdsl.errors import UserError
+from cbdsl.errors import UserError, unknown
 from cbdsl.runs.metrics import find_metric
 from cbdsl.runs.records import RoundRecord, RunTotals
 from cbdsl.spec import Spec
@@ -219,6 +219,24 @@ class MLflow(_Metrics):
         if self._running:
             self._mlflow.end_run("FINISHED" if self._finished else "FAILED")
             self._running = False
+
+
+LOGGERS: dict[str, Callable[[str], Callback]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+
+
+def open_loggers(texts: Sequence[str] | None, folder: Path) -> list[Callback]:
+    """Return the loggers that a command line names: tensorboard[=DIR], wandb[=PROJECT], mlflow[=EXPERIMENT].
+
+    folder: the run's; TensorBoard writes into its `tensorboard` if no other place is given.
+    """
+    found = []
+    for text in texts or ():
+        name, _, where = text.partition("=")
+        if name not in LOGGERS:
+            raise unknown("logger", name, LOGGERS)
+        place = str(folder / "tensorboard") if name == "tensorboard" else "cbdsl"
+        found.append(LOGGERS[name](where or place))
+    return found
 
 
 class Bar(_Metrics):

@@ -17,7 +17,7 @@ from cbdsl.models.architecture import Architecture
 from cbdsl.models.network import Network
 from cbdsl.models.saved_model import ModelMetadata, SavedModel
 from cbdsl.register import CUSTOM
-from cbdsl.runs.folder import read_result
+from cbdsl.runs.folder import RunFolder, read_result
 from cbdsl.runs.result import Predictor, Result
 
 
@@ -96,4 +96,5 @@ def load(source: Path | str) -> Any:  # noqa: ANN401 - a LoadedRun or a LoadedMo
         return model
     spec, summary, rounds = read_result(folder)
     network, engine = cast("Network", _Later(lambda: model.network)), cast("Engine", _Later(lambda: model.engine))
-    return LoadedRun(spec, summary, tuple(rounds), model.weights, folder, network, engine, model.card)
+    claims = RunFolder(folder).claims()
+    return LoadedRun(spec, summary, tuple(rounds), model.weights, folder, network, engine, model.card, claims)

@@ -186,6 +186,13 @@ def refuse_idle(points: Sequence[Spec], given: Iterable[str]) -> None:
             raise UserError(reasons[0], code="no-effect")
 
 
+def find_schedules(spec: Spec, method: Method) -> list[str]:
+    """Return the settings that follow the whole number of rounds, so that a longer run has other first rounds."""
+    inertia = method.conversation == "swarm" and bool(method.remembers) and len(set(spec.swarm.inertia)) > 1
+    rate = spec.local.schedule_over == "run" and spec.local.schedule != "constant" and method.gradients
+    return ["swarm.inertia"] * inertia + ["local.schedule"] * rate
+
+
 def explain_no_effect(key: str, spec: Spec, method: Method | None = None) -> str:
     """Return why a setting changes nothing in a run; empty if it changes something."""
     if method is None:
@@ -223,7 +230,15 @@ class _Rule:
     why: str
 
 
-_OF_WORKERS = ("attack.", "codec.", "defence.", "selection.", "swarm.", "verification.")  # no message, no use
+_OF_WORKERS = (
+    "attack.",
+    "codec.",
+    "defence.",
+    "dropout.",
+    "selection.",
+    "swarm.",
+    "verification.",
+)  # no message, no use
 
 _RULES = (
     _Rule(

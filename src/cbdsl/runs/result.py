@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from cbdsl.engines.engine import Engine
 from cbdsl.errors import UserError
 from cbdsl.models.network import Network
 from cbdsl.models.saved_model import ModelMetadata
-from cbdsl.runs.records import RoundRecord, Summary, summary_rows
+from cbdsl.runs.records import NO_CLAIMS, Claims, RoundRecord, Summary, summary_rows
 from cbdsl.spec import Spec
 from cbdsl.util.formatting import html_table
 
@@ -124,6 +124,9 @@ class Result(Predictor):
     network: Network
     engine: Engine
     card: ModelMetadata | None = None  # how features and targets were scaled, and the threshold of a detector
+    claims: Claims = field(
+        default_factory=lambda: NO_CLAIMS
+    )  # of all workers in all rounds: an array with the fields round, worker and score
 
     def to_frame(self) -> pd.DataFrame:
         """Return a pandas DataFrame with one row per round."""
