@@ -76,7 +76,7 @@ class DataSpec(_Group):
     dirichlet_alpha: Positive = setting(0.5, "for dirichlet: the smaller, the fewer classes each worker has")
     similarity: Share = setting(0.1, "gamma, the share of a worker's samples that is drawn i.i.d.")
     shared_training: Count = setting(150, "samples in the shared training set, |D_tr|")
-    shared_scoring: CountFromOne = setting(2000, "samples in the shared scoring set, |D_sc|")
+    shared_scoring: Count = setting(2000, "samples in the shared scoring set, |D_sc|; 0 only where nobody scores on it")
     holdout: Count = setting(2000, "samples in the server's private set")
     shared_source: Text = setting(
         "", "D_tr and D_sc from this file of `cbdsl generate`; empty: training samples of the source"

@@ -48,7 +48,7 @@ from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.engine import Engine, Sgd
 from cbdsl.engines.loss import CROSS_ENTROPY, Loss, LossFunction, make_loss
 from cbdsl.engines.native_engine import default_threads
-from cbdsl.errors import UserError
+from cbdsl.errors import UserError, shown
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import ArchitectureError
 from cbdsl.models.network import Network, network_of, read_tensors
@@ -488,6 +488,11 @@ def build_combination(
     own = split.shared_training if len(split.shared_training) else split.shared_scoring
 
     def losses(rows: Floats) -> Doubles:
+        if not len(split.shared_scoring):
+            raise UserError(
+                f"The aggregator '{name}' measures losses on D_sc, and data.shared_scoring is 0. Set it higher.",
+                code="conflict",
+            )
         return engine.losses(rows, samples, split.shared_scoring)
 
     def gradient(weights: Floats, rows: Indices | None = None) -> Floats:
@@ -609,6 +614,12 @@ def collect_parts(  # noqa: PLR0913 - all but the first by name
     parts: method, attack, aggregator, selection, partition and augmentation, as objects or by name; None: as the spec
     says.
     """
+    if not isinstance(spec, Spec):
+        raise UserError(
+            f"A run takes a cbdsl.Spec or a preset's name; given {shown(spec)}. Write "
+            "cbdsl.Spec().with_settings({...}).",
+            code="wrong-type",
+        )
     register.load(spec.plugins)
     options: dict[str, dict[str, Any]] = {name: dict(values) for name, values in spec.options.items()}
     current = {

@@ -47,6 +47,7 @@ def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
     whole = write_out(spec, method)
     check_device(whole.engine, whole.device)
     _check_names(whole, method)
+    _check_scoring(whole)
     _check_local(whole, method)
     _check_defence(whole, method)
     return whole
@@ -93,6 +94,15 @@ def _check_names(spec: Spec, method: Method) -> None:
                 f"It uses: {', '.join(sorted(used))}.",
                 code="no-effect" if known else "unknown-name",
             )
+
+
+def _check_scoring(spec: Spec) -> None:
+    if spec.shares_scoring and not spec.data.shared_scoring:
+        raise UserError(
+            f"shared is {spec.shared}: workers score on D_sc, but data.shared_scoring is 0. Set it to 1 or more, or "
+            "use --shared none (or train).",
+            code="conflict",
+        )
 
 
 def _check_local(spec: Spec, method: Method) -> None:
