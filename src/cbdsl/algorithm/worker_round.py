@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from cbdsl.arrays import PADDING, Bools, Doubles, Floats, Indices, Samples
 from cbdsl.codecs.codec import Codec, Sent
 from cbdsl.codecs.envelope import KEPT_VERSIONS
 from cbdsl.codecs.quantize import Whole
-from cbdsl.engines.engine import Engine, Sgd
+from cbdsl.engines.engine import Engine, ExtraLoss, LossTerm, Sgd, engine_with_terms
 from cbdsl.errors import renamed
 from cbdsl.rng import seed_of, stream
 from cbdsl.spec import LocalSpec, SwarmSpec
@@ -57,9 +57,15 @@ class TrainingSet:
 class WorkerData:
     """The samples that each worker trains on and scores on."""
 
-    training: tuple[TrainingSet, ...]  # D_i, and D_tr where it is shared; one per row
+    training: Sequence[TrainingSet]  # D_i, and D_tr where it is shared; one per row
     scored: Samples  # the pool of `scoring`
-    scoring: Indices  # (N,) D_sc, the same for all; or (U, N) each worker's own D_i, padded
+    scoring: Indices | Sequence[Indices]  # (N,) D_sc, the same for all; or each worker's own D_i, (U, N) if padded
+
+    def scoring_of(self, rows: Indices) -> Indices:
+        """Return what the workers in some rows score on: (N,) if it is the same for all, or (k, N), padded."""
+        if isinstance(self.scoring, np.ndarray):
+            return self.scoring if self.scoring.ndim == 1 else self.scoring[rows]
+        return pad_rows([self.scoring[row] for row in rows.tolist()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,10 +114,19 @@ class WorkerRound:
         """Of local SGD; 0 for another optimiser."""
         return self.workers.local.momentum if self.workers.local.optimiser == "sgd" else 0.0
 
-    def train(self, start: Floats, proximal: float = 0.0, corrections: Floats | None = None) -> Floats:
+    def train(
+        self,
+        start: Floats,
+        proximal: float = 0.0,
+        corrections: Floats | None = None,
+        term: LossTerm | None = None,
+        others: Mapping[str, Floats] | None = None,
+    ) -> Floats:
         """Run local SGD from given positions, (k, D); return a new array (k, D).
 
         proximal: pulls every step back to where the row started. corrections: (k, D), added to every gradient.
+        term: returns what is added to the loss of a batch, one number; it takes torch, see `Method.adds_loss`.
+        others: models (k, D) by name, whose outputs on each batch the term is given.
         """
         owner, local = self.workers, self.workers.local
         if not owner.gradients:
@@ -130,7 +145,12 @@ class WorkerRound:
             rows, corrected = start, corrections
             if not everybody:
                 rows, corrected = start[chosen], None if corrections is None else corrections[chosen]
-            result = owner.engine.train(np.ascontiguousarray(rows), pool, batches, sgd, seeds, corrected)
+            rows = np.ascontiguousarray(rows)
+            if term is None:
+                result = owner.engine.train(rows, pool, batches, sgd, seeds, corrected)
+            else:
+                extra = ExtraLoss(term, {name: other[chosen] for name, other in (others or {}).items()})
+                result = engine_with_terms(owner.engine).train(rows, pool, batches, sgd, seeds, corrected, extra)
             if everybody:
                 return result
             trained[chosen] = result
@@ -139,8 +159,7 @@ class WorkerRound:
     def scores(self, positions: Floats, ceilings: Doubles | None = None) -> Doubles:
         """Return F of each position (k, D) on D_sc, or on the worker's own samples if D_sc is not shared, (k,)."""
         held = self.workers.held
-        own = held.scoring if held.scoring.ndim == 1 else held.scoring[self.rows]
-        return self.workers.engine.losses(positions, held.scored, own, ceilings)
+        return self.workers.engine.losses(positions, held.scored, held.scoring_of(self.rows), ceilings)
 
     def coefficients(self) -> Coefficients:
         """Draw c1 ~ U(0, delta_1) and c2 ~ U(0, delta_2), for each worker from its own stream."""

@@ -31,6 +31,7 @@ _PARTITION_KEYS = {
     "data.shards_per_worker": ("shards", "quantile", "cluster"),
     "data.dirichlet_alpha": ("dirichlet",),
     "data.similarity": ("similarity",),
+    "data.overlap": ("iid", "shards", "dirichlet", "similarity", "quantile", "cluster", "quantity"),
 }
 _BUILT_IN_PARTITIONS = (
     "iid", "shards", "dirichlet", "similarity", "quantile", "cluster", "quantity", "feature", "by-client",
@@ -46,6 +47,7 @@ def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
     method = given_method or _method(spec)
     whole = write_out(spec, method)
     check_device(whole.engine, whole.device)
+    _check_engine(whole, method)
     _check_names(whole, method)
     _check_scoring(whole)
     _check_local(whole, method)
@@ -113,6 +115,15 @@ def _check_local(spec: Spec, method: Method) -> None:
             f"learning rate per round; given local.optimiser={spec.local.optimiser}, local.schedule="
             f"{spec.local.schedule}. Use sgd and constant, or a schedule with local.schedule_over=run (local.decay and "
             "local.clip work), or another method.",
+            code="conflict",
+        )
+
+
+def _check_engine(spec: Spec, method: Method) -> None:
+    if method.adds_loss and spec.engine == "native":
+        raise UserError(
+            f"The method '{spec.method}' adds a term to the loss, which takes the torch engine; given engine=native. "
+            "Use --engine torch (or auto).",
             code="conflict",
         )
 
