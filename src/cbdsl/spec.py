@@ -76,7 +76,7 @@ class DataSpec(_Group):
     dirichlet_alpha: Positive = setting(0.5, "for dirichlet: the smaller, the fewer classes each worker has")
     similarity: Share = setting(0.1, "gamma, the share of a worker's samples that is drawn i.i.d.")
     shared_training: Count = setting(150, "samples in the shared training set, |D_tr|")
-    shared_scoring: CountFromOne = setting(2000, "samples in the shared scoring set, |D_sc|")
+    shared_scoring: Count = setting(2000, "samples in the shared scoring set, |D_sc|; 0 only where nobody scores on it")
     holdout: Count = setting(2000, "samples in the server's private set")
     shared_source: Text = setting(
         "", "D_tr and D_sc from this file of `cbdsl generate`; empty: training samples of the source"
@@ -90,6 +90,10 @@ class DataSpec(_Group):
     )
     local_test_every: Count = setting(
         0, "measure them after every so many rounds, too; 0: at the end alone, which costs nothing before"
+    )
+    overlap: bool = setting(
+        False,
+        "workers may hold the same samples: each draws its own from all, so there may be more workers than samples",
     )
 
 
@@ -503,7 +507,7 @@ _LEFT_OUT = (
     ("local", "optimiser", "sgd"), ("local", "schedule", "constant"), ("local", "clip", 0.0), ("local", "augment", ""),
     ("local", "schedule_over", "round"), ("", "loss", ""), ("data", "target", ""), ("data", "task", "auto"),
     ("dropout", "after_order", 0.0), ("dropout", "after_claim", 0.0),
-    ("data", "local_test", 0.0), ("data", "local_test_every", 0),
+    ("data", "local_test", 0.0), ("data", "local_test_every", 0), ("data", "overlap", False),
 )  # fmt: skip
 """Settings that texts leave out at their defaults, so that earlier versions read a spec that does without them."""
 

@@ -383,7 +383,8 @@ def finish_run(experiment: Experiment, opened: OpenRun, swarm: Swarm) -> Result:
     state, method = opened.state_of(experiment), experiment.server.method
     workers = measure_workers(experiment, state, swarm, keep=True)
     measured = replace(experiment.measure_final(state), local_test=workers.summary if workers else None)
-    if opened.baseline and method.conversation != "alone":
+    labelled = len(experiment.split.shared_training) + len(experiment.split.shared_scoring)
+    if opened.baseline and labelled and method.conversation != "alone":
         kept = opened.baseline if isinstance(opened.baseline, Path) else None
         measured = replace(measured, server_alone=measure_server_alone(experiment, kept))
     summary = summarise(

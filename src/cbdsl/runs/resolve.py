@@ -31,6 +31,7 @@ _PARTITION_KEYS = {
     "data.shards_per_worker": ("shards", "quantile", "cluster"),
     "data.dirichlet_alpha": ("dirichlet",),
     "data.similarity": ("similarity",),
+    "data.overlap": ("iid", "shards", "dirichlet", "similarity", "quantile", "cluster", "quantity"),
 }
 _BUILT_IN_PARTITIONS = (
     "iid", "shards", "dirichlet", "similarity", "quantile", "cluster", "quantity", "feature", "by-client",
@@ -48,6 +49,7 @@ def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
     check_device(whole.engine, whole.device)
     _check_engine(whole, method)
     _check_names(whole, method)
+    _check_scoring(whole)
     _check_local(whole, method)
     _check_defence(whole, method)
     return whole
@@ -94,6 +96,15 @@ def _check_names(spec: Spec, method: Method) -> None:
                 f"It uses: {', '.join(sorted(used))}.",
                 code="no-effect" if known else "unknown-name",
             )
+
+
+def _check_scoring(spec: Spec) -> None:
+    if spec.shares_scoring and not spec.data.shared_scoring:
+        raise UserError(
+            f"shared is {spec.shared}: workers score on D_sc, but data.shared_scoring is 0. Set it to 1 or more, or "
+            "use --shared none (or train).",
+            code="conflict",
+        )
 
 
 def _check_local(spec: Spec, method: Method) -> None:
