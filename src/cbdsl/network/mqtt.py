@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 import paho.mqtt.client as mqtt
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from cbdsl.errors import UserError
 from cbdsl.network import topics
@@ -57,7 +57,7 @@ class Address:
         scheme = f"{'ws' if self.path else 'mqtt'}{'s' if self.tls else ''}"
         return f"{scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}{self.path}"
 
-    def make_client(self, name: str = "", version: int = mqtt.MQTTv311, **options: Any) -> mqtt.Client:  # noqa: ANN401
+    def make_client(self, name: str = "", version: MQTTProtocolVersion = mqtt.MQTTv311, **options: Any) -> mqtt.Client:  # noqa: ANN401
         """Return a client of MQTT 3.1.1, which all brokers support, for this address; it is not connected."""
         kind: Literal["tcp", "websockets"] = "websockets" if self.path else "tcp"
         client = mqtt.Client(CallbackAPIVersion.VERSION2, name, protocol=version, transport=kind, **options)
@@ -106,8 +106,10 @@ def parse_address(
     username, password = parts.username or "", parts.password or ""
     if username and not password:
         password = os.environ.get(PASSWORD_VARIABLE, "")
-    path = (parts.path.rstrip("/") or "/mqtt") if web else ""
-    return Address(parts.hostname, port or _PORTS[parts.scheme], tls, ca, certificate, key, username, password, path)
+    web_path = (parts.path.rstrip("/") or "/mqtt") if web else ""
+    return Address(
+        parts.hostname, port or _PORTS[parts.scheme], tls, ca, certificate, key, username, password, web_path
+    )
 
 
 def _invalid_address(url: str, why: str = "") -> UserError:
