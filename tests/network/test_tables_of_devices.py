@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,5 +102,5 @@ def test_devices_with_tables_of_their_own_learn_together(task: str, tmp_path: Pa
         assert (predict(own, read_unseen(devices[0], own), 1).accuracy or 0) > 0.8
     else:
         assert (model.card.threshold is not None, own.card.threshold) == (task == "reconstruction", None)
-        found = [predict_values(one, read_unseen(devices[0], one), 1).outputs for one in (model, own)]
-        assert np.array_equal(*found)
+        here, there = (predict_values(one, read_unseen(devices[0], one), 1).outputs for one in (model, own))
+        assert np.array_equal(here, there)
