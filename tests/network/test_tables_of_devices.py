@@ -53,9 +53,8 @@ def write_tables(folder: Path, task: str) -> list[Path]:
         made.append(path)
         if path.suffix == ".npz":
             *_, labels = columns.values()
-            np.savez(
-                path, features=np.stack([heat, load], 1), **({} if task == "reconstruction" else {"labels": labels})
-            )
+            named: dict[str, Any] = {} if task == "reconstruction" else {"labels": labels}
+            np.savez(path, features=np.stack([heat, load], 1), **named)
         elif path.suffix == ".parquet":
             arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
             parquet.write_table(arrow.table(columns), path)
