@@ -113,6 +113,9 @@ class LocalSpec(_Group):
     schedule_over: Literal["round", "run"] = setting(
         "round", "what the schedule covers: the steps of each round, or the rounds of the run"
     )
+    batchnorm: Literal["shared", "own"] = setting(
+        "shared", "factors and offsets of BatchNorm layers: averaged, or each worker's own (FedBN), on torch"
+    )
     clip: Annotated[float, Bounds(0.0, 1e6)] = setting(0.0, "largest norm of a batch's gradient; 0: any")
     augment: Text = setting("", "changes features while a model trains on them (`cbdsl list augmentations`), on torch")
 
@@ -472,7 +475,8 @@ def read_tree(path: Path) -> dict[str, Any]:
 
 _LEFT_OUT = (
     ("local", "optimiser", "sgd"), ("local", "schedule", "constant"), ("local", "clip", 0.0), ("local", "augment", ""),
-    ("local", "schedule_over", "round"), ("", "loss", ""), ("data", "target", ""), ("data", "task", "auto"),
+    ("local", "schedule_over", "round"), ("local", "batchnorm", "shared"),
+    ("", "loss", ""), ("data", "target", ""), ("data", "task", "auto"),
     ("data", "local_test", 0.0), ("data", "local_test_every", 0),
 )  # fmt: skip
 """Settings that texts leave out at their defaults, so that earlier versions read a spec that does without them."""

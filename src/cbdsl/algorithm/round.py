@@ -38,7 +38,7 @@ from cbdsl.algorithm.messages import (
     WorkerId,
     commitment_of,
 )
-from cbdsl.algorithm.methods import Method
+from cbdsl.algorithm.methods import Method, OwnWeights
 from cbdsl.algorithm.particles import inertia_at
 from cbdsl.algorithm.selection import (
     CAUSES,
@@ -51,7 +51,7 @@ from cbdsl.algorithm.selection import (
     waiting_list,
 )
 from cbdsl.algorithm.verification import Verifier, find_claim_flaw, find_model_flaw
-from cbdsl.arrays import Doubles, Floats, NamedArrays
+from cbdsl.arrays import Bools, Doubles, Floats, NamedArrays
 from cbdsl.codecs.codec import CodecError
 from cbdsl.codecs.envelope import Codecs
 from cbdsl.engines.engine import schedule_factors
@@ -344,6 +344,12 @@ class Server:
     policy: ServerPolicy
     combine: Combination
     alone: AloneTraining | None = None  # only for methods without messages
+    own: Bools | None = None  # (D,), weights that stay on each worker
+
+    @property
+    def worker_method(self) -> Method:
+        """The workers' half of the method."""
+        return self.method if self.own is None else OwnWeights(self.method, self.own)
 
     def first_state(self, initial: Floats) -> ServerState:
         """Return the state before round 1: an initial model (D,), and its score if there is a D_sc."""

@@ -52,6 +52,7 @@ def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
     check_device(whole.engine, whole.device)
     _check_names(whole, method)
     _check_local(whole, method)
+    _check_batchnorm(whole, method)
     _check_defence(whole, method)
     return whole
 
@@ -107,6 +108,24 @@ def _check_local(spec: Spec, method: Method) -> None:
             f"learning rate per round; given local.optimiser={spec.local.optimiser}, local.schedule="
             f"{spec.local.schedule}. Use sgd and constant, or a schedule with local.schedule_over=run (local.decay and "
             "local.clip work), or another method.",
+            code="conflict",
+        )
+
+
+def _check_batchnorm(spec: Spec, method: Method) -> None:
+    if spec.local.batchnorm == "shared" or method.conversation == "alone":
+        return
+    if method.conversation == "swarm":
+        raise UserError(
+            f"In '{spec.method}' a worker claims the score of its model, and the server verifies the claim on what was "
+            "uploaded. With BatchNorm layers that stay on the worker (local.batchnorm=own) it could not reproduce the "
+            "score. Use a method in which everybody uploads, such as fedavg.",
+            code="conflict",
+        )
+    if method.vectors > 1 or method.remembers:
+        raise UserError(
+            f"The workers of '{spec.method}' keep something of their own for every weight already, so local.batchnorm="
+            "own is not defined for it. Use fedavg, fedprox, fedavgm or fedadam.",
             code="conflict",
         )
 
@@ -316,6 +335,11 @@ _RULES = (
         _is_one_of("local.momentum"),
         lambda spec, _: spec.local.optimiser != "sgd",
         "it is SGD's; Adam and AdamW have 0.9 and 0.999 instead. Leave it out, or use local.optimiser=sgd.",
+    ),
+    _Rule(
+        _is_one_of("local.batchnorm"),
+        lambda _, method: method.conversation == "alone",
+        "in '{method}' no weights are averaged.",
     ),
     _Rule(
         _is_one_of("data.local_test_every"),

@@ -623,7 +623,7 @@ def build_ray_swarm(experiment: Experiment, ray: Any, shards: int | None = None)
     codec = server.policy.codecs.up
     network = replace(experiment.network)  # without cached modules
     recipe = ShardRecipe(
-        server.method, codec, network, experiment.engine.name, spec.local, spec.swarm, spec.seed,
+        server.worker_method, codec, network, experiment.engine.name, spec.local, spec.swarm, spec.seed,
         spec.defence.commitment, experiment.loss, experiment.augmentation,
     )  # fmt: skip
     held, adversary = experiment.worker_data_and_adversary()
@@ -644,7 +644,7 @@ def build_ray_swarm(experiment: Experiment, ray: Any, shards: int | None = None)
 def bytes_of_shard(experiment: Experiment, workers: int) -> int:
     """Return the memory of a shard's state: three rows per worker, their packs, and samples."""
     spec, server = experiment.spec, experiment.server
-    kept, moved = bytes_of_state(server.method, spec, experiment.engine.size, server.policy.codecs.up, workers)
+    kept, moved = bytes_of_state(server.worker_method, spec, experiment.engine.size, server.policy.codecs.up, workers)
     train, parts = experiment.dataset.train, experiment.split
     own = max(map(len, parts.workers)) * workers
     shared = len(parts.shared_training) + len(parts.shared_scoring)
