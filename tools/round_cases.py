@@ -14,7 +14,8 @@ METHODS = ("cb-dsl", "restart", "fedavg", "fedpso", "pso", "fedprox", "scaffold"
 REGIMES = ("paper-iid", "paper-noniid", "script-noniid", "strong-iid")
 CODECS = ("q8", "q4", "q3", "q2", "topk", "adaptive")
 ATTACKS = (
-    "gaussian", "sign-flip", "scaled", "zero", "nan", "alie", "ipm", "mimic", "min-max", "label-flip", "backdoor",
+    "gaussian", "sign-flip", "scaled", "zero", "nan", "alie", "ipm", "mimic", "min-max", "min-sum", "fang-trim",
+    "fang-krum", "poisoned-fl", "neurotoxin", "dba", "a3fl", "model-replacement", "edge-case", "label-flip", "backdoor",
     "liar", "memoriser", "staller", "absent", "flooder", "copycat", "slow-drift", "rescaler", "permuter", "crammer",
     "boiler", "sleeper", "sleeper-lite", "pair-flip", "drop-class", "fifth",
 )  # fmt: skip

@@ -22,6 +22,7 @@ import tomli_w
 from cbdsl import register
 from cbdsl.errors import UserError, close_to, shown, unknown
 from cbdsl.util.files import read_text
+from cbdsl.util.formatting import html_table
 from cbdsl.util.serialize import Bounds, check_fields, field_types, from_plain, setting, to_plain
 
 Shared = Literal["default", "none", "score", "train", "both"]
@@ -296,6 +297,14 @@ class Spec:
         """Return the spec as nested dictionaries of plain values."""
         tree: dict[str, Any] = to_plain(self, finite=False)
         return tree
+
+    def __repr__(self) -> str:
+        """Return the settings that are not the defaults: `Spec(rounds=5, local.epochs=3)`."""
+        return f"Spec({', '.join(f'{key}={value!r}' for key, value in differences(self, Spec()).items())})"
+
+    def _repr_html_(self) -> str:
+        changed = differences(self, Spec())
+        return html_table((key, as_text(value)) for key, value in changed.items()) if changed else "<p>Spec()</p>"
 
     def key(self) -> str:
         """Return a hash of everything that decides a run's numbers.

@@ -9,10 +9,10 @@ from hypothesis import given, strategies as st
 
 from cbdsl import register
 from cbdsl.algorithm.aggregators import TrustedReference, aggregate
-from cbdsl.arrays import Doubles, Floats, Samples
+from cbdsl.arrays import Doubles, Floats, NamedArrays, Samples
 from cbdsl.attacks.attack import Attack, AttackContext, AttackPreparation, Colluding, make_attack
 from cbdsl.attacks.protocol import stamp_trigger
-from cbdsl.attacks.weights import alie_z, krum_bound, largest_gamma, search_gamma
+from cbdsl.attacks.weights import PoisonedFl, alie_z, krum_bound, largest_gamma, search_gamma
 from cbdsl.engines.engine import Sgd
 from cbdsl.spec import AttackSpec, Spec
 from support.refusals import refused_as
@@ -206,6 +206,40 @@ def test_fang_trim_leaves_alone_what_no_honest_worker_moves() -> None:
     sent = attack("fang-trim").upload(seen(honest=still))
     assert sent is not None
     assert sent[1] == 1
+
+
+def remembered(made: Attack, memory: NamedArrays, model: Floats, number: int) -> AttackContext:
+    """What an attacker sees of a round, after it has remembered it."""
+    context = seen(global_best=model, model=model, memory=memory, round=number)
+    return replace(context, memory=dict(made.remember(context)))
+
+
+def test_poisoned_fl_by_hand() -> None:
+    made: PoisonedFl = register.attack.make("poisoned-fl", {})
+    signs = 2 * np.random.default_rng(0).integers(0, 2, 2) - 1
+    first = remembered(made, {}, vector(1, 1), 1)
+    assert made.upload(first).tolist() == [1, 1]
+    second = remembered(made, first.memory, vector(4, 5), 2)  # g = (3, 4), and it has sent no step
+    np.testing.assert_allclose(made.upload(second), np.array([4, 5]) + signs * [24, 32], rtol=1e-6)  # lambda 8, |g| 5
+    third = remembered(made, second.memory, vector(4, 10), 3)  # g = (0, 5); m brought to its length is s (3, 4)
+    sizes = np.abs([0, 5] - signs * [3, 4])
+    expected = np.array([4, 10]) + 40 * signs * sizes / np.linalg.norm(sizes)
+    np.testing.assert_allclose(made.upload(third), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("along", "factor"), [(1.0, 8.0), (-1.0, 5.6)])
+def test_poisoned_fl_takes_shorter_steps_when_the_model_does_not_follow_it(along: float, factor: float) -> None:
+    made = register.attack.make("poisoned-fl", {"every": 2})
+    start = np.zeros(10_000, np.float32)
+    way = (2.0 * np.random.default_rng(0).integers(0, 2, len(start)) - 1).astype(np.float32)
+    way[:4000] *= -1  # six in ten go along; the quantile is 5,116
+    memory = remembered(made, {}, start, 1).memory
+    for number in (2, 3):
+        assert memory["factor"] == 8
+        memory = remembered(made, memory, start + np.float32(number * along) * way, number).memory
+    assert memory["factor"] == pytest.approx(factor)
+    held = remembered(made, memory | {"factor": np.array([0.6])}, -way, 5).memory
+    assert held["factor"] == 0.6  # 0.42 would be less than a half
 
 
 @pytest.mark.parametrize("name", COLLUDERS)

@@ -68,6 +68,7 @@ def assert_as_simulated(served: ServedRun, spec: Spec) -> None:
         {"attack.byzantine": 1, "attack.name": "nan"},
         {"attack.byzantine": 2, "attack.name": "boiler", "defence.commitment": True},
         {"attack.byzantine": 2, "attack.name": "permuter"},
+        {"attack.byzantine": 2, "attack.name": "poisoned-fl", "options.poisoned-fl.honest_claim": True},
         {"attack.byzantine": 2, "attack.name": "momentum", "participation": 4},
         {"attack.byzantine": 2, "attack.name": "momentum", "method": "fedavg"},
         {"attack.byzantine": 1, "attack.name": "absent"},

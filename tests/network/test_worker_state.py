@@ -124,7 +124,9 @@ def test_shared_samples_are_known_by_hash_and_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", ["none", "q4"])
-@pytest.mark.parametrize("attack", ["", "copycat", "fifth", "memoriser", "momentum", "sign-flip", "staller"])
+@pytest.mark.parametrize(
+    "attack", ["", "copycat", "fifth", "memoriser", "momentum", "poisoned-fl", "sign-flip", "staller"]
+)
 @pytest.mark.usefixtures("momentum")
 def test_a_restarted_worker_uploads_and_claims_what_it_would_have(attack: str, codec: str, tmp_path: Path) -> None:
     network = Architecture((8,), (Linear(8, 3),))

@@ -290,10 +290,6 @@ class Moving(cbdsl.AveragingMethod):
         (average(train=gossip), "a worker's numbers do not depend on the others"),
         (own(cbdsl.SwarmMethod, move=spread), "NaN in one worker does not spread"),
         (average(train=favour_the_first), "do not depend on the others|the order of workers does not matter"),
-        (
-            own(cbdsl.SwarmMethod, remembers=False),  # but they do
-            "a resumed run gives the numbers of one that was never stopped",
-        ),
         (average(vectors=2), r"sends \(V D,\).*With V = 2 and D = 21 it sends \(21,\)"),
         (average(upload=lambda _, rows: rows.positions[:, :4]), r"k workers upload \(k, V D\)"),
         (

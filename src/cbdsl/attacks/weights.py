@@ -11,7 +11,7 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.algorithm.aggregators import TrustedReference, aggregate, parse_aggregator
-from cbdsl.arrays import Doubles, Floats, dot, norm
+from cbdsl.arrays import Doubles, Floats, NamedArrays, dot, norm
 from cbdsl.attacks.attack import (
     Attack,
     AttackContext,
@@ -300,3 +300,51 @@ def largest_gamma(rows: Doubles, mean: Doubles, spread: Doubles) -> float:
     across = np.einsum("ij,j->i", steps, spread)
     room = np.maximum(across**2 - length * ((steps**2).sum(1) - widest), 0.0)
     return float(max(((across + np.sqrt(room)) / length).min(), 0.0))
+
+
+@register.attack("poisoned-fl", family="weights")
+@dataclass(frozen=True)
+class PoisonedFl(ClaimsBetter):
+    """PoisonedFL (Xie et al. 2025): steps along the same signs in every round. It needs w^g alone, no honest model.
+
+    s are random signs, one vector for all attackers and rounds. With g the last step of w^g and m the attacker's own
+    last step, it sends w^g + lambda |g| d with d along |g - m |g| / |m|| * s and of length 1; w^g in its first round.
+    lambda begins at `scale`. Every `every` rounds it falls by 0.3, while at least 0.5 is left, unless more weights have
+    moved along s since than chance would explain: the 99 % quantile of Binomial(D, 1/2).
+
+    As in the authors' code, a weight that has not moved counts with its own sign. m is what it sent, since it does not
+    see whether the server clips. Where it misses rounds, g is the step since it last took part.
+    """
+
+    scale: float = 8.0
+    every: int = 50
+
+    def remember(self, seen: AttackContext) -> NamedArrays:
+        """Return w^g, its last step, the attacker's own, lambda, and w^g and round of the last look at them."""
+        now, before = seen.global_best, seen.memory
+        if not before:
+            start = {"received": now, "mark": now, "step": np.zeros_like(now), "sent": np.zeros_like(now)}
+            return start | {"factor": np.array([self.scale]), "marked": np.array([seen.round])}
+        after = before | {"received": now, "step": now - before["received"], "sent": self._step(seen)}
+        if seen.round - int(before["marked"][0]) < self.every:
+            return after
+        moved = now - before["mark"]
+        along = np.sign(np.where(moved == 0, now, moved)) == self._signs(seen)
+        chance = len(now) / 2 + NormalDist().inv_cdf(0.99) * np.sqrt(len(now)) / 2
+        lower = 0.7 * before["factor"]
+        kept = before["factor"] if along.sum() >= chance or lower[0] < 0.5 else lower
+        return after | {"mark": now, "marked": np.array([seen.round]), "factor": kept}
+
+    def upload(self, seen: AttackContext) -> Floats:
+        """Return w^g with a step along the signs."""
+        return seen.global_best + self._step(seen) if seen.memory else seen.global_best
+
+    def _signs(self, seen: AttackContext) -> Doubles:
+        return np.asarray(2.0 * seen.common(0).integers(0, 2, len(seen.global_best)) - 1)
+
+    def _step(self, seen: AttackContext) -> Floats:
+        """Return the step for what is remembered, (D,)."""
+        step, sent = (seen.memory[name].astype(np.float64) for name in ("step", "sent"))
+        sizes = np.abs(step - sent * norm(step) / (norm(sent) + 1e-9))
+        factor = float(seen.memory["factor"][0]) * norm(step) / (norm(sizes) + 1e-9)
+        return as_floats(factor * sizes * self._signs(seen))

@@ -23,6 +23,7 @@ from cbdsl.data.targets import check_anomalies, check_targets, make_targets, nam
 from cbdsl.errors import UserError, shown
 from cbdsl.register import CUSTOM
 from cbdsl.spec import DataSpec, Options, Task, words
+from cbdsl.util.formatting import html_table
 from cbdsl.util.memory import require_memory
 from cbdsl.util.npz import load_arrays
 
@@ -162,6 +163,22 @@ class Dataset:
     task: Task = "classification"
     target_scaling: Scaling | None = None  # of a regression's targets, a channel each
     target_names: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return name, sizes and task in one line."""
+        return f"Dataset({', '.join(f'{name}: {text}' for name, text in self._rows())})"
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        learned = f"{self.classes} classes" if self.task == "classification" else self.task
+        rows = [
+            ("name", self.name), ("training samples", f"{len(self.train):,}"), ("test samples", f"{len(self.test):,}"),
+            ("shape", " x ".join(map(str, self.shape))), ("task", learned),
+        ]  # fmt: skip
+        clients = 0 if self.clients is None else len(np.unique(self.clients[self.clients >= 0]))
+        return [*rows, *([("clients", f"{clients:,}")] if clients else [])]
 
     @property
     def outputs(self) -> int:

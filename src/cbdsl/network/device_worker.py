@@ -12,6 +12,7 @@ from cbdsl import register, spec as specs
 from cbdsl.algorithm.messages import Order
 from cbdsl.algorithm.methods import Method
 from cbdsl.algorithm.worker_round import LocalWorkers, TrainingSet, WorkerData
+from cbdsl.algorithm.worker_table import KeptRows
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
 from cbdsl.codecs.envelope import Codecs, make_codecs
 from cbdsl.data.dataset import Dataset, Scaling
@@ -285,7 +286,8 @@ class DeviceWorker:
         """Continue from a saved state."""
         initial, received = state.initial, state.received
         swarm = self._start(state.particles.positions[0] if initial is None else initial)
-        swarm.restore(state.particles, state.round, state.particles.positions[0] if received is None else received)
+        rows = KeptRows(np.array([self.number], np.int32), vars(state.particles))
+        swarm.restore(rows, state.round, state.particles.positions[0] if received is None else received)
         if self._adversary is not None:
             self._adversary.memory = state.memory
         swarm.begin_round(Order(state.round, "swarm", (self.number,), 0.0, 0.0, None, version=state.version))

@@ -23,7 +23,7 @@ from cbdsl.algorithm.aggregators import (
 )
 from cbdsl.algorithm.alone import AloneMethod, AloneTraining, LocalOnly, ServerOnly
 from cbdsl.algorithm.messages import ServerState, Swarm, WorkerId, commitment_of
-from cbdsl.algorithm.methods import Method
+from cbdsl.algorithm.methods import Method, kept_arrays
 from cbdsl.algorithm.round import Combination, Server, ServerPolicy, rate_at
 from cbdsl.algorithm.selection import Selection
 from cbdsl.algorithm.verification import (
@@ -35,6 +35,7 @@ from cbdsl.algorithm.verification import (
     trust_uploads,
 )
 from cbdsl.algorithm.worker_round import LocalWorkers, TrainingSet, WorkerData, draw_batches, make_scorer, pad_rows
+from cbdsl.algorithm.worker_table import room_in_file
 from cbdsl.arrays import Doubles, Floats, Indices, NamedArrays, Samples, copy_memory
 from cbdsl.attacks.adversary import Adversary, PublicData, make_tools
 from cbdsl.attacks.attack import Attack, make_attack
@@ -58,7 +59,7 @@ from cbdsl.runs.metrics import Evaluation, Metric, build_metrics, measure_all
 from cbdsl.runs.records import FinalMeasurements, Vote, finite
 from cbdsl.runs.result import Result
 from cbdsl.spec import INIT_SERVER, Options, Spec, init_file, words
-from cbdsl.swarms.local import LocalSwarm, workers_at_once
+from cbdsl.swarms.local import LocalSwarm, bytes_of_state, workers_at_once
 from cbdsl.util.memory import require_memory
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ class Experiment:
         )
         engine = choice.engine
         server = build_server(spec, engine, dataset.train, parts, given, secret)
-        _check_memory(spec, parts, engine.size, deal and given.make_swarm is None)
+        _check_memory(spec, parts, engine.size, server if deal and given.make_swarm is None else None)
         initial = draw_initial(spec, network, start)
         if given.init is None and spec.init == INIT_SERVER:
             own = ServerOnly("shared" if _trains_on_scoring(server) else "training")
@@ -187,7 +188,7 @@ class Experiment:
     @property
     def remembers(self) -> bool:
         """Whether workers keep anything from one round to the next."""
-        return self.server.method.remembers or self.server.policy.codecs.up.feedback
+        return bool(kept_arrays(self.server.method, self.server.policy.codecs.up))
 
     @cached_property
     def key(self) -> str:
@@ -326,17 +327,19 @@ def honest_workers(experiment: Experiment) -> Indices:
     return np.setdiff1d(everybody, np.asarray(experiment.byzantine, np.int32))
 
 
-def _check_memory(spec: Spec, parts: Split, size: int, in_memory: bool) -> None:
-    """Refuse a run whose arrays do not fit, before they are made."""
+def _check_memory(spec: Spec, parts: Split, size: int, server: Server | None) -> None:
+    """Refuse a run whose arrays do not fit, before they are made. server: None if the workers are elsewhere."""
     starts = spec.workers if spec.swarm.start == "apart" else 1
     needed = 4 * starts * size
-    if in_memory:
+    if server is not None:
+        kept, moved = bytes_of_state(server.method, spec, size, server.policy.codecs.up, spec.workers)
+        uploads = 4 * spec.participants * server.method.vectors * size * (server.method.conversation == "average")
         longest = max(map(len, parts.workers)) + len(parts.shared_training)
         batch = spec.local.batch_size
         per_epoch = -(-longest // batch) * batch
         epochs = -(-spec.local.steps * batch // per_epoch) if spec.local.steps else spec.local.epochs
         at_once = min(spec.participants, workers_at_once(size))
-        needed += 4 * (3 * spec.workers * size + 2 * at_once * epochs * per_epoch)
+        needed += max(0, kept - room_in_file()) + moved + uploads + 8 * at_once * epochs * per_epoch
     require_memory(
         needed,
         f"{spec.workers:,} workers with a model of {size:,} numbers, local.epochs={spec.local.epochs:,}, local.steps="

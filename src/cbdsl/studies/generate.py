@@ -485,7 +485,7 @@ class GeneratorTraining:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint."""
         self.state = checkpoint.state
-        self._swarm.restore(checkpoint.particles, self.state.round, self.state.global_best)
+        self._swarm.restore(checkpoint.rows, self.state.round, self.state.global_best)
 
     def train_passes(self) -> Iterator[TrainingPass]:
         """Run the remaining passes."""
