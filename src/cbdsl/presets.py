@@ -141,6 +141,7 @@ PRESETS: dict[str, Spec] = {
     "regression": _REGRESSION,
     "anomaly": _ANOMALY,
     "hapt": _HAPT,
+    "hapt-gru": replace(_HAPT, preset="hapt-gru", model="har-gru"),
     "fashion": _FASHION,
     "cifar10": _CIFAR10,
 }
@@ -161,6 +162,7 @@ DESCRIPTIONS = {
     "regression": "Friedman's function, 20 workers with a few ranges of the target each, verified rotation of 4",
     "anomaly": "faults of 40 machines by an autoencoder, each a worker, verified rotation of 10",
     "hapt": "sensors of 21 people, verified rotation of 8 with a guard, tested on 9 others (cbdsl data fetch hapt)",
+    "hapt-gru": "the same with a recurrent network (cbdsl data fetch hapt)",
     "fashion": "Fashion-MNIST, 50 workers, classes by Dirichlet(0.3) (cbdsl data fetch fashion-mnist)",
     "cifar10": "CIFAR-10 with resnet8, 10 workers, classes by Dirichlet(0.3) (cbdsl data fetch cifar10)",
 }
