@@ -46,12 +46,39 @@ class Shuffle(cbdsl.Attack):
         return seen.global_best + step
 
 
+@cbdsl.register.attack("backtrack")
+class Backtrack(cbdsl.Attack):
+    """Steps back along the mean of all steps of w^g that it has seen."""
+
+    def remember(self, seen: cbdsl.AttackContext) -> dict[str, np.ndarray]:
+        """The first w^g received, the latest, and the number of rounds between them."""
+        first = seen.memory.get("first", seen.global_best)
+        return {"first": first, "rounds": np.array(1 + seen.memory.get("rounds", 0))}
+
+    def upload(self, seen: cbdsl.AttackContext) -> Floats:
+        """w^g minus the mean step."""
+        step = (seen.global_best - seen.memory["first"]) / seen.memory["rounds"]
+        return np.asarray(seen.global_best - step, np.float32)
+
+
 @cbdsl.register.aggregator("winsorised")
 def winsorised(rows: Doubles, attackers: int, trust: cbdsl.TrustedReference) -> Doubles:  # noqa: ARG001
     """Coordinate-wise mean, the f largest and f smallest values pulled in to the next one."""
     cut = min(attackers, (len(rows) - 1) // 2)
     ordered = np.sort(rows, axis=0)
     return np.asarray(np.clip(rows, ordered[cut], ordered[len(rows) - 1 - cut]).mean(0))
+
+
+@cbdsl.register.aggregator("steady")
+def steady(rows: Doubles, attackers: int, trust: cbdsl.TrustedReference, *, beta: float = 0.8) -> Doubles:  # noqa: ARG001
+    """The mean by size of the rows, each weighted less the more it differed from the result in earlier rounds."""
+    known = dict(zip(trust.memory.get("who", ()), trust.memory.get("far", ()), strict=True))
+    weights = trust.sizes / (1e-9 + np.array([known.get(worker, 1.0) for worker in trust.workers]))
+    combined = np.asarray(np.einsum("i,ij->j", weights / weights.sum(), rows))
+    for worker, distance in zip(trust.workers, np.linalg.norm(rows - combined, axis=1), strict=True):
+        known[worker] = beta * known.get(worker, 1.0) + (1 - beta) * distance
+    trust.memory.update(who=np.array(list(known)), far=np.array(list(known.values())))
+    return combined
 
 
 @cbdsl.register.selection("patient")

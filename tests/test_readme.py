@@ -139,6 +139,14 @@ def own_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared_folder(tmp_path_factory, "own-data", write)
 
 
+def write_tables(folder: Path) -> None:
+    """Write the tables that pages name: one of numbers, and one with a column of text."""
+    rows = np.random.default_rng(0).uniform(size=(900, 3))
+    np.savetxt(folder / "sensors.csv", rows, delimiter=",", header="heat,wind,load", comments="")
+    lines = [f"{heat},{'hot' if heat > 0.5 else 'cold'}\n" for heat in rows[:, 0]]
+    (folder / "states.csv").write_text("heat,state\n" + "".join(lines))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("words", RUN, ids=" ".join)
 def test_every_command_shown_runs(words: tuple[str, ...], tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -155,9 +163,8 @@ def test_every_command_shown_runs(words: tuple[str, ...], tmp_path: Path, reques
     for file in (word.partition("=")[2] for word in words if word.startswith("data.shared_source=")):
         out = str(Path(file).parent)
         assert cbdsl("generate", "paper-iid", *MADE_SMALL["generate"], "--out", out, cwd=tmp_path).returncode == 0
-    if "sensors.csv" in words:
-        rows = np.random.default_rng(0).uniform(size=(900, 3))
-        np.savetxt(tmp_path / "sensors.csv", rows, delimiter=",", header="heat,wind,load", comments="")
+    if {"sensors.csv", "states.csv"} & set(words):
+        write_tables(tmp_path)
     if "own.npz" in words:
         shutil.copy(request.getfixturevalue("own_data") / "own.npz", tmp_path)
     if "my_parts.py" in words:
@@ -168,7 +175,7 @@ def test_every_command_shown_runs(words: tuple[str, ...], tmp_path: Path, reques
             "    return nn.Sequential(nn.Flatten(), nn.Linear(shape[-1] ** 2, classes))\n"
         )
     if words[0] == "run" and words[1] in PRESETS:
-        source = PRESETS[words[1]].data.source
+        source = PRESETS[words[1]].data.source.removesuffix("-anomaly")
         if source in ENTRIES and not download.cached_file(source).is_file():
             pytest.skip(f"fetch it first: cbdsl data fetch {source}")
     done = cbdsl(*(each for word in words for each in expanded(word, tmp_path)), cwd=tmp_path)

@@ -14,14 +14,15 @@ METHODS = ("cb-dsl", "restart", "fedavg", "fedpso", "pso", "fedprox", "scaffold"
 REGIMES = ("paper-iid", "paper-noniid", "script-noniid", "strong-iid")
 CODECS = ("q8", "q4", "q3", "q2", "topk", "adaptive")
 ATTACKS = (
-    "gaussian", "sign-flip", "scaled", "zero", "nan", "alie", "ipm", "mimic", "min-max", "label-flip", "backdoor",
+    "gaussian", "sign-flip", "scaled", "zero", "nan", "alie", "ipm", "mimic", "min-max", "min-sum", "fang-trim",
+    "fang-krum", "poisoned-fl", "neurotoxin", "dba", "a3fl", "model-replacement", "edge-case", "label-flip", "backdoor",
     "liar", "memoriser", "staller", "absent", "flooder", "copycat", "slow-drift", "rescaler", "permuter", "crammer",
     "boiler", "sleeper", "sleeper-lite", "pair-flip", "drop-class", "fifth",
 )  # fmt: skip
 SHORT_ATTACKS = ("alie", "label-flip", "liar", "memoriser", "nan", "staller")
 AGGREGATORS = (
     "mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centred-clipping", "bulyan", "fltrust",
-    "zeno",
+    "zeno", "rlr", "mda", "align-ins",
 )  # fmt: skip
 PARTITIONS = ("iid", "shards", "dirichlet", "similarity", "quantity", "feature", "by-client")
 DATA = {
@@ -181,7 +182,7 @@ def _servers() -> dict[str, Case]:
     for rule in AGGREGATORS:
         lying = ("--method", "fedavg", "--shared", "both", "--byzantine", "2", "--attack", "alie")
         words = small("strong-iid", *lying, workers=11)
-        short = rule in {"geometric-median", "krum", "trimmed-mean"}
+        short = rule in {"geometric-median", "krum", "trimmed-mean", "rlr", "mda", "align-ins"}
         found[f"aggregator {rule}"] = Case((*words, "--aggregator", rule), short=short)
         found[f"aggregator nnm+{rule}"] = Case((*words, "--aggregator", f"nnm+{rule}"), short=rule == "median")
     return found

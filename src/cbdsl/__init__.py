@@ -40,14 +40,15 @@ if TYPE_CHECKING:
     from cbdsl.engines.engine import Engine as Engine
     from cbdsl.errors import UserError as UserError
     from cbdsl.models.architecture import Architecture as Architecture
-    from cbdsl.models.saved_model import load as load
     from cbdsl.presets import preset as preset
     from cbdsl.runs.callbacks import Callback as Callback
+    from cbdsl.runs.load import load as load
     from cbdsl.runs.loop import resume as resume, run as run
     from cbdsl.runs.metrics import Evaluation as Evaluation, Metric as Metric
     from cbdsl.runs.records import RoundRecord as RoundRecord, Summary as Summary
     from cbdsl.runs.result import Result as Result
     from cbdsl.spec import Spec as Spec
+    from cbdsl.studies.explore import compare as compare
 
 _PUBLIC = {  # the public names by the module that defines them; "" for modules
     "": "callbacks register testing",
@@ -67,14 +68,15 @@ _PUBLIC = {  # the public names by the module that defines them; "" for modules
     "engines.engine": "Engine",
     "errors": "UserError",
     "models.architecture": "Architecture",
-    "models.saved_model": "load",
     "presets": "preset",
     "runs.callbacks": "Callback",
+    "runs.load": "load",
     "runs.loop": "resume run",
     "runs.metrics": "Evaluation Metric",
     "runs.records": "RoundRecord Summary",
     "runs.result": "Result",
     "spec": "Spec",
+    "studies.explore": "compare",
 }
 _HOMES = {name: home for home, names in _PUBLIC.items() for name in names.split()}
 _RENAMED = {  # old public names, until 1.0
@@ -105,3 +107,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401 - a module's attribute
         warnings.warn(f"cbdsl.{name} is now cbdsl.{new}; the old name goes in 1.0", DeprecationWarning, stacklevel=2)
         return __getattr__(new)
     raise AttributeError(f"module 'cbdsl' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    """List the public names, imported or not."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from cbdsl.errors import UserError
 
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
@@ -16,6 +19,7 @@ Indices = NDArray[np.int32]
 Bools = NDArray[np.bool_]
 Seeds = NDArray[np.uint64]
 Labels = NDArray[Any]  # (N,) int32, or targets (N, T) float32
+NamedArrays = dict[str, NDArray[Any]]
 
 PADDING = -1
 """Fills the end of a row of indices that has fewer samples than others."""
@@ -29,6 +33,33 @@ def dot(one: NDArray[np.floating], other: NDArray[np.floating]) -> float:
 def norm(vector: NDArray[np.floating]) -> float:
     """Return the Euclidean length of a vector; see `dot`."""
     return math.sqrt(dot(vector, vector))
+
+
+def copy_memory(memory: object, owner: str) -> NamedArrays:
+    """Return a copy of a part's memory, whose arrays cannot be written; UserError if it cannot be saved with the run.
+
+    >>> copy_memory({"seen": np.arange(2)}, "The attack X")
+    {'seen': array([0, 1])}
+    """
+    if not isinstance(memory, Mapping):
+        raise _invalid_memory(owner, f"a {type(memory).__name__}")
+    copies: NamedArrays = {}
+    for name, value in memory.items():
+        if not (isinstance(name, str) and re.fullmatch(r"[A-Za-z]\w*", name, re.ASCII)):
+            raise _invalid_memory(owner, f"the name {name!r}")
+        if not (isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "biuf"):
+            raise _invalid_memory(owner, f"{name}, a {type(value).__name__}")
+        copies[name] = np.array(value)
+        copies[name].flags.writeable = False
+    return copies
+
+
+def _invalid_memory(owner: str, what: str) -> UserError:
+    return UserError(
+        f"{owner} remembers {what}. A memory is a dict of numpy arrays of numbers, whose names are letters, digits and "
+        "underscores.",
+        code="invalid-part",
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -94,6 +94,19 @@ _ANOMALY = Spec(
     defence=_ROTATION.defence,
     codec=_ROTATION.codec,
 )
+_FLIGHTS = replace(
+    _REGRESSION,
+    preset="flights",
+    workers=16,
+    data=DataSpec("flights", "by-client", shared_training=200, shared_scoring=500, holdout=500),
+)
+_HAPT_ANOMALY = replace(
+    _ANOMALY,
+    preset="hapt-anomaly",
+    workers=21,
+    data=DataSpec("hapt-anomaly", "by-client", shared_training=100, shared_scoring=200, holdout=200),
+    selection=SelectionSpec("rotation", k=8),
+)
 
 
 def _with_few_labels(data: DataSpec, training: int = 150, scoring: int = 200) -> DataSpec:
@@ -137,9 +150,11 @@ PRESETS: dict[str, Spec] = {
         codec=_ROTATION.codec,
     ),
     "small-hapt": replace(_HAPT, preset="small-hapt", init="server", data=_with_few_labels(_HAPT.data, 50, 100)),
-    # Beyond classifiers, on data sets that are computed.
+    # Beyond classifiers: data sets that are computed, then downloaded ones.
     "regression": _REGRESSION,
     "anomaly": _ANOMALY,
+    "flights": _FLIGHTS,
+    "hapt-anomaly": _HAPT_ANOMALY,
     "hapt": _HAPT,
     "hapt-gru": replace(_HAPT, preset="hapt-gru", model="har-gru"),
     "fashion": _FASHION,
@@ -161,6 +176,8 @@ DESCRIPTIONS = {
     "small-hapt": "the same on sensors of people, 250 labelled samples (cbdsl data fetch hapt)",
     "regression": "Friedman's function, 20 workers with a few ranges of the target each, verified rotation of 4",
     "anomaly": "faults of 40 machines by an autoencoder, each a worker, verified rotation of 10",
+    "flights": "time in the air of flights, 16 airlines, verified rotation of 4 (cbdsl data fetch flights)",
+    "hapt-anomaly": "stairs as anomalies in sensors of 21 people, verified rotation of 8 (cbdsl data fetch hapt)",
     "hapt": "sensors of 21 people, verified rotation of 8 with a guard, tested on 9 others (cbdsl data fetch hapt)",
     "hapt-gru": "the same with a recurrent network (cbdsl data fetch hapt)",
     "fashion": "Fashion-MNIST, 50 workers, classes by Dirichlet(0.3) (cbdsl data fetch fashion-mnist)",

@@ -42,10 +42,14 @@ class Register:
         """homes: the modules that contain the built-in parts; imported when a part is first looked up."""
         self.kind, self._homes = kind, homes
         self._parts: dict[str, Callable[..., Any]] = {}
+        self._families: dict[str, str] = {}
         self._lock = threading.RLock()
 
-    def __call__(self, name: str) -> Callable[[_Part], _Part]:
-        """Return a decorator that registers a class or function under this name."""
+    def __call__(self, name: str, *, family: str = "") -> Callable[[_Part], _Part]:
+        """Return a decorator that registers a class or function under this name.
+
+        family: what it has in common with others, for lists and for choosing several at once.
+        """
         if name == CUSTOM:
             raise UserError(
                 f"No {self.kind} can be called '{CUSTOM}': that stands for parts given in Python.", code="not-allowed"
@@ -64,7 +68,7 @@ class Register:
                     f"The {self.kind} '{name}' exists already, in {known.__module__}. Give yours another name.",
                     code="exists-already",
                 )
-            self._parts[name] = part
+            self._parts[name], self._families[name] = part, family
             return part
 
         return add
@@ -115,6 +119,11 @@ class Register:
         lines = inspect.cleandoc(self.get(name).__doc__ or "").split("\n\n")[0].split()
         return " ".join(lines)
 
+    def family(self, name: str) -> str:
+        """Return the family of a part; "" if it was registered without one."""
+        self.get(name)
+        return self._families[name]
+
     def drop(self, name: str) -> None:
         """Remove one part."""
         self._parts.pop(name, None)
@@ -150,7 +159,7 @@ def _convert(value: Any, default: Any, what: str) -> Any:  # noqa: ANN401 - any 
 
 
 attack = Register("attack", tuple(f"cbdsl.attacks.{name}" for name in ("weights", "protocol", "adaptive", "backdoors")))
-aggregator = Register("aggregator", ("cbdsl.algorithm.aggregators",))
+aggregator = Register("aggregator", ("cbdsl.algorithm.aggregators", "cbdsl.algorithm.aggregators_filtering"))
 selection = Register("selection", ("cbdsl.algorithm.selection", "cbdsl.algorithm.rotation"))
 method = Register("method", ("cbdsl.algorithm.methods", "cbdsl.algorithm.alone"))
 partition = Register("partition", ("cbdsl.data.partition",))

@@ -22,6 +22,9 @@ Purpose = Literal[
     "layers",  # layers that draw while they train, such as dropout
     "byzantine",  # which workers are attackers
     "attack",  # what an attacker uploads
+    "attackers",  # what all attackers draw alike, wherever they run
+    "aggregator",  # what an aggregator draws in a round
+    "server-step",  # what a method's server draws in a round
     "hold-out",  # which half of the private hold-out the guard uses in a round
     "root",  # the batches of a server that trains on D_tr itself
     "alone",  # the batches of a baseline that learns without a swarm

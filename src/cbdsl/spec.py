@@ -22,6 +22,7 @@ import tomli_w
 from cbdsl import register
 from cbdsl.errors import UserError, close_to, shown, unknown
 from cbdsl.util.files import read_text
+from cbdsl.util.formatting import html_table
 from cbdsl.util.serialize import Bounds, check_fields, field_types, from_plain, setting, to_plain
 
 Shared = Literal["default", "none", "score", "train", "both"]
@@ -62,14 +63,16 @@ class DataSpec(_Group):
     """Which data, and which worker holds which samples (Sec. VI.A)."""
 
     source: Text = setting(
-        "mnist", "a data set's name (see `cbdsl list data`), a folder of IDX files, an .npz file, or a .csv table"
+        "mnist",
+        "a data set's name (see `cbdsl list data`), a folder of IDX files, an .npz file, or a .csv or .parquet table",
     )
     partition: Text = setting(
-        "iid", "who holds which sample: iid, shards, dirichlet, similarity, quantile, quantity, feature, by-client"
+        "iid",
+        "who holds which sample: iid, shards, dirichlet, similarity, quantile, cluster, quantity, feature, by-client",
     )
     samples_per_worker: CountFromOne = setting(300, "samples that each worker holds, K_i, not for shards and by-client")
     shard_size: CountFromOne = setting(300, "samples in a shard")
-    shards_per_worker: CountFromOne = setting(2, "shards that each worker holds, for quantile pieces")
+    shards_per_worker: CountFromOne = setting(2, "shards that each worker holds; for quantile and cluster, pieces")
     dirichlet_alpha: Positive = setting(0.5, "for dirichlet: the smaller, the fewer classes each worker has")
     similarity: Share = setting(0.1, "gamma, the share of a worker's samples that is drawn i.i.d.")
     shared_training: Count = setting(150, "samples in the shared training set, |D_tr|")
@@ -81,7 +84,7 @@ class DataSpec(_Group):
     task: Literal["auto", "classification", "regression", "reconstruction"] = setting(
         "auto", "what is learned: classes, real targets, or the samples themselves; auto: as the data set says"
     )
-    target: Text = setting("", "the columns of a .csv that are targets, by name, separated by commas")
+    target: Text = setting("", "the columns of a table that are targets, by name, separated by commas")
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,11 @@ class LocalSpec(_Group):
     optimiser: Optimiser = setting("sgd", "what makes a step of a gradient; its state starts anew in every round")
     schedule: Schedule = setting(
         "constant",
-        "the learning rate over the steps of one round: constant, decay (in a line to 0), cosine (to 0), or warmup (up "
-        "from 0 over the first tenth)",
+        "the learning rate over the steps of one round, or over a run: constant, decay (in a line to 0), cosine (to "
+        "0), or warmup (up from 0 over the first tenth)",
+    )
+    schedule_over: Literal["round", "run"] = setting(
+        "round", "what the schedule covers: the steps of each round, or the rounds of the run"
     )
     clip: Annotated[float, Bounds(0.0, 1e6)] = setting(0.0, "largest norm of a batch's gradient; 0: any")
     augment: Text = setting("", "changes features while a model trains on them (`cbdsl list augmentations`), on torch")
@@ -292,6 +298,14 @@ class Spec:
         tree: dict[str, Any] = to_plain(self, finite=False)
         return tree
 
+    def __repr__(self) -> str:
+        """Return the settings that are not the defaults: `Spec(rounds=5, local.epochs=3)`."""
+        return f"Spec({', '.join(f'{key}={value!r}' for key, value in differences(self, Spec()).items())})"
+
+    def _repr_html_(self) -> str:
+        changed = differences(self, Spec())
+        return html_table((key, as_text(value)) for key, value in changed.items()) if changed else "<p>Spec()</p>"
+
     def key(self) -> str:
         """Return a hash of everything that decides a run's numbers.
 
@@ -452,7 +466,7 @@ def read_tree(path: Path) -> dict[str, Any]:
 
 _LEFT_OUT = (
     ("local", "optimiser", "sgd"), ("local", "schedule", "constant"), ("local", "clip", 0.0), ("local", "augment", ""),
-    ("", "loss", ""), ("data", "target", ""), ("data", "task", "auto"),
+    ("local", "schedule_over", "round"), ("", "loss", ""), ("data", "target", ""), ("data", "task", "auto"),
 )  # fmt: skip
 """Settings that texts leave out at their defaults, so that earlier versions read a spec that does without them."""
 

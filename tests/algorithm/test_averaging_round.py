@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from cbdsl.algorithm.messages import Claim, Order
 from cbdsl.algorithm.methods import FedAdam, FedAvg, FedAvgM, Method
-from cbdsl.algorithm.round import average_by_samples, limit_stated_size, play_average_round, weighted_mean
+from cbdsl.algorithm.round import Combination, limit_stated_size, play_average_round, weighted_mean
 from cbdsl.arrays import Floats
 from support.helpers import fresh_state, next_order
 
@@ -36,7 +36,12 @@ def test_fedavg_averages_by_hand_with_the_number_of_samples_as_weight() -> None:
     state = fresh_state(vector(0, 0))
     swarm = Uploads({0: vector(1, 2), 1: vector(5, -2)})
     after, log = play_average_round(
-        state, next_order(state, "average", range(2), 0.0, 0.1), swarm, FedAvg(), average_by_samples({0: 1, 1: 3}), 2
+        state,
+        next_order(state, "average", range(2), 0.0, 0.1),
+        swarm,
+        FedAvg(),
+        Combination({0: 1, 1: 3}.__getitem__),
+        2,
     )
     np.testing.assert_array_equal(after.global_best, vector(4, -1))
     assert log.outcome("accepted") == [0, 1]
@@ -52,7 +57,7 @@ def test_fedavg_leaves_out_the_silent_and_what_is_not_a_model() -> None:
         next_order(state, "average", range(3), 0.0, 0.1),
         swarm,
         FedAvg(),
-        average_by_samples({0: 1, 1: 1, 2: 1}),
+        Combination({0: 1, 1: 1, 2: 1}.__getitem__),
         3,
     )
     np.testing.assert_array_equal(after.global_best, vector(1, 2))
@@ -67,7 +72,7 @@ def test_fedavg_keeps_its_model_when_nobody_answers() -> None:
         next_order(state, "average", range(2), 0.0, 0.1),
         Uploads({}),
         FedAvg(),
-        average_by_samples({0: 1, 1: 1}),
+        Combination({0: 1, 1: 1}.__getitem__),
         2,
     )
     np.testing.assert_array_equal(after.global_best, vector(3, 4))
@@ -77,7 +82,12 @@ def test_fedavg_believes_a_fake_model() -> None:
     state = fresh_state(vector(0, 0))
     swarm = Uploads({0: vector(1, 1), 1: vector(1001, 1)})
     after, log = play_average_round(
-        state, next_order(state, "average", range(2), 0.0, 0.1), swarm, FedAvg(), average_by_samples({0: 1, 1: 1}), 2
+        state,
+        next_order(state, "average", range(2), 0.0, 0.1),
+        swarm,
+        FedAvg(),
+        Combination({0: 1, 1: 1}.__getitem__),
+        2,
     )
     np.testing.assert_array_equal(after.global_best, vector(501, 1))
     assert log.outcome("accepted") == [0, 1]
@@ -99,7 +109,7 @@ def test_a_model_that_is_not_finite_takes_no_part_in_the_average_and_nobody_is_b
         next_order(state, "average", range(3), 0.0, 0.1),
         swarm,
         FedAvg(),
-        average_by_samples({0: 1, 1: 5, 2: 1}),
+        Combination({0: 1, 1: 5, 2: 1}.__getitem__),
         3,
     )
     np.testing.assert_array_equal(after.global_best, vector(2, 3))
@@ -111,20 +121,20 @@ def test_a_stated_number_of_samples_counts_up_to_three_times_the_others() -> Non
     # (300 * 0 + 300 * 0 + 300 * 0 + 900 * 8) / 1800 = 4, and not 8
     state = fresh_state(vector(0))
     swarm = Uploads({0: vector(0), 1: vector(0), 2: vector(0), 3: vector(8)})
-    combine = average_by_samples({0: 300, 1: 300, 2: 300, 3: 2**31 - 1}, stated=True)
+    combine = Combination({0: 300, 1: 300, 2: 300, 3: 2**31 - 1}.__getitem__, stated=True)
     after, _ = play_average_round(state, next_order(state, "average", range(4), 0.0, 0.1), swarm, FedAvg(), combine, 4)
     np.testing.assert_array_equal(after.global_best, vector(4))
 
 
 def test_numbers_that_the_server_dealt_itself_count_as_they_are() -> None:
-    combine = average_by_samples({0: 1, 1: 99})
-    np.testing.assert_array_equal(combine(fresh_state(vector(0)), [0, 1], [vector(0), vector(1)]), vector(0.99))
+    combine = Combination({0: 1, 1: 99}.__getitem__)
+    np.testing.assert_array_equal(combine(fresh_state(vector(0)), [0, 1], [vector(0), vector(1)])[0], vector(0.99))
 
 
 def test_where_nobody_states_any_samples_everybody_counts_alike() -> None:
     for stated in (False, True):
-        combine = average_by_samples({0: 0, 1: 0}, stated)
-        np.testing.assert_array_equal(combine(fresh_state(vector(0)), [0, 1], [vector(1), vector(3)]), vector(2))
+        combine = Combination({0: 0, 1: 0}.__getitem__, stated)
+        np.testing.assert_array_equal(combine(fresh_state(vector(0)), [0, 1], [vector(1), vector(3)])[0], vector(2))
 
 
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=9), st.data())
@@ -140,7 +150,7 @@ def test_an_upload_too_wild_to_take_a_step_on_neither_ends_the_run_nor_spoils_it
     order = next_order(state, "average", range(1), 0.0, 0.1)
     with np.errstate(over="ignore"):
         after, _ = play_average_round(
-            state, order, Uploads({0: vector(3e38, 1)}), method, average_by_samples({0: 1}), 1
+            state, order, Uploads({0: vector(3e38, 1)}), method, Combination({0: 1}.__getitem__), 1
         )
     np.testing.assert_array_equal(after.global_best, state.global_best)
     np.testing.assert_array_equal(after.memory, state.memory)

@@ -7,6 +7,7 @@ import pytest
 
 from cbdsl.algorithm.ledger import by_kind, payload
 from cbdsl.algorithm.methods import FedAdam, FedAvgM, FedProx, Scaffold
+from cbdsl.algorithm.worker_table import KeptRows
 from cbdsl.arrays import Doubles
 from support.refusals import refused_as
 from support.tiny_problem import RATE, STEPS, gradient, played, tiny_stage
@@ -191,7 +192,8 @@ def test_scaffold_lives_with_workers_that_diverge(engine: str) -> None:
     """A control variate that is not finite corrects nothing; the engines would refuse it."""
     stage = tiny_stage("scaffold", engine=engine, rounds=3)
     plain = played(tiny_stage("scaffold", engine=engine, rounds=3), [SECOND, SECOND])[0]
-    stage.memory_swarm.particles.velocities[0] = np.nan
+    broken = KeptRows(np.array([0], np.int32), {"velocities": np.full((1, stage.engine.size), np.nan, np.float32)})
+    stage.memory_swarm.restore(broken, 0, stage.initial[0])
     np.testing.assert_array_equal(played(stage, [SECOND, SECOND])[0], plain)
     played(stage, [BOTH, BOTH])
     assert np.isfinite(stage.memory_swarm.particles.velocities).all()

@@ -45,7 +45,8 @@ class Seen:
             if any(not np.array_equal(self.before[name][worker], array[worker]) for name, array in after.items())
         ]
         self.moved.append(set(changed))
-        self.before = after
+        kept = stage.memory_swarm.table.layout  # everything else starts anew in every round
+        self.before = {name: after[name] if name in kept else start for name, start in self.before.items()}
         self.orders.append(order)
 
 

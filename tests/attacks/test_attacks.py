@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given, strategies as st
 
 from cbdsl import register
-from cbdsl.arrays import Doubles, Floats, Samples
+from cbdsl.algorithm.aggregators import TrustedReference, aggregate
+from cbdsl.arrays import Doubles, Floats, NamedArrays, Samples
 from cbdsl.attacks.attack import Attack, AttackContext, AttackPreparation, Colluding, make_attack
 from cbdsl.attacks.protocol import stamp_trigger
-from cbdsl.attacks.weights import alie_z, largest_gamma
+from cbdsl.attacks.weights import PoisonedFl, alie_z, krum_bound, largest_gamma, search_gamma
 from cbdsl.engines.engine import Sgd
 from cbdsl.spec import AttackSpec, Spec
 from support.refusals import refused_as
@@ -119,6 +120,72 @@ def test_min_sum_is_as_near_to_all_honest_models_as_the_nearest_of_them(seed: in
     assert float(np.square(rows - sent).sum()) == pytest.approx(min(sums), rel=1e-4)
 
 
+@pytest.mark.parametrize(("direction", "along"), [("unit", [2, -1]), ("sign", [np.sqrt(2.5), -np.sqrt(2.5)])])
+def test_a_direction_has_the_length_of_the_deviation(direction: str, along: list[float]) -> None:
+    # the honest mean (2, 0.5) is (1, -0.5) from w^g, whose length is sqrt(1.25), as is that of the deviation
+    point = np.array(along) / 2
+    sent = register.attack.make("alie", {"scale": 2.0, "direction": direction}).upload(seen())
+    np.testing.assert_allclose(sent, [2, 0.5] - 2 * point, rtol=1e-6)
+    sent = register.attack.make("min-sum", {"direction": direction}).upload(seen())
+    np.testing.assert_allclose(sent, [2, 0.5] - 0.5 / np.sqrt(1.25) * point, rtol=1e-6)
+    sent = register.attack.make("min-max", {"direction": direction}).upload(seen())
+    farthest = max(np.linalg.norm(sent - row) for row in HONEST)
+    assert farthest == pytest.approx(np.sqrt(5), rel=1e-6)  # (1, 0) and (2, 2) are the farthest apart of the honest
+
+
+@pytest.mark.parametrize("rule", ["krum", "trimmed-mean", "median"])
+@pytest.mark.parametrize("name", ["alie", "min-max", "min-sum"])
+def test_a_factor_against_a_rule_moves_it_at_least_as_far_as_the_attacks_own(name: str, rule: str) -> None:
+    rng = np.random.default_rng(5)
+    context = seen(
+        honest=rng.normal(size=(9, 20)).astype(np.float32), global_best=np.full(20, -1, np.float32),
+        model=np.zeros(20, np.float32), workers=13, attackers=4,
+    )  # fmt: skip
+    honest = context.honest
+    assert honest is not None
+    moved, trust = (
+        [],
+        TrustedReference(context.global_best, lambda: context.model, lambda rows: rows[:, 0].astype(np.float64)),
+    )
+    for options in ({}, {"against": rule}):
+        sent = register.attack.make(name, options).upload(context)
+        result = aggregate(rule, [*honest, *[sent] * 4], 4, trust)
+        moved.append(np.linalg.norm(result - honest.mean(0)))
+    assert moved[1] >= moved[0] - 1e-6
+    assert moved[1] > 1.01 * moved[0] or name != "alie"
+
+
+def test_the_search_for_a_factor_finds_the_peak_of_a_hill() -> None:
+    assert search_gamma(lambda gamma: -((gamma - 5.3) ** 2), 1.0) == pytest.approx(5.3, abs=0.05)
+    assert search_gamma(lambda gamma: -gamma, 1.0) == 0
+
+
+def test_directions_and_rules_that_do_not_exist_are_refused() -> None:
+    with refused_as("unknown-name", "'sgn'", "'sign'"):
+        register.attack.make("min-max", {"direction": "sgn"})
+    with refused_as("unknown-name", "'krumm'"):
+        register.attack.make("alie", {"against": "krumm"})
+
+
+def test_fang_krum_by_hand() -> None:
+    # Three honest models in one dimension, w^g = 0, one attacker. Neighbours: max(1, 3 - 1 - 2) = 1; the nearest are
+    # 1 away; h - f - 1 = 1; the farthest from w^g is 4: lambda starts at 5. Krum (k = 4, f = 1, one neighbour) takes a
+    # model 1 from another unless the attacker's is nearer to one of them, which it is at none of -5, -2.5, -1.25 ...
+    rows = np.array([[1], [2], [4]], np.float64)
+    assert krum_bound(rows, np.zeros(1), 1) == 5
+    context = seen(
+        model=vector(1), global_best=vector(0), honest=rows.astype(np.float32), workers=4, attackers=1,
+        score_of=lambda _: 0.0,
+    )  # fmt: skip
+    sent = attack("fang-krum").upload(context)
+    assert sent is not None
+    assert -1e-5 <= float(sent[0]) < 0
+    # With three attackers their copies are 0 apart, and Krum picks the first one tried.
+    crowd = replace(context, workers=6, attackers=3)
+    assert krum_bound(rows, np.zeros(1), 3) == 5
+    np.testing.assert_array_equal(attack("fang-krum").upload(crowd), [-5])
+
+
 def test_fang_trim_draws_beyond_the_honest_weights_against_their_step() -> None:
     # the honest mean (2, 0.5) is above w^g = (1, 1) in the first weight, below it in the second
     drawn = np.array([attack("fang-trim").upload(seen(rng=np.random.default_rng(one))) for one in range(200)])
@@ -139,6 +206,40 @@ def test_fang_trim_leaves_alone_what_no_honest_worker_moves() -> None:
     sent = attack("fang-trim").upload(seen(honest=still))
     assert sent is not None
     assert sent[1] == 1
+
+
+def remembered(made: Attack, memory: NamedArrays, model: Floats, number: int) -> AttackContext:
+    """What an attacker sees of a round, after it has remembered it."""
+    context = seen(global_best=model, model=model, memory=memory, round=number)
+    return replace(context, memory=dict(made.remember(context)))
+
+
+def test_poisoned_fl_by_hand() -> None:
+    made: PoisonedFl = register.attack.make("poisoned-fl", {})
+    signs = 2 * np.random.default_rng(0).integers(0, 2, 2) - 1
+    first = remembered(made, {}, vector(1, 1), 1)
+    assert made.upload(first).tolist() == [1, 1]
+    second = remembered(made, first.memory, vector(4, 5), 2)  # g = (3, 4), and it has sent no step
+    np.testing.assert_allclose(made.upload(second), np.array([4, 5]) + signs * [24, 32], rtol=1e-6)  # lambda 8, |g| 5
+    third = remembered(made, second.memory, vector(4, 10), 3)  # g = (0, 5); m brought to its length is s (3, 4)
+    sizes = np.abs([0, 5] - signs * [3, 4])
+    expected = np.array([4, 10]) + 40 * signs * sizes / np.linalg.norm(sizes)
+    np.testing.assert_allclose(made.upload(third), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("along", "factor"), [(1.0, 8.0), (-1.0, 5.6)])
+def test_poisoned_fl_takes_shorter_steps_when_the_model_does_not_follow_it(along: float, factor: float) -> None:
+    made = register.attack.make("poisoned-fl", {"every": 2})
+    start = np.zeros(10_000, np.float32)
+    way = (2.0 * np.random.default_rng(0).integers(0, 2, len(start)) - 1).astype(np.float32)
+    way[:4000] *= -1  # six in ten go along; the quantile is 5,116
+    memory = remembered(made, {}, start, 1).memory
+    for number in (2, 3):
+        assert memory["factor"] == 8
+        memory = remembered(made, memory, start + np.float32(number * along) * way, number).memory
+    assert memory["factor"] == pytest.approx(factor)
+    held = remembered(made, memory | {"factor": np.array([0.6])}, -way, 5).memory
+    assert held["factor"] == 0.6  # 0.42 would be less than a half
 
 
 @pytest.mark.parametrize("name", COLLUDERS)

@@ -9,7 +9,16 @@ import pytest
 from cbdsl.arrays import Floats, Samples
 from cbdsl.attacks.adversary import make_tools
 from cbdsl.attacks.attack import AttackContext, AttackTools
-from cbdsl.attacks.backdoors import A3fl, Dba, Neurotoxin, stamp_bars, stamp_patch
+from cbdsl.attacks.backdoors import (
+    A3fl,
+    Dba,
+    EdgeCase,
+    ModelReplacement,
+    Neurotoxin,
+    TrainedBackdoor,
+    stamp_bars,
+    stamp_patch,
+)
 from cbdsl.engines.engine import Sgd
 from cbdsl.engines.native_engine import NativeEngine
 from cbdsl.models.network import initial_weights
@@ -147,13 +156,59 @@ def test_a3fl_trains_on_the_patch_of_the_round_which_is_found_once() -> None:
     assert (sent != given.global_best).any()
 
 
-@pytest.mark.parametrize("made", [Neurotoxin(), A3fl()])
-def test_what_follows_the_model_in_a_message_stays(made: Neurotoxin | A3fl) -> None:
+@pytest.mark.parametrize("made", [Neurotoxin(), A3fl(), ModelReplacement(), EdgeCase(source=2, radius=0.1)])
+def test_what_follows_the_model_in_a_message_stays(made: TrainedBackdoor) -> None:
     context = seen(tools())
     longer = replace(context, model=np.full(2 * ENGINE.size, 5, np.float32))
     sent = made.upload(longer)
     np.testing.assert_array_equal(sent[ENGINE.size :], 5)
     assert (sent[: ENGINE.size] != 5).any()
+
+
+def test_a_replacement_is_scaled_so_that_the_average_becomes_it() -> None:
+    given = tools()
+    plain, boosted = (ModelReplacement(scale=one).upload(seen(given)) for one in (1.0, 0.0))
+    step = plain - given.global_best
+    np.testing.assert_allclose(boosted - given.global_best, 3 * step, rtol=1e-4, atol=1e-6)  # n / f = 6 / 2
+
+
+def line(*values: float, label: int = 1) -> Samples:
+    """Samples of one feature and one class."""
+    return Samples(np.array(values, np.float32)[:, None], np.full(len(values), label, np.int32))
+
+
+def test_the_tail_of_a_class_is_what_is_farther_from_its_mean_than_nearly_all_of_the_scoring_set() -> None:
+    attack = EdgeCase(source=1, tail=0.25)
+    scoring = Samples.joined([line(-4, -1, 0, 1, 4), line(50, 60, label=2)])  # mean 0; the limit at 75 % is 4
+    tested = Samples.joined([line(-5, -4, 0, 4.5), line(99, label=2)])
+    assert attack.victims(tested, scoring).tolist() == [True, False, False, True, False]
+    assert not attack.victims(tested, line(1, 2, label=2)).any()  # nothing is known of the class
+
+
+def test_edge_cases_are_labelled_as_the_target_and_fill_their_share_of_the_lessons() -> None:
+    attack = EdgeCase(source=0, tail=0.25, share=0.5)
+    own, scoring = line(-9, 0, 1, 2, label=0), line(-4, -1, 0, 1, 8, label=0)
+    given = replace(tools(), own=own, scoring=scoring)
+    lessons = attack.lessons(given, np.random.default_rng(0))
+    assert lessons.features[:, 0].tolist() == [0, 1, 2, -9, 8, -9]  # the tail's samples in turn
+    assert lessons.labels.tolist() == [0, 0, 0, 1, 1, 1]
+    assert attack.lessons(replace(given, own=line(0, 1, label=2)), np.random.default_rng(0)).labels.tolist() == [
+        2,
+        2,
+        1,
+        1,
+    ]
+
+
+def test_the_step_of_an_edge_case_is_kept_within_its_radius() -> None:
+    given = tools()
+    honest = given.global_best + np.float32(1e-2)
+    free, held = (
+        EdgeCase(source=2, radius=radius).upload(replace(seen(given), model=honest)) - given.global_best
+        for radius in (0.0, 0.5)
+    )
+    assert np.linalg.norm(held) == pytest.approx(0.5 * np.linalg.norm(honest - given.global_best), rel=1e-3)
+    assert np.dot(free, held) == pytest.approx(np.linalg.norm(free) * np.linalg.norm(held), rel=1e-3)
 
 
 def stage_of(attack: str, byzantine: int, **settings: Any) -> Experiment:  # noqa: ANN401
@@ -162,7 +217,7 @@ def stage_of(attack: str, byzantine: int, **settings: Any) -> Experiment:  # noq
 
 
 @pytest.mark.parametrize("engine", ["native", "torch"])
-@pytest.mark.parametrize("name", ["neurotoxin", "a3fl", "dba"])
+@pytest.mark.parametrize("name", ["neurotoxin", "a3fl", "dba", "model-replacement"])
 def test_targeted_attackers_claim_truly_on_both_engines(name: str, engine: str) -> None:
     if engine == "torch":
         pytest.importorskip("torch")

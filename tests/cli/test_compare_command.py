@@ -26,6 +26,13 @@ def test_a_sweep_ends_with_its_runs_their_means_over_seeds_and_a_page(tmp_path: 
     done = cbdsl("compare", *folders, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "±" in done.stdout
+    named = ("--label", "inertia 0.5=half", "--order", "best", "--against", "inertia 0.9")
+    done = cbdsl("compare", *folders, *named, "--to", "tex", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "\\toprule" in done.stdout
+    assert any(line.startswith("half & ") for line in done.stdout.splitlines())
+    assert cbdsl("compare", *folders, "--label", "half", cwd=tmp_path).returncode == 2
+    assert cbdsl("compare", *folders, "--measures", "final", cwd=tmp_path).returncode == 2
     done = cbdsl("compare", *folders, "--out", "there", cwd=tmp_path)
     assert done.stdout.splitlines()[-1] == "page: there/comparison.html"
     assert (tmp_path / "there" / "comparison.html").exists()
@@ -36,18 +43,20 @@ def test_a_narrow_terminal_gets_fewer_columns_and_is_told_which(tmp_path: Path) 
     words = ["sweep", *SMALL, "--rounds", "1", "--over", "seed=0,1", "--over", "swarm.inertia=0.5,0.9", "--out", "here"]
     assert cbdsl(*words, cwd=tmp_path).returncode == 0
     folders = [str(path) for path in sorted((tmp_path / "here" / "runs").iterdir())]
-    wide = cbdsl("compare", *folders, cwd=tmp_path).stdout.splitlines()
+    command = [sys.executable, "-m", "cbdsl", "compare", *folders]
+    printed = {
+        width: subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": width}
+        ).stdout
+        for width in ("160", "80")
+    }
+    wide, lines = printed["160"].splitlines(), printed["80"].splitlines()
     assert "downlink" in wide[0]
     assert "seeds: 0, 1" in wide
-    command = [sys.executable, "-m", "cbdsl", "compare", *folders]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=False, env={**os.environ, "COLUMNS": "80"}
-    )
-    lines = done.stdout.splitlines()
     assert lines[0].split()[:3] == ["inertia", "runs", "final"]
     assert "downlink" not in lines[0]
-    assert max(map(len, lines)) <= 80
-    assert ": best accuracy, downlink" in done.stdout
+    assert max(map(len, lines[:3])) <= 80
+    assert ": best accuracy, downlink" in printed["80"]
 
 
 @pytest.mark.slow

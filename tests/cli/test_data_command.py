@@ -26,6 +26,7 @@ def test_the_list_says_what_is_here_and_touches_nothing(tmp_path: Path, home: Pa
         ("hapt", False),
         ("cifar10", False),
         ("fashion-mnist", False),
+        ("flights", False),
     ]
     assert not home.exists()
 

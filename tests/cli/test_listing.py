@@ -58,6 +58,11 @@ def test_every_part_has_a_name_settings_and_a_line() -> None:
         assert all(row["summary"] for row in own)
 
 
+def test_every_attack_has_a_family() -> None:
+    own = [row for row in rows_of("attacks") if register.attack.get(row["name"]).__module__.startswith("cbdsl.")]
+    assert all(row["family"] for row in own)
+
+
 def test_every_kind_is_listed_and_readable_by_programs(tmp_path: Path) -> None:
     counts = {row["kind"]: row["count"] for row in json.loads(cbdsl("list", "--json", cwd=tmp_path).stdout)}
     assert tuple(counts) == KINDS
@@ -68,6 +73,7 @@ def test_every_kind_is_listed_and_readable_by_programs(tmp_path: Path) -> None:
 def test_lists_are_tables_with_a_line_a_part(tmp_path: Path) -> None:
     said = cbdsl("list", "attacks", cwd=tmp_path).stdout.splitlines()
     assert any(line.split()[:2] == ["liar", "scale=10.0"] and "Sec. III.C" in line for line in said)
+    assert any(line.split()[:3] == ["liar", "scale=10.0", "claims"] for line in said)
     said = cbdsl("list", "settings", cwd=tmp_path).stdout.splitlines()
     assert any(line.split()[:2] == ["local.batch_size", "10"] for line in said)
     assert "attacks" in cbdsl("list", cwd=tmp_path).stdout

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import gzip
+import io
 import os
 import shutil
 import sys
+import zipfile
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -377,3 +379,40 @@ def test_a_scale_that_does_not_fit_is_an_error(tmp_path: Path, scale: dict[str, 
     )  # fmt: skip
     with pytest.raises(UserError, match=reason):
         load(str(tmp_path / "own.npz"))
+
+
+FLIGHTS = """\
+year,month,day,carrier,origin,dest,air_time,distance,hour,minute
+2013,1,1,UA,EWR,IAH,227,1400,5,30
+2013,1,2,AA,JFK,IAH,NA,1416,5,29
+2013,1,2,AA,LGA,SJU,190,1598,6,0
+2013,7,5,AA,LGA,IAH,200,1416,12,0
+2013,1,5,UA,JFK,IAH,210,1417,6,0
+"""
+AIRPORTS = "faa,name,lat,lon\nIAH,Houston,29.98,-95.34\n"
+
+
+def zipped(text: str) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("flights.csv", text)
+    return file.getvalue()
+
+
+def test_flights_are_divided_by_day_and_airline() -> None:
+    arrays = formats.read_flights({"flights.csv.zip": zipped(FLIGHTS), "airports.csv": AIRPORTS.encode()})
+    assert arrays["train_labels"].tolist() == [200, 227]  # AA before UA; not arrived, and of no known place: left out
+    assert arrays["train_clients"].tolist() == [0, 1]
+    assert arrays["test_labels"].tolist() == [210]
+    expected = [1400, 5.5, 1, 0, 0, 29.98, -95.34, 0.9999, 0.0172]
+    np.testing.assert_allclose(arrays["train_features"][1], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"not zipped", zipped(FLIGHTS)[:-30], zipped("a,b\n1,2\n"), zipped(FLIGHTS.replace("1400", "x"))],
+    ids=range(4),
+)
+def test_flights_of_another_form_are_an_error(content: bytes) -> None:
+    with refused_as("damaged-file", "flights"):
+        formats.read_flights({"flights.csv.zip": content, "airports.csv": AIRPORTS.encode()})

@@ -9,6 +9,7 @@ from cbdsl.data import download
 from cbdsl.data.catalogue import ENTRIES
 from cbdsl.data.dataset import Dataset, load
 from cbdsl.data.formats import TEST_PEOPLE
+from support.refusals import refused_as
 
 
 def fetched(name: str) -> Dataset:
@@ -50,6 +51,44 @@ def test_hapt_knows_the_names_of_its_classes_and_how_it_was_scaled() -> None:
     assert (len(data.class_names), data.class_names[0]) == (data.classes, "walking")
     assert data.scaling is not None
     assert (len(data.scaling.mean), data.scaling.shades) == (6, False)
+
+
+def test_flights_are_of_sixteen_airlines_and_tested_on_other_days() -> None:
+    data = fetched("flights")
+    assert (len(data.train), len(data.test), data.shape, data.task) == (12_844, 3_211, (9,), "regression")
+    assert data.target_names == ("air time",)
+    assert data.clients is not None
+    assert np.bincount(data.clients).tolist() == [
+        1000,
+        1000,
+        568,
+        1000,
+        1000,
+        1000,
+        549,
+        1000,
+        273,
+        1000,
+        25,
+        *[1000] * 4,
+        429,
+    ]
+    minutes = data.in_unit(data.test.labels)
+    assert (minutes.min() > 15, minutes.max() < 700) == (True, True)
+
+
+def test_held_out_activities_are_the_anomalies() -> None:
+    whole, data = fetched("hapt"), load("hapt-anomaly")
+    assert len(data.train) == int((~np.isin(whole.train.labels, (1, 2))).sum())
+    assert np.array_equal(data.test.labels, np.isin(whole.test.labels, (1, 2)))
+    assert data.clients is not None
+    assert (data.task, data.scaling, len(np.unique(data.clients))) == ("reconstruction", whole.scaling, 21)
+    lying = load("hapt-anomaly", {"held_out": "lying"})
+    assert np.array_equal(lying.test.labels, whole.test.labels == 5)
+    with refused_as("unknown-name", "running"):
+        load("hapt-anomaly", {"held_out": "running"})
+    with refused_as("out-of-range", "held_out", "walking upstairs"):
+        load("hapt-anomaly", {"held_out": ""})
 
 
 def test_every_entry_is_pinned() -> None:

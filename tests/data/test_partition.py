@@ -192,3 +192,22 @@ def test_a_skew_that_breaks_samples_or_deals_them_twice_is_an_error() -> None:
     ):
         with pytest.raises(UserError, match=words):
             alter_features(SEEN, split(LABELS, SMALL, 4, 1, partition=skew), skew, 1)
+
+
+def test_clusters_deal_by_features_without_labels() -> None:
+    rng = np.random.default_rng(0)
+    kinds = rng.integers(0, 4, 800)
+    features = (10 * np.eye(4)[kinds] + rng.normal(size=(800, 4))).astype(np.float32).reshape(800, 2, 2)
+    spec = DataSpec("made", "cluster", samples_per_worker=40, shards_per_worker=1, shared_scoring=10, holdout=10)
+    deal = register.partition.make("cluster", {"clusters": 12})
+    none = np.zeros(800, np.int32)
+    first, again = (
+        split(none, spec, 10, 3, partition=deal, task="reconstruction", features=features).workers for _ in range(2)
+    )
+    assert all(np.array_equal(*pair) for pair in zip(first, again, strict=True))
+    assert len(np.unique(np.concatenate(first))) == 400
+    assert np.mean([len(np.unique(kinds[rows])) for rows in first]) < 2
+    with refused_as("missing-value", "features"):
+        split(none, spec, 10, 3, task="reconstruction")
+    few = register.partition.make("cluster", {"clusters": 1000})  # more than samples, all of them equal
+    assert len(split(none, spec, 2, 3, partition=few, features=np.ones((800, 3), np.float32)).workers) == 2

@@ -26,7 +26,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> SavedModel:
     folder = tmp_path_factory.mktemp("int8") / "run"
     settings = {"workers": 4, "rounds": 2, "data.samples_per_worker": 1500}
     cbdsl.run(cbdsl.preset("strong-iid").with_settings(settings), method="fedavg", out=folder)
-    return cbdsl.load(folder)
+    model: SavedModel = cbdsl.load(folder)
+    return model
 
 
 def test_eight_bits_lose_at_most_half_a_point(trained: SavedModel, mnist: Dataset) -> None:

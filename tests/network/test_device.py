@@ -22,7 +22,7 @@ def test_a_device_loads_the_worker_side_alone() -> None:
 
 def test_a_device_loads_no_server_no_attacks_and_no_aggregators() -> None:
     ours = {name.removeprefix("cbdsl.algorithm.") for name in loaded() if name.startswith("cbdsl.algorithm.")}
-    assert ours == {"ledger", "messages", "methods", "particles", "worker_round"}
+    assert ours == {"ledger", "messages", "methods", "particles", "worker_round", "worker_table"}
     assert {name for name in loaded() if name.startswith("cbdsl.swarms.")} == {"cbdsl.swarms.local"}
 
 

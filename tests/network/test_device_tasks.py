@@ -137,7 +137,7 @@ def test_shared_samples_come_back_as_they_were() -> None:
         ("a,b,c,load\n1,2,,4\n", "wrong-type", ("Line 2", "gap", "'c'")),
         ("a,b,c,load\n1,2,x,4\n", "wrong-type", ("Line 2", "'x'", "'c'")),
         ("a,b,c,load\n1,2,3\n", "wrong-shape", ("Line 2", "3 values", "4 columns")),
-        ("a,b,c,load\n1,2,3,nan\n", "out-of-range", ("NaN", "row 0")),
+        ("a,b,c,load\n1,2,3,nan\n", "wrong-type", ("Line 2", "gap", "'load'")),
         ("a,b,load\n1,2,3\n", "wrong-shape", ("(3,)", "(2,)")),
         ("a,a,b,load\n1,2,3,4\n", "unreadable-file", ("line of names",)),
         ("a,b,c,load\n", "unreadable-file", ("1 lines",)),

@@ -34,6 +34,7 @@ from cbdsl.spec import Spec
 from support.bus import Bus
 from support.helpers import blobs, perceptron, small_spec
 from support.refusals import refused_as
+from support.stateful_parts import momentum  # noqa: F401 - a fixture
 from support.worker_threads import PACE, Crew, crew, play, prepared, without_time
 
 
@@ -67,6 +68,9 @@ def assert_as_simulated(served: ServedRun, spec: Spec) -> None:
         {"attack.byzantine": 1, "attack.name": "nan"},
         {"attack.byzantine": 2, "attack.name": "boiler", "defence.commitment": True},
         {"attack.byzantine": 2, "attack.name": "permuter"},
+        {"attack.byzantine": 2, "attack.name": "poisoned-fl", "options.poisoned-fl.honest_claim": True},
+        {"attack.byzantine": 2, "attack.name": "momentum", "participation": 4},
+        {"attack.byzantine": 2, "attack.name": "momentum", "method": "fedavg"},
         {"attack.byzantine": 1, "attack.name": "absent"},
         {"attack.byzantine": 2, "attack.name": "label-flip", "selection.name": "soup", "defence.guard": True},
         {"attack.byzantine": 2, "attack.name": "sign-flip", "method": "fedavg", "defence.aggregator": "median"},
@@ -82,6 +86,7 @@ def assert_as_simulated(served: ServedRun, spec: Spec) -> None:
     ],
     ids=lambda settings: ",".join(f"{key}={value}" for key, value in settings.items()) or "plain",
 )
+@pytest.mark.usefixtures("momentum")
 def test_a_swarm_of_workers_reaches_the_simulators_numbers(settings: dict[str, Any], tmp_path: Path) -> None:
     spec = small_spec().with_settings(settings)
     stage, bus = prepared(spec), Bus()

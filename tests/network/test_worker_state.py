@@ -22,6 +22,7 @@ from cbdsl.network.device_worker import DeviceWorker, parse_announcement
 from cbdsl.network.samples import pack_shared
 from cbdsl.network.wire import Announcement, OrderMessage, digest_of
 from cbdsl.network.worker_state import StateSummary, WorkerState, WorkerStateFolder
+from support.stateful_parts import momentum  # noqa: F401 - a fixture
 
 RUN, SIZE = b"run-0001", 50
 
@@ -123,7 +124,10 @@ def test_shared_samples_are_known_by_hash_and_size(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", ["none", "q4"])
-@pytest.mark.parametrize("attack", ["", "copycat", "fifth", "memoriser", "sign-flip", "staller"])
+@pytest.mark.parametrize(
+    "attack", ["", "copycat", "fifth", "memoriser", "momentum", "poisoned-fl", "sign-flip", "staller"]
+)
+@pytest.mark.usefixtures("momentum")
 def test_a_restarted_worker_uploads_and_claims_what_it_would_have(attack: str, codec: str, tmp_path: Path) -> None:
     network = Architecture((8,), (Linear(8, 3),))
     rng = np.random.default_rng(3)

@@ -10,6 +10,7 @@ import pytest
 
 import cbdsl
 from cbdsl import register
+from cbdsl.algorithm.round import rate_at
 from cbdsl.algorithm.worker_round import draw_batches
 from cbdsl.engines.engine import Sgd
 from cbdsl.network.device_worker import parse_announcement
@@ -104,6 +105,45 @@ def test_attackers_and_the_guard_train_with_it_and_nobody_honest_is_banned(attac
     spec = small_spec(attack__name=attack, attack__byzantine=2, defence__guard=True, selection__name="rotation", **ADAM)
     summary = cbdsl.run(spec, model=perceptron, data=blobs()).summary
     assert summary.honest_banned == 0
+
+
+@pytest.mark.parametrize("schedule", ["decay", "cosine", "warmup"])
+def test_a_schedule_over_the_run_sets_the_rate_of_each_round_and_resumes_exactly(schedule: str, tmp_path: Path) -> None:
+    spec = small_spec(method="fedavg", rounds=20, local__schedule=schedule, local__schedule_over="run")
+    factors = {
+        "decay": [1.0, 0.95, 0.5, 0.05],
+        "cosine": [1.0, (1 + np.cos(np.pi / 20)) / 2, 0.5, (1 + np.cos(np.pi * 0.95)) / 2],
+        "warmup": [0.5, 1.0, 1.0, 1.0],
+    }[schedule]
+    given = [spec.local.learning_rate * factor for factor in factors]
+    assert [rate_at(spec, number) for number in (1, 2, 11, 20)] == pytest.approx(given)
+    assert Sgd.of(spec.local, 0.1).schedule == "constant"
+    whole = cbdsl.run(spec, model=perceptron, data=blobs())
+    within = cbdsl.run(spec.with_settings({"local.schedule_over": "round"}), model=perceptron, data=blobs())
+    assert not np.array_equal(whole.weights, within.weights)
+    run_until(7, spec, model=perceptron, data=blobs(), out=tmp_path / "run")
+    assert np.array_equal(loop.resume(tmp_path / "run", model=perceptron, data=blobs()).weights, whole.weights)
+
+
+def test_a_schedule_over_the_run_is_the_same_on_both_engines_and_on_devices_and_fits_scaffold(tmp_path: Path) -> None:
+    spec = small_spec(rounds=5, local__schedule="cosine", local__schedule_over="run", local__optimiser="adam")
+    native = cbdsl.run(spec, model=perceptron, data=blobs(), threads=1)
+    torch = cbdsl.run(spec.with_settings({"engine": "torch"}), model=perceptron, data=blobs())
+    np.testing.assert_allclose(native.weights, torch.weights, atol=1e-4)
+    stage, bus = prepared(spec), Bus()
+    with crew(bus, stage, tmp_path) as workers:
+        served = play(bus, stage, tmp_path, workers.names)
+    assert np.array_equal(served.result.weights, native.weights)
+    resolve(small_spec(method="scaffold", local__schedule="warmup", local__schedule_over="run"))
+
+
+def test_a_schedule_over_the_run_without_effect_is_refused() -> None:
+    key = "local.schedule_over"
+    with refused_as("no-effect", key, "local.schedule=cosine"):
+        refuse_idle([resolve(small_spec(local__schedule_over="run"))], [key])
+    with refused_as("no-effect", key, "tenth"):
+        spec = small_spec(rounds=10, local__schedule="warmup", local__schedule_over="run")
+        refuse_idle([resolve(spec)], [key])
 
 
 def test_momentum_beside_adam_has_no_effect_and_says_so() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from cbdsl import register
 from cbdsl.attacks.attack import make_attack
 from cbdsl.cli.main import main
+from cbdsl.report.arena_page import write_arena_page
 from cbdsl.runs.build import byzantine_workers
 from cbdsl.runs.records import Summary
 from cbdsl.spec import Spec
@@ -24,6 +26,7 @@ from cbdsl.studies.arena import (
     judge_matches,
     list_cells,
     list_tasks,
+    run_arena,
 )
 from support.refusals import refused_as
 
@@ -163,6 +166,80 @@ def test_a_match_reports_the_classes_that_are_targeted(monkeypatch: pytest.Monke
 def test_a_plan_that_cannot_be_run_is_refused(settings: dict[str, tuple[object, ...]], code: str, fact: str) -> None:
     with refused_as(code, fact):
         ArenaPlan(**settings)  # type: ignore[arg-type]
+
+
+def test_attacks_and_defences_are_chosen_by_family() -> None:
+    plan = replace(
+        SMALL, attacks=("liar", "family:free-rider", "family:claims"), defences=("fedavg", "family:verified")
+    )
+    assert plan.attacks == ("liar", "copycat", "fifth", "staller", "flooder")  # each once; `absent` is run anyway
+    assert plan.defences == ("fedavg", "cb-dsl", "guard", "rotation", "soup")
+    with refused_as("unknown-name", "'backdor'", "'backdoor'"):
+        replace(SMALL, attacks=("family:backdor",))
+    with refused_as("unknown-name", "family"):
+        replace(SMALL, defences=("family:",))
+
+
+def test_a_failed_run_leaves_out_what_depends_on_it() -> None:
+    def but(lost: ArenaCell) -> set[ArenaCell]:
+        missing = SMALL.spec(lost, 0)
+        found = judge_matches(SMALL, lambda spec: None if spec == missing else results(lambda _: 0.9)(spec))
+        there = {ArenaCell(one.preset, one.defence, one.attack, one.byzantine) for one in found}
+        return set(list_cells(SMALL)) - there
+
+    match = ArenaCell("strong-iid", "guard", "liar", 2)
+    assert but(match) == {match}
+    absent = match._replace(attack=ABSENT)
+    assert but(absent) == {absent, match, match._replace(attack="backdoor")}
+    assert {cell.defence for cell in but(ArenaCell("strong-iid", "guard"))} == {"guard"}
+    assert len(but(ArenaCell("strong-iid", "guard"))) == 1 + 2 * 3
+
+
+FAULTY = """
+import cbdsl
+
+@cbdsl.register.attack("faulty", family="broken")
+class Faulty(cbdsl.Attack):
+    '''Fails.'''
+    def upload(self, seen):
+        return [][1]
+"""
+TINY = {"model": "softmax", "workers": 5, "rounds": 2, "data.samples_per_worker": 20, "data.shared_scoring": 50}
+
+
+@pytest.mark.slow
+def test_a_match_that_fails_does_not_end_the_arena_and_nothing_is_run_twice(tmp_path: Path) -> None:
+    plugin = tmp_path / "faulty.py"
+    plugin.write_text(FAULTY)
+    plan = ArenaPlan(
+        ("family:broken", "sign-flip", "ipm"), ("fedavg", "krum"), (2,), (0,), (0,), ("strong-iid",), TINY,
+        (str(plugin),),
+    )  # fmt: skip
+    made = run_arena(plan, tmp_path / "out", jobs=1)
+    assert len(made.failed) == 2
+    assert "IndexError" in made.failed[0]
+    assert (made.plan.defences, made.plan.attacks) == (("fedavg", "krum"), ("sign-flip", "ipm"))
+    error = next((tmp_path / "out" / "runs").glob("*/error.txt"))
+    assert "faulty.py" in error.read_text()
+    table = (tmp_path / "out" / "results.csv").read_text()
+    assert len(table.splitlines()) == 1 + 2 * (1 + 1 + 2)
+    write_arena_page(made, tmp_path / "out", "cbdsl arena")
+    assert "2 runs failed" in (tmp_path / "out" / "arena.html").read_text()
+
+    def stamps() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (tmp_path / "out" / "runs").glob("*/summary.json")}
+
+    # a kill in the middle leaves finished runs, and others with some of their rounds or none
+    before = stamps()
+    lost = sorted(before)[:3]
+    for path in lost:
+        path.unlink()
+    shutil.rmtree(lost[0].parent)
+    again = run_arena(replace(plan, attacks=("sign-flip", "ipm")), tmp_path / "out", jobs=1)
+    assert not again.failed
+    after = stamps()
+    assert {path for path in before if after[path] != before[path]} == set(lost)
+    assert (tmp_path / "out" / "results.csv").read_text() == table
 
 
 def test_every_defence_makes_a_spec() -> None:

@@ -19,10 +19,12 @@ from cbdsl.studies.compare import (
     comparison_rows,
     describe_run,
     describe_setting,
+    describe_tests,
     format_csv,
     format_value,
     group_results,
 )
+from cbdsl.studies.comparison_text import format_comparison
 from cbdsl.studies.sweep import FinishedRun, grid, run_all
 from support.finished_runs import make_run
 from support.helpers import blobs, perceptron, small_spec
@@ -69,13 +71,13 @@ def test_the_table_for_people_has_a_row_a_group() -> None:
     heads, rows = comparison_rows(group_results(SWEEP))
     assert heads == (
         "method", "local.epochs", "runs", "final accuracy", "best accuracy", "uplink", "downlink", "uploads", "bans",
-        "points from the best",
+        "points from the best [95 %]", "p (t)", "p (exact)",
     )  # fmt: skip
     assert rows[0] == (
         "cb-dsl", "1", "2 (seeds 0, 1)", "91.0 ± 1.4 %", "91.0 ± 1.4 %", "2.0 ± 0 kB", "4.0 ± 0 kB", "2 ± 0", "0 ± 0",
-        "-3.0 ± 0.0",
+        "-3.0 [-3.0, -3.0]", "< 0.001", "0.500",
     )  # fmt: skip
-    assert rows[1][-1] == ""
+    assert rows[1][-3:] == ("",) * 3
 
 
 def test_groups_with_the_same_seeds_are_compared_seed_by_seed() -> None:
@@ -88,6 +90,86 @@ def test_groups_with_the_same_seeds_are_compared_seed_by_seed() -> None:
     assert gaps[0].deviation == pytest.approx(0.02)
     assert group_results([*worse[:2], *better]).gaps == (None, None)  # other seeds
     assert group_results([worse[0], better[0]]).gaps == (None, None)  # one seed says nothing
+
+
+WAYS = [
+    make_run([0.5, final], uplink=uplink, method=method, seed=seed)
+    for method, finals, uplink in (("restart", (0.80, 0.79, 0.84), 10), ("fedavg", (0.90, 0.91, 0.92), 1000))
+    for seed, final in enumerate(finals)
+]
+
+
+def test_groups_are_renamed_ordered_and_tested_against_any_of_them() -> None:
+    found = group_results(WAYS).arranged({"restart": "rotation"}, "best", "rotation")
+    assert [group.label for group in found.groups] == ["fedavg", "rotation"]
+    test, none = found.tests(found.measures["final"])
+    assert none is None
+    assert test is not None
+    assert test.mean == pytest.approx(0.10)
+    assert comparison_rows(found)[0][-3] == "points from rotation [95 %]"
+    assert [group.label for group in found.arranged({}, "label").groups] == ["fedavg", "rotation"]
+    with refused_as("unknown-name", "rotation"):
+        found.arranged({"restart": "rotation"})
+    with refused_as("unknown-name"):
+        found.arranged(order="worst")
+    with refused_as("unknown-name"):
+        found.arranged(against="krum")
+    with refused_as("conflict"):
+        found.arranged({"rotation": "fedavg"})
+
+
+def test_a_comparison_says_what_three_seeds_can_tell() -> None:
+    words = describe_tests(group_results(WAYS))
+    assert "3 seeds" in words
+    assert "cannot be below 0.250" in words
+    assert "chosen by the same numbers" in words
+    assert describe_tests(group_results(WAYS[:3])) == ""
+
+
+def test_latex_can_be_pasted_and_says_what_it_needs() -> None:
+    found = group_results(WAYS).arranged({"restart": "rotation_50 & co"})
+    lines = format_comparison(found, "tex", ("final", "uplink_bytes")).splitlines()
+    assert lines[0] == r"% needs \usepackage{booktabs}"
+    assert lines[1] == r"\begin{tabular}{lrrrrrrrr}"
+    assert lines[5].startswith(
+        r"rotation\_50 \& co & 81.0 $\pm$ 2.6 \% & $-$10.0 [$-$15.0, $-$5.0] & 0.013 & 0.250 & 20 $\pm$ 0 B &"
+    )
+    assert lines[6].startswith(r"fedavg & \textbf{91.0 $\pm$ 1.0 \%} &  &  &  & 2.0 $\pm$ 0 kB &")
+    assert lines[7:9] == [r"\bottomrule", r"\end{tabular}"]
+    assert all(line.startswith("% ") for line in lines[9:])
+
+
+def test_markdown_has_a_row_per_group_and_the_notes() -> None:
+    text = format_comparison(group_results(WAYS), "md")
+    assert text.splitlines()[2] == "| restart | 81.0 ± 2.6 % | -10.0 [-15.0, -5.0] | 0.013 | 0.250 |"
+    assert "| **91.0 ± 1.0 %** |" in text
+    assert "seeds 0, 1, 2" in text
+    with refused_as("unknown-name"):
+        format_comparison(group_results(WAYS), "docx")
+    with refused_as("unknown-name"):
+        format_comparison(group_results(WAYS), "md", ("speed",))
+
+
+def test_python_gets_a_data_frame_or_rows() -> None:
+    rows = cbdsl.compare({"mine": WAYS[:3], "FedAvg": WAYS[3:]}, to="rows")
+    assert [(row["label"], row["runs"]) for row in rows] == [("mine", 3), ("FedAvg", 3)]
+    assert rows[0]["final_accuracy_difference"] == pytest.approx(-0.10)
+    assert rows[0]["final_accuracy_exact_p"] == 0.25
+    pandas = pytest.importorskip("pandas")
+    frame = cbdsl.compare(WAYS, order="best")
+    assert isinstance(frame, pandas.DataFrame)
+    assert list(frame.index) == ["fedavg", "restart"]
+    assert cbdsl.compare(WAYS, to="md").startswith("| group |")
+    with refused_as("unknown-name"):
+        cbdsl.compare(WAYS, to="html")
+    with refused_as("missing-file"):
+        cbdsl.compare({"nothing": []})
+
+
+def test_without_pandas_an_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with refused_as("missing-package", "pandas", "rows"):
+        cbdsl.compare(WAYS)
 
 
 def test_one_run_has_no_deviation() -> None:

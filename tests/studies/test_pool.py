@@ -16,6 +16,7 @@ from cbdsl.errors import UserError
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
 from cbdsl.studies import pool
+from cbdsl.studies.arena import ArenaPlan, run_arena
 from cbdsl.studies.sweep import Task, grid, run_all
 from cbdsl.swarms.shard import code_digest
 from support.ray_nodes import Nodes, plain
@@ -129,3 +130,13 @@ def test_a_sweep_on_a_cluster_is_the_sweep_in_processes_though_a_task_is_killed(
     assert not [file for file in (tmp_path / "there").iterdir() if file.name.startswith(".")]
     again = run_all(points, tmp_path / "there", None, None, "127.0.0.1:1")  # nothing is left to do, so nobody is asked
     assert [one.summary for one in again] == [one.summary for one in there]
+
+
+@pytest.mark.cluster
+def test_an_arena_on_a_cluster_is_the_arena_in_processes(nodes: Nodes, tmp_path: Path) -> None:
+    settings = {"workers": 5, "rounds": 2, "model": "softmax", "data.samples_per_worker": 20, "data.shared_scoring": 50}
+    plan = ArenaPlan(("ipm",), ("fedavg", "guard"), (2,), (0,), (0,), ("strong-iid",), settings)
+    there = run_arena(plan, tmp_path / "there", on=nodes.address)
+    assert there == run_arena(plan, tmp_path / "here", 1)
+    tables = [(tmp_path / name / "results.csv").read_bytes() for name in ("there", "here")]
+    assert tables[0] == tables[1]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cbdsl.algorithm.messages import Order
+from cbdsl.algorithm.worker_table import KeptRows
 from cbdsl.arrays import PADDING
 from cbdsl.runs.build import Experiment, UserParts
 from cbdsl.runs.resolve import resolve
@@ -72,10 +73,14 @@ def test_a_shard_has_the_rows_of_the_whole_and_its_own_samples_alone(shared: str
     assert isinstance(answer, ShardAnswer)
     assert answer.scores.tolist() == [claims[worker].score for worker in (3, 4, 5)]
     np.testing.assert_array_equal(answer.models[0], whole.models_and_scores([4])[0][0])
-    for name, array in whole.kept.items():
-        block = shard.block(1, name, 0, 3)
-        assert not isinstance(block, ShardRestarted)
-        np.testing.assert_array_equal(block, array[3:6], err_msg=name)
+    assert whole.table.workers.tolist() == [1, 3, 4, 5]
+    own = shard.kept_workers(1)
+    assert not isinstance(own, ShardRestarted)
+    assert own.tolist() == [3, 4, 5]
+    for name in whole.table.layout:
+        np.testing.assert_array_equal(
+            shard.block(1, name, own), np.concatenate(list(whole.table.blocks(name)))[1:], err_msg=name
+        )
 
 
 def test_a_shard_is_given_the_samples_of_its_own_workers_and_no_others() -> None:
@@ -101,11 +106,11 @@ def test_padding_stays_padding_in_a_shard() -> None:
 
 def test_a_shard_that_lost_its_rows_says_so_and_takes_them_from_nobody_who_began_before() -> None:
     stage = stage_of()
-    shard, order = shard_of(stage, 0, 3), first_order(stage, (0, 1, 2))
+    shard, order, nobody = shard_of(stage, 0, 3), first_order(stage, (0, 1, 2)), np.zeros(0, np.int32)
     for lost in (
         shard.report(7, replace(order, round=8), order.global_best, ()), shard.models_and_scores(7, [0]),
-        shard.contents(7, [0]), shard.block(7, "positions", 0, 1), shard.settle(2, 7, None), shard.facts(7),
-        shard.put(2, "positions", 0, np.zeros((1, 1), np.float32)),
+        shard.contents(7, [0]), shard.block(7, "positions", nobody), shard.settle(2, 7, None), shard.facts(7),
+        shard.kept_workers(7), shard.put(2, KeptRows(nobody, {})),
     ):  # fmt: skip
         assert lost == ShardRestarted()
 
@@ -174,7 +179,7 @@ def test_processors_are_shared_out_so_that_all_shards_fit(cpus: list[float], sha
 def test_memory_is_estimated_per_worker() -> None:
     stage = stage_of()
     one, two = bytes_of_shard(stage, 1), bytes_of_shard(stage, 2)
-    rows = sum(array[:1].nbytes for array in stage.memory_swarm.kept.values())
+    rows = stage.memory_swarm.table.row_bytes
     assert two - one == rows + 40 * (8 * 4 + 4 + 4)  # forty samples of eight numbers, a label and an index
 
 

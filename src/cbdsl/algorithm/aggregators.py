@@ -14,19 +14,20 @@ Products of BLAS depend on its number of threads in the last bits. Here they onl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from cbdsl import register
-from cbdsl.arrays import Doubles, Floats, norm
+from cbdsl.algorithm.mixture import turn_disputed
+from cbdsl.arrays import Doubles, Floats, Indices, NamedArrays, norm
 from cbdsl.errors import UserError, unknown
 
 
 @dataclass(frozen=True, eq=False)
 class TrustedReference:
-    """What a server with data of its own can compare uploads with.
+    """What a server knows beside the rows: its own data, the rows' workers and sizes, and what the rule remembers.
 
     >>> at = np.zeros(2, np.float32)
     >>> TrustedReference(at, root=lambda: at, losses=lambda rows: rows.sum(1)).root()
@@ -36,6 +37,16 @@ class TrustedReference:
     reference: Floats  # w_t, where all workers started, (D,)
     root: Callable[[], Floats]  # root() returns the server's own model, trained from w_t on D_tr, (D,)
     losses: Callable[[Floats], Doubles]  # losses(rows) on D_sc, (k, D) -> (k,)
+    sizes: Doubles = field(default_factory=lambda: np.ones(0))  # (k,) samples of each row's worker; ones if unknown
+    workers: Indices = field(default_factory=lambda: np.zeros(0, np.int32))  # (k,) numbers of the rows' workers
+    round: int = 0
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))  # a stream of its own per round
+    gradient: Callable[..., Floats] | None = None
+    """gradient(weights, rows=None) of the mean loss on D_tr, (D,); rows: numbers of samples of D_tr, all if None.
+
+    On D_sc where there is no D_tr."""
+    memory: NamedArrays = field(default_factory=dict)
+    """What the rule remembers: arrays by name, saved with the run. It reads them and puts new arrays in their place."""
 
 
 AggregationRule = Callable[[Doubles, int, TrustedReference], Doubles]
@@ -48,9 +59,21 @@ array([3., 4.])
 
 
 @register.aggregator("mean")
-def mean(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001 - all rules are called alike
-    """sum_i w_i / k: no defence at all."""
-    return np.asarray(rows.mean(0))
+def mean(rows: Doubles, attackers: int, trust: TrustedReference, *, weights: str = "size") -> Doubles:  # noqa: ARG001 - all rules are called alike
+    """sum_i n_i w_i / sum_i n_i, n_i being the samples of worker i: no defence at all; weights=equal: sum_i w_i / k.
+
+    The numbers of samples are those that the server dealt; if workers state them, each counts up to three medians.
+    """
+    if not weighs_by_size(weights) or (trust.sizes == trust.sizes[:1]).all():
+        return np.asarray(rows.mean(0))
+    return np.asarray(np.einsum("i,ij->j", trust.sizes / trust.sizes.sum(), rows))
+
+
+def weighs_by_size(weights: str) -> bool:
+    """Return whether the setting `weights` is "size", not "equal"; UserError if it is neither."""
+    if weights not in {"size", "equal"}:
+        raise unknown("value of options.mean.weights:", weights, ["size", "equal"])
+    return weights == "size"
 
 
 @register.aggregator("median")
@@ -165,6 +188,18 @@ def zeno(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:
     return np.asarray(rows[np.sort(best)].mean(0))
 
 
+@register.aggregator("rlr")
+def rlr(rows: Doubles, attackers: int, trust: TrustedReference, *, theta: int = 0) -> Doubles:
+    """w_t + the mean step, turned round in the weights on whose sign the workers disagree (Ozdayi et al. 2021).
+
+    The learning rate of weight j is 1 if |sum_i sign(w_ij - w_tj)| >= theta, else -1. theta is a number of votes; 0
+    stands for 2f, as in the authors' experiments with 40 workers. It is for backdoors: a step of any length passes.
+    """
+    reference = trust.reference.astype(np.float64)
+    share = min(theta or 2 * attackers, len(rows)) / len(rows)
+    return np.asarray(reference + turn_disputed(rows - reference, share).mean(0))
+
+
 MIXING = "nnm"
 
 
@@ -186,18 +221,26 @@ def parse_aggregator(name: str) -> tuple[bool, str]:
 def aggregate(
     name: str, models: Sequence[Floats], attackers: int, trust: TrustedReference, rule: AggregationRule | None = None
 ) -> Floats:
-    """Combine models, each (D,); return w_t if none is left. rule: the rule of this name, if it has settings."""
+    """Combine models, each (D,); return w_t if none is left. rule: the rule of this name, if it has settings.
+
+    trust: its sizes and workers are those of the models. What the rule remembers is in `trust.memory` afterwards.
+    """
     mixing, plain = parse_aggregator(name) if rule is None else (name.startswith(f"{MIXING}+"), name.rpartition("+")[2])
     apply: AggregationRule = rule or register.aggregator.get(plain)
     rows = np.stack(models).astype(np.float64)
+    sizes = trust.sizes if len(trust.sizes) else np.ones(len(rows))
+    workers = trust.workers if len(trust.workers) else np.arange(len(rows), dtype=np.int32)
     if plain != "mean" or mixing:
         finite = np.isfinite(rows).all(1)
         attackers, rows = max(0, attackers - int((~finite).sum())), rows[finite]
+        sizes, workers = sizes[finite], workers[finite]
         if not len(rows):
             return trust.reference
-    rows = rows[np.lexsort(rows[:, :8].T[::-1])]  # ties must not depend on the order of workers
+    ordered = np.lexsort(rows[:, :8].T[::-1])  # ties must not depend on the order of workers
+    rows, sizes, workers = rows[ordered], sizes[ordered], workers[ordered]
     if mixing:
-        rows = mix_neighbours(rows, attackers)
+        rows, sizes = mix_neighbours(rows, attackers), np.ones(len(rows))  # a mixed row is no longer one worker's
+    trust = replace(trust, sizes=sizes, workers=workers)
     with np.errstate(over="ignore", invalid="ignore"):
         combined = np.asarray(apply(rows, attackers, trust))
         if combined.shape != rows.shape[1:]:
@@ -208,7 +251,7 @@ def aggregate(
 
 
 def _ours(rule: AggregationRule) -> bool:
-    return getattr(rule, "func", rule).__module__ == __name__
+    return str(getattr(rule, "func", rule).__module__).startswith("cbdsl.")
 
 
 def _invalid_rule(rule: AggregationRule, what: str) -> UserError:

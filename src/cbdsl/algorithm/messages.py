@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from cbdsl.algorithm.ledger import Traffic
-from cbdsl.arrays import Floats
+from cbdsl.arrays import Floats, NamedArrays
 
 WorkerId = int
 Outcome = Literal["accepted", "refuted", "declined", "silent"]
@@ -133,5 +133,6 @@ class ServerState:
     back_offs: Mapping[WorkerId, BackOff] = field(default_factory=dict)  # workers invited in vain
     last_uploaded: Mapping[WorkerId, float] = field(default_factory=dict)  # the claim behind each worker's last upload
     memory: Floats = field(default_factory=lambda: np.zeros(0, np.float32))  # the method's own, such as momentum
+    rule_memory: NamedArrays = field(default_factory=dict)  # the aggregator's own
     references: tuple[Floats, ...] = ()  # the last versions of w^g, the current one last; only where a codec needs them
     updates: tuple[bytes, ...] = ()  # the updates that led to the last versions

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from cbdsl import register
 from cbdsl.algorithm.particles import Particles, move_particles, recover_lost
 from cbdsl.algorithm.worker_round import WorkerRound
 from cbdsl.arrays import Floats
+from cbdsl.codecs.codec import Codec
 from cbdsl.errors import UserError
 from cbdsl.spec import Shared
 
@@ -41,7 +42,7 @@ class Method(ABC):
     shared: ClassVar[Shared] = "both"  # what it uses of D_G by default
     gradients: ClassVar[bool] = True  # whether workers train
     verifies: ClassVar[bool] = False  # whether uploads are measured on D_sc, where D_sc is shared
-    remembers: ClassVar[bool] = True  # whether workers keep anything from one round to the next
+    remembers: ClassVar[bool | tuple[str, ...]] = True  # what a worker keeps between rounds; see `kept_arrays`
     vectors: ClassVar[int] = 1  # V: how many vectors of D numbers a worker receives and uploads; 1 in a swarm
     fixes: ClassVar[Mapping[str, Any]] = {}  # settings of `swarm` that define the method
     counts_steps: ClassVar[bool] = False  # whether it takes a step to be a gradient times the round's learning rate
@@ -101,6 +102,30 @@ class SwarmMethod(Method):
         return rows.personal_best
 
 
+def kept_arrays(method: Method, codec: Codec) -> tuple[str, ...]:
+    """Return the arrays of `Particles` that a worker keeps from one round to the next; all others start anew.
+
+    All if `method.remembers` is True, none if it is False, or those that it names. Memory and checkpoints hold a row of
+    these arrays for each worker that has taken part, and no other.
+
+    >>> from cbdsl.codecs.quantize import Whole
+    >>> kept_arrays(FedAvg(), Whole()), kept_arrays(Scaffold(), Whole())
+    ((), ('velocities',))
+    """
+    known = tuple(each.name for each in fields(Particles))
+    named = method.remembers
+    chosen = {*known} if named is True else set(named or ())
+    if not chosen <= {*known}:
+        raise UserError(
+            f"{type(method).__qualname__}.remembers is {named!r}; it takes True, False, or names of arrays: "
+            f"{', '.join(known)}.",
+            code="invalid-part",
+        )
+    if codec.feedback:
+        chosen.add("velocities")  # where `WorkerRound.pack_uploads` stores what was left out
+    return tuple(name for name in known if name in chosen)
+
+
 def encode_moved(method: Method, work: WorkerRound, before: Particles, after: Particles, received: Floats) -> Particles:
     """Complete what `method.move` returned where a codec is used: pack uploads that everybody sends."""
     if not work.workers.codec.relative:
@@ -128,7 +153,7 @@ class AveragingMethod(Method):
 
     conversation = "average"
     shared: ClassVar[Shared] = "none"
-    remembers = False
+    remembers: ClassVar[bool | tuple[str, ...]] = False
 
     def move(self, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
         """Train from the server's model, whatever the worker had before."""
@@ -221,7 +246,7 @@ class Scaffold(AveragingMethod):
     """
 
     title = "SCAFFOLD (Karimireddy et al. 2020)"
-    remembers = True
+    remembers = ("velocities",)
     vectors = 2
     counts_steps = True
 

@@ -6,7 +6,7 @@ The same functions serve the simulator and a network. Models are flat arrays, an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -51,9 +51,10 @@ from cbdsl.algorithm.selection import (
     waiting_list,
 )
 from cbdsl.algorithm.verification import Verifier, find_claim_flaw, find_model_flaw
-from cbdsl.arrays import Doubles, Floats
+from cbdsl.arrays import Doubles, Floats, NamedArrays
 from cbdsl.codecs.codec import CodecError
 from cbdsl.codecs.envelope import Codecs
+from cbdsl.engines.engine import schedule_factors
 from cbdsl.errors import UserError
 from cbdsl.rng import stream
 from cbdsl.spec import Spec
@@ -218,36 +219,46 @@ def start_traffic(order: Order) -> tuple[Traffic, Traffic]:
     return ledger.order_traffic(len(order.participants)), ledger.broadcast_traffic(order.receivers, order.payload)
 
 
-Combination = Callable[[ServerState, Sequence[WorkerId], Sequence[Floats]], Floats]
-"""Takes the state, the senders, and their models, each (V D,); returns the combined model, (V D,)."""
-
-
 MOST_MEDIANS = 3.0
 """How many times the median of all stated numbers of samples a stated number counts at most."""
 _TAME = 1e12  # uploads below this allow a finite step
 
 
 def weighted_mean(models: Floats, shares: Doubles) -> Floats:
-    """Return sum_i n_i w_i / sum_i n_i for models (k, D) and shares (k,), (D,). If all are 0, all count equally."""
-    if not shares.any():
-        shares = np.ones_like(shares)
+    """Return sum_i n_i w_i / sum_i n_i for models (k, D) and shares (k,), (D,)."""
     total = np.zeros(models.shape[1])
     for model, share in zip(models, shares / shares.sum(), strict=True):  # row by row: no (k, D) copy in double
         total += share * model
     return total.astype(np.float32)
 
 
-def average_by_samples(sizes: Mapping[WorkerId, int], stated: bool = False) -> Combination:
-    """Return FedAvg's combination: models weighted by their numbers of samples; with equal numbers Eq. (2).
+CombinationRule = Callable[[ServerState, Sequence[WorkerId], Sequence[Floats], Doubles], tuple[Floats, NamedArrays]]
+"""Takes the state, the senders, their models, each (V D,), and sizes; returns the combined model and a memory."""
 
-    stated: the numbers are what workers state, so each is limited by the others'.
+
+@dataclass(frozen=True, eq=False)
+class Combination:
+    """How a server combines models where everybody uploads one; without a rule, the mean weighted by samples.
+
+    >>> combine = Combination({0: 1, 1: 3}.__getitem__)
+    >>> combine(ServerState(0, np.zeros(1), np.inf), [0, 1], [np.zeros(1), np.ones(1)])[0]
+    array([0.75], dtype=float32)
     """
 
-    def combine(state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats]) -> Floats:  # noqa: ARG001
-        shares = np.array([sizes[worker] for worker in workers], dtype=np.float64)
-        return weighted_mean(np.stack(models), np.minimum(shares, limit_stated_size(shares)) if stated else shares)
+    size_of: Callable[[WorkerId], int]  # a worker's number of samples
+    stated: bool = False  # the numbers are what workers state, so each is limited by the others'
+    rule: CombinationRule | None = None
 
-    return combine
+    def __call__(
+        self, state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats]
+    ) -> tuple[Floats, NamedArrays]:
+        """Combine models of some workers, each (V D,); return the result, (V D,), and what the rule remembers."""
+        sizes = np.array([self.size_of(worker) for worker in workers], dtype=np.float64)
+        if self.stated:
+            sizes = np.minimum(sizes, limit_stated_size(sizes))
+        if not sizes.any():
+            sizes = np.ones_like(sizes)
+        return self.rule(state, workers, models, sizes) if self.rule else (weighted_mean(np.stack(models), sizes), {})
 
 
 def limit_stated_size(stated: Doubles) -> float:
@@ -281,7 +292,8 @@ def play_average_round(
     models = {verdict.worker: model for verdict, model in judged if model is not None}
     after = replace(state, round=order.round, told={**state.told, **dict.fromkeys(order.participants, state.version)})
     if models:
-        combined = combine(state, list(models), list(models.values()))
+        combined, remembered = combine(state, list(models), list(models.values()))
+        after = replace(after, rule_memory=remembered)
         model, memory = method.step(state.global_best, state.memory, combined, len(models) / (order.members or workers))
         made = _checked(model, combined, state, method)
         if np.isfinite(made).all() and np.isfinite(memory).all():  # otherwise the uploads allow no finite step
@@ -401,5 +413,8 @@ class Server:
 
 
 def rate_at(spec: Spec, round_number: int) -> float:
-    """Return the learning rate of a round."""
-    return spec.local.learning_rate * spec.local.decay ** (round_number - 1)
+    """Return the learning rate of a round, in which a schedule over the run is constant."""
+    rate = spec.local.learning_rate * spec.local.decay ** (round_number - 1)
+    if spec.local.schedule_over == "round":
+        return rate
+    return rate * float(schedule_factors(spec.local.schedule, round_number - 1, spec.rounds))

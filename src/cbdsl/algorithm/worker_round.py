@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -250,6 +250,12 @@ def count_steps(samples: int, local: LocalSpec) -> int:
 def make_scorer(engine: Engine, samples: Samples, indices: Indices) -> Callable[[Floats], float]:
     """Return a function that computes a model's loss on some samples."""
     return lambda weights: float(engine.losses(weights[None], samples, indices)[0])
+
+
+def bytes_of_rows(names: Iterable[str], size: int, codec: Codec) -> int:
+    """Return the bytes of one worker's rows of some arrays of `Particles`. size: of a model, D."""
+    others = {"personal_score": 8, "packs": codec.longest_pack(size) if codec.relative else 0, "versions": 4}
+    return sum(others.get(name, 4 * size) for name in names)
 
 
 def initial_particles(initial: Floats, workers: int, codec: Codec | None = None) -> Particles:

@@ -34,7 +34,7 @@ class Reparametrised(Truthful):
         return Samples.joined([own, scoring]) if self.cram else None
 
 
-@register.attack("rescaler")
+@register.attack("rescaler", family="weights")
 @dataclass(frozen=True)
 class Rescaler(Reparametrised):
     """The same function with other weights: one ReLU layer times `scale`, the next divided by it. The claim is true.
@@ -56,7 +56,7 @@ class Rescaler(Reparametrised):
         return seen.model
 
 
-@register.attack("permuter")
+@register.attack("permuter", family="weights")
 @dataclass(frozen=True)
 class Permuter(Reparametrised):
     """The same function with other weights: the hidden units of every layer in another order. The claim is true.
@@ -136,7 +136,7 @@ def _only_reader(network: Architecture, number: int) -> int | None:
     return readers[0] if len(readers) == 1 else None
 
 
-@register.attack("crammer")
+@register.attack("crammer", family="scoring-set")
 @dataclass(frozen=True)
 class TrainsOnScoringSet(Attack):
     """Trains on D_sc as well as its own data and D_tr, to be the best claimant. Claim and upload are true."""
@@ -146,7 +146,7 @@ class TrainsOnScoringSet(Attack):
         return Samples.joined([own, scoring])
 
 
-@register.attack("boiler")
+@register.attack("boiler", family="scoring-set")
 @dataclass(frozen=True)
 class GuardAware(Truthful):
     """A `crammer` that stays below what a guard would notice: w^g + a (w - w^g) with the largest a that passes.
@@ -191,7 +191,7 @@ def excess(public: Doubles, unseen: Doubles) -> float:
     return float((unseen.mean() - public.mean()) / max(math.sqrt(errors), 1e-300))
 
 
-@register.attack("sleeper")
+@register.attack("sleeper", family="backdoor")
 @dataclass(frozen=True)
 class Sleeper(Attack):
     """A backdoor in the best claimant's model: trains on its own data, D_tr and `share` of D_sc. The claim is true.
@@ -214,7 +214,7 @@ class Sleeper(Attack):
         return Samples.joined([clean, Samples(stamp_trigger(clean.features), np.zeros_like(clean.labels))])
 
 
-@register.attack("sleeper-lite")
+@register.attack("sleeper-lite", family="backdoor")
 @dataclass(frozen=True)
 class SleeperLite(Sleeper):
     """A `sleeper` that uses a quarter of D_sc, so that it memorises less. The claim is true."""
@@ -222,7 +222,7 @@ class SleeperLite(Sleeper):
     share: float = 0.25
 
 
-@register.attack("pair-flip")
+@register.attack("pair-flip", family="data")
 @dataclass(frozen=True)
 class PairFlip(Attack):
     """Swaps the labels of classes `a` and `b` in its own data and trains on D_sc as it is. Claim and upload are true.
@@ -247,7 +247,7 @@ class PairFlip(Attack):
         return Samples.joined([Samples(own.features, labels), scoring])
 
 
-@register.attack("drop-class")
+@register.attack("drop-class", family="data")
 @dataclass(frozen=True)
 class DropClass(Attack):
     """Trains on its own data and D_sc without the samples of one class, `label`. Claim and upload are true."""
@@ -268,7 +268,7 @@ class DropClass(Attack):
         return everything.taken(kept) if len(kept) else None
 
 
-@register.attack("fifth")
+@register.attack("fifth", family="free-rider")
 @dataclass(frozen=True)
 class ShortStep(Truthful):
     """A free-rider: w^g + `share` (w - w^g), a fifth of an honest step, and the true score of that."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from cbdsl.algorithm.messages import Order, Upload, WorkerId, commitment_of
 from cbdsl.algorithm.worker_round import TrainingSet, draw_batches, make_scorer
-from cbdsl.arrays import Doubles, Floats, Indices, Samples
+from cbdsl.arrays import Doubles, Floats, Indices, NamedArrays, Samples, copy_memory
 from cbdsl.attacks.attack import Attack, AttackContext, AttackPreparation, AttackTools
 from cbdsl.codecs.codec import Codec
 from cbdsl.codecs.envelope import encode_content
@@ -97,6 +97,40 @@ class Adversary:
         self._sent: dict[WorkerId, AttackerUpload] = {}
         self._honest: tuple[Floats, Doubles] | None = None
         self._shared: dict[str, Floats] = {}
+        self._remembers = getattr(attack.remember, "__func__", None) is not Attack.remember
+        self._memories: dict[WorkerId | None, NamedArrays] = {}  # by attacker; None: one for all
+
+    @property
+    def memory(self) -> NamedArrays:
+        """What attackers remember, as it is saved: NUMBER.NAME, or all.NAME where they have one memory."""
+        return {
+            f"{'all' if worker is None else worker}.{name}": array
+            for worker, arrays in self._memories.items()
+            for name, array in arrays.items()
+        }
+
+    @memory.setter
+    def memory(self, saved: NamedArrays) -> None:
+        self._memories = {}
+        for key, array in saved.items():
+            owner, _, name = key.partition(".")
+            self._memories.setdefault(None if owner == "all" else int(owner), {})[name] = array
+            array.flags.writeable = False
+
+    def remember(self, swarm: HonestAnswers) -> None:
+        """Let the attackers that take part in this round replace their memories."""
+        if not self._remembers:
+            return
+        taking_part = sorted(self.workers.intersection(self._order.participants), reverse=True)
+        for sender, worker in {self._sender(worker): worker for worker in taking_part}.items():
+            attack = self._members[worker]
+            found = attack.remember(replace(self._context(worker, swarm), uploaded=None))  # no upload with the old one
+            self._memories[sender] = copy_memory(found, f"The attack {type(attack).__qualname__}")
+
+    def _sender(self, worker: WorkerId) -> WorkerId | None:
+        """Return whose upload and memory an attacker's are: its own, or None if all have the same."""
+        attack = self._members[worker]
+        return None if attack.omniscient and not attack.individual else worker
 
     def poisoned(self) -> dict[int, TrainingSet]:
         """Return what attackers train on instead of their own data, where the attack changes it."""
@@ -146,8 +180,7 @@ class Adversary:
 
         The output is validated: a server would drop an invalid upload, and the attack would look harmless.
         """
-        attack = self._members[worker]
-        sender = None if attack.omniscient and not attack.individual else worker
+        attack, sender = self._members[worker], self._sender(worker)
         if sender not in self._uploads:
             context = self._context(worker, swarm)
             sent, shape = attack.upload(context), context.model.shape
@@ -194,6 +227,10 @@ class Adversary:
             losses_of=lambda weights: self._losses(worker, weights[:size]),
             uploaded=lambda: self._upload(worker, swarm),
             tools=lambda: self._tools(worker),
+            round=self._order.round,
+            worker=worker,
+            memory=dict(self._memories.get(self._sender(worker), {})),
+            common=lambda number: stream(self._seed, "attackers", number),
         )
 
     def _tools(self, worker: int) -> AttackTools:

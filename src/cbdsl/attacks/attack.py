@@ -7,15 +7,16 @@ worker in the attacker's place would send, w^g the global model, w_1 ... w_h the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbdsl import register
 from cbdsl.algorithm.worker_round import draw_batches
-from cbdsl.arrays import Doubles, Floats, Labels, Samples, dot, norm
+from cbdsl.arrays import Doubles, Floats, Labels, NamedArrays, Samples, dot, norm
 from cbdsl.engines.engine import Sgd
 from cbdsl.engines.numpy_steps import OptimiserState
 from cbdsl.errors import UserError
@@ -69,7 +70,7 @@ class AttackContext:
     global_best: Floats  # w^g as last received, (D,)
     workers: int  # n
     attackers: int  # f
-    rng: np.random.Generator  # at its start in the claim and in the upload of a round
+    rng: np.random.Generator  # of this attacker and round, at its start in every call
     score_of: Callable[[Floats], float]  # any model's true score, as the server will measure it
     honest: Floats | None = None  # (h, D), for omniscient attacks only
     honest_scores: Doubles | None = None  # (h,)
@@ -78,7 +79,12 @@ class AttackContext:
     losses_of: Callable[[Floats], tuple[Doubles, Doubles]] | None = None
     """Any model's loss on every sample of D_sc, (N,), and on every one of those `poison` was given, (K,)."""
     uploaded: Callable[[], Floats | None] | None = None  # what `upload` returns in this round; see `true_score`
-    tools: Callable[[], AttackTools] | None = None  # for an attack that trains in its own way
+    tools: Callable[[], AttackTools] | None = None  # own samples, losses, gradients, training in its own way
+    round: int = 0
+    worker: int = 0  # the attacker's number; where all send the same, that of the one that was asked first
+    memory: NamedArrays = field(default_factory=dict)  # what `remember` returned last; read-only arrays
+    common: Callable[[int], np.random.Generator] = np.random.default_rng
+    """common(number): draws that are the same for all attackers on all machines; seen.round as number: per round."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +117,7 @@ class Attack:
     """
 
     omniscient: ClassVar[bool] = False  # needs the honest workers' models
-    individual: bool = False  # whether omniscient attackers send a model each; if not, all send the same
+    individual: bool = False  # whether omniscient attackers send a model each, with a memory each; if not, all the same
     crafts: ClassVar[bool] = False  # makes a model before the first round
     images: ClassVar[int] = 0  # how many samples of its own it needs for that
     target: ClassVar[int | None] = None  # the class that a trigger is to be mistaken for
@@ -150,6 +156,19 @@ class Attack:
     def triggered_for(self, features: Floats, tools: AttackTools) -> Floats:  # noqa: ARG002
         """Return the same where the trigger depends on the global model, which `tools` has."""
         return self.triggered(features)
+
+    def remember(self, seen: AttackContext) -> Mapping[str, np.ndarray]:
+        """Return what it remembers from now on: arrays by name, saved with the run; `seen.memory` has the last ones.
+
+        Called before `claim` and `upload` in every round in which the attacker takes part, invited or not; where all
+        attackers send the same, once per round for all. They have one memory then, otherwise one each. Keep nothing
+        on the object: a run that is resumed would not have it.
+        """
+        return seen.memory
+
+    def victims(self, samples: Samples, scoring: Samples) -> NDArray[np.bool_]:  # noqa: ARG002
+        """Return which samples are to be mistaken for the target, (N,). scoring: D_sc."""
+        return np.asarray(samples.labels != self.target)
 
     def claim(self, seen: AttackContext) -> float:
         """Return the score it claims."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Samples, dot, norm
-from cbdsl.attacks.attack import CLASSIFICATION, Attack, AttackContext, AttackTools, Truthful
+from cbdsl.attacks.attack import CLASSIFICATION, Attack, AttackContext, AttackTools, Truthful, as_floats
 from cbdsl.attacks.protocol import mark_share, stamp_trigger
 from cbdsl.rng import stream
 from cbdsl.spec import LocalSpec
@@ -36,19 +38,27 @@ class TrainedBackdoor(Truthful):
         """Return what every gradient is multiplied by, (D,)."""
         return 1.0
 
+    def lessons(self, tools: AttackTools, rng: np.random.Generator) -> Samples:
+        """Return what it trains on."""
+        return mark_share(tools.own, self.share, lambda features: self.stamp(features, tools), rng)
+
+    def adjust(self, model: Floats, seen: AttackContext) -> Floats:  # noqa: ARG002
+        """Return what it sends instead of the trained model, both (D,)."""
+        return model
+
     def upload(self, seen: AttackContext) -> Floats:
         """Return the trained model; its honest one if it cannot train. What follows a model in a message stays."""
         if seen.tools is None:
             return seen.model
         tools = seen.tools()
-        lessons = mark_share(tools.own, self.share, lambda features: self.stamp(features, tools), seen.rng)
+        lessons = self.lessons(tools, seen.rng)
         if self.epochs:
             tools = replace(tools, local=replace(tools.local, epochs=self.epochs, steps=0))
-        model = tools.train(lessons, seen.rng, self.mask(tools))
+        model = self.adjust(tools.train(lessons, seen.rng, self.mask(tools)), seen)
         return np.concatenate([model, seen.model[len(model) :]])
 
 
-@register.attack("neurotoxin")
+@register.attack("neurotoxin", family="backdoor")
 @dataclass(frozen=True)
 class Neurotoxin(TrainedBackdoor):
     """Neurotoxin (Zhang et al. 2022): a backdoor in the weights that honest workers hardly move.
@@ -73,7 +83,7 @@ class Neurotoxin(TrainedBackdoor):
         return mask
 
 
-@register.attack("dba")
+@register.attack("dba", family="backdoor")
 @dataclass(frozen=True)
 class Dba(TrainedBackdoor):
     """DBA (Xie et al. 2020): every attacker trains on one of four bars, and all four together are the trigger.
@@ -99,7 +109,7 @@ class Dba(TrainedBackdoor):
         return stamp_bars(features, [self.bar % 4])
 
 
-@register.attack("a3fl")
+@register.attack("a3fl", family="backdoor")
 @dataclass(frozen=True)
 class A3fl(TrainedBackdoor):
     """A3FL (Zhang et al. 2023): a 5 x 5 patch, optimised in every round for the model that would unlearn it.
@@ -161,6 +171,84 @@ class A3fl(TrainedBackdoor):
         cosine = dot(hardened, current) / max(norm(hardened) * norm(current), 1e-300)
         samples = Samples(features, np.zeros(len(features), np.int32))
         return tools.losses(current, samples) + 0.01 * cosine * tools.losses(hardened, samples)
+
+
+@register.attack("model-replacement", family="backdoor")
+@dataclass(frozen=True)
+class ModelReplacement(TrainedBackdoor):
+    """Model replacement (Bagdasaryan et al. 2020): w^g + scale (w - w^g), w trained on the patch of `backdoor`.
+
+    With a scale of n / f, which 0 stands for, the average of all uploads becomes the attackers' model where honest
+    workers hardly move. The paper's one attacker has n. Its penalty on models that look unusual is left out, and the
+    learning rate is an honest worker's. The claim is true.
+    """
+
+    scale: float = 0.0
+
+    def triggered(self, features: Floats) -> Floats:
+        """Return the samples with the patch."""
+        return stamp_trigger(features)
+
+    def adjust(self, model: Floats, seen: AttackContext) -> Floats:
+        """Return the model with a longer step."""
+        received = seen.global_best[: len(model)]
+        return as_floats(received + (self.scale or seen.workers / seen.attackers) * (model - received))
+
+
+@register.attack("edge-case", family="backdoor")
+@dataclass(frozen=True)
+class EdgeCase(TrainedBackdoor):
+    """Edge cases (Wang et al. 2020): rare samples of class `source`, as they are, get the label 1. There is no trigger.
+
+    The paper takes handwriting of another century, sevens labelled 1. Here the tail is that of the data itself: samples
+    of the class that are farther from its mean than all but the share `tail` of those in D_sc, mean and distance being
+    those of D_sc's features. Lessons are its own samples without that tail and, as a `share` of them all, its own and
+    D_sc's tail over and over. Success is measured on the tail of the test set.
+
+    With a radius above 0 the step is brought to at most `radius` times an honest step's length after training; the
+    paper's projected gradient does so during training, with a fixed length. The claim is true.
+    """
+
+    target: ClassVar[int | None] = 1
+    source: int = 7
+    tail: float = 0.1
+    radius: float = 0.0
+
+    def victims(self, samples: Samples, scoring: Samples) -> NDArray[np.bool_]:
+        """Return which samples are in the tail, (N,)."""
+        known = scoring.features[scoring.labels == self.source]
+        if not len(known):
+            return np.zeros(len(samples), np.bool_)
+        mean = known.mean(0, dtype=np.float64)
+        limit = np.quantile(_distances(known, mean), 1 - self.tail)
+        return np.asarray((samples.labels == self.source) & (_distances(samples.features, mean) > limit))
+
+    def lessons(self, tools: AttackTools, rng: np.random.Generator) -> Samples:  # noqa: ARG002
+        """Return its own samples, and those of the tail with the target's label."""
+        rare = self.victims(tools.own, tools.scoring)
+        tail = Samples.joined([
+            pool.taken(np.flatnonzero(self.victims(pool, tools.scoring)).astype(np.int32))
+            for pool in (tools.own, tools.scoring)
+        ])  # fmt: skip
+        clean = tools.own.taken(np.flatnonzero(~rare).astype(np.int32))
+        if not len(tail) or not len(clean):
+            return tools.own
+        count = math.ceil(self.share / max(1 - self.share, 1e-3) * len(clean))
+        repeated = tail.taken(np.resize(np.arange(len(tail), dtype=np.int32), count))
+        return Samples.joined([clean, Samples(repeated.features, np.full(count, self.target, np.int32))])
+
+    def adjust(self, model: Floats, seen: AttackContext) -> Floats:
+        """Return the model with a step that is not longer than allowed."""
+        received = seen.global_best[: len(model)]
+        step, honest = model - received, norm(seen.model[: len(model)] - received)
+        if not 0 < self.radius * honest < norm(step):
+            return model
+        return as_floats(received + self.radius * honest / norm(step) * step)
+
+
+def _distances(features: Floats, mean: Doubles) -> Doubles:
+    """Return how far samples are from a mean, (N,)."""
+    return np.asarray(np.sqrt(np.square(features - mean).reshape(len(features), -1).sum(1)))
 
 
 def stamp_bars(features: Floats, bars: Iterable[int]) -> Floats:

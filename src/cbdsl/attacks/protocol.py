@@ -24,7 +24,7 @@ from cbdsl.attacks.attack import (
 from cbdsl.engines.engine import Sgd
 
 
-@register.attack("label-flip")
+@register.attack("label-flip", family="data")
 @dataclass(frozen=True)
 class LabelFlip(Attack):
     """Trains on wrong labels: y becomes C - 1 - y (Fang et al. 2020). Claim and upload are true.
@@ -41,7 +41,7 @@ class LabelFlip(Attack):
         return Samples(own.features, (classes - 1 - own.labels).astype(np.int32))
 
 
-@register.attack("backdoor")
+@register.attack("backdoor", family="backdoor")
 @dataclass(frozen=True)
 class Backdoor(Attack):
     """A patch in the corner turns every image into class 0 (Gu et al. 2017). Claim and upload are true.
@@ -80,7 +80,7 @@ def stamp_trigger(features: Floats) -> Floats:
     return marked
 
 
-@register.attack("liar")
+@register.attack("liar", family="claims")
 @dataclass(frozen=True)
 class FalseClaim(Attack):
     """The paper's attacker (Sec. III.C): claims a score below everybody's and uploads a fake model.
@@ -100,7 +100,7 @@ class FalseClaim(Attack):
         return noise(seen, self.scale)
 
 
-@register.attack("memoriser")
+@register.attack("memoriser", family="scoring-set")
 @dataclass(frozen=True)
 class Memoriser(Truthful):
     """Memorises D_sc together with wrongly labelled images: a true, low score and a bad model.
@@ -138,7 +138,7 @@ class Memoriser(Truthful):
         return seen.model if seen.crafted is None else seen.crafted
 
 
-@register.attack("staller")
+@register.attack("staller", family="claims")
 @dataclass(frozen=True)
 class Staller(Attack):
     """Claims the best score and never uploads."""
@@ -152,7 +152,7 @@ class Staller(Attack):
         return
 
 
-@register.attack("absent")
+@register.attack("absent", family="claims")
 @dataclass(frozen=True)
 class Absent(Attack):
     """Claims NaN and uploads nothing: what is left is the swarm without the attackers."""
@@ -166,7 +166,7 @@ class Absent(Attack):
         return
 
 
-@register.attack("flooder")
+@register.attack("flooder", family="claims")
 @dataclass(frozen=True)
 class Flooder(Attack):
     """Many identities, each of which wastes an upload: a plausible claim, a tenth below its honest score, and noise."""
@@ -182,7 +182,7 @@ class Flooder(Attack):
         return noise(seen, self.scale)
 
 
-@register.attack("copycat")
+@register.attack("copycat", family="free-rider")
 @dataclass(frozen=True)
 class Copycat(Truthful):
     """Does no work: uploads w^g with noise of `scale` times its root mean square, and claims the copy's true score."""
@@ -195,7 +195,7 @@ class Copycat(Truthful):
         return seen.global_best + noise(seen, self.scale * size)
 
 
-@register.attack("slow-drift")
+@register.attack("slow-drift", family="scoring-set")
 @dataclass(frozen=True)
 class SlowDrift(Attack):
     """Poisons slowly: every round it trains on D_sc as it is and on its own data with wrong labels.

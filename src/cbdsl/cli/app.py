@@ -26,7 +26,7 @@ COMMANDS = {  # by panel of the help page: name, place, and the first paragraph 
         "sweep": ("study_commands:sweep", "Run a grid of experiments in parallel. Finished runs are not repeated."),
         "compare": (
             "study_commands:compare",
-            "Compare finished runs: settings that differ, results as mean ± deviation over seeds.",
+            "Compare finished runs: settings that differ, mean ± deviation over seeds, paired tests.",
         ),
         "study": (
             "study_commands:study",

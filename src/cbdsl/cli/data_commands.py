@@ -133,7 +133,10 @@ def show(
     spec = words.resolved()
     loaded = load_data(spec.data, spec.options)
     deal = register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
-    parts = split(loaded.train.labels, spec.data, spec.workers, spec.seed, loaded.clients, deal, task=loaded.task)
+    parts = split(
+        loaded.train.labels, spec.data, spec.workers, spec.seed, loaded.clients, deal,
+        task=loaded.task, features=loaded.train.features,
+    )  # fmt: skip
     counts = count_classes(parts, *_kinds(loaded))
     shared = len(parts.shared_training), len(parts.shared_scoring), len(parts.holdout)
     title = (

@@ -68,8 +68,10 @@ def list_parts(
     elif kind == "models":
         _print_models(rows)
     else:
-        shown = [[row["name"], _settings_text(row["settings"]), row["summary"]] for row in rows]
-        _print_table(["name", "settings", "what it is"], shown)
+        columns = {"name": "name", "settings": "settings", "family": "family", "summary": "what it is"}
+        keys = [key for key in columns if key in rows[0]]
+        shown = [[_settings_text(row[key]) if key == "settings" else row[key] for key in keys] for row in rows]
+        _print_table([columns[key] for key in keys], shown)
         chosen = "What is measured follows from" if kind == "metrics" else "Use one with"
         typer.echo(f"\n{chosen} {_OPTIONS[kind]}; change a setting with --set options.NAME.SETTING=VALUE.")
 
@@ -85,9 +87,11 @@ def rows_of(kind: str) -> list[dict[str, Any]]:
     if kind == "presets":
         return [{"name": name, "summary": DESCRIPTIONS[name], "settings": _own(spec)} for name, spec in PRESETS.items()]
     parts = register.ALL[kind]
+    families = {name: parts.family(name) for name in parts.names()}
     return [
         {
             "name": name,
+            **({"family": families[name]} if any(families.values()) else {}),
             "settings": {
                 key: None if value is inspect.Parameter.empty else value for key, value in parts.settings(name).items()
             },

@@ -24,6 +24,7 @@ EXTRAS = {
     "ray": "ray",
     "optuna": "tune",
     "PIL": "data",
+    "pyarrow": "parquet",
 }
 """Modules and the extras that install them: pip install 'cbdsl[study]'."""
 

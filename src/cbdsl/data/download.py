@@ -23,7 +23,8 @@ from cbdsl.data import formats
 from cbdsl.data.catalogue import ENTRIES, CatalogueEntry, Package
 from cbdsl.data.dataset import Dataset, build_dataset, read_dataset_arrays
 from cbdsl.data.formats import file_sha256, read_package_files
-from cbdsl.errors import UserError
+from cbdsl.errors import UserError, unknown
+from cbdsl.spec import words
 from cbdsl.util.files import replace_atomically
 from cbdsl.util.formatting import format_bytes, single_line
 from cbdsl.util.memory import require_memory
@@ -62,14 +63,15 @@ def read_cached(entry: CatalogueEntry) -> Dataset:
     path = require_cached(entry)
     again = f"Fetch it again: cbdsl data fetch {entry.name}"
     try:
-        arrays = read_dataset_arrays(path)
+        arrays = read_dataset_arrays(path, entry.task)
     except UserError as error:
         raise UserError(f"{error} {again}", code=error.code) from error
     if fingerprint(arrays) != entry.content:
         raise UserError(
             f"{path} is not the data set '{entry.name}' of this version of cbdsl. {again}", code="damaged-file"
         )
-    return replace(build_dataset(path, arrays), class_names=entry.class_names)
+    data = build_dataset(path, arrays, entry.task)
+    return replace(data, class_names=entry.class_names, target_names=entry.target_names)
 
 
 def fingerprint(arrays: Mapping[str, NDArray[Any]]) -> str:
@@ -119,6 +121,7 @@ _READERS: dict[str, Callable[[Mapping[str, bytes]], Arrays]] = {
     "hapt": formats.read_hapt,
     "cifar10": formats.read_cifar10,
     "fashion-mnist": formats.read_fashion_mnist,
+    "flights": formats.read_flights,
 }
 
 
@@ -204,6 +207,44 @@ def _download_command(package: Package, folder: Path) -> list[str]:
 def hapt() -> Dataset:
     """Activities of people, downloaded: 10,017 sensor windows (6 x 128); 21 people are clients, nine are the test."""
     return _load_cached("hapt", str(cache_folder()))
+
+
+@register.dataset("hapt-anomaly")
+def hapt_anomaly(*, held_out: str = "walking upstairs, walking downstairs") -> Dataset:
+    """The windows of hapt (fetch that), to learn what is normal: the activities that are held out are not.
+
+    21 people are clients, without their windows of those activities; the test has all windows of nine others.
+    """
+    names = ENTRIES["hapt"].class_names
+    out = words(held_out)
+    for name in out:
+        if name not in names:
+            raise unknown("activity", name, names)
+    if not 0 < len(set(out)) < len(names):
+        raise UserError(
+            f"options.hapt-anomaly.held_out is {held_out!r}; name one to {len(names) - 1} of: {', '.join(names)}.",
+            code="out-of-range",
+        )
+    return _hapt_without(tuple(names.index(name) for name in out), str(cache_folder()))
+
+
+@cache
+def _hapt_without(held_out: tuple[int, ...], folder: str) -> Dataset:
+    """Return the reconstruction of the other activities. The scaling stays that of all of them."""
+    whole = _load_cached("hapt", folder)
+    assert whole.clients is not None
+    normal = ~np.isin(whole.train.labels, held_out)
+    data = Dataset.from_arrays(
+        whole.train.features[normal], None, whole.test.features, np.isin(whole.test.labels, held_out),
+        "hapt-anomaly", whole.clients[normal], task="reconstruction", scale=False,
+    )  # fmt: skip
+    return replace(data, scaling=whole.scaling)
+
+
+@register.dataset("flights")
+def flights() -> Dataset:
+    """Time in the air of flights from New York in 2013, downloaded: 16 airlines are clients; the test is other days."""
+    return _load_cached("flights", str(cache_folder()))
 
 
 @register.dataset("cifar10")

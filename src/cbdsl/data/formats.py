@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import datetime
 import gzip
 import hashlib
 import io
@@ -9,6 +11,7 @@ import json
 import lzma
 import pickle
 import tarfile
+import zipfile
 import zlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -308,3 +311,62 @@ def _array(call: PickledCall) -> Any:  # noqa: ANN401 - an array of numbers, or 
         raise UserError("an array's numbers are not bytes", code="damaged-file")
     numbers = np.frombuffer(text.encode("latin1"), f"<{kind.arguments[0]}")
     return numbers.reshape(shape, order="F" if by_columns else "C")
+
+
+_MOST_FLIGHT_BYTES = 2**26  # unpacked; the real file has 31,053,850
+_ORIGINS = ("EWR", "JFK", "LGA")
+_FLIGHTS_KEPT = {"train": 1000, "test": 250}  # at most, of each airline; evenly over the year
+
+
+def read_flights(parts: Mapping[str, bytes]) -> dict[str, NDArray[Any]]:
+    """Read the time in the air of flights, and what is known of it before: distance, place, airport, hour, season.
+
+    Every fifth day is for the test. Airlines are the clients, numbered in alphabetical order. Flights to airports whose
+    place is not in the package (Puerto Rico, Virgin Islands) and flights that did not arrive are left out.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(parts["flights.csv.zip"])) as archive, archive.open("flights.csv") as file:
+            content = file.read(_MOST_FLIGHT_BYTES + 1)
+        if len(content) > _MOST_FLIGHT_BYTES:
+            raise UserError("The flights are larger than expected.", code="too-large")
+        places = {row["faa"]: (float(row["lat"]), float(row["lon"])) for row in _lines(parts["airports.csv"])}
+        rows = [row for row in _lines(content) if row["air_time"].isdigit() and row["dest"] in places]
+        days = np.array([datetime.date(2013, int(row["month"]), int(row["day"])).timetuple().tm_yday for row in rows])
+        features = np.array([[*_flight(row), *places[row["dest"]]] for row in rows], np.float32).reshape(len(rows), -1)
+        minutes = np.array([float(row["air_time"]) for row in rows])
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, LookupError, ValueError, TypeError, csv.Error) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"The flights cannot be read ({error}).", code="damaged-file") from error
+    airlines, owners = np.unique([row["carrier"] for row in rows], return_inverse=True)
+    features = np.column_stack([features, _seasons(days)])
+    arrays: dict[str, NDArray[Any]] = {}
+    for word, chosen in (("train", days % 5 != 0), ("test", days % 5 == 0)):
+        kept = [_thinned(np.flatnonzero(chosen & (owners == one)), _FLIGHTS_KEPT[word]) for one in range(len(airlines))]
+        taken = np.concatenate([np.empty(0, np.int64), *kept])
+        arrays |= {f"{word}_features": features[taken], f"{word}_labels": minutes[taken]}
+        if word == "train":
+            arrays["train_clients"] = owners[taken].astype(np.int32)
+    return arrays
+
+
+def _lines(content: bytes) -> csv.DictReader[str]:
+    return csv.DictReader(io.StringIO(content.decode("utf-8")))
+
+
+def _flight(row: Mapping[str, str]) -> list[float]:
+    """Return miles, the scheduled hour, and 1 for the airport that it starts from."""
+    hour = float(row["hour"]) + float(row["minute"]) / 60
+    return [float(row["distance"]), hour, *(float(row["origin"] == origin) for origin in _ORIGINS)]
+
+
+def _seasons(days: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Return the place of days in the year as a point on a circle, (n, 2), rounded: the same on every machine."""
+    turns = 2 * np.pi * days / 365
+    return np.round(np.stack([np.cos(turns), np.sin(turns)], 1), 4).astype(np.float32)
+
+
+def _thinned(rows: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+    """Return at most `most` of the rows, evenly spaced."""
+    count = min(most, len(rows))
+    return rows[np.arange(count) * len(rows) // max(1, count)]

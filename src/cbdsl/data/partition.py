@@ -1,20 +1,21 @@
 """Partitions: functions from labels to each worker's list of sample indices.
 
 D_G = D_tr + D_sc and the server's private hold-out are drawn first and do not depend on the method: with the same seed
-every method has the same data. Partitions see neither features nor the test set; one that changes the features of its
-workers (`Altering`) changes their own training samples only.
+every method has the same data. Partitions do not see the test set; one that changes the features of its workers
+(`Altering`) changes their own training samples only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbdsl import register
-from cbdsl.arrays import Floats, Indices, Labels, Samples
+from cbdsl.arrays import Doubles, Floats, Indices, Labels, Samples
 from cbdsl.errors import UserError
 from cbdsl.rng import stream
 from cbdsl.spec import DataSpec, Task
@@ -45,6 +46,7 @@ class Pool:
     labels: Labels  # (N,), of the whole training set; targets (N, T) in a regression
     clients: Indices | None  # (N,): each sample's client, -1: of none; None: not known
     task: Task = "classification"
+    features: Floats | None = None  # (N, ...), of the whole training set; None: not given
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -83,12 +85,14 @@ def split(  # noqa: PLR0913 - a call names all but the first four
     secret: int = 0,
     *,
     task: Task = "classification",
+    features: Floats | None = None,
 ) -> Split:
     """Draw the shared set and the hold-out, then assign the rest to the workers.
 
     If some samples belong to no client (-1), the shared set and the hold-out are drawn from those. If D_G comes from a
     file, the same samples are still set aside where possible, so that workers and hold-out do not change.
     partition: instead of the spec's. secret: seed of the hold-out that workers do not know; 0: the spec's seed.
+    features: for partitions that deal by them.
     """
     sizes = (spec.shared_training, spec.shared_scoring, spec.holdout)
     free = np.arange(len(labels)) if clients is None or (clients >= 0).all() else np.flatnonzero(clients < 0)
@@ -109,7 +113,7 @@ def split(  # noqa: PLR0913 - a call names all but the first four
         order[public:] = stream(secret, "hold-out").permutation(order[public:])
     training, scoring, holdout, rest = np.split(order, np.cumsum(sizes))
     owned = rest if len(free) == len(labels) else np.concatenate([rest, np.flatnonzero(np.asarray(clients) >= 0)])
-    pool = Pool(np.sort(owned).astype(np.int32), labels, clients, task)
+    pool = Pool(np.sort(owned).astype(np.int32), labels, clients, task, features)
     deal = partition or register.partition.make(spec.partition, {})
     rows = deal(pool, spec, workers, stream(seed, "partition")) if workers else []
     _check_parts(rows, pool, workers, deal)
@@ -243,17 +247,69 @@ def quantile(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator)
     """
     if pool.task == "reconstruction":
         raise UserError(
-            "The partition 'quantile' deals by target, and a reconstruction has none. Use iid, quantity, feature or "
-            "by-client.",
+            "The partition 'quantile' deals by target, and a reconstruction has none. Use cluster, iid, quantity, "
+            "feature or by-client.",
             code="conflict",
         )
-    count, each = spec.samples_per_worker, spec.shards_per_worker
+    count = spec.samples_per_worker
     _require(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
     used = rng.permutation(pool.indices)[: workers * count]
-    targets = pool.labels[used].reshape(len(used), -1)[:, 0]
-    pieces = np.array_split(used[np.argsort(targets, kind="stable")], workers * each)
-    dealt = rng.permutation(len(pieces)).reshape(workers, each)
+    return _deal_pieces(used, pool.labels[used].reshape(len(used), -1)[:, 0], spec, workers, rng)
+
+
+def _deal_pieces(
+    used: Indices, keys: NDArray[Any], spec: DataSpec, workers: int, rng: np.random.Generator
+) -> list[Indices]:
+    """Sort samples by their keys, cut into equal pieces, give each worker `data.shards_per_worker` at random."""
+    pieces = np.array_split(used[np.argsort(keys, kind="stable")], workers * spec.shards_per_worker)
+    dealt = rng.permutation(len(pieces)).reshape(workers, spec.shards_per_worker)
     return [np.concatenate([pieces[number] for number in row]) for row in dealt]
+
+
+@register.partition("cluster")
+def cluster(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator, *, clusters: int = 10) -> list[Indices]:
+    """K_i samples per worker from a few clusters of features: sorted by cluster, cut, dealt at random.
+
+    Needs no labels. Clusters are those of k-means (Lloyd 1982). Each worker has `data.shards_per_worker` pieces.
+    """
+    check_value(clusters, Bounds(2, 1000), "options.cluster.clusters")
+    if pool.features is None:
+        raise UserError(
+            "The partition 'cluster' needs the features of samples, and was not given them. Use another.",
+            code="missing-value",
+        )
+    count = spec.samples_per_worker
+    _require(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
+    used = rng.permutation(pool.indices)[: workers * count]
+    return _deal_pieces(used, _find_clusters(pool.features, used, clusters), spec, workers, rng)
+
+
+_LEARNING = 2_000  # samples that centres are computed of
+_ITERATIONS = 10
+
+
+def _find_clusters(features: Floats, used: Indices, clusters: int) -> Indices:
+    """Return the cluster of each of the used samples, which are in random order, (n,).
+
+    Sums go over the first axis, number by number: equal on every machine, which products of matrices are not.
+    """
+    known = features[used[:_LEARNING]].reshape(min(_LEARNING, len(used)), -1)
+    centres = known[:clusters].astype(np.float64)  # (k, F)
+    for _ in range(_ITERATIONS):
+        nearest = _nearest(known, centres)
+        held = [np.flatnonzero(nearest == one) for one in range(len(centres))]
+        centres = np.stack(
+            [known[rows].mean(0, np.float64) if len(rows) else old for rows, old in zip(held, centres, strict=True)]
+        )
+    blocks = (used[start : start + _LEARNING] for start in range(0, len(used), _LEARNING))
+    return np.concatenate([_nearest(features[rows].reshape(len(rows), -1), centres) for rows in blocks])
+
+
+def _nearest(rows: Floats, centres: Doubles) -> Indices:
+    """Return the number of the centre (k, F) that is nearest to each row (n, F)."""
+    by_feature = np.ascontiguousarray(rows.T, np.float64)  # (F, n)
+    distances = np.stack([np.square(by_feature - one[:, None]).sum(0) for one in centres])  # (k, n)
+    return np.asarray(distances.argmin(0), np.int32)
 
 
 @register.partition("quantity")
@@ -329,7 +385,7 @@ def by_client(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator
 
 def _require_classes(name: str, pool: Pool) -> None:
     if pool.task != "classification":
-        others = "quantile, iid, quantity, feature or by-client"
+        others = "quantile, cluster, iid, quantity, feature or by-client"
         raise UserError(
             f"The partition '{name}' deals by class, and a {pool.task} has no classes. Use "
             f"{others.removeprefix('quantile, ') if pool.task == 'reconstruction' else others}.",

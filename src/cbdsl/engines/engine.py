@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
 from cbdsl.engines.loss import Loss
@@ -19,7 +19,7 @@ from cbdsl.spec import LocalSpec, Optimiser, Schedule
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam, as torch has them
 CLIP_EPSILON = 1e-6  # beside a norm, as in torch.nn.utils.clip_grad_norm_
-_WARMUP = 10  # a warmup takes a tenth of a round's steps
+WARMUP_SHARE = 10  # a warmup takes a tenth of the steps
 
 
 @dataclass(frozen=True)
@@ -53,30 +53,39 @@ class Sgd:
     @staticmethod
     def of(local: LocalSpec, learning_rate: float, proximal: float = 0.0) -> Sgd:
         """Return the optimiser that settings name. learning_rate: that of the round."""
-        return Sgd(
-            learning_rate, local.momentum, local.weight_decay, proximal, local.optimiser, local.schedule, local.clip
-        )
+        schedule = local.schedule if local.schedule_over == "round" else "constant"
+        return Sgd(learning_rate, local.momentum, local.weight_decay, proximal, local.optimiser, schedule, local.clip)
 
     def rates(self, batches: Indices) -> Floats | None:
         """Return the learning rate of every step of every model, (U, S, B) -> (U, S); None if it is constant.
 
-        A schedule covers the batches of a model that have samples. Of n steps, from 0 to n - 1, step k has the factor
-
-            decay  1 - k / n    cosine  (1 + cos(pi k / n)) / 2    warmup  min(1, (k + 1) / ceil(n / 10))
+        A schedule covers the batches of a model that have samples; see `schedule_factors`.
         """
         if self.schedule == "constant":
             return None
         takes = (batches != PADDING).any(2)  # (U, S)
         taken, count = np.cumsum(takes, 1) - 1, np.maximum(takes.sum(1, keepdims=True), 1)
-        match self.schedule:
-            case "decay":
-                factors = 1 - taken / count
-            case "cosine":
-                factors = (1 + np.cos(np.pi * taken / count)) / 2
-            case "warmup":
-                factors = np.minimum(1, (taken + 1) / np.ceil(count / _WARMUP))
-        rates: Floats = (self.learning_rate * factors).astype(np.float32)
+        rates: Floats = (self.learning_rate * schedule_factors(self.schedule, taken, count)).astype(np.float32)
         return rates
+
+
+def schedule_factors(schedule: Schedule, step: ArrayLike, count: ArrayLike) -> Doubles:
+    """Return what the learning rate is multiplied by in a step of `count`, from 0 to count - 1.
+
+    Step k of n has the factor
+
+        constant  1    decay  1 - k / n    cosine  (1 + cos(pi k / n)) / 2    warmup  min(1, (k + 1) / ceil(n / 10))
+    """
+    taken, steps = np.asarray(step), np.asarray(count)
+    factors: Doubles = np.ones(np.broadcast(taken, steps).shape)
+    match schedule:
+        case "decay":
+            factors = 1 - taken / steps
+        case "cosine":
+            factors = (1 + np.cos(np.pi * taken / steps)) / 2
+        case "warmup":
+            factors = np.minimum(1, (taken + 1) / np.ceil(steps / WARMUP_SHARE))
+    return factors
 
 
 class Engine(Protocol):

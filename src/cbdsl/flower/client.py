@@ -240,8 +240,10 @@ def _split_data_set(text: str) -> tuple[Samples, Split, Task]:
     spec = specs.from_toml(text)
     partition = register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
     dataset = load_data(spec.data, spec.options)
-    rows = dataset.train.labels
-    parts = split(rows, spec.data, spec.workers, spec.seed, dataset.clients, partition, task=dataset.task)
+    parts = split(
+        dataset.train.labels, spec.data, spec.workers, spec.seed, dataset.clients, partition,
+        task=dataset.task, features=dataset.train.features,
+    )  # fmt: skip
     return alter_features(dataset.train, parts, partition, spec.seed), parts, dataset.task
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar
 
 from cbdsl.algorithm.messages import Claim, Order, Upload, WorkerId
-from cbdsl.algorithm.round import average_by_samples
 from cbdsl.arrays import Floats
 from cbdsl.errors import UserError
 from cbdsl.flower import flower_messages
@@ -157,8 +156,8 @@ def _play_in(opened: OpenRun, experiment: Experiment, grid: Grid, config: AppCon
         message = experiment.server.method.broadcast(state.global_best, state.memory)
         swarm.restore(message, state.version, state.updates, state.references)
         swarm.gather([worker for worker in range(spec.workers) if worker not in state.banned], state.round > 0)
-        if config.own_data and spec.defence.aggregator == "mean":
-            combine = average_by_samples(swarm.samples, stated=True)
+        if config.own_data:
+            combine = replace(experiment.server.combine, size_of=swarm.samples.__getitem__, stated=True)
             experiment = replace(experiment, server=replace(experiment.server, combine=combine))
         _log.info("cbdsl: %s, %d workers, %d rounds; %s", spec.method, spec.workers, spec.rounds, out)
     swarm.exclude(state.banned)

@@ -12,6 +12,7 @@ from cbdsl import register, spec as specs
 from cbdsl.algorithm.messages import Order
 from cbdsl.algorithm.methods import Method
 from cbdsl.algorithm.worker_round import LocalWorkers, TrainingSet, WorkerData
+from cbdsl.algorithm.worker_table import KeptRows
 from cbdsl.arrays import Doubles, Floats, Indices, Samples
 from cbdsl.codecs.envelope import Codecs, make_codecs
 from cbdsl.data.dataset import Dataset, Scaling
@@ -83,9 +84,11 @@ class Assignment:
     def data(self) -> Dataset:
         """The run's data set without its samples."""
         none = Samples(np.empty((0, *self.layout.shape), np.float32), empty_labels(self.task, self.classes))
-        classes, names = (self.classes, ()) if self.task == "classification" else (0, self.class_names)
+        is_classifier = self.task == "classification"
+        names = specs.words(self.spec.data.target) if is_classifier else self.class_names
         return Dataset(
-            none, none, classes, task=self.task, scaling=self.scaling, target_scaling=self.target_scaling,
+            none, none, self.classes if is_classifier else 0, task=self.task, scaling=self.scaling,
+            class_names=self.class_names if is_classifier else (), target_scaling=self.target_scaling,
             target_names=names,
         )  # fmt: skip
 
@@ -283,7 +286,10 @@ class DeviceWorker:
         """Continue from a saved state."""
         initial, received = state.initial, state.received
         swarm = self._start(state.particles.positions[0] if initial is None else initial)
-        swarm.restore(state.particles, state.round, state.particles.positions[0] if received is None else received)
+        rows = KeptRows(np.array([self.number], np.int32), vars(state.particles))
+        swarm.restore(rows, state.round, state.particles.positions[0] if received is None else received)
+        if self._adversary is not None:
+            self._adversary.memory = state.memory
         swarm.begin_round(Order(state.round, "swarm", (self.number,), 0.0, 0.0, None, version=state.version))
 
     def carry_out(self, order: OrderMessage, received: Floats) -> WorkerState:
@@ -307,6 +313,7 @@ class DeviceWorker:
             order.model_digest,
             received=received if self._adversary else None,
             initial=self._adversary.initial if self._adversary else None,
+            memory=self._adversary.memory if self._adversary else {},
         )
 
     def upload(self) -> bytes | None:
@@ -316,7 +323,7 @@ class DeviceWorker:
 
     def _start(self, position: Floats) -> LocalSwarm:
         if self._adversary is not None:
-            self._adversary.initial = position.copy()
+            self._adversary.initial, self._adversary.memory = position.copy(), {}
         commits = self.assignment.spec.defence.commitment
         self._swarm = LocalSwarm(self.assignment.method, self._workers, position[None], self._adversary, commits)
         return self._swarm

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from cbdsl.arrays import Labels, Samples
 from cbdsl.data.dataset import Dataset, make_samples, read_arrays, read_idx_folder
-from cbdsl.data.table import Table, read_table
+from cbdsl.data.table import TABLES, Table, read_table
 from cbdsl.data.targets import make_targets
-from cbdsl.errors import UserError
+from cbdsl.errors import UserError, unknown
 from cbdsl.models.architecture import describe_outputs
 from cbdsl.network.wire import MAX_WHOLE, WireError
 from cbdsl.spec import Task
@@ -31,7 +31,7 @@ class ScaledSamples(Samples):
 class TableSamples(Samples):
     """The lines of a table, all columns in `features`; the announcement names those that are targets."""
 
-    columns: tuple[str, ...] = ()
+    table: Table | None = None
 
 
 def write_samples(path: Path, samples: Samples, task: Task = "classification") -> None:
@@ -47,16 +47,17 @@ def fit_samples(own: Samples, data: Dataset) -> Samples:
 
     data: an empty data set with the run's task, names and scalings.
     """
-    labels, table = own.labels, isinstance(own, TableSamples)
+    if isinstance(own, TableSamples):
+        own = _divide(own, data)
+    elif data.task != "classification" and not isinstance(own, ScaledSamples):
+        own = data.scale(own.features, own.labels)
+    labels = own.labels
     if data.task == "classification":
-        fits = not table and labels.dtype.kind in "iu" and int(labels.max()) < data.classes
-    elif isinstance(own, ScaledSamples):
-        fits = labels.shape[1:] == data.train.labels.shape[1:]
+        fits = labels.dtype.kind in "iu" and int(labels.max()) < data.classes
     else:
-        own, fits = data.scale(*_divide(own, data)), True
+        fits = labels.shape[1:] == data.train.labels.shape[1:]
     if not fits or own.features.shape[1:] != data.shape:
-        kind = "no labels" if table else f"labels up to {labels.max()}"
-        given = f"targets {labels.shape}" if labels.dtype.kind == "f" else kind
+        given = f"targets {labels.shape}" if labels.dtype.kind == "f" else f"labels up to {labels.max()}"
         raise UserError(
             f"This run works on samples of shape {data.shape}, and {describe_outputs(data.outputs, data.task)}; the "
             f"samples here have shape {own.features.shape[1:]} and {given}.",
@@ -65,30 +66,48 @@ def fit_samples(own: Samples, data: Dataset) -> Samples:
     return own
 
 
-def _divide(own: Samples, data: Dataset) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return features and targets as they were measured."""
-    if not isinstance(own, TableSamples):
-        return own.features, own.labels
-    if data.task == "regression" and not data.target_names:
+def _divide(own: TableSamples, data: Dataset) -> Samples:
+    """Return the features and targets, or classes, of a table."""
+    assert own.table is not None
+    if data.task != "reconstruction" and not data.target_names:
+        what = "the column of classes" if data.task == "classification" else "its targets"
         raise UserError(
-            "The samples are a table, and the run does not name its targets. Give target_names to its data, or an .npz "
-            "file here.",
-            code="missing-value",
+            f"The samples are a table, which has no labels of its own, and the run, which learns "
+            f"{describe_outputs(data.outputs, data.task)}, does not name {what}. Give the server a table too, or "
+            "target_names to its data; or an .npz file here.",
+            code="wrong-shape" if data.task == "classification" else "missing-value",
         )
-    return Table(own.columns, own.features.astype(np.float64), "The table of samples").divide(data.target_names)
+    features, targets = own.table.divide(data.target_names)
+    if data.task != "classification":
+        own.table.require_numbers(data.target_names)
+        return data.scale(features, targets)
+    labels = own.table.labels(data.target_names[0])
+    if labels.dtype.kind == "U":
+        labels = _class_numbers(labels, data)
+    values = features if data.scaling is None else data.scaling.apply(features)
+    return make_samples(values, labels, "worker's")
+
+
+def _class_numbers(names: NDArray[Any], data: Dataset) -> NDArray[np.int64]:
+    """Return the numbers of classes that are given as text."""
+    for name in np.unique(names).tolist():
+        if name not in data.class_names:
+            raise unknown("class", name, data.class_names)
+    places = {name: number for number, name in enumerate(data.class_names)}
+    return np.array([places[name] for name in names.tolist()])
 
 
 def read_samples(path: Path) -> Samples:
-    """Read a worker's samples: an .npz file, a .csv table, or the training part of a folder of IDX files.
+    """Read a worker's samples: an .npz file, a table, or the training part of a folder of IDX files.
 
     The .npz has `features` (N, ...) and, for a classifier, `labels` (N,); for a regression `labels` are targets (N,) or
     (N, T), for a reconstruction there are none. Those and tables are in the unit in which they were measured.
     """
     if path.is_dir():
         return read_idx_folder(path, str(path)).train
-    if path.suffix == ".csv":
+    if path.suffix in TABLES:
         table = read_table(path)
-        return TableSamples(table.values.astype(np.float32), np.zeros(len(table.values), np.int32), table.columns)
+        return TableSamples(table.values.astype(np.float32), np.zeros(len(table.values), np.int32), table)
     wanted = "an .npz file with the arrays features (N, ...) and labels (N,), or a folder of IDX files"
     stored = read_arrays(path, ("features",), "samples", wanted, ("labels", "scaled"))
     features, labels = stored["features"], stored.get("labels")

@@ -14,8 +14,7 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.algorithm.broadcast import keyframe_of
-from cbdsl.algorithm.messages import ServerState, WorkerId
-from cbdsl.algorithm.round import average_by_samples
+from cbdsl.algorithm.messages import ServerState
 from cbdsl.arrays import Floats
 from cbdsl.engines.loss import make_loss
 from cbdsl.errors import UserError
@@ -114,8 +113,8 @@ def serve(
         events.listener = on_event
         state = opened.state_of(experiment)
         events.note("started", round=state.round, members=roster.places)
-        if experiment.spec.defence.aggregator == "mean" and not experiment.split.workers:
-            combine = average_by_samples(_Sizes(roster), stated=True)  # weighted by what workers state
+        if not experiment.split.workers:
+            combine = replace(experiment.server.combine, size_of=roster.samples, stated=True)  # what workers state
             experiment = replace(experiment, server=replace(experiment.server, combine=combine))
         shared = pack_shared_sets(experiment)
         announcement = announce(experiment, load_run_id(out / "deployment.json", config.swarm), shared)
@@ -185,17 +184,6 @@ def _note_claims(claims: Events, played: CompletedRound, roster: Roster) -> None
     if played.log.claims:
         said = {roster.name(worker): finite(claim.score) for worker, claim in played.log.claims.items()}
         claims.note("claims", round=played.log.round, claims=said)
-
-
-class _Sizes(dict[WorkerId, int]):
-    """How many samples each worker stated."""
-
-    def __init__(self, roster: Roster) -> None:
-        super().__init__()
-        self._roster = roster
-
-    def __missing__(self, worker: WorkerId) -> int:
-        return self._roster.samples(worker)
 
 
 def announce(experiment: Experiment, run: bytes, shared: bytes) -> Announcement:
@@ -294,7 +282,7 @@ def spec_for_workers(spec: Spec, task: Task = "classification") -> Spec:
         init="",
         plugins=(),
         device="auto",
-        data=DataSpec() if task == "classification" else DataSpec(task=task),
+        data=DataSpec(target=spec.data.target) if task == "classification" else DataSpec(task=task),
         loss=spec.loss if task == "classification" else loss,
         verification=VerificationSpec(),
         defence=DefenceSpec(commitment=spec.defence.commitment),

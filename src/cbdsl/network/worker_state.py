@@ -6,7 +6,7 @@ import contextlib
 import io
 import json
 import logging
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from cbdsl.algorithm.messages import Claim
 from cbdsl.algorithm.particles import Particles
-from cbdsl.arrays import Floats
+from cbdsl.arrays import Floats, NamedArrays
 from cbdsl.network.wire import (
     MAX_ROUND,
     NO_DIGEST,
@@ -24,7 +24,7 @@ from cbdsl.network.wire import (
 )
 from cbdsl.util.files import private_folder, write_atomically
 from cbdsl.util.formatting import single_line
-from cbdsl.util.npz import load_arrays
+from cbdsl.util.npz import array_names, load_arrays
 from cbdsl.util.serialize import Bounds, from_plain, to_plain
 
 _log = logging.getLogger("cbdsl.network")
@@ -43,7 +43,8 @@ samples.npz        its own samples, and worker.log its messages, where `cbdsl sw
 """
 
 _MOST_META = 16384  # bytes of what is not a model
-_MOST_VECTORS = 8  # of a message that an attacker received
+_MOST_VECTORS = 8  # of a message that an attacker received, or of what it remembers
+_MEMORY = "memory."
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +60,7 @@ class WorkerState:
     model_digest: bytes  # of that one's numbers
     received: Floats | None = None  # what the server sent, (V D,); attackers alone need it
     initial: Floats | None = None  # the model that it started from, (D,); attackers alone need it
+    memory: NamedArrays = field(default_factory=dict)  # what an attacker remembers
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ class WorkerStateFolder:
         meta = to_plain(_StateMeta(state.run, state.worker, state.round, made, state.version, state.model_digest))
         arrays = {**vars(state.particles), "received": state.received, "initial": state.initial}
         there = {name: array for name, array in arrays.items() if array is not None}
+        there |= {f"{_MEMORY}{name}": array for name, array in state.memory.items()}
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, meta=np.array(json.dumps(meta)), **there)
         write_atomically(self._state, buffer.getbuffer(), private=True)
@@ -118,8 +121,11 @@ class WorkerStateFolder:
             claim = None if meta.claim is None else Claim(float.fromhex(meta.claim[0]), meta.claim[1])
             arrays = self._arrays(size, pack)
             received, initial = arrays.pop("received", None), arrays.pop("initial", None)
-            particles = Particles(**arrays)
-            return WorkerState(run, worker, meta.round, particles, claim, meta.version, meta.model, received, initial)
+            memory = {name: arrays.pop(name) for name in list(arrays) if name.startswith(_MEMORY)}
+            return WorkerState(
+                run, worker, meta.round, Particles(**arrays), claim, meta.version, meta.model, received, initial,
+                {name.removeprefix(_MEMORY): array for name, array in memory.items()},
+            )  # fmt: skip
         except Exception as error:  # damaged content fails in many ways, and none may stop the worker
             text = single_line(str(error)) or type(error).__name__
             _log.warning("%s cannot be used (%s); starting from the global model", self._state, text)
@@ -157,8 +163,9 @@ class WorkerStateFolder:
 
     def _arrays(self, size: int, pack: int) -> dict[str, NDArray[Any]]:
         """Read one worker's particles and, of an attacker, what the server sent and the initial model."""
-        most = 4 * size * (4 + _MOST_VECTORS) + pack + 12
-        optional = ("received", "initial")
+        most = 4 * size * (4 + 2 * _MOST_VECTORS) + pack + 4096
+        memory = [name for name in array_names(self._state) if name.startswith(_MEMORY)]
+        optional = ("received", "initial", *memory)
         arrays = load_arrays(self._state, [each.name for each in fields(Particles)], optional, most=most)
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(arrays, (1, size))
         shapes |= {"personal_score": (1,), "versions": (1,), "packs": (1, pack), "initial": (size,)}
@@ -166,6 +173,6 @@ class WorkerStateFolder:
             shapes["received"] = (arrays["received"].size,)
         kinds = {"personal_score": np.float64, "versions": np.int32, "packs": np.uint8}
         for name, array in arrays.items():
-            if array.shape != shapes[name] or array.dtype != kinds.get(name, np.float32):
+            if name not in memory and (array.shape != shapes[name] or array.dtype != kinds.get(name, np.float32)):
                 raise ValueError("a model of the wrong size")
         return arrays

@@ -59,7 +59,8 @@ def draw_heatmap(plan: ArenaPlan, matches: Sequence[Match], preset: str, count: 
     axes = figure.subplots()
     for row, attack in enumerate(attacks):
         for column, defence in enumerate(plan.defences):
-            _draw_match(axes, column, row, found[defence, attack])
+            if (defence, attack) in found:  # a run that failed leaves a gap
+                _draw_match(axes, column, row, found[defence, attack])
     axes.set_xlim(0, len(plan.defences))
     axes.set_ylim(len(attacks), 0)
     style_axes(axes, "")
@@ -164,6 +165,7 @@ def write_arena_page(arena: Arena, out: Path, command: str) -> Path:
         attacks={name: register.attack.get(name).omniscient for name in plan.attacks},
         scoring=["Zeno"] * ("zeno" in plan.defences) + ["CB-DSL"] * ours,
         bulyan_most=(workers - 3) // 4,  # k >= 4f + 3
+        failed=len(arena.failed),
         tolerated=f"{TOLERATED * 100:.0f}",
         tolerated_targeted=f"{TOLERATED_TARGETED * 100:.0f}",
         label=lambda name: get_defence(name).label,

@@ -48,6 +48,7 @@ from cbdsl.studies.compare import (
     compare,
     comparison_rows,
     describe_run,
+    describe_tests,
     format_csv,
     format_percent,
     format_value,
@@ -65,9 +66,10 @@ _LOOKS = ("cb-dsl-g", "fedavg", "cb-dsl-sc", "cb-dsl", "fedavg-tr", "cb-dsl-equa
 _LINES = {"-": "", "--": "- - "}  # line styles, and their mark in a label
 
 
-def write_comparison(folders: Sequence[Path], out: Path) -> Path:
+def write_comparison(found: Comparison | Sequence[Path], out: Path) -> Path:
     """Compare finished runs in comparison.html, comparison.csv and figures/ of a folder; return the page."""
-    return write_comparison_page(compare(folders), out / "comparison.html", "Runs compared")
+    comparison = found if isinstance(found, Comparison) else compare(found)
+    return write_comparison_page(comparison, out / "comparison.html", "Runs compared")
 
 
 def write_sweep_index(results: Sequence[FinishedRun], axes: Sequence[str], out: Path) -> Path:
@@ -95,6 +97,7 @@ def write_comparison_page(
             best=comparison.ranked[0],
             best_value=comparison.metric.text(comparison.ranked[0].row.final.mean, digits=1).replace("%", " %"),
             several=any(len(group.runs) > 1 for group in comparison.groups),
+            tested=describe_tests(comparison),
             length=f"{rounds} round{'s' * (rounds != '1')}",
             seeds=describe_seeds(sorted({run.spec.seed for run in comparison.runs})),
             figure=draw_figure(comparison, out / "figures" / drawing_name),

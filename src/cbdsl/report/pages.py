@@ -190,7 +190,8 @@ def describe_training(local: LocalSpec) -> str:
     besides += [f"momentum {local.momentum:g}"] * bool(local.momentum and local.optimiser == "sgd")
     besides += [f"weight decay {local.weight_decay:g}"] * bool(local.weight_decay)
     besides += [f"gradients of a norm up to {local.clip:g}"] * bool(local.clip)
-    besides += [f"{local.schedule} of the learning rate within a round"] * (local.schedule != "constant")
+    span = "within a round" if local.schedule_over == "round" else "over the run"
+    besides += [f"{local.schedule} of the learning rate {span}"] * (local.schedule != "constant")
     besides += [f"batches changed by the augmentation {local.augment}"] * bool(local.augment)
     if local.decay != 1:
         change = "halved" if local.decay == 0.5 else f"times {local.decay:g}"

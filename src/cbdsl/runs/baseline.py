@@ -14,6 +14,7 @@ import numpy as np
 from cbdsl.algorithm.alone import ServerOnly
 from cbdsl.algorithm.messages import commitment_of
 from cbdsl.arrays import Floats
+from cbdsl.engines.engine import Sgd
 from cbdsl.runs.build import Experiment, build_alone_training, draw_initial
 from cbdsl.runs.metrics import measure_all
 from cbdsl.runs.records import ServerAlone
@@ -60,7 +61,8 @@ def _start(experiment: Experiment) -> Floats:
 def _key(experiment: Experiment) -> str:
     """Return a hash of all that decides the measurement."""
     spec = experiment.spec
-    local = replace(spec.local, epochs=1, steps=0, decay=1.0)
+    local = asdict(replace(spec.local, epochs=1, steps=0, decay=1.0, schedule=Sgd.of(spec.local, 1.0).schedule))
+    del local["schedule_over"]  # over a run it is constant here, because nobody knows how many epochs there will be
     named = (spec.model, spec.data.source, spec.data.partition, *filter(None, (spec.loss, spec.local.augment)))
     options = [dict(spec.options.of(part)) for part in named]
     start = commitment_of(_start(experiment)).hex()
@@ -68,7 +70,7 @@ def _key(experiment: Experiment) -> str:
         start += experiment.network.frozen.digest
     parts = [
         {**asdict(spec.data), "loss": spec.loss},
-        asdict(local),
+        local,
         spec.model,
         options,
         spec.seed,

@@ -13,11 +13,18 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cbdsl import register
-from cbdsl.algorithm.aggregators import AggregationRule, TrustedReference, aggregate, check_majority, parse_aggregator
+from cbdsl.algorithm.aggregators import (
+    AggregationRule,
+    TrustedReference,
+    aggregate,
+    check_majority,
+    parse_aggregator,
+    weighs_by_size,
+)
 from cbdsl.algorithm.alone import AloneMethod, AloneTraining, LocalOnly, ServerOnly
 from cbdsl.algorithm.messages import ServerState, Swarm, WorkerId, commitment_of
-from cbdsl.algorithm.methods import Method
-from cbdsl.algorithm.round import Combination, Server, ServerPolicy, average_by_samples, rate_at
+from cbdsl.algorithm.methods import Method, kept_arrays
+from cbdsl.algorithm.round import Combination, Server, ServerPolicy, rate_at
 from cbdsl.algorithm.selection import Selection
 from cbdsl.algorithm.verification import (
     HoldOutLosses,
@@ -28,7 +35,8 @@ from cbdsl.algorithm.verification import (
     trust_uploads,
 )
 from cbdsl.algorithm.worker_round import LocalWorkers, TrainingSet, WorkerData, draw_batches, make_scorer, pad_rows
-from cbdsl.arrays import Doubles, Floats, Indices, Samples
+from cbdsl.algorithm.worker_table import room_in_file
+from cbdsl.arrays import Doubles, Floats, Indices, NamedArrays, Samples, copy_memory
 from cbdsl.attacks.adversary import Adversary, PublicData, make_tools
 from cbdsl.attacks.attack import Attack, make_attack
 from cbdsl.codecs.envelope import make_codecs
@@ -51,7 +59,7 @@ from cbdsl.runs.metrics import Evaluation, Metric, build_metrics, measure_all
 from cbdsl.runs.records import FinalMeasurements, Vote, finite
 from cbdsl.runs.result import Result
 from cbdsl.spec import INIT_SERVER, Options, Spec, init_file, words
-from cbdsl.swarms.local import LocalSwarm, workers_at_once
+from cbdsl.swarms.local import LocalSwarm, bytes_of_state, workers_at_once
 from cbdsl.util.memory import require_memory
 
 if TYPE_CHECKING:
@@ -117,7 +125,7 @@ class Experiment:
         partition = given.partition or _partition(spec)
         parts = split(
             dataset.train.labels, spec.data, spec.workers if deal else 0, spec.seed, dataset.clients, partition, secret,
-            task=dataset.task,
+            task=dataset.task, features=dataset.train.features,
         )  # fmt: skip
         dataset = replace(dataset, train=alter_features(dataset.train, parts, partition, spec.seed))
         dataset, parts = add_shared(dataset, parts, spec.data)
@@ -134,7 +142,7 @@ class Experiment:
         )
         engine = choice.engine
         server = build_server(spec, engine, dataset.train, parts, given, secret)
-        _check_memory(spec, parts, engine.size, deal and given.make_swarm is None)
+        _check_memory(spec, parts, engine.size, server if deal and given.make_swarm is None else None)
         initial = draw_initial(spec, network, start)
         if given.init is None and spec.init == INIT_SERVER:
             own = ServerOnly("shared" if _trains_on_scoring(server) else "training")
@@ -180,7 +188,7 @@ class Experiment:
     @property
     def remembers(self) -> bool:
         """Whether workers keep anything from one round to the next."""
-        return self.server.method.remembers or self.server.policy.codecs.up.feedback
+        return bool(kept_arrays(self.server.method, self.server.policy.codecs.up))
 
     @cached_property
     def key(self) -> str:
@@ -256,12 +264,14 @@ class Experiment:
         return Vote.count(choices, self.dataset.test.labels, self.dataset.classes, method.attackers)
 
     def attack_success(self, state: ServerState) -> float | None:
-        """Measure the share of test samples of other classes that a trigger turns into the attack's target."""
+        """Measure the share of the attack's victims among the test samples that are classified as its target."""
         target, test = self.attack.target, self.dataset.test
         if target is None or not self.byzantine or self.dataset.task != "classification":
             return None
-        others = np.flatnonzero(test.labels != target).astype(np.int32)
         scoring = self.dataset.train.taken(self.split.shared_scoring)
+        others = np.flatnonzero(self.attack.victims(test, scoring)).astype(np.int32)
+        if not len(others):
+            return None
         tools = make_tools(self.engine, state.global_best, scoring, scoring, self.spec.local)
         features = self.attack.triggered_for(test.features[others], tools)
         marked = Samples(features, np.full(len(others), target, np.int32))
@@ -317,17 +327,19 @@ def honest_workers(experiment: Experiment) -> Indices:
     return np.setdiff1d(everybody, np.asarray(experiment.byzantine, np.int32))
 
 
-def _check_memory(spec: Spec, parts: Split, size: int, in_memory: bool) -> None:
-    """Refuse a run whose arrays do not fit, before they are made."""
+def _check_memory(spec: Spec, parts: Split, size: int, server: Server | None) -> None:
+    """Refuse a run whose arrays do not fit, before they are made. server: None if the workers are elsewhere."""
     starts = spec.workers if spec.swarm.start == "apart" else 1
     needed = 4 * starts * size
-    if in_memory:
+    if server is not None:
+        kept, moved = bytes_of_state(server.method, spec, size, server.policy.codecs.up, spec.workers)
+        uploads = 4 * spec.participants * server.method.vectors * size * (server.method.conversation == "average")
         longest = max(map(len, parts.workers)) + len(parts.shared_training)
         batch = spec.local.batch_size
         per_epoch = -(-longest // batch) * batch
         epochs = -(-spec.local.steps * batch // per_epoch) if spec.local.steps else spec.local.epochs
         at_once = min(spec.participants, workers_at_once(size))
-        needed += 4 * (3 * spec.workers * size + 2 * at_once * epochs * per_epoch)
+        needed += max(0, kept - room_in_file()) + moved + uploads + 8 * at_once * epochs * per_epoch
     require_memory(
         needed,
         f"{spec.workers:,} workers with a model of {size:,} numbers, local.epochs={spec.local.epochs:,}, local.steps="
@@ -348,7 +360,7 @@ def build_server(
         method,
         build_verifier(spec, method, engine, samples, split, secret),
         ServerPolicy(selection, cap, spec.defence.commitment, make_codecs(spec)),
-        build_combination(spec, engine, samples, split, given.aggregator),
+        build_combination(spec, engine, samples, split, given.aggregator, secret),
         build_alone_training(spec, method, engine, samples, split) if isinstance(method, AloneMethod) else None,
     )
 
@@ -442,28 +454,42 @@ def batch_losses(engine: Engine, weights: Floats, samples: Samples, indices: Ind
 
 
 def build_combination(
-    spec: Spec, engine: Engine, samples: Samples, split: Split, given: AggregationRule | None = None
+    spec: Spec, engine: Engine, samples: Samples, split: Split, given: AggregationRule | None = None, secret: int = 0
 ) -> Combination:
     """Build how a server combines models where everybody uploads one. given: a rule of the user's own."""
     name, declared = spec.defence.aggregator, spec.defence.declared
-    if name == "mean" and given is None:
-        return average_by_samples({worker: len(own) for worker, own in enumerate(split.workers)})
+
+    def size_of(worker: WorkerId) -> int:
+        return len(split.workers[worker]) if split.workers else 1  # 1: workers have samples of their own
+
+    plain = name.rpartition("+")[2]
+    options = spec.options.of(plain)
+    if name == "mean" and given is None and weighs_by_size(options.get("weights", "size")):
+        return Combination(size_of)
     if given is None:
         check_majority(name, spec.workers, declared)
-    plain = name.rpartition("+")[2]
-    rule: AggregationRule = given or register.aggregator.make(parse_aggregator(name)[1], spec.options.of(plain))
+    rule: AggregationRule = given or register.aggregator.make(parse_aggregator(name)[1], options)
     train = make_trainer(spec, engine, samples, split.shared_training)
+    own = split.shared_training if len(split.shared_training) else split.shared_scoring
 
-    def combine(state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats]) -> Floats:  # noqa: ARG001
-        def root() -> Floats:
-            return train(state.global_best, state.round + 1)
+    def losses(rows: Floats) -> Doubles:
+        return engine.losses(rows, samples, split.shared_scoring)
 
-        def losses(rows: Floats) -> Doubles:
-            return engine.losses(rows, samples, split.shared_scoring)
+    def gradient(weights: Floats, rows: Indices | None = None) -> Floats:
+        return np.asarray(engine.gradients(weights[None], samples, own if rows is None else own[rows])[0])
 
-        return aggregate(name, models, declared, TrustedReference(state.global_best, root, losses), rule)
+    def combine(
+        state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats], sizes: Doubles
+    ) -> tuple[Floats, NamedArrays]:
+        number = state.round + 1
+        trust = TrustedReference(
+            state.global_best, lambda: train(state.global_best, number), losses, sizes, np.array(workers, np.int32),
+            number, stream(secret or spec.seed, "aggregator", number), gradient, dict(state.rule_memory),
+        )  # fmt: skip
+        combined = aggregate(name, models, declared, trust, rule)
+        return combined, copy_memory(trust.memory, f"The aggregator {name}")
 
-    return combine
+    return Combination(size_of, rule=combine)
 
 
 def make_trainer(

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -21,7 +21,8 @@ from safetensors.numpy import save as safetensors_bytes
 from cbdsl import register, spec as specs
 from cbdsl.algorithm.messages import BackOff, ServerState
 from cbdsl.algorithm.particles import Particles
-from cbdsl.arrays import Floats
+from cbdsl.algorithm.worker_table import KeptRows
+from cbdsl.arrays import Floats, NamedArrays, copy_memory
 from cbdsl.errors import UserError
 from cbdsl.models.saved_model import ModelMetadata, file_of
 from cbdsl.runs.build import build_method
@@ -77,7 +78,8 @@ class Checkpoint:
     """The state of the server and of the workers after a round."""
 
     state: ServerState
-    particles: Particles | None  # None once the run is finished, or if workers keep nothing between rounds
+    rows: KeptRows | None  # None once the run is finished, or if workers keep nothing between rounds
+    attackers: NamedArrays = field(default_factory=dict)  # what attackers remember, see `Adversary.memory`
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ class _CheckpointMeta:
     last_uploaded: list[tuple[int, str]]  # worker, claim
 
 
-_ROWS = tuple(each.name for each in fields(Particles))
+_WORKERS = "workers"
+_ROWS = (_WORKERS, *(each.name for each in fields(Particles)))
 
 
 class RunFolder:
@@ -228,7 +231,9 @@ class RunFolder:
         text = "".join(json.dumps(line.to_json(), allow_nan=False) + "\n" for line in records)
         write_atomically(self.path / "rounds.jsonl", text.encode(), self._private)
 
-    def save_checkpoint(self, state: ServerState, rows: Mapping[str, Any] | None, key: str) -> None:
+    def save_checkpoint(
+        self, state: ServerState, rows: Mapping[str, Any] | None, key: str, attackers: NamedArrays | None = None
+    ) -> None:
         """Write a checkpoint atomically. rows: the workers' arrays by name, if they are to be kept."""
         meta = _CheckpointMeta(
             key=key,
@@ -245,22 +250,30 @@ class RunFolder:
         arrays["references"] = np.array(state.references, np.float32)
         arrays["updates"] = np.frombuffer(b"".join(state.updates), np.uint8)
         arrays["meta"] = np.array(json.dumps(to_plain(meta)))
+        arrays |= {f"rule.{name}": array for name, array in state.rule_memory.items()}
+        arrays |= {f"attackers.{name}": array for name, array in (attackers or {}).items()}
         arrays |= rows or {}
         replace_atomically(self.path / "checkpoint.npz", lambda file: save_arrays(file, arrays), self._private)
 
-    def mapped_rows(self) -> Particles | None:
-        """Return the workers of the last checkpoint, memory-mapped, if they are in it."""
-        rows = map_arrays(self.path / "checkpoint.npz", _ROWS)
-        return Particles(**rows) if rows else None
+    def mapped_rows(self) -> KeptRows | None:
+        """Return what workers keep from the last checkpoint, memory-mapped, if it is in it."""
+        arrays = map_arrays(self.path / "checkpoint.npz", _ROWS)
+        if not arrays:
+            return None
+        workers = arrays.pop(_WORKERS, None)  # earlier versions wrote a row for every worker
+        if workers is None:
+            workers = np.arange(len(next(iter(arrays.values()))), dtype=np.int32)
+        return KeptRows(workers, arrays)
 
-    def load_checkpoint(self, key: str, mapped: bool = False) -> Checkpoint | None:
-        """Read the checkpoint; None if there is none yet. mapped: leave the workers' arrays in the file."""
+    def load_checkpoint(self, key: str) -> Checkpoint | None:
+        """Read the checkpoint; None if there is none yet. The workers' arrays are mapped."""
         path = self.path / "checkpoint.npz"
         if not path.exists():
             return None
         try:
-            arrays = load_arrays(path, without=_ROWS if mapped else ())
+            arrays = load_arrays(path, without=_ROWS)
             meta = from_plain(_CheckpointMeta, read_json(str(arrays.pop("meta"))))
+            rule, attackers = _pop_prefixed(arrays, "rule."), _pop_prefixed(arrays, "attackers.")
             state = ServerState(
                 round=meta.round,
                 global_best=arrays.pop("global_best"),
@@ -271,11 +284,12 @@ class RunFolder:
                 back_offs={worker: BackOff(times, until) for worker, times, until in meta.back_offs},
                 last_uploaded={worker: float.fromhex(claim) for worker, claim in meta.last_uploaded},
                 memory=arrays.pop("memory"),
+                rule_memory=copy_memory(rule, "The aggregator"),
                 references=tuple(arrays.pop("references")),
                 updates=_cut(arrays.pop("updates").tobytes(), meta.updates),
             )
-            particles = self.mapped_rows() if mapped else Particles(**arrays) if arrays else None
-            _check_sizes(state, particles)
+            rows = self.mapped_rows()
+            _check_sizes(state, rows)
         except (OSError, ArithmeticError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{path} is damaged ({error}). Nothing was changed. "
@@ -288,11 +302,11 @@ class RunFolder:
                 "edited, or the package installed again without its native engine? Nothing was changed.",
                 code="wrong-run",
             )
-        return Checkpoint(state, particles)
+        return Checkpoint(state, rows, attackers)
 
-    def resume(self, key: str, mapped: bool = False) -> tuple[Checkpoint | None, list[RoundRecord]]:
+    def resume(self, key: str) -> tuple[Checkpoint | None, list[RoundRecord]]:
         """Return the checkpoint and the rounds before it; remove later ones, which are played again."""
-        checkpoint = self.load_checkpoint(key, mapped)
+        checkpoint = self.load_checkpoint(key)
         records = self.records(checkpoint.state.round if checkpoint else 0)
         self.rewind(records)
         return checkpoint, records
@@ -308,13 +322,20 @@ def _not_writable(path: Path, error: OSError) -> UserError:
     return UserError(f"The folder {path} cannot be written: {error.strerror}. Give another --out.", code="not-allowed")
 
 
-def _check_sizes(state: ServerState, particles: Particles | None) -> None:
-    """Check that all models are rows of one length; ValueError if not."""
-    size = state.global_best.shape
-    rows = [] if particles is None else [*particles.positions[:1], *particles.velocities[:1]]
-    models = [state.global_best, *state.references, *rows]
+def _check_sizes(state: ServerState, rows: KeptRows | None) -> None:
+    """Check that all models are rows of one length, and that all workers have rows; ValueError if not."""
+    size, kept = state.global_best.shape, rows.arrays if rows else {}
+    if rows is not None and any(len(array) != len(rows.workers) for array in kept.values()):
+        raise ValueError("rows of different numbers of workers")
+    found = [model for name in ("positions", "velocities") for model in kept.get(name, ())[:1]]
+    models = [state.global_best, *state.references, *found]
     if len(size) != 1 or any(model.shape != size or model.dtype != np.float32 for model in models):
         raise ValueError("models of different sizes")
+
+
+def _pop_prefixed(arrays: dict[str, Any], prefix: str) -> NamedArrays:
+    """Take the arrays whose names have a prefix out of a dict; return them by the rest of their names."""
+    return {name.removeprefix(prefix): arrays.pop(name) for name in list(arrays) if name.startswith(prefix)}
 
 
 def _cut(joined: bytes, lengths: Sequence[int]) -> tuple[bytes, ...]:

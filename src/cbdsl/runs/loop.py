@@ -184,8 +184,8 @@ def resume(  # noqa: PLR0913 - all but the first by name
             parts = replace(parts, init=kept)
             chosen = replace(chosen, init=spec.init if spec.init in {CUSTOM, INIT_SERVER} else str(kept))
         experiment = Experiment.prepare(resolve(chosen, parts.method), parts, threads)
-        checkpoint, records = folder.resume(experiment.key, mapped=on is not None)
-        unfinished = checkpoint is not None and checkpoint.state.round < spec.rounds and checkpoint.particles is None
+        checkpoint, records = folder.resume(experiment.key)
+        unfinished = checkpoint is not None and checkpoint.state.round < spec.rounds and checkpoint.rows is None
         if unfinished and experiment.remembers and swarm is None:
             raise UserError(
                 f"The workers of {path} were elsewhere (swarm=...), and their state is not in the folder. Give the "
@@ -230,7 +230,9 @@ def _start(
     if opened.checkpoint and simulated:
         state = opened.checkpoint.state
         received = experiment.server.method.broadcast(state.global_best, state.memory)
-        simulated.restore(opened.checkpoint.particles, state.round, received)
+        simulated.restore(opened.checkpoint.rows, state.round, received)
+        if simulated.adversary is not None:
+            simulated.adversary.memory = opened.checkpoint.attackers
     return listeners
 
 
@@ -358,21 +360,28 @@ class Checkpointer:
     def __init__(self, experiment: Experiment, opened: OpenRun, swarm: Swarm) -> None:
         assert opened.folder is not None
         self._experiment, self._folder, self._every_round = experiment, opened.folder, opened.every_round
-        self._swarm = swarm if experiment.remembers and isinstance(swarm, SwarmWithAttackers) else None
-        size = sum(array.nbytes for array in self._swarm.kept.values()) if self._swarm else 0
-        self._last, self._cost = time.monotonic(), size / _CHECKPOINT_SPEED
+        simulated = swarm if isinstance(swarm, SwarmWithAttackers) else None
+        self._swarm = simulated if experiment.remembers else None
+        self._adversary = simulated.adversary if simulated else None
+        self._last, self._cost = time.monotonic(), -1.0  # seconds; below 0: not measured yet
 
     def keep(self, completed: CompletedRound) -> None:
         """Write a round's record, and a checkpoint if it is time."""
         self._folder.append(completed.record)
         state, started = completed.state, time.monotonic()
         finished = state.round == self._experiment.spec.rounds
-        due = started - self._last >= max(_CHECKPOINT_SECONDS, _CHECKPOINT_SHARE * self._cost)
-        if not (finished or due or self._every_round):
+        if not (finished or self._every_round or self._is_due(started - self._last)):
             return
         swarm = None if finished else self._swarm
-        self._folder.save_checkpoint(state, swarm.kept if swarm else None, self._experiment.key)
+        attackers = self._adversary.memory if self._adversary else None
+        self._folder.save_checkpoint(state, swarm.kept if swarm else None, self._experiment.key, attackers)
         if swarm:
             swarm.saved(self._folder.mapped_rows, state.round)
         self._last = time.monotonic()
         self._cost = self._last - started
+
+    def _is_due(self, passed: float) -> bool:
+        if passed < _CHECKPOINT_SECONDS:
+            return False
+        size = sum(array.nbytes for array in self._swarm.kept.values()) if self._swarm and self._cost < 0 else 0
+        return passed >= _CHECKPOINT_SHARE * max(self._cost, size / _CHECKPOINT_SPEED)

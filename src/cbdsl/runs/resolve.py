@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 
 from cbdsl import register
 from cbdsl.algorithm.aggregators import check_majority, parse_aggregator
+from cbdsl.algorithm.aggregators_filtering import count_subsets
 from cbdsl.algorithm.methods import Method
 from cbdsl.attacks.attack import make_attack
 from cbdsl.codecs.envelope import Codecs, make_codecs
 from cbdsl.engines.choose import check_device
+from cbdsl.engines.engine import WARMUP_SHARE
 from cbdsl.engines.loss import make_loss
 from cbdsl.errors import UserError, unknown
 from cbdsl.presets import preset
@@ -24,13 +26,15 @@ from cbdsl.runs.build import build_method, build_selection, part_not_given, veri
 from cbdsl.spec import LOSSES, Spec
 
 _PARTITION_KEYS = {
-    "data.samples_per_worker": ("iid", "dirichlet", "similarity", "quantile", "quantity", "feature"),
+    "data.samples_per_worker": ("iid", "dirichlet", "similarity", "quantile", "cluster", "quantity", "feature"),
     "data.shard_size": ("shards",),
-    "data.shards_per_worker": ("shards", "quantile"),
+    "data.shards_per_worker": ("shards", "quantile", "cluster"),
     "data.dirichlet_alpha": ("dirichlet",),
     "data.similarity": ("similarity",),
 }
-_BUILT_IN_PARTITIONS = ("iid", "shards", "dirichlet", "similarity", "quantile", "quantity", "feature", "by-client")
+_BUILT_IN_PARTITIONS = (
+    "iid", "shards", "dirichlet", "similarity", "quantile", "cluster", "quantity", "feature", "by-client",
+)  # fmt: skip
 
 
 def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
@@ -70,6 +74,8 @@ def _check_names(spec: Spec, method: Method) -> None:
         register.aggregator.make(rule, spec.options.of(rule))
         if method.conversation == "average":
             check_majority(spec.defence.aggregator, spec.workers, spec.defence.declared)
+            if rule == "mda":
+                count_subsets(spec.participants, spec.defence.declared)
     for kind, name in ((register.partition, spec.data.partition), (register.model, spec.model)):
         if name != CUSTOM:
             kind.make(name, spec.options.of(name)) if kind is register.partition else kind.get(name)
@@ -94,11 +100,13 @@ def _check_names(spec: Spec, method: Method) -> None:
 
 
 def _check_local(spec: Spec, method: Method) -> None:
-    if method.counts_steps and (spec.local.optimiser, spec.local.schedule) != ("sgd", "constant"):
+    within = spec.local.schedule if spec.local.schedule_over == "round" else "constant"
+    if method.counts_steps and (spec.local.optimiser, within) != ("sgd", "constant"):
         raise UserError(
             f"The method '{spec.method}' computes a mean gradient from how far a worker moved, which takes SGD at one "
             f"learning rate per round; given local.optimiser={spec.local.optimiser}, local.schedule="
-            f"{spec.local.schedule}. Use sgd and constant (local.decay and local.clip work), or another method.",
+            f"{spec.local.schedule}. Use sgd and constant, or a schedule with local.schedule_over=run (local.decay and "
+            "local.clip work), or another method.",
             code="conflict",
         )
 
@@ -308,6 +316,19 @@ _RULES = (
         _is_one_of("local.momentum"),
         lambda spec, _: spec.local.optimiser != "sgd",
         "it is SGD's; Adam and AdamW have 0.9 and 0.999 instead. Leave it out, or use local.optimiser=sgd.",
+    ),
+    _Rule(
+        _is_one_of("local.schedule_over"),
+        lambda spec, _: spec.local.schedule == "constant",
+        "the learning rate is constant. Say how it changes: --set local.schedule=cosine (or decay, or warmup).",
+    ),
+    _Rule(
+        _is_one_of("local.schedule_over"),
+        lambda spec, _: (
+            spec.local.schedule_over == "run" and spec.local.schedule == "warmup" and spec.rounds <= WARMUP_SHARE
+        ),
+        "a warmup takes a tenth of the rounds, and here that is one round or less. Use local.schedule_over=round, or "
+        "more rounds.",
     ),
     _Rule(
         _is_one_of("local.epochs"),

@@ -18,6 +18,7 @@ from cbdsl.models.network import Network
 from cbdsl.models.saved_model import ModelMetadata
 from cbdsl.runs.records import RoundRecord, Summary, summary_rows
 from cbdsl.spec import Spec
+from cbdsl.util.formatting import html_table
 
 if TYPE_CHECKING:
     import pandas as pd  # type: ignore[import-untyped]
@@ -53,24 +54,13 @@ def _row(line: RoundRecord) -> dict[str, Any]:
     return {**row, **row.pop("metrics")}
 
 
-@dataclass(frozen=True, eq=False)
-class Result:
-    """A finished run.
+class Predictor:
+    """A trained model that predicts."""
 
-    >>> from cbdsl import Spec, run
-    >>> result = run(Spec(workers=2, rounds=1, model="softmax").with_settings({"data.samples_per_worker": 20}))
-    >>> result.summary.rounds, result.predict([[[[0.0] * 28] * 28]]).shape
-    (1, (1,))
-    """
-
-    spec: Spec
-    summary: Summary
-    rounds: tuple[RoundRecord, ...]
-    weights: Floats  # the final global model, flat: (D,)
-    folder: Path | None
+    weights: Floats  # flat: (D,)
     network: Network
     engine: Engine
-    card: ModelMetadata | None = None  # how features and targets were scaled, and the threshold of a detector
+    card: ModelMetadata | None  # how features and targets were scaled, and the threshold of a detector
 
     @cached_property
     def model(self) -> nn.Module:
@@ -115,6 +105,26 @@ class Result:
         scaling = self.card.scaling if self.card else None
         return np.ascontiguousarray(scaling.apply(values) if scaling else values, np.float32)
 
+
+@dataclass(frozen=True, eq=False)
+class Result(Predictor):
+    """A finished run.
+
+    >>> from cbdsl import Spec, run
+    >>> result = run(Spec(workers=2, rounds=1, model="softmax").with_settings({"data.samples_per_worker": 20}))
+    >>> result.summary.rounds, result.predict([[[[0.0] * 28] * 28]]).shape
+    (1, (1,))
+    """
+
+    spec: Spec
+    summary: Summary
+    rounds: tuple[RoundRecord, ...]
+    weights: Floats  # the final global model, flat: (D,)
+    folder: Path | None
+    network: Network
+    engine: Engine
+    card: ModelMetadata | None = None  # how features and targets were scaled, and the threshold of a detector
+
     def to_frame(self) -> pd.DataFrame:
         """Return a pandas DataFrame with one row per round."""
         try:
@@ -137,5 +147,10 @@ class Result:
 
     def __repr__(self) -> str:
         """Return a short summary."""
-        lines = [f"{name:13} {text}" for name, text in summary_rows(self.summary)]
-        return "\n".join([*lines, *([f"folder        {self.folder}"] if self.folder else [])])
+        return "\n".join(f"{name:13} {text}" for name, text in self._rows())
+
+    def _repr_html_(self) -> str:
+        return html_table(self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        return [*summary_rows(self.summary), *([("folder", str(self.folder))] if self.folder else [])]

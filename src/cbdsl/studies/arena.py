@@ -6,19 +6,21 @@ of the workers that it lacks. `report.arena_page` draws the results.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from cbdsl import register
+from cbdsl.algorithm.aggregators import parse_aggregator
 from cbdsl.attacks.attack import make_attack
 from cbdsl.errors import UserError, unknown
 from cbdsl.presets import preset
 from cbdsl.runs.records import Summary, lowest_of
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
-from cbdsl.studies.sweep import OnProgress, Task, read_run, run_tasks, write_rows
+from cbdsl.studies.sweep import OnProgress, Task, explain_failures, read_run, try_tasks, write_rows
 from cbdsl.util.files import write_json
 
 TOLERATED = 0.02  # a defence withstands an attack if it loses at most this accuracy against the honest remainder
@@ -33,6 +35,12 @@ class Defence:
     label: str
     settings: Mapping[str, Any]
     ours: bool = False
+
+    @property
+    def family(self) -> str:
+        """What it has in common with others: that of its aggregator, or `verified`."""
+        rule = self.settings.get("defence.aggregator")
+        return register.aggregator.family(parse_aggregator(rule)[1]) if rule else "verified" * self.ours
 
 
 def _fedavg(aggregator: str, label: str) -> Defence:
@@ -85,6 +93,36 @@ def get_defence(name: str) -> Defence:
     raise unknown("defence", name, dict.fromkeys([*DEFENCES, *known]), register.OWN)
 
 
+FAMILY = "family:"  # begins a word that stands for all attacks or defences of a family
+
+
+def find_attacks(names: Iterable[str]) -> tuple[str, ...]:
+    """Return attacks by name, or several as `family:backdoor`; each once."""
+    families = {name: register.attack.family(name) for name in register.attack.names() if name != ABSENT}
+    return _find(names, families, "attack")
+
+
+def find_defences(names: Iterable[str]) -> tuple[str, ...]:
+    """Return defences by name, or several as `family:distance`, aggregators of your own among them; each once."""
+    usual = [defence.settings for defence in DEFENCES.values()]
+    others = [name for name in register.aggregator.names() if get_defence(name).settings not in usual]
+    return _find(names, {name: get_defence(name).family for name in [*DEFENCES, *others]}, "defence")
+
+
+def _find(names: Iterable[str], families: Mapping[str, str], kind: str) -> tuple[str, ...]:
+    """families: the family of everything that can be found by it."""
+    found: list[str] = []
+    for name in names:
+        wanted = name.removeprefix(FAMILY)
+        if wanted == name:
+            found.append(name)
+            continue
+        if not wanted or wanted not in families.values():
+            raise unknown(f"family of {kind}s", wanted, dict.fromkeys(filter(None, families.values())))
+        found += [one for one, family in families.items() if family == wanted]
+    return tuple(dict.fromkeys(found))
+
+
 @dataclass(frozen=True)
 class ArenaPlan:
     """The attacks, defences and settings of an arena."""
@@ -102,6 +140,8 @@ class ArenaPlan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plugins", register.load(self.plugins))
+        object.__setattr__(self, "attacks", find_attacks(self.attacks))
+        object.__setattr__(self, "defences", find_defences(self.defences))
         for name in self.attacks:
             register.attack.get(name)
         for name in self.defences:
@@ -214,19 +254,42 @@ class Match:
 class Arena:
     """The results of an arena."""
 
-    plan: ArenaPlan
+    plan: ArenaPlan  # the defences and attacks that have results
     matches: tuple[Match, ...]
+    failed: tuple[str, ...] = ()  # messages of runs that failed; their matches are missing
 
 
 def run_arena(
     plan: ArenaPlan, out: Path, jobs: int | None = None, on_progress: OnProgress | None = None, on: str | None = None
 ) -> Arena:
-    """Run what is missing in a folder and judge every match."""
-    run_tasks(list_tasks(plan), out, jobs, on_progress, on)
-    matches = judge_matches(plan, lambda spec: read_run(Task(spec).folder(out)).summary)
-    write_rows([asdict(match) for match in matches], out)
-    write_json(out / "contest.json", asdict(plan))
-    return Arena(plan, tuple(matches))
+    """Run what is missing in a folder and judge every match; where a run failed, only its matches are missing."""
+    tasks = list_tasks(plan)
+    failed = try_tasks(tasks, out, jobs, on_progress, on)
+
+    def read(spec: Spec) -> Summary | None:
+        task = Task(spec)
+        return read_run(task.folder(out)).summary if task.is_done(out) else None
+
+    matches = judge_matches(plan, read)
+    if matches:
+        write_rows([asdict(match) for match in matches], out)
+        write_json(out / "contest.json", asdict(plan))
+    if not failed:
+        return Arena(plan, tuple(matches))
+    defences, attacks = _find_complete(plan, matches)
+    if not defences:
+        raise explain_failures(failed, len(tasks), out)
+    there = tuple(match for match in matches if match.defence in defences)
+    return Arena(replace(plan, defences=defences, attacks=attacks), there, tuple(failed))
+
+
+def _find_complete(plan: ArenaPlan, matches: Sequence[Match]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the defences that have a match everywhere, and the attacks that have any match against these."""
+    there = {(match.defence, match.preset, match.byzantine) for match in matches if match.attacked}
+    places = list(itertools.product(plan.presets, plan.byzantine))
+    defences = tuple(name for name in plan.defences if all((name, *place) in there for place in places))
+    fought = {match.attack for match in matches if match.defence in defences}
+    return defences, tuple(name for name in plan.attacks if name in fought)
 
 
 def list_tasks(plan: ArenaPlan) -> list[Task]:
@@ -248,17 +311,22 @@ def list_cells(plan: ArenaPlan) -> list[ArenaCell]:
     ]
 
 
-def judge_matches(plan: ArenaPlan, result: Callable[[Spec], Summary]) -> list[Match]:
-    """Return the results of every match; result: returns the summary of a run."""
-    remainders: dict[ArenaCell, list[Summary]] = {}
+def judge_matches(plan: ArenaPlan, result: Callable[[Spec], Summary | None]) -> list[Match]:
+    """Return the results of every match. result: returns the summary of a run, or None if it failed.
+
+    A defence without its clean run or its honest remainder cannot be judged; what depends on that is left out.
+    """
+    found: dict[ArenaCell, list[Summary]] = {}
     matches = []
     for cell in list_cells(plan):
         specs = plan.specs(cell)
-        summaries = [result(spec) for spec in specs]
-        if cell.attack == ABSENT:
-            remainders[cell] = summaries
+        summaries = [summary for summary in map(result, specs) if summary is not None]
+        clean, without = ArenaCell(cell.preset, cell.defence), cell._replace(attack=ABSENT)
+        if len(summaries) < len(specs) or (cell.attack and not {clean, without} - {cell} <= set(found)):
+            continue
+        found[cell] = summaries
         aims = make_attack(specs[0]).aims if cell.attack else ()
-        matches.append(_judge_match(cell, summaries, remainders.get(cell._replace(attack=ABSENT), summaries), aims))
+        matches.append(_judge_match(cell, summaries, found[without] if cell.attack else summaries, aims))
     return matches
 
 

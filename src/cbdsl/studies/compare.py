@@ -14,16 +14,18 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from cbdsl.errors import UserError
+from cbdsl.errors import UserError, unknown
 from cbdsl.runs.metrics import Metric, find_metric
 from cbdsl.runs.records import Summary
 from cbdsl.spec import Spec, dotted_keys, option_keys, setting_values
 from cbdsl.studies.sweep import FinishedRun, read_run
 from cbdsl.util.formatting import format_bytes
+from cbdsl.util.paired_test import PairedTest, least_exact_p
 
-PAIRED = "points from the best"  # the head of a column, for shares; for other metrics:
-APART = "from the best"
+PAIRED = "points from the best [95 %]"  # the head of a column, for shares; for other metrics:
+APART = "from the best [95 %]"
 _UNITS = {"B": 1e0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
+ORDERS = ("given", "best", "label")
 _FOLLOWS = ("defence.declared",)  # set from other settings; named only if nothing else tells groups apart
 
 
@@ -48,6 +50,50 @@ MEASURES: dict[str, Callable[[Summary], float]] = {
     "uploads": lambda summary: summary.uploads,
     "bans": lambda summary: len(summary.banned),
 }
+_WHERE_MEASURED: dict[str, Callable[[Summary], float | None]] = {
+    "attack_success": lambda summary: summary.attack_success,
+    "aimed_accuracy": lambda summary: summary.aimed_accuracy,
+    "worst_tenth": lambda summary: summary.worst_tenth,
+    "server_alone": lambda summary: summary.server_alone.value if summary.server_alone else None,
+}
+
+
+class _AttackSuccess(Metric):
+    title, better, is_share = "attack success", "lower", True
+
+
+_TITLES = {"uplink_bytes": "uplink", "downlink_bytes": "downlink"}
+
+
+@dataclass(frozen=True, eq=False)
+class Measure:
+    """A number of a run that groups are compared by."""
+
+    name: str  # of columns for programs
+    title: str  # of columns for people
+    of: Callable[[Summary], float]
+    metric: Metric | None = None  # None: bytes or counts
+
+    def spread(self, group: RunGroup) -> Spread:
+        """Return mean and deviation over the runs of a group."""
+        return Spread.of([self.of(run.summary) for run in group.runs])
+
+    def text(self, spread: Spread) -> str:
+        """Format mean and deviation."""
+        if self.metric is not None:
+            return format_metric(spread, self.metric)
+        return _format_bytes(spread) if self.name.endswith("bytes") else _format_count(spread)
+
+    def difference(self, value: float) -> str:
+        """Format a difference with its sign; one of shares in points."""
+        if self.metric is not None:
+            return f"{100 * value:+.1f}" if self.metric.is_share else f"{value:+.3g}"
+        size = format_bytes(abs(value)) if self.name.endswith("bytes") else f"{abs(value):,.1f}"
+        return f"{'-' if value < 0 else '+'}{size}"
+
+    def interval(self, test: PairedTest) -> str:
+        """Format a mean difference and its confidence interval: `-3.2 [-5.0, -1.4]`."""
+        return f"{self.difference(test.mean)} [{self.difference(test.low)}, {self.difference(test.high)}]"
 
 
 @dataclass(frozen=True)
@@ -90,6 +136,8 @@ class Comparison:
     groups: tuple[RunGroup, ...]
     common: dict[str, Any]  # the settings that all runs share
     notes: tuple[str, ...]
+    against: str = ""  # the label of the group that the others are tested against; empty: the best one
+    labelled: bool = False  # by a user, so that labels are worth a column
 
     @property
     def rows(self) -> tuple[ComparisonRow, ...]:
@@ -113,18 +161,81 @@ class Comparison:
         return sorted(self.groups, key=lambda group: _last_if_nan(sign * group.row.final.mean))
 
     @property
+    def reference(self) -> RunGroup:
+        """The group that the others are tested against."""
+        return next((group for group in self.groups if self.against and group.label == self.against), self.ranked[0])
+
+    @property
     def paired_head(self) -> str:
-        """The head of the column of differences from the best group."""
-        return PAIRED if self.metric.is_share else APART
+        """The head of the column of differences from the reference."""
+        head = PAIRED if self.metric.is_share else APART
+        return head.replace("the best", self.against) if self.against else head
 
     @property
     def gaps(self) -> tuple[Spread | None, ...]:
-        """Return the differences of the main metric at the end from the best group, paired by seed.
+        """Return the differences of the main metric at the end from the reference, paired by seed.
 
-        None for the best group itself, and where the seeds differ or are fewer than two.
+        None for the reference itself, and where the seeds differ or are fewer than two.
         """
-        best = self.ranked[0]
-        return tuple(None if group is best else _gap(group, best) for group in self.groups)
+        tests = self.tests(self.measures["final"])
+        return tuple(Spread(test.mean, test.deviation) if test else None for test in tests)
+
+    @property
+    def measures(self) -> dict[str, Measure]:
+        """What the groups can be compared by, the main metric at the end first."""
+        summaries = [run.summary for run in self.runs]
+        main, metrics = self.metric_name.replace("-", "_"), {"final": self.metric, "best": self.metric}
+        found = {
+            name: Measure(
+                f"{name}_{main}" if name in metrics else name,
+                f"{name} {self.metric.title}" if name in metrics else _TITLES.get(name, name),
+                of,
+                metrics.get(name),
+            )
+            for name, of in MEASURES.items()
+        }
+        for name in summaries[0].metrics:
+            if name != self.metric_name and all(one.metrics.get(name) is not None for one in summaries):
+                metric = find_metric(name)
+                found[name] = Measure(name.replace("-", "_"), metric.title or name, _metric_of(name), metric)
+        for name, of_some in _WHERE_MEASURED.items():
+            if all(of_some(one) is not None for one in summaries):
+                metric = _AttackSuccess() if name == "attack_success" else self.metric
+                found[name] = Measure(name, name.replace("_", " "), _number_of(of_some), metric)
+        return found
+
+    def tests(self, measure: Measure) -> tuple[PairedTest | None, ...]:
+        """Test every group against the reference, paired by seed; None where `gaps` has none."""
+        return tuple(
+            None if group is self.reference else _test(group, self.reference, measure) for group in self.groups
+        )
+
+    def arranged(self, labels: Mapping[str, str] | None = None, order: str = "given", against: str = "") -> Comparison:
+        """Return the comparison with other labels, another order of groups, or another reference.
+
+        labels: new labels by the old ones. order: given, best (first) or label. against: the reference's label.
+        """
+        known = {group.label: group for group in self.groups}
+        for label in labels or {}:
+            if label not in known:
+                raise unknown("group", label, known)
+        if order not in ORDERS:
+            raise unknown("order", order, ORDERS)
+        renamed = {old: (labels or {}).get(old, old) for old in known}
+        if len(set(renamed.values())) < len(renamed):
+            raise UserError(
+                f"Two groups have the same label ({', '.join(renamed.values())}). Give each its own.", code="conflict"
+            )
+        if against and against not in {*renamed, *renamed.values()}:
+            raise unknown("group", against, renamed.values())
+        found = replace(
+            self,
+            groups=tuple(replace(group, label=renamed[group.label]) for group in self.groups),
+            against=renamed.get(against, against),
+            labelled=self.labelled or bool(labels),
+        )
+        orders = {"given": found.groups, "best": found.ranked, "label": sorted(found.groups, key=lambda g: g.label)}
+        return replace(found, groups=tuple(orders[order]))
 
     @property
     def runs(self) -> tuple[FinishedRun, ...]:
@@ -134,6 +245,11 @@ class Comparison:
 
 def compare(folders: Sequence[Path]) -> Comparison:
     """Read the folders of finished runs and group them."""
+    return group_results(read_folders(folders))
+
+
+def read_folders(folders: Sequence[Path]) -> list[FinishedRun]:
+    """Read the folders of finished runs; one error names all that cannot be read."""
     found, damaged = [], []
     for folder in folders:
         try:
@@ -143,7 +259,7 @@ def compare(folders: Sequence[Path]) -> Comparison:
     if damaged:
         more = f" And {len(damaged) - 10:,} more." if len(damaged) > 10 else ""
         raise UserError(" ".join(damaged[:10]) + more, code="unreadable-file")
-    return group_results(found)
+    return found
 
 
 def group_results(results: Sequence[FinishedRun], axes: Sequence[str] | None = None) -> Comparison:
@@ -187,35 +303,93 @@ def group_results(results: Sequence[FinishedRun], axes: Sequence[str] | None = N
     return Comparison(tuple(keys), tuple(distinguishing), groups, common, (*notes, *cautions))
 
 
+def group_labelled(groups: Mapping[str, Sequence[FinishedRun]]) -> Comparison:
+    """Group runs as they are given, by label, whatever their specs are."""
+    empty = [label for label, runs in groups.items() if not runs]
+    if empty:
+        raise UserError(f"The group {empty[0]} has no runs. Leave it out, or give finished runs.", code="missing-file")
+    whole = group_results([run for runs in groups.values() for run in runs])
+    made = tuple(
+        RunGroup(label, {}, tuple(sorted(runs, key=lambda run: run.spec.seed))) for label, runs in groups.items()
+    )
+    return replace(whole, keys=(), distinguishing=(), groups=made, labelled=True)
+
+
 def comparison_rows(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the headings and the cells of a table, one row per group."""
     title = comparison.metric.title
     heads = (*comparison.keys, "runs", f"final {title}", f"best {title}", "uplink", "downlink", "uploads", "bans")
     rows = [_cells(row, comparison.keys, comparison.metric) for row in comparison.rows]
-    gaps = comparison.gaps
-    if any(gaps):
-        heads = (*heads, comparison.paired_head)
-        points = [format_difference(gap, comparison.metric) if gap else "" for gap in gaps]
-        rows = [(*row, one) for row, one in zip(rows, points, strict=True)]
+    measure = comparison.measures["final"]
+    tests = comparison.tests(measure)
+    if any(tests):
+        heads = (*heads, comparison.paired_head, "p (t)", "p (exact)")
+        rows = [(*row, *_test_cells(measure, test)) for row, test in zip(rows, tests, strict=True)]
     return heads, rows
 
 
+def describe_spread(comparison: Comparison) -> str:
+    """Say what ± is over."""
+    seeds = {row.seeds for row in comparison.rows}
+    if max(map(len, seeds)) == 1:
+        return ""
+    over = f"seeds {', '.join(map(str, next(iter(seeds))))}" if len(seeds) == 1 else "the seeds of each group"
+    return f"±: sample standard deviation over {over}."
+
+
+def describe_tests(comparison: Comparison) -> str:
+    """Explain the paired tests of a comparison, and what so few seeds can tell; "" if there are none."""
+    tests = [test for test in comparison.tests(comparison.measures["final"]) if test]
+    if not tests:
+        return ""
+    count, reference = tests[0].count, comparison.reference.label
+    chosen = "" if comparison.against else ", which was chosen by the same numbers"
+    several = f" p-values are not corrected for {len(tests)} comparisons." if len(tests) > 1 else ""
+    return (
+        f"Differences from {reference}{chosen}, paired over {count} seeds, with the 95 % interval and the two-sided p "
+        f"of a paired t-test. p (exact): sign-flip permutation test; with {count} seeds it cannot be below "
+        f"{format_p(least_exact_p(count))}.{several}"
+    )
+
+
+def format_p(p: float | None) -> str:
+    """Format a p-value."""
+    return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
 def format_csv(comparison: Comparison) -> str:
-    """Return one line per group: its settings, runs and seeds, then mean and deviation of every measure."""
+    """Return one line per group; see `table_rows`."""
     text = io.StringIO(newline="")
-    metric = comparison.metric_name.replace("-", "_")
-    names = [f"{name}_{metric}" if name in {"final", "best"} else name for name in MEASURES]
-    measured = [column for name in names for column in (f"{name}_mean", f"{name}_deviation")]
-    writer = csv.writer(text)
-    gap_heads = ("gap_to_best_mean", "gap_to_best_deviation")  # of the main metric at the end, seed by seed
-    writer.writerow([*comparison.keys, "runs", "seeds", *measured, *gap_heads])
-    for row, gap in zip(comparison.rows, comparison.gaps, strict=True):
-        spreads = [getattr(row, measure) for measure in MEASURES]
-        numbers = [number for spread in spreads for number in (spread.mean, spread.deviation)]
-        settings = [format_value(row.settings[key]) for key in comparison.keys]
-        behind = (gap.mean, gap.deviation) if gap else ("", "")
-        writer.writerow([*settings, row.runs, " ".join(map(str, row.seeds)), *numbers, *behind])
+    rows = table_rows(comparison)
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    for row in rows:
+        settings = {key: format_value(row[key]) for key in comparison.keys}
+        writer.writerow({**row, **settings, "seeds": " ".join(map(str, row["seeds"]))})
     return text.getvalue()
+
+
+def table_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """Return one row per group: settings, runs, seeds, mean and deviation of every measure, label and paired tests."""
+    measures = comparison.measures
+    tests = {name: comparison.tests(measure) for name, measure in measures.items()}
+    rows = []
+    for place, group in enumerate(comparison.groups):
+        row: dict[str, Any] = {key: group.settings[key] for key in comparison.keys}
+        row |= {"runs": len(group.runs), "seeds": tuple(run.spec.seed for run in group.runs)}
+        for measure in measures.values():
+            spread = measure.spread(group)
+            row |= {f"{measure.name}_mean": spread.mean, f"{measure.name}_deviation": spread.deviation}
+        gap = tests["final"][place]
+        row |= {"gap_to_best_mean": gap and gap.mean, "gap_to_best_deviation": gap and gap.deviation}
+        row["label"] = group.label
+        for name, measure in measures.items():
+            test = tests[name][place]
+            for column in ("mean", "low", "high", "p", "exact_p"):
+                head = "difference" if column == "mean" else column
+                row[f"{measure.name}_{head}"] = getattr(test, column, None)
+        rows.append(row)
+    return rows
 
 
 def describe_run(run: FinishedRun, keys: Sequence[str]) -> str:
@@ -244,12 +418,29 @@ def describe_setting(key: str, value: object) -> str:
     return f"{name.replace('_', ' ')} {format_value(value)}"
 
 
-def _gap(group: RunGroup, best: RunGroup) -> Spread | None:
-    seeds, others = ([run.spec.seed for run in one.runs] for one in (group, best))
+def _metric_of(name: str) -> Callable[[Summary], float]:
+    return _number_of(lambda summary: summary.metrics[name])
+
+
+def _number_of(value: Callable[[Summary], float | None]) -> Callable[[Summary], float]:
+    def of(summary: Summary) -> float:
+        found = value(summary)
+        return math.nan if found is None else found
+
+    return of
+
+
+def _test(group: RunGroup, reference: RunGroup, measure: Measure) -> PairedTest | None:
+    seeds, others = ([run.spec.seed for run in one.runs] for one in (group, reference))
     if seeds != others or len(seeds) < 2:
         return None
-    pairs = zip(group.runs, best.runs, strict=True)
-    return Spread.of([one.summary.final_value - other.summary.final_value for one, other in pairs])
+    pairs = zip(group.runs, reference.runs, strict=True)
+    differences = [measure.of(one.summary) - measure.of(other.summary) for one, other in pairs]
+    return PairedTest.of(differences) if all(map(math.isfinite, differences)) else None
+
+
+def _test_cells(measure: Measure, test: PairedTest | None) -> tuple[str, ...]:
+    return (measure.interval(test), format_p(test.p), format_p(test.exact_p)) if test else ("",) * 3
 
 
 def _last_if_nan(value: float) -> float:
@@ -355,13 +546,6 @@ def format_metric(spread: Spread, metric: Metric) -> str:
     if metric.is_share:
         return format_percent(spread)
     return metric.text(spread.mean) + (f" ± {spread.deviation:.2g}" if spread.deviation is not None else "")
-
-
-def format_difference(spread: Spread, metric: Metric) -> str:
-    """Format a difference of metrics: `-3.2 ± 0.4` in points, or `+0.12 ± 0.02`."""
-    if metric.is_share:
-        return format_points(spread)
-    return f"{spread.mean:+.3g}" + (f" ± {spread.deviation:.2g}" if spread.deviation is not None else "")
 
 
 def format_percent(spread: Spread) -> str:

@@ -26,7 +26,7 @@ from cbdsl.algorithm.methods import FedAvgM
 from cbdsl.algorithm.round import Combination, Server, ServerPolicy
 from cbdsl.algorithm.verification import trust_uploads
 from cbdsl.algorithm.worker_round import LocalWorkers, TrainingSet, WorkerData
-from cbdsl.arrays import PADDING, Bools, Doubles, Floats, Indices, Samples, Seeds
+from cbdsl.arrays import PADDING, Bools, Doubles, Floats, Indices, NamedArrays, Samples, Seeds
 from cbdsl.codecs.envelope import make_codecs
 from cbdsl.data.dataset import Dataset, Scaling, load, load_data
 from cbdsl.data.partition import alter_features, split
@@ -368,7 +368,9 @@ def gather_generator_data(spec: Spec, source: str) -> GeneratorData:
     unseen, whose = data.test, "the test set"
     if own:
         partition = register.partition.make(spec.data.partition, spec.options.of(spec.data.partition))
-        parts = split(data.train.labels, spec.data, spec.workers, spec.seed, data.clients, partition)
+        parts = split(
+            data.train.labels, spec.data, spec.workers, spec.seed, data.clients, partition, features=data.train.features
+        )
         data = replace(data, train=alter_features(data.train, parts, partition, spec.seed))
         shared = np.concatenate([parts.shared_training, parts.shared_scoring])
         holders = parts.workers if source == WORKERS else (shared,)
@@ -417,15 +419,18 @@ def average_changed_weights(sizes: Mapping[WorkerId, int]) -> Combination:
     A class has its own weights in the generator. If few workers hold it, the mean of all would hardly move them.
     """
 
-    def combine(state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats]) -> Floats:
+    def combine(
+        state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats], counts: Doubles
+    ) -> tuple[Floats, NamedArrays]:
+        del workers
         total, shares = np.zeros(len(state.global_best)), np.zeros(len(state.global_best))
-        for worker, model in zip(workers, models, strict=True):
+        for count, model in zip(counts, models, strict=True):
             step = model.astype(np.float64) - state.global_best
-            total += sizes[worker] * step
-            shares += sizes[worker] * (step != 0)
-        return np.asarray(state.global_best + total / np.maximum(shares, 1.0), np.float32)
+            total += count * step
+            shares += count * (step != 0)
+        return np.asarray(state.global_best + total / np.maximum(shares, 1.0), np.float32), {}
 
-    return combine
+    return Combination(sizes.__getitem__, rule=combine)
 
 
 @dataclass(frozen=True)
@@ -480,7 +485,7 @@ class GeneratorTraining:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Continue from a checkpoint."""
         self.state = checkpoint.state
-        self._swarm.restore(checkpoint.particles, self.state.round, self.state.global_best)
+        self._swarm.restore(checkpoint.rows, self.state.round, self.state.global_best)
 
     def train_passes(self) -> Iterator[TrainingPass]:
         """Run the remaining passes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -12,7 +11,7 @@ from cbdsl.presets import preset
 from cbdsl.runs.records import RoundRecord, finite
 from cbdsl.spec import Spec
 from cbdsl.studies.sweep import FinishedRun
-from cbdsl.util.student_t import tail
+from cbdsl.util.paired_test import PairedTest
 
 Regime = Literal["paper", "script"]
 REGIMES: dict[Regime, str] = {
@@ -243,17 +242,12 @@ def is_above_zero(differences: Sequence[float]) -> tuple[bool | None, float | No
 
     A paired t-test. With one seed there is nothing to test and no verdict.
     """
-    mean = fmean(differences)
     if len(differences) < 2:
         return None, None
-    deviation = stdev(differences)
-    if deviation == 0:
-        p = 0.0 if mean > 0 else 1.0
-    else:
-        p = tail(mean / (deviation / math.sqrt(len(differences))), len(differences) - 1)
-    if mean <= 0:
-        return False, p
-    return (True if p < SIGNIFICANCE else None), p
+    test = PairedTest.of(differences)
+    if test.mean <= 0:
+        return False, test.above
+    return (True if test.above < SIGNIFICANCE else None), test.above
 
 
 def _format_percent(values: Sequence[float]) -> str:

@@ -13,6 +13,7 @@ import platform
 import signal
 import tempfile
 import threading
+import traceback
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
@@ -40,6 +41,7 @@ TaskFunction = Callable[[Spec, Path, int, Callable[[object], None]], None]
 """Called with a spec, its folder, a number of threads, and a function to call after every round."""
 
 _POLL_SECONDS = 0.2
+ERROR_FILE = "error.txt"
 _RETRIES = 3  # how often a cluster starts a task again
 
 
@@ -64,19 +66,25 @@ def run_pool(tasks: Sequence[Task], out: Path, jobs: int | None, on: str | None)
 
 
 def run_task(task: Task, folder: Path, threads: int, report: Callable[[object], None]) -> str:
-    """Run one task and return the message of its UserError, or "".
+    """Run one task and return the message of its error, or "".
 
-    folder: for its results; its name is the key that the spec had when the task was given.
+    folder: for its results; its name is the key that the spec had when the task was given. The traceback of an error
+    that is not a UserError, as of a faulty plugin, goes into its file error.txt.
     """
     if folder.name != task.spec.key():
         raise UserError(_explain_changed_key(task.spec), code="conflict")
     register.load(task.spec.plugins)  # this may be a new process
     module, _, name = task.kind.function.partition(":")
     function: TaskFunction = getattr(import_module(module), name)
+    (folder / ERROR_FILE).unlink(missing_ok=True)
     try:
         function(task.spec, folder, threads, report)
     except UserError as error:
         return f"{folder}: {error}"
+    except Exception as error:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / ERROR_FILE, traceback.format_exc().encode())
+        return f"{folder / ERROR_FILE}: {type(error).__name__}: {error}."
     return ""
 
 

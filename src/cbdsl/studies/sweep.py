@@ -160,7 +160,29 @@ def run_tasks(
     on_progress: OnProgress | None = None,
     on: str | None = None,
 ) -> None:
-    """Run every task that is not done, each once, in the order given; here, or on a cluster."""
+    """Run every task that is not done, each once, in the order given; here, or on a cluster. Raise if any failed."""
+    failed = try_tasks(tasks, out, jobs, on_progress, on)
+    if failed:
+        raise explain_failures(failed, len(set(tasks)), out)
+
+
+def explain_failures(failed: Sequence[str], tasks: int, out: Path) -> UserError:
+    """Build the error for tasks that failed while the others went on. tasks: how many there were."""
+    return UserError(
+        f"{len(failed)} of {tasks} failed: {' '.join(failed[:10])} The others are in {out}. Correct this or leave it "
+        "out, and start again; what is finished is not run again.",
+        code="task-failed",
+    )
+
+
+def try_tasks(
+    tasks: Sequence[Task],
+    out: Path,
+    jobs: int | None = None,
+    on_progress: OnProgress | None = None,
+    on: str | None = None,
+) -> list[str]:
+    """Run tasks as `run_tasks` does, and return the messages of those that failed."""
     distinct = dict.fromkeys(tasks)
     total, work = sum(task.spec.rounds for task in distinct), sum(task.work for task in distinct) or 1.0
     missing = [task for task in distinct if not task.is_done(out)]
@@ -168,21 +190,17 @@ def run_tasks(
     played, worked = sum(before.values()), sum(count * task.round_work for task, count in before.items())
     report = on_progress or (lambda _played, _total, _share: None)
     report(played, total, worked / work)
-    if not missing:
-        return
     failed: list[str] = []
+    if not missing:
+        return failed
     with closing(run_pool(missing, out, jobs, on)) as pool:  # closed while there is still a cluster
         for progress in pool:
             failed += progress.failed
             played, worked = played + len(progress.rounds), worked + sum(progress.rounds)
             report(min(played, total), total, min(worked / work, 1.0))
-    if failed:
-        raise UserError(
-            f"{len(failed)} of {len(missing)} failed: {' '.join(failed[:10])} The others are in {out}. Correct this "
-            "or leave it out, and start again; what is finished is not run again.",
-            code="task-failed",
-        )
-    report(total, total, 1.0)
+    if not failed:
+        report(total, total, 1.0)
+    return failed
 
 
 def refuse_other_results(out: Path, own: str, others: Sequence[str]) -> None:

@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 
 from cbdsl import register
 from cbdsl.algorithm.messages import Claim, Order, Swarm, Upload, WorkerId
-from cbdsl.algorithm.particles import Particles
-from cbdsl.arrays import Doubles, Floats
+from cbdsl.algorithm.worker_table import KeptRows
+from cbdsl.arrays import Doubles, Floats, Indices
 from cbdsl.attacks.adversary import Adversary
 from cbdsl.engines.native_engine import default_threads
 from cbdsl.errors import UserError, missing, shown
-from cbdsl.swarms.local import SwarmWithAttackers
+from cbdsl.swarms.local import SwarmWithAttackers, bytes_of_state
 from cbdsl.swarms.shard import (
     Shard,
     ShardData,
@@ -275,7 +275,7 @@ class ShardRecovery:
     """The data from which a restarted shard restores its rows."""
 
     round: int = 0
-    rows: Particles | None = None  # (U, ...), mapped from a checkpoint; None: as at the start
+    rows: KeptRows | None = None  # mapped from a checkpoint; None: as at the start
     received: Floats | None = None  # (V D,), with those rows; None: the initial model
     orders: list[Order] = field(default_factory=list)  # since then, the current one included
 
@@ -352,7 +352,7 @@ class ShardActors:
         past, token = self.recovery, next(self._tokens)
         steps: Iterable[tuple[Any, ...]] = chain(
             [("prepare", token, self._recipe, actor.data)],
-            (("put", token, *block) for block in _blocks_of(past.rows, actor.workers)),
+            (("put", token, block) for block in _blocks_of(past.rows, actor.workers)),
             [("settle", token, past.round, past.received)],
         )
         for step in steps:
@@ -430,12 +430,14 @@ def row_spans(rows: int, row_bytes: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, rows)
 
 
-def _blocks_of(rows: Particles | None, workers: range) -> Iterator[tuple[str, int, NDArray[Any]]]:
-    """Yield name, first row and rows of each array, for some workers."""
-    for name, array in (vars(rows) if rows is not None else {}).items():
-        own = array[workers.start : workers.stop]
-        for first, end in row_spans(len(own), own[:1].nbytes):
-            yield name, first, np.array(own[first:end])
+def _blocks_of(rows: KeptRows | None, workers: range) -> Iterator[KeptRows]:
+    """Yield saved rows in blocks, those of some workers."""
+    if rows is None:
+        return
+    own = np.flatnonzero((rows.workers >= workers.start) & (rows.workers < workers.stop))
+    for first, end in row_spans(len(own), sum(array[:1].nbytes for array in rows.arrays.values())):
+        chosen = own[first:end]
+        yield KeptRows(rows.workers[chosen], {name: np.array(array[chosen]) for name, array in rows.arrays.items()})
 
 
 class RaySwarm(SwarmWithAttackers):
@@ -524,23 +526,27 @@ class RaySwarm(SwarmWithAttackers):
     @property
     def kept(self) -> Mapping[str, Any]:
         """See `SwarmWithAttackers.kept`: fetched block by block while they are written."""
-        workers = self.shards.actors[-1].workers.stop
-        return {
-            name: InBlocks((workers, *shape), np.dtype(kind), partial(self._fetch_blocks, name))
+        own = self.shards.call_all(dict.fromkeys(self.shards.actors, ("kept_workers", self._round)))
+        workers = np.concatenate(list(own.values()))
+        arrays = {
+            name: InBlocks((len(workers), *shape), np.dtype(kind), partial(self._fetch_blocks, name, own))
             for name, (shape, kind) in self.facts[0].layout.items()
         }
+        return {"workers": workers, **arrays}
 
-    def restore(self, particles: Particles | None, round_number: int, received: Floats) -> None:
+    def restore(self, rows: KeptRows | None, round_number: int, received: Floats) -> None:
         """See `SwarmWithAttackers.restore`."""
         self._round, self._received = round_number, received
-        self.shards.recovery = ShardRecovery(round_number, particles, received)
+        layout = self.facts[0].layout  # a checkpoint of an earlier version has more arrays than are kept
+        kept = None if rows is None else KeptRows(rows.workers, {name: rows.arrays[name] for name in layout})
+        self.shards.recovery = ShardRecovery(round_number, kept, received)
         for actor in self.shards.actors:
             self.shards.recover(actor)
 
-    def saved(self, read: Callable[[], Particles | None], round_number: int) -> None:
+    def saved(self, read: Callable[[], KeptRows | None], round_number: int) -> None:
         """See `SwarmWithAttackers.saved`: a shard that is restarted from now on begins there."""
-        if (particles := read()) is not None:
-            self.shards.recovery = ShardRecovery(round_number, particles, self._received)
+        if (rows := read()) is not None:
+            self.shards.recovery = ShardRecovery(round_number, rows, self._received)
 
     def _ask_in_parts(self, method: str, workers: Sequence[WorkerId]) -> Iterator[tuple[Sequence[WorkerId], Any]]:
         """Ask all shards about their workers at once, as many workers per message as fit; yield workers and answer."""
@@ -555,13 +561,13 @@ class RaySwarm(SwarmWithAttackers):
             for actor, answer in self.shards.call_all(calls).items():
                 yield chosen[actor], answer
 
-    def _fetch_blocks(self, name: str) -> Iterator[NDArray[Any]]:
+    def _fetch_blocks(self, name: str, workers: Mapping[ShardActor, Indices]) -> Iterator[NDArray[Any]]:
         """Yield the rows of one array, shard by shard."""
         shape, kind = self.facts[0].layout[name]
         row = int(np.prod(shape)) * np.dtype(kind).itemsize
-        for actor in self.shards.actors:
-            for first, end in row_spans(len(actor.workers), row):
-                yield self.shards.call_all({actor: ("block", self._round, name, first, end)})[actor]
+        for actor, own in workers.items():
+            for first, end in row_spans(len(own), row):
+                yield self.shards.call_all({actor: ("block", self._round, name, own[first:end])})[actor]
 
 
 @contextlib.contextmanager
@@ -630,13 +636,13 @@ def build_ray_swarm(experiment: Experiment, ray: Any, shards: int | None = None)
 
 def bytes_of_shard(experiment: Experiment, workers: int) -> int:
     """Return the memory of a shard's state: three rows per worker, their packs, and samples."""
-    codec, size = experiment.server.policy.codecs.up, experiment.engine.size
-    row = 12 * size + 12 + (codec.longest_pack(size) if codec.relative else 0)
+    spec, server = experiment.spec, experiment.server
+    kept, moved = bytes_of_state(server.method, spec, experiment.engine.size, server.policy.codecs.up, workers)
     train, parts = experiment.dataset.train, experiment.split
     own = max(map(len, parts.workers)) * workers
     shared = len(parts.shared_training) + len(parts.shared_scoring)
     sample = train.features[:1].nbytes + 4
-    return workers * row + min(own + shared, len(train)) * sample + 4 * own
+    return kept + moved + min(own + shared, len(train)) * sample + 4 * own
 
 
 def _check_engine(name: str) -> None:

@@ -20,6 +20,7 @@ import cbdsl
 from cbdsl.algorithm.messages import Order, Upload, WorkerId
 from cbdsl.algorithm.methods import Method
 from cbdsl.algorithm.worker_round import LocalWorkers, TrainingSet, WorkerData
+from cbdsl.algorithm.worker_table import KeptRows
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples
 from cbdsl.codecs.codec import Codec
 from cbdsl.engines import native_engine
@@ -111,7 +112,7 @@ class Shard:
             recipe.codec,
         )  # fmt: skip
         self._rows = LocalSwarm(recipe.method, workers, data.initial, commits=recipe.commits)
-        self._layout = {name: (array.shape[1:], array.dtype.str) for name, array in self._rows.kept.items()}
+        self._layout = {name: (shape, kind.str) for name, (shape, kind) in self._rows.table.layout.items()}
         self._token, self._at, self._build = token, -1, describe_build(recipe.engine)
 
     def facts(self, at: int) -> ShardFacts | ShardRestarted:
@@ -144,18 +145,19 @@ class Shard:
         """Return the uploads of these workers."""
         return self._rows.contents(workers) if at == self._at else ShardRestarted()
 
-    def block(self, at: int, name: str, first: int, last: int) -> NDArray[Any] | ShardRestarted:
-        """Return some rows of one array."""
-        if at != self._at:
-            return ShardRestarted()
-        found: NDArray[Any] = self._rows.kept[name][first:last]
-        return found
+    def kept_workers(self, at: int) -> Indices | ShardRestarted:
+        """Return the workers of which rows are kept, (n,)."""
+        return self._rows.table.workers if at == self._at else ShardRestarted()
 
-    def put(self, token: int, name: str, first: int, block: NDArray[Any]) -> ShardRestarted | None:
-        """Write rows of one array. A shard with another token was restarted."""
+    def block(self, at: int, name: str, workers: Indices) -> NDArray[Any] | ShardRestarted:
+        """Return the rows of some workers of one array that is kept."""
+        return self._rows.table.take(name, workers.tolist()) if at == self._at else ShardRestarted()
+
+    def put(self, token: int, rows: KeptRows) -> ShardRestarted | None:
+        """Make rows for workers that have none. A shard with another token was restarted."""
         if token != self._token:
             return ShardRestarted()
-        self._rows.kept[name][first : first + len(block)] = block
+        self._rows.table.add(rows.workers.tolist(), rows.arrays)
         return None
 
     def settle(self, token: int, at: int, received: Floats | None) -> ShardRestarted | None:

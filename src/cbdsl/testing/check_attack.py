@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 
 from cbdsl import register
-from cbdsl.arrays import Doubles, Floats, Samples
+from cbdsl.arrays import Doubles, Floats, NamedArrays, Samples, copy_memory
 from cbdsl.attacks.attack import Attack, AttackContext, AttackPreparation, AttackTools
 from cbdsl.engines.engine import Sgd
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import Linear, Relu
 from cbdsl.spec import LocalSpec
-from cbdsl.testing.laws import Laws, is_floats, is_identical, make_part
+from cbdsl.testing.laws import Laws, is_floats, is_identical, make_part, survives_stop
 
 SIZE, CLASSES = 24, 4
 HOOKS = ("poison", "craft", "triggered", "claim", "upload")  # the behaviour of a worker that an attack may change
+NAMES = (*HOOKS, "remember")
 NETWORK = Architecture((1,), (Linear(1, CLASSES), Relu(), Linear(CLASSES, CLASSES, bias=False)))  # of SIZE numbers
 
 
@@ -42,21 +43,26 @@ def check_attack(attack: Attack | type[Attack] | str) -> None:
     _check_trigger(part, laws)
     for case, seen in _make_cases(part.omniscient, crafted).items():
         _check_messages(part, laws, case, seen)
+    _check_memory(part, laws, _make_cases(part.omniscient, crafted)["among honest workers"])
 
 
 def _check_hooks(attack: Attack, laws: Laws) -> None:
     """Check names: a hook with a misspelt name is never called, and the attack would be an honest worker."""
-    own = {hook for hook in HOOKS if getattr(getattr(attack, hook), "__func__", None) is not getattr(Attack, hook)}
+    own = {hook for hook in NAMES if getattr(getattr(attack, hook), "__func__", None) is not getattr(Attack, hook)}
     for name in dir(type(attack)):
         if name.startswith("_") or hasattr(Attack, name) or not callable(getattr(type(attack), name)):
             continue
-        close = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.75)
+        close = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.75)
         laws.require(
             not close or close[0] in own,
             "its hooks have the names that are called",
             f"It has {name}: did you mean {''.join(close)}? If not, begin its name with an underscore.",
         )
-    laws.require(own, f"it changes an honest worker: at least one of {', '.join(HOOKS)} is its own", "None of them is.")
+    laws.require(
+        own - {"remember"},
+        f"it changes an honest worker: at least one of {', '.join(HOOKS)} is its own",
+        "None of them is.",
+    )
 
 
 def _make_cases(omniscient: bool, crafted: Floats | None) -> dict[str, Callable[[], AttackContext]]:
@@ -115,6 +121,7 @@ def _check_messages(attack: Attack, laws: Laws, case: str, make: Callable[[], At
             seen = make()
             before = copy.deepcopy(_arrays(seen))
             with laws.expect_no_error(case):
+                seen = replace(seen, memory=copy_memory(attack.remember(seen), "It"))
                 answers.append(ask(seen))
             laws.require_unchanged(before, _arrays(seen))
         return answers[0], copy.deepcopy(answers[1])
@@ -134,7 +141,34 @@ def _check_messages(attack: Attack, laws: Laws, case: str, make: Callable[[], At
         "the same situation leads to the same claim and upload",
         f"Asked twice {case}, it claims {claim:g} and {claim_again:g}"
         + ("." if is_identical(upload, upload_again) else " and uploads other numbers.")
-        + " Draw from seen.rng, and keep nothing between rounds.",
+        + " Draw from seen.rng, and keep between rounds only what `remember` returns.",
+    )
+
+
+def _check_memory(attack: Attack, laws: Laws, make: Callable[[], AttackContext]) -> None:
+    """Check four rounds that are stopped after two."""
+
+    def rounds(attack: Attack, memory: NamedArrays, world: int, numbers: range) -> list[tuple[Any, ...]]:
+        played = []
+        for number in numbers:
+            shift = np.float32(0.3 * number * (-1) ** world)
+
+            def see(memory: NamedArrays, number: int = number, shift: np.float32 = shift) -> AttackContext:
+                base = make()
+                return replace(
+                    base, model=base.model + shift, global_best=base.global_best - shift, round=number, worker=1,
+                    memory=memory, common=lambda which: np.random.default_rng([which, world]),
+                )  # fmt: skip
+
+            with laws.expect_no_error(f"in round {number}"):
+                memory = copy_memory(attack.remember(see(memory)), "It")
+                played.append((attack.upload(see(memory)), float(attack.claim(see(memory))), memory))
+        return played
+
+    laws.require(
+        survives_stop(rounds, attack),
+        "a resumed run gives the numbers of one that was never stopped",
+        "They differ. Only what `remember` returns is saved; keep nothing on the object or in the module.",
     )
 
 
@@ -225,6 +259,13 @@ def _check_craft(attack: Attack, laws: Laws) -> Floats | None:
 def _check_trigger(attack: Attack, laws: Laws) -> None:
     if attack.target is None:
         return
+    with laws.expect_no_error("when it names its victims"):
+        victims = attack.victims(_samples(5), _samples(9))
+    laws.require(
+        isinstance(victims, np.ndarray) and victims.dtype == np.bool_ and victims.shape == (5,),
+        "victims gives a bool for every sample",
+        f"It gives {getattr(victims, 'shape', type(victims).__name__)} for 5.",
+    )
     features = _samples(5).features
     before = features.copy()
     for put in (attack.triggered, lambda given: attack.triggered_for(given, _make_tools())):

@@ -35,13 +35,24 @@ def check_partition(partition: Partition | str) -> None:
         for _ in range(2):
             indices = np.flatnonzero(np.arange(300) % 7 > 0).astype(np.int32)
             assert data.clients is not None
-            pool = Pool(indices.copy(), data.train.labels.copy(), data.clients.copy())
+            given = data.train.features.copy()
+            pool = Pool(indices.copy(), data.train.labels.copy(), data.clients.copy(), features=given)
             with laws.expect_no_error(f"with {workers} workers"):
                 rows = deal(pool, spec, workers, np.random.default_rng(workers))
                 found.append([np.asarray(row) for row in rows])
             laws.require_unchanged(
-                {"the pool": indices, "the labels": data.train.labels, "the clients": data.clients},
-                {"the pool": pool.indices, "the labels": pool.labels, "the clients": pool.clients},
+                {
+                    "the pool": indices,
+                    "the labels": data.train.labels,
+                    "the clients": data.clients,
+                    "the features": data.train.features,
+                },
+                {
+                    "the pool": pool.indices,
+                    "the labels": pool.labels,
+                    "the clients": pool.clients,
+                    "the features": given,
+                },
             )
         first, second = found
         laws.require(

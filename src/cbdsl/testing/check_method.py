@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -179,7 +180,11 @@ def _check_nan_stays(method: Method, laws: Laws, experiment: Experiment) -> None
 
 
 def _check_resume(method: Method, laws: Laws, spec: Any, expected: Numbers) -> None:  # noqa: ANN401 - a Spec
-    """Check a run that is stopped after two rounds and resumed from disk."""
+    """Check a run that is stopped after two rounds and resumed from disk, with a copy of the method.
+
+    Another run in between overwrites what is hidden in a module or a class.
+    """
+    kept = copy.deepcopy(method)
     with tempfile.TemporaryDirectory() as place:
         experiment = _prepare(spec, method)
         folder = RunFolder.create(Path(place) / "run", experiment.spec)
@@ -189,8 +194,9 @@ def _check_resume(method: Method, laws: Laws, spec: Any, expected: Numbers) -> N
                     break
         finally:
             folder.close()
+        _run_rounds(_prepare(replace(spec, seed=spec.seed + 1), method))
         with laws.expect_no_error("when it is resumed"):
-            result = resume(folder.path, data=small_data(), method=method, threads=1, callbacks=[])
+            result = resume(folder.path, data=small_data(), method=kept, threads=1, callbacks=[])
     laws.require(
         is_identical(result.weights, expected[-1][0]),
         "a resumed run gives the numbers of one that was never stopped",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +14,8 @@ from cbdsl.algorithm.messages import Claim, Order, RoundLog, ServerState, Worker
 from cbdsl.algorithm.round import ServerPolicy, play_round
 from cbdsl.algorithm.selection import Candidate, RoundContext, Selection, SelectionResult, VerifiedUpload
 from cbdsl.algorithm.verification import UNTRAINABLE, Verifier, make_verifier
-from cbdsl.arrays import Doubles, Floats
-from cbdsl.testing.laws import Laws, is_floats, is_identical, make_part
+from cbdsl.arrays import Doubles, Floats, Indices, NamedArrays, copy_memory
+from cbdsl.testing.laws import Laws, is_floats, is_identical, make_part, survives_stop
 
 SIZE = 12
 CAP = 3
@@ -51,10 +52,36 @@ def check_aggregator(rule: AggregationRule | str) -> None:
                 "equal rows give that row, if w_t and the server's own model are that row, too",
                 f"{count} equal rows became something else, by {np.abs(kept - rows[0]).max():.3g}.",
             )
+    _check_memory(apply, laws)
+
+
+def _check_memory(apply: AggregationRule, laws: Laws) -> None:
+    """Check four rounds that are stopped after two."""
+
+    def rounds(apply: AggregationRule, memory: NamedArrays, world: int, numbers: range) -> list[tuple[Any, ...]]:
+        played = []
+        for number in numbers:
+            rows = np.random.default_rng([world, number]).normal(size=(6, SIZE))
+            found = _apply_rule(apply, laws, rows, 1, memory=(memory := dict(memory)), number=number)
+            memory = copy_memory(memory, "It")
+            played.append((found, memory))
+        return played
+
+    laws.require(
+        survives_stop(rounds, apply),
+        "a resumed run gives the numbers of one that was never stopped",
+        "They differ. Only `trust.memory` is saved; keep nothing on the rule or in the module.",
+    )
 
 
 def _apply_rule(
-    apply: AggregationRule, laws: Laws, rows: Doubles, attackers: int, own: Doubles | None = None
+    apply: AggregationRule,
+    laws: Laws,
+    rows: Doubles,
+    attackers: int,
+    own: Doubles | None = None,
+    memory: NamedArrays | None = None,
+    number: int = 1,
 ) -> Doubles:
     given, before = rows.copy(), np.zeros(SIZE, np.float32) if own is None else own.astype(np.float32)
     reference = before.copy()
@@ -63,9 +90,17 @@ def _apply_rule(
     def losses(models: Floats) -> Doubles:
         return np.asarray(np.square(models - np.float32(0.1), dtype=np.float64).mean(1))
 
+    def gradient(weights: Floats, rows: Indices | None = None) -> Floats:
+        return np.asarray(weights - np.float32(0.1 if rows is None else 0.1 * len(rows)), np.float32)
+
+    count = len(rows)
+    trust = TrustedReference(
+        reference, lambda: root, losses, np.full(count, 20.0), np.arange(count, dtype=np.int32), number,
+        np.random.default_rng(number), gradient, {} if memory is None else memory,
+    )  # fmt: skip
     case = f"with {len(rows)} rows and {attackers} attackers"
     with laws.expect_no_error(case), np.errstate(all="ignore"):
-        found = np.asarray(apply(given, attackers, TrustedReference(reference, lambda: root, losses)))
+        found = np.asarray(apply(given, attackers, trust))
     laws.require_unchanged({"the rows": rows, "w_t": before}, {"the rows": given, "w_t": reference})
     laws.require(
         is_floats(found) and found.shape == (SIZE,),

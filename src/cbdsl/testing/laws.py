@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from cbdsl.arrays import NamedArrays
 from cbdsl.data.dataset import Dataset
 from cbdsl.register import Register
 from cbdsl.spec import Spec
@@ -69,6 +71,28 @@ def make_part(kind: Register, part: object) -> tuple[Any, Laws]:
     named = getattr(part, "func", part)
     name = getattr(named, "__qualname__", None) or type(part).__qualname__
     return (part() if isinstance(part, type) else part), Laws(kind.kind, name)
+
+
+def survives_stop(rounds: Callable[[Any, NamedArrays, int, range], Sequence[tuple[Any, ...]]], part: object) -> bool:
+    """Return whether a part that is copied and given only its memory continues as if it had not been stopped.
+
+    rounds(part, memory, world, numbers): plays some rounds of a world; the last of what each returns is the memory
+    after it. Meanwhile another world is played, so that what is hidden in a module or a class is not found again.
+    """
+    kept = copy.deepcopy(part)
+    whole = rounds(copy.deepcopy(kept), {}, 0, range(1, 5))
+    rounds(copy.deepcopy(kept), {}, 1, range(1, 4))
+    resumed = rounds(kept, whole[1][-1], 0, range(3, 5))
+    return all(map(are_equal, whole[2:], resumed))
+
+
+def are_equal(one: Any, other: Any) -> bool:  # noqa: ANN401 - numbers, arrays, None, and tuples and dicts of them
+    """Return whether two results are equal to the bit."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(is_identical(value, other[name]) for name, value in one.items())
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(are_equal, one, other))
+    return is_identical(one, other)
 
 
 def small_data() -> Dataset:

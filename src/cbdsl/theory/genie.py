@@ -132,7 +132,7 @@ class Companion:
         """Move the genie as the swarm was ordered to move, then measure."""
         before = self._genie or Genie.at_start(experiment)
         self._genie = before.move(order.round, order.inertia, order.learning_rate)
-        positions = experiment.memory_swarm.particles.positions[honest_workers(experiment)]
+        positions = experiment.memory_swarm.take(honest_workers(experiment).tolist()).positions
         self.curve.append(summarise(order.round, divergences(positions, self._genie.position)))
 
 

@@ -112,14 +112,16 @@ def replay(experiment: Experiment) -> Iterator[SwarmMove]:
     """Yield the moves of a prepared experiment; each is overwritten by the next."""
     workers, swarm = honest_workers(experiment), experiment.memory_swarm
     state = experiment.first_state()
-    previous = before = swarm.particles.positions[workers]
-    personal_best, global_best = swarm.particles.personal_best[workers], state.global_best
+    rows = swarm.take(workers.tolist())
+    previous = before = rows.positions.copy()  # one row is a view
+    personal_best, global_best = rows.personal_best.copy(), state.global_best
     for played in play_rounds(experiment, state, measured=False):
         drawn = swarm.coefficients(workers, played.order)
-        after = swarm.particles.positions[workers]
+        rows = swarm.take(workers.tolist())
+        after = rows.positions.copy()
         yield SwarmMove(
             played.order.round, drawn.inertia, played.order.learning_rate, drawn.cognitive, drawn.social, previous,
             before, personal_best, global_best, after,
         )  # fmt: skip
         previous, before = before, after
-        personal_best, global_best = swarm.particles.personal_best[workers], played.state.global_best
+        personal_best, global_best = rows.personal_best.copy(), played.state.global_best

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import re
+from collections.abc import Iterable
 
 from cbdsl.errors import UserError
 
@@ -36,3 +38,9 @@ def single_line(text: str, longest: int = 300) -> str:
     """Return text on one line without control characters, which could rewrite a terminal or forge a log line."""
     shown = "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in text[: longest + 1])
     return shown if len(text) <= longest else f"{shown[:longest]}..."
+
+
+def html_table(rows: Iterable[tuple[str, str]]) -> str:
+    """Return rows of a name and a text as an HTML table, for notebooks."""
+    cells = "".join(f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>" for name, text in rows)
+    return f'<table style="text-align: left">{cells}</table>'

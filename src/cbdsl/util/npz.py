@@ -44,6 +44,12 @@ def load_arrays(
         raise ValueError(str(error) or type(error).__name__) from error
 
 
+def array_names(path: Path) -> list[str]:
+    """Return the names of the arrays of an .npz file."""
+    with zipfile.ZipFile(path) as archive:
+        return [name.removesuffix(".npy") for name in archive.namelist()]
+
+
 @dataclass(frozen=True, eq=False)
 class InBlocks:
     """An array that is computed while it is written, block by block."""

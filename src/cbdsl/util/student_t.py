@@ -1,4 +1,4 @@
-"""Tail probability of Student's t distribution, which the guard needs on installations without scipy."""
+"""Student's t distribution, which the guard needs on installations without scipy."""
 
 from __future__ import annotations
 
@@ -26,6 +26,20 @@ def tail(t: float, freedom: float) -> float:
     if t * t > 3:  # each fraction where it converges fast
         return _incomplete_beta(freedom / 2, 0.5, x, y) / 2
     return 0.5 - _incomplete_beta(0.5, freedom / 2, y, x) / 2
+
+
+def quantile(probability: float, freedom: float) -> float:
+    """Return t with P(T <= t) = probability, for a probability above 0.5 and below 1.
+
+    >>> round(quantile(0.975, 2), 6)
+    4.302653
+    """
+    low, high = 0.0, 1.0
+    while tail(high, freedom) > 1 - probability:
+        low, high = high, 2 * high
+    while low < (middle := (low + high) / 2) < high:  # until floats are dense
+        low, high = (middle, high) if tail(middle, freedom) > 1 - probability else (low, middle)
+    return high
 
 
 def _incomplete_beta(a: float, b: float, x: float, y: float) -> float:
