@@ -59,6 +59,11 @@ class Method(ABC):
     def upload(self, rows: Particles) -> Floats:
         """Return what k workers send when they are asked, (k, V D)."""
 
+    def personal(self, rows: Particles) -> Floats | None:
+        """Return the models that k workers keep for themselves, (k, D); None if they have none of their own."""
+        del rows
+        return None
+
     def memory(self, size: int) -> Floats:
         """Return what the server remembers before round 1 beside the model of `size` numbers; any shape."""
         del size
@@ -99,6 +104,10 @@ class SwarmMethod(Method):
 
     def upload(self, rows: Particles) -> Floats:
         """Return w^p, the best model so far."""
+        return rows.personal_best
+
+    def personal(self, rows: Particles) -> Floats | None:
+        """Return w^p."""
         return rows.personal_best
 
 
@@ -189,6 +198,10 @@ class Restart(SwarmMethod):
         trained = work.train(work.from_server(received))
         forgetful = replace(rows, personal_score=np.full(len(trained), np.inf))
         return work.remember_best(forgetful, trained, rows.velocities, received)
+
+    def personal(self, rows: Particles) -> None:
+        """Return None: what a worker trained is forgotten in the next round."""
+        del rows
 
 
 @register.method("fedavg")

@@ -211,6 +211,12 @@ class TorchEngine:
         self._for_each(len(weights), gradient)
         return result
 
+    def with_statistics_of(self, features: Floats) -> TorchEngine:
+        """Return this engine, but with BatchNorm layers that score with the statistics of other features (N, ...)."""
+        made = copy.copy(self)
+        made._calibration = torch.from_numpy(np.ascontiguousarray(features)).to(self._device)
+        return made
+
     def _outputs(
         self, weights: Floats, features: Tensor, labels: Tensor, chosen: Tensor
     ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -458,6 +464,12 @@ class StackedTorchEngine:
         """See `Engine.gradients`."""
         with self._at_work():
             return self._alone.gradients(weights, samples, indices)
+
+    def with_statistics_of(self, features: Floats) -> StackedTorchEngine:
+        """See `TorchEngine.with_statistics_of`."""
+        made = copy.copy(self)
+        made._alone = self._alone.with_statistics_of(features)
+        return made
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:

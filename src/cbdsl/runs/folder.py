@@ -24,9 +24,11 @@ from cbdsl.algorithm.particles import Particles
 from cbdsl.algorithm.worker_table import KeptRows
 from cbdsl.arrays import Floats, NamedArrays, copy_memory
 from cbdsl.errors import UserError
+from cbdsl.models.personal_models import FILE as PERSONAL
 from cbdsl.models.saved_model import ModelMetadata, file_of
 from cbdsl.runs.build import build_method
 from cbdsl.runs.records import RoundRecord, Summary, describe
+from cbdsl.runs.worker_results import WorkerResults
 from cbdsl.spec import Spec
 from cbdsl.util.files import (
     is_free,
@@ -50,6 +52,9 @@ rounds.jsonl       one object per round: accuracy, score, verdicts, messages and
 summary.json       the run in one object
 accuracy.png       test accuracy by round, drawn by the command line
 model.safetensors  the final global model, its network, the scaling of features; for `cbdsl predict` and `export`
+local_test.csv     with data.local_test: metrics by worker, on the samples that each of them held back
+local_test.png     the same as a figure, drawn by the command line
+personal_models.safetensors  the models that workers keep for themselves, with their statistics of BatchNorm
 init.safetensors   the model it started from, where one was given
 theory.json        the run's constants and bounds, written by `cbdsl theory`
 repaired.safetensors  the model without the backdoors that `cbdsl audit --repair` found
@@ -311,8 +316,14 @@ class RunFolder:
         self.rewind(records)
         return checkpoint, records
 
-    def finish(self, summary: Summary, tensors: dict[str, Floats], card: ModelMetadata) -> None:
-        """Write the model with its metadata, and the summary."""
+    def finish(
+        self, summary: Summary, tensors: dict[str, Floats], card: ModelMetadata, workers: WorkerResults | None = None
+    ) -> None:
+        """Write the model with its metadata, the results of workers if they were measured, and the summary."""
+        if workers is not None:
+            write_atomically(self.path / "local_test.csv", workers.to_csv(), self._private)
+            if workers.models is not None:
+                write_atomically(self.path / PERSONAL, safetensors_bytes(workers.models.tensors()), self._private)
         content = file_of(card, tensors, {"spec_key": summary.spec_key})
         write_atomically(self.path / "model.safetensors", content, self._private)
         write_json(self.path / "summary.json", summary.to_json(), self._private)

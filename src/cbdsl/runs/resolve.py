@@ -318,6 +318,11 @@ _RULES = (
         "it is SGD's; Adam and AdamW have 0.9 and 0.999 instead. Leave it out, or use local.optimiser=sgd.",
     ),
     _Rule(
+        _is_one_of("data.local_test_every"),
+        lambda spec, _: spec.data.local_test == 0,
+        "workers hold back no samples. Say which share: --set data.local_test=0.2.",
+    ),
+    _Rule(
         _is_one_of("local.schedule_over"),
         lambda spec, _: spec.local.schedule == "constant",
         "the learning rate is constant. Say how it changes: --set local.schedule=cosine (or decay, or warmup).",

@@ -515,6 +515,13 @@ class RaySwarm(SwarmWithAttackers):
             models[here], scores[here] = rows, own
         return models, scores
 
+    def personal(self, workers: Sequence[WorkerId]) -> dict[WorkerId, Floats]:
+        """See `SwarmWithAttackers.personal`."""
+        found: dict[WorkerId, Floats] = {}
+        for _, rows in self._ask_in_parts("personal", workers):
+            found |= {worker: np.array(row) for worker, row in rows.items()}
+        return {worker: found[worker] for worker in workers if worker in found}
+
     def contents(self, workers: Sequence[WorkerId]) -> Sequence[Upload]:
         """See `SwarmWithAttackers.contents`."""
         found: dict[WorkerId, Upload] = {}
