@@ -129,7 +129,8 @@ class Experiment:
         )  # fmt: skip
         dataset = replace(dataset, train=alter_features(dataset.train, parts, partition, spec.seed))
         dataset, parts = add_shared(dataset, parts, spec.data)
-        averages = (given.method or build_method(spec)).conversation != "swarm"
+        method = given.method or build_method(spec)
+        averages = method.conversation != "swarm"
         network = network_of(spec, dataset.shape, dataset.outputs, given.model, dataset.task, statistics=averages)
         network, start = _start(spec, network, given.init)
         if network.keeps_statistics:
@@ -137,8 +138,9 @@ class Experiment:
             network = replace(network, calibration=dataset.train.features[public])
         loss = make_loss(spec, dataset.task, given.loss)
         augmentation = build_augmentation(spec, dataset.shape, given.augmentation)
+        wanted = "torch" if method.adds_loss and spec.engine == "auto" else spec.engine
         choice = choose_engine(
-            spec.engine, network, dataset.shape, threads or default_threads(), spec.device, loss, augmentation
+            wanted, network, dataset.shape, threads or default_threads(), spec.device, loss, augmentation
         )
         engine = choice.engine
         server = build_server(spec, engine, dataset.train, parts, given, secret)
@@ -368,7 +370,7 @@ def build_server(
         spec,
         method,
         build_verifier(spec, method, engine, samples, split, secret),
-        ServerPolicy(selection, cap, spec.defence.commitment, make_codecs(spec)),
+        ServerPolicy(selection, cap, spec.defence.commitment, make_codecs(spec), secret or spec.seed),
         build_combination(spec, engine, samples, split, given.aggregator, secret),
         build_alone_training(spec, method, engine, samples, split) if isinstance(method, AloneMethod) else None,
     )

@@ -58,7 +58,7 @@ personal_models.safetensors  the models that workers keep for themselves, with t
 init.safetensors   the model it started from, where one was given
 theory.json        the run's constants and bounds, written by `cbdsl theory`
 repaired.safetensors  the model without the backdoors that `cbdsl audit --repair` found
-plugins/           the plugins as they were when the run was started
+plugins/           the plugins as they were when the run was started, and what they import from their folders
 checkpoint.npz     the state of the server and, until the run is finished, of the swarm; for `cbdsl resume`
 .lock              held by the process that runs it
 .NAME.partial      a file that was being written when its process was killed; it may be removed
@@ -356,11 +356,15 @@ def _cut(joined: bytes, lengths: Sequence[int]) -> tuple[bytes, ...]:
 
 
 def _keep_plugin(folder: Path, name: str) -> None:
-    """Copy a plugin as it is now, named by its hash."""
+    """Copy a plugin as it is now, named by its hash, and what it imports beside it, into a folder of that name."""
     source = register.plugin_source(name)
     if source is not None:
         folder.mkdir(exist_ok=True)
-        write_atomically(folder / f"{register.plugin_digest(name)}-{source.name}", source.read_bytes())
+        digest = register.plugin_digest(name)
+        write_atomically(folder / f"{digest}-{source.name}", source.read_bytes())
+        for place, other in register.plugin_neighbours(name).items():
+            (folder / digest / place).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / digest / place, other.read_bytes())
 
 
 def _compare_plugin(path: Path, name: str) -> None:
@@ -376,7 +380,8 @@ def _compare_plugin(path: Path, name: str) -> None:
         )
     if copies and f"{register.plugin_digest(name)}-{ending}" not in [copy.name for copy in copies]:
         raise UserError(
-            f"The plugin {name} was edited since the run {path} was started; its copy from then is {copies[-1]}. "
+            f"The plugin {name} was edited since the run {path} was started, or a file beside it that it imports; its "
+            f"copy from then is {copies[-1]}. "
             "Nothing was changed. Put it back for the same numbers, or remove the copy to use the plugin as it is now.",
             code="wrong-run",
         )

@@ -50,6 +50,7 @@ def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
     swarm = replace(spec.swarm, **method.fixes)
     whole = replace(spec, shared=shared, swarm=swarm, defence=defence)
     check_device(whole.engine, whole.device)
+    _check_engine(whole, method)
     _check_names(whole, method)
     _check_local(whole, method)
     _check_defence(whole, method)
@@ -107,6 +108,15 @@ def _check_local(spec: Spec, method: Method) -> None:
             f"learning rate per round; given local.optimiser={spec.local.optimiser}, local.schedule="
             f"{spec.local.schedule}. Use sgd and constant, or a schedule with local.schedule_over=run (local.decay and "
             "local.clip work), or another method.",
+            code="conflict",
+        )
+
+
+def _check_engine(spec: Spec, method: Method) -> None:
+    if method.adds_loss and spec.engine == "native":
+        raise UserError(
+            f"The method '{spec.method}' adds a term to the loss, which takes the torch engine; given engine=native. "
+            "Use --engine torch (or auto).",
             code="conflict",
         )
 
