@@ -233,7 +233,7 @@ class WorkerInbox:
         if assignment is None and not self._events.refusals:
             return WaitReason(
                 f"a run: none is announced in the swarm '{self._swarm_name}'",
-                f"if there is one, check that `cbdsl serve` has --swarm {self._swarm_name} and the broker's acl names "
+                f"if there is one, check that `cbdsl serve` has --swarm {self._swarm_name} and the broker's rules name "
                 f"'{self._name}'",
             )
         if self.run_is_over and order is not None:
