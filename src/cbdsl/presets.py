@@ -150,6 +150,14 @@ PRESETS: dict[str, Spec] = {
         codec=_ROTATION.codec,
     ),
     "small-hapt": replace(_HAPT, preset="small-hapt", init="server", data=_with_few_labels(_HAPT.data, 50, 100)),
+    # Many more workers than samples, of which few take part in a round.
+    "population": replace(
+        _ROTATION,
+        preset="population",
+        workers=1_000_000,
+        participation=500,
+        data=replace(DataSpec(), overlap=True),
+    ),
     # Beyond classifiers: data sets that are computed, then downloaded ones.
     "regression": _REGRESSION,
     "anomaly": _ANOMALY,
@@ -174,6 +182,7 @@ DESCRIPTIONS = {
     "small-noniid": "the same on non-i.i.d. data, 20 in turn",
     "small-fashion": "the same on Fashion-MNIST (cbdsl data fetch fashion-mnist)",
     "small-hapt": "the same on sensors of people, 250 labelled samples (cbdsl data fetch hapt)",
+    "population": "a million workers that draw overlapping samples, 500 of whom take part in a round; rotation of 12",
     "regression": "Friedman's function, 20 workers with a few ranges of the target each, verified rotation of 4",
     "anomaly": "faults of 40 machines by an autoencoder, each a worker, verified rotation of 10",
     "flights": "time in the air of flights, 16 airlines, verified rotation of 4 (cbdsl data fetch flights)",
