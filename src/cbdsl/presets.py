@@ -99,6 +99,7 @@ _FLIGHTS = replace(
     preset="flights",
     workers=16,
     data=DataSpec("flights", "by-client", shared_training=200, shared_scoring=500, holdout=500),
+    selection=SelectionSpec("rotation", k=3),
 )
 _HAPT_ANOMALY = replace(
     _ANOMALY,
@@ -185,7 +186,7 @@ DESCRIPTIONS = {
     "population": "a million workers that draw overlapping samples, 500 of whom take part in a round; rotation of 12",
     "regression": "Friedman's function, 20 workers with a few ranges of the target each, verified rotation of 4",
     "anomaly": "faults of 40 machines by an autoencoder, each a worker, verified rotation of 10",
-    "flights": "time in the air of flights, 16 airlines, verified rotation of 4 (cbdsl data fetch flights)",
+    "flights": "time in the air of flights, 16 airlines, verified rotation of 3 (cbdsl data fetch flights)",
     "hapt-anomaly": "stairs as anomalies in sensors of 21 people, verified rotation of 8 (cbdsl data fetch hapt)",
     "hapt": "sensors of 21 people, verified rotation of 8 with a guard, tested on 9 others (cbdsl data fetch hapt)",
     "hapt-gru": "the same with a recurrent network (cbdsl data fetch hapt)",

@@ -362,11 +362,13 @@ class TrainedModelFile:
         assignment = holder.assignment
         network = assignment.network(shared)
         card = ModelMetadata.of(network, assignment.scaling, assignment.class_names)
-        if assignment.task != "classification":  # the threshold of a detector is the server's
-            loss, data = assignment.loss, assignment.data
+        data = assignment.data
+        card = replace(card, target_names=data.target_names)
+        if data.task != "classification":  # the threshold of a detector is the server's
+            loss = assignment.loss
             card = replace(
                 card, class_names=(), task=data.task, loss=loss.name, loss_setting=loss.setting,
-                target_scaling=data.target_scaling, target_names=data.target_names,
+                target_scaling=data.target_scaling,
             )  # fmt: skip
         tensors = network.tensors(holder.model[: assignment.size])
         if assignment.tensors:  # as in the server's own file

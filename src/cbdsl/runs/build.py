@@ -52,13 +52,14 @@ from cbdsl.errors import UserError
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import ArchitectureError
 from cbdsl.models.network import Network, network_of, read_tensors
+from cbdsl.models.saved_model import require_task
 from cbdsl.presets import preset
 from cbdsl.register import CUSTOM, Register
 from cbdsl.rng import seed_of, stream
 from cbdsl.runs.metrics import Evaluation, Metric, Spread, build_metrics, measure_all
 from cbdsl.runs.records import FinalMeasurements, Vote
 from cbdsl.runs.result import Result
-from cbdsl.spec import INIT_SERVER, Options, Spec, init_file, words
+from cbdsl.spec import INIT_SERVER, Options, Spec, Task, init_file, words
 from cbdsl.swarms.local import LocalSwarm, bytes_of_state, workers_at_once
 from cbdsl.util.computed import Computed
 from cbdsl.util.memory import require_memory
@@ -133,7 +134,7 @@ class Experiment:
         method = given.method or build_method(spec)
         averages = method.conversation != "swarm"
         network = network_of(spec, dataset.shape, dataset.outputs, given.model, dataset.task, statistics=averages)
-        network, start = _start(spec, network, given.init)
+        network, start = _start(spec, network, given.init, dataset.task)
         if network.keeps_statistics:
             public = np.concatenate([parts.shared_training, parts.shared_scoring])[:CALIBRATING]
             network = replace(network, calibration=dataset.train.features[public])
@@ -567,7 +568,7 @@ def _trains_on_scoring(server: Server) -> bool:
     return server.policy.selection.trains and server.verifier.train is not None
 
 
-def _start(spec: Spec, network: Network, given: Floats | Path | None) -> tuple[Network, Floats | None]:
+def _start(spec: Spec, network: Network, given: Floats | Path | None, task: Task) -> tuple[Network, Floats | None]:
     """Return the network with the frozen weights of a model to start from, and what trains of that model, (D,)."""
     if given is None and spec.init == CUSTOM:
         raise part_not_given("init", "initial model")
@@ -575,7 +576,11 @@ def _start(spec: Spec, network: Network, given: Floats | Path | None) -> tuple[N
         given = init_file(spec.init)
     if given is None:
         return network, None
-    weights = network.flat(read_tensors(given), str(given)) if isinstance(given, Path) else given
+    if isinstance(given, Path):
+        tensors = read_tensors(given)
+        require_task(given, task)
+        given = network.flat(tensors, str(given))
+    weights = given
     if weights.shape not in {(network.size,), (network.whole_size,)}:
         raise UserError(
             f"init has {len(weights):,} numbers; the model '{spec.model}' has {network.whole_size:,}. Start from a "
