@@ -189,7 +189,7 @@ def test_a_run_without_what_came_later_has_the_key_it_had_before() -> None:
     for name in ("shared_source", "target", "task", "local_test", "local_test_every", "overlap"):
         del tree["data"][name]
     del tree["swarm"]["storage"]
-    for name in ("optimiser", "schedule", "schedule_over", "clip", "augment"):
+    for name in ("optimiser", "schedule", "schedule_over", "batchnorm", "clip", "augment"):
         del tree["local"][name]
     assert Spec().key() == hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -354,3 +354,8 @@ def test_the_key_reads_a_file_of_shared_samples_once_and_again_when_it_changes(
     file.write_bytes(b"another")
     assert spec.key() != first
     assert reads == 2
+
+
+def test_a_key_of_thousands_of_parts_is_refused_at_once() -> None:
+    with refused_as("unreadable-file", "more than 100 dots"):
+        from_toml(".".join("a" * 20_000) + " = 1")

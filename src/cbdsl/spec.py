@@ -117,6 +117,9 @@ class LocalSpec(_Group):
     schedule_over: Literal["round", "run"] = setting(
         "round", "what the schedule covers: the steps of each round, or the rounds of the run"
     )
+    batchnorm: Literal["shared", "own"] = setting(
+        "shared", "factors and offsets of BatchNorm layers: averaged, or each worker's own (FedBN), on torch"
+    )
     clip: Annotated[float, Bounds(0.0, 1e6)] = setting(0.0, "largest norm of a batch's gradient; 0: any")
     augment: Text = setting("", "changes features while a model trains on them (`cbdsl list augmentations`), on torch")
 
@@ -481,8 +484,15 @@ def _toml_tree(text: str, name: str) -> dict[str, Any]:
         raise UserError(f"{name} is not valid TOML: {error}.", code="unreadable-file") from error
 
 
+_DEEPEST_KEY = 100
+
+
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML text; ValueError if it is not TOML, or nested too deeply."""
+    if any(
+        line.partition("=")[0].count(".") > _DEEPEST_KEY for line in text.splitlines() if "=" in line or "[" in line
+    ):
+        raise ValueError(f"a key has more than {_DEEPEST_KEY} dots")  # the parser's time grows with their square
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -504,6 +514,7 @@ def read_tree(path: Path) -> dict[str, Any]:
 
 
 _LEFT_OUT = (
+    ("local", "batchnorm", "shared"),
     ("local", "optimiser", "sgd"), ("local", "schedule", "constant"), ("local", "clip", 0.0), ("local", "augment", ""),
     ("local", "schedule_over", "round"), ("", "loss", ""), ("data", "target", ""), ("data", "task", "auto"),
     ("dropout", "after_order", 0.0), ("dropout", "after_claim", 0.0),
