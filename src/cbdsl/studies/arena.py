@@ -38,9 +38,10 @@ class Defence:
 
     @property
     def family(self) -> str:
-        """What it has in common with others: that of its aggregator, or `verified`."""
-        rule = self.settings.get("defence.aggregator")
-        return register.aggregator.family(parse_aggregator(rule)[1]) if rule else "verified" * self.ours
+        """What it has in common with others: the family of its aggregator or selection."""
+        if rule := self.settings.get("defence.aggregator"):
+            return register.aggregator.family(parse_aggregator(rule)[1])
+        return register.selection.family(self.settings.get("selection.name", "best")) if self.ours else ""
 
 
 def _fedavg(aggregator: str, label: str) -> Defence:
