@@ -118,17 +118,16 @@ class Elastic(cbdsl.AveragingMethod):
     rate: float = 0.9  # how far the server goes to the workers' mean
 
     title = "Elastic averaging (Zhang et al. 2015)"
-    remembers = True  # positions outlive a round
+    remembers = ("positions",)  # they outlive a round
 
     def move(self, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
         """Go towards the server's model, then train."""
         start = rows.positions + np.float32(self.pull) * (received - rows.positions)
         return work.place(rows, work.train(start))
 
-    def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
+    def update(self, seen: cbdsl.ServerStep) -> tuple[Floats, Floats]:
         """Go towards the mean of those who took part."""
-        del share
-        return current + np.float32(self.rate) * (combined - current), memory
+        return seen.current + np.float32(self.rate) * (seen.combined - seen.current), seen.memory
 
 
 @cbdsl.register.partition("unequal")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cbdsl import register
+from cbdsl import register, resume, run
+from support.helpers import blobs, perceptron, small_spec
 from support.refusals import refused_as
 
 PART = '''"""Mine."""
@@ -46,6 +47,61 @@ def test_an_edited_file_is_imported_again(tmp_path: Path) -> None:
     register.load([str(path)])
     assert "renamed" in register.aggregator
     assert "edited" not in register.aggregator
+
+
+HELPED = """
+import numpy as np
+import cbdsl
+from helper import scale
+
+
+@cbdsl.register.aggregator("helped")
+def rule(rows, attackers, trust):
+    from later.deep import SHIFT
+    return scale(rows.mean(0)) + SHIFT
+"""
+
+
+def helped(folder: Path, factor: float) -> Path:
+    """A plugin beside a module that it imports at once, and a package that it imports later."""
+    (folder / "later").mkdir(parents=True, exist_ok=True)
+    written(folder, f"def scale(row):\n    return {factor} * row\n", "helper.py")
+    written(folder, "", "later/__init__.py")
+    written(folder, "SHIFT = 1.0\n", "later/deep.py")
+    return written(folder, HELPED, "helped.py")
+
+
+def test_a_plugin_imports_the_files_beside_it_and_is_known_by_their_content(tmp_path: Path) -> None:
+    sys_path = list(sys.path)
+    first, second = helped(tmp_path / "a", 2.0), helped(tmp_path / "b", 30.5)
+    assert list(register.plugin_neighbours(str(first))) == ["helper.py", "later/__init__.py", "later/deep.py"]
+    assert register.plugin_digest(str(first)) != register.plugin_digest(str(second))
+    for path, factor in ((first, 2.0), (second, 30.5)):
+        register.load([str(path)])
+        assert sys.path == sys_path
+        rule = register.aggregator.get("helped")
+        assert rule.__globals__["scale"](1.0) == factor
+        register._forget(register._loaded.pop(str(path))[1])
+    before = register.plugin_digest(str(first))
+    helped(tmp_path / "a", 4.25)
+    register.load([str(first)])
+    assert register.aggregator.get("helped").__globals__["scale"](1.0) == 4.25
+    written(tmp_path, "SHIFT = 2.0\n", "a/later/deep.py")
+    assert len({before, register.plugin_digest(str(first))}) == 2
+    register._forget(register._loaded.pop(str(first))[1])
+
+
+def test_the_folder_of_a_run_has_copies_of_what_a_plugin_imports(tmp_path: Path) -> None:
+    path = helped(tmp_path, 1.0)
+    spec = small_spec(method="fedavg", rounds=1, plugins=[str(path)], defence__aggregator="mean")
+    run(spec, model=perceptron, data=blobs(), out=tmp_path / "run")
+    digest = register.plugin_digest(str(path))
+    kept = sorted(str(each.relative_to(tmp_path / "run" / "plugins")) for each in tmp_path.glob("run/plugins/**/*.py"))
+    assert kept == [f"{digest}-helped.py", *(f"{digest}/{name}" for name in register.plugin_neighbours(str(path)))]
+    written(tmp_path, "SHIFT = 3.0\n", "later/deep.py")
+    with refused_as("wrong-run", "beside it"):
+        resume(tmp_path / "run", model=perceptron, data=blobs())
+    register._forget(register._loaded.pop(str(path))[1])
 
 
 def test_equal_files_in_two_places_are_one(tmp_path: Path) -> None:

@@ -17,7 +17,12 @@ if TYPE_CHECKING:
     from cbdsl import callbacks as callbacks, register as register, testing as testing
     from cbdsl.algorithm.aggregators import AggregationRule as AggregationRule, TrustedReference as TrustedReference
     from cbdsl.algorithm.messages import Claim as Claim, Order as Order, Swarm as Swarm
-    from cbdsl.algorithm.methods import AveragingMethod as AveragingMethod, Method as Method, SwarmMethod as SwarmMethod
+    from cbdsl.algorithm.methods import (
+        AveragingMethod as AveragingMethod,
+        Method as Method,
+        ServerStep as ServerStep,
+        SwarmMethod as SwarmMethod,
+    )
     from cbdsl.algorithm.particles import Particles as Particles
     from cbdsl.algorithm.selection import (
         Candidate as Candidate,
@@ -37,7 +42,7 @@ if TYPE_CHECKING:
     from cbdsl.codecs.codec import Codec as Codec, CodecError as CodecError
     from cbdsl.data.dataset import Dataset as Dataset
     from cbdsl.data.partition import Partition as Partition, Pool as Pool
-    from cbdsl.engines.engine import Engine as Engine
+    from cbdsl.engines.engine import Engine as Engine, TrainingBatch as TrainingBatch
     from cbdsl.errors import UserError as UserError
     from cbdsl.models.architecture import Architecture as Architecture
     from cbdsl.presets import preset as preset
@@ -54,7 +59,7 @@ _PUBLIC = {  # the public names by the module that defines them; "" for modules
     "": "callbacks register testing",
     "algorithm.aggregators": "AggregationRule TrustedReference",
     "algorithm.messages": "Claim Order Swarm",
-    "algorithm.methods": "AveragingMethod Method SwarmMethod",
+    "algorithm.methods": "AveragingMethod Method ServerStep SwarmMethod",
     "algorithm.particles": "Particles",
     "algorithm.selection": "Candidate RoundContext Selection SelectionResult VerifiedUpload",
     "algorithm.verification": "Verifier",
@@ -65,7 +70,7 @@ _PUBLIC = {  # the public names by the module that defines them; "" for modules
     "data.dataset": "Dataset",
     "data.partition": "Partition Pool",
     "engines.augmentations": "Augmentation",
-    "engines.engine": "Engine",
+    "engines.engine": "Engine TrainingBatch",
     "errors": "UserError",
     "models.architecture": "Architecture",
     "presets": "preset",

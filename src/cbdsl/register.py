@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import hashlib
 import importlib
@@ -189,6 +190,9 @@ ALL = {
 
 _FROM_A_FILE = "model in a file: "  # begins the qualified name of a model from a plugin file
 
+_neighbours: dict[str, tuple[str, str]] = {}
+"""File and content hash of the modules that plugins imported from their folders."""
+
 _loaded: dict[str, tuple[str, str]] = {}
 """Content hash and module of each plugin; a plugin that was edited is imported again."""
 
@@ -219,11 +223,46 @@ def plugin_source(name: str) -> Path | None:
     return Path(spec.origin) if spec is not None and spec.has_location and spec.origin else None
 
 
+def plugin_neighbours(name: str) -> dict[str, Path]:
+    """Return the files in the folder of a plugin that it imports, directly or not, by their path in that folder.
+
+    They are found in the text of the files: modules, and packages with all Python files in them.
+    """
+    path, found = plugin_source(name), dict[str, Path]()
+    if path is None or Path(split_plugin_name(name)[0]).suffix != ".py":
+        return found
+    folder, left = path.parent, [path]
+    while left:
+        for imported in _imported_names(left.pop().read_bytes()):
+            file, package = folder / f"{imported}.py", folder / imported
+            inside = sorted(package.rglob("*.py")) if (package / "__init__.py").is_file() else []
+            for one in inside or [file] * file.is_file():
+                if one != path and str(one.relative_to(folder)) not in found:
+                    found[str(one.relative_to(folder))] = one
+                    left.append(one)
+    return dict(sorted(found.items()))
+
+
+@functools.lru_cache
+def _imported_names(source: bytes) -> frozenset[str]:
+    """Return the top-level names of the modules that a Python file imports; none if it cannot be read."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return frozenset()
+    whole = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    parts = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    return frozenset(each.partition(".")[0] for each in [*whole, *parts])
+
+
 def plugin_digest(name: str) -> str:
-    """Return a hash of the content of a plugin."""
+    """Return a hash of the content of a plugin, and of the files beside it that it imports."""
     path, (file, wanted) = plugin_source(name), split_plugin_name(name)
     if path is not None:
-        return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        digest = hashlib.sha256(path.read_bytes())
+        for place, other in plugin_neighbours(name).items():
+            digest.update(f"{place}\0{hashlib.sha256(other.read_bytes()).hexdigest()}".encode())
+        return digest.hexdigest()[:16]
     if Path(file).suffix == ".py":
         raise UserError(
             f"There is no file {file}{f', which was to hold the model {wanted}' * bool(wanted)}.", code="missing-file"
@@ -235,9 +274,17 @@ def plugin_digest(name: str) -> str:
     )
 
 
-def plugin_module(name: str) -> str:
-    """Return the name of the module that a plugin was imported as."""
-    return _loaded[split_plugin_name(name)[0]][1]
+def plugin_modules(name: str) -> list[str]:
+    """Return the names of the modules that a plugin file, and what it imports beside it, were imported as."""
+    own = _loaded[split_plugin_name(name)[0]][1]
+    if not own.startswith("cbdsl_plugin_"):
+        return []  # an installed module
+    return [own, *(other for other in map(_module_of, plugin_neighbours(name)) if other in sys.modules)]
+
+
+def _module_of(place: str) -> str:
+    """Return the name under which a file beside a plugin is imported."""
+    return ".".join(Path(place).with_suffix("").parts).removesuffix(".__init__")
 
 
 def _load(name: str) -> str:
@@ -322,8 +369,18 @@ def _run_file(path: Path, module: str) -> None:
     spec = importlib.util.spec_from_file_location(module, path)
     assert spec is not None
     assert spec.loader is not None
+    for place, file in plugin_neighbours(str(path)).items():
+        name, content = _module_of(place), (str(file), hashlib.sha256(file.read_bytes()).hexdigest())
+        if name not in sys.modules or _neighbours.get(name, content) != content:  # edited, or in another folder
+            sys.modules.pop(name, None)
+            _neighbours[name] = content
     sys.modules[module] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[module])
+    sys.path.insert(0, str(path.parent))
+    importlib.invalidate_caches()
+    try:
+        spec.loader.exec_module(sys.modules[module])
+    finally:
+        sys.path.remove(str(path.parent))
 
 
 def _forget(module: str) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 Purpose = Literal[
     "shared-set",  # which samples become D_G and the hold-out
     "partition",  # which samples each worker holds
+    "local-test",  # which of its samples a worker holds back, and which workers are measured on them
     "features",  # how a worker's samples differ from those of others
     "initial-weights",  # the model(s) the swarm starts from
     "participation",  # which workers take part in a round

@@ -85,6 +85,12 @@ class DataSpec(_Group):
         "auto", "what is learned: classes, real targets, or the samples themselves; auto: as the data set says"
     )
     target: Text = setting("", "the columns of a table that are targets, by name, separated by commas")
+    local_test: Annotated[float, Bounds(0.0, 0.9)] = setting(
+        0.0, "share of each worker's samples that is held back: models are measured on them, worker by worker"
+    )
+    local_test_every: Count = setting(
+        0, "measure them after every so many rounds, too; 0: at the end alone, which costs nothing before"
+    )
 
 
 @dataclass(frozen=True)
@@ -467,6 +473,7 @@ def read_tree(path: Path) -> dict[str, Any]:
 _LEFT_OUT = (
     ("local", "optimiser", "sgd"), ("local", "schedule", "constant"), ("local", "clip", 0.0), ("local", "augment", ""),
     ("local", "schedule_over", "round"), ("", "loss", ""), ("data", "target", ""), ("data", "task", "auto"),
+    ("data", "local_test", 0.0), ("data", "local_test_every", 0),
 )  # fmt: skip
 """Settings that texts leave out at their defaults, so that earlier versions read a spec that does without them."""
 

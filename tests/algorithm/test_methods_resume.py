@@ -37,10 +37,9 @@ class Halfway(cbdsl.AveragingMethod):
     def memory(self, size: int) -> Floats:
         return np.zeros(size, np.float32)
 
-    def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
-        del share
-        step = np.asarray(0.5 * (combined - current) + 0.25 * memory, np.float32)
-        return current + step, step
+    def update(self, seen: cbdsl.ServerStep) -> tuple[Floats, Floats]:
+        step = np.asarray(0.5 * (seen.combined - seen.current) + 0.25 * seen.memory, np.float32)
+        return seen.current + step, step
 
 
 OBJECTS = [Halfway(), FedAdam(rate=0.05), Scaffold()]

@@ -277,11 +277,16 @@ class Moving(cbdsl.AveragingMethod):
     def __init__(self) -> None:
         self._memory: dict[int, Any] = {}
 
-    def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
-        del share
-        before = self._memory.get(id(memory), 0.0)
-        self._memory[id(memory)] = combined - current
-        return np.asarray(combined + 0.5 * before, np.float32), memory
+    def update(self, seen: cbdsl.ServerStep) -> tuple[Floats, Floats]:
+        before = self._memory.get(id(seen.memory), 0.0)
+        self._memory[id(seen.memory)] = seen.combined - seen.current
+        return np.asarray(seen.combined + 0.5 * before, np.float32), seen.memory
+
+
+def keep_in_module(_: object, seen: cbdsl.ServerStep) -> tuple[Floats, Floats]:
+    before = SEEN.get("step", 0.0) if seen.round > 1 else 0.0
+    SEEN["step"] = seen.combined - seen.current
+    return np.asarray(seen.combined + 0.5 * before, np.float32), seen.memory
 
 
 @pytest.mark.parametrize(
@@ -293,15 +298,16 @@ class Moving(cbdsl.AveragingMethod):
         (average(vectors=2), r"sends \(V D,\).*With V = 2 and D = 21 it sends \(21,\)"),
         (average(upload=lambda _, rows: rows.positions[:, :4]), r"k workers upload \(k, V D\)"),
         (
-            average(step=lambda _, _current, memory, combined, _share: (combined.astype(np.float64), memory)),
-            r"step gives a model \(D,\) of float32",
+            average(update=lambda _, seen: (seen.combined.astype(np.float64), seen.memory)),
+            r"update gives a model \(D,\) of float32",
         ),
         (
-            average(step=lambda _, _current, memory, combined, _share: (combined, np.append(memory, np.float32(1)))),
+            average(update=lambda _, seen: (seen.combined, np.append(seen.memory, np.float32(1)))),
             "memory keeps its shape and type",
         ),
         (average(move=halve_received), "changed what the server sent in place"),
         (average(train=draw), "equal runs give equal numbers"),
+        (average(update=keep_in_module), "a resumed run gives the numbers of one that was never stopped"),
         (Moving(), "Moving breaks a law: "),
         (Best(), "extends cbdsl.Method"),
     ],

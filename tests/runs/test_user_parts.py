@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import cbdsl
 from cbdsl.algorithm.messages import Claim, Order, Upload
-from cbdsl.algorithm.methods import FedProx
+from cbdsl.algorithm.methods import FedAvgM, FedProx
 from cbdsl.algorithm.rotation import Soup
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.attacks.attack import Attack, AttackContext
@@ -157,15 +157,30 @@ class Doubling(cbdsl.SwarmMethod):
 class Broken(cbdsl.AveragingMethod):
     """Loses its numbers at the server."""
 
-    def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:  # noqa: ARG002
-        return combined * np.float32(np.nan), memory
+    def update(self, seen: cbdsl.ServerStep) -> tuple[Floats, Floats]:
+        return seen.combined * np.float32(np.nan), seen.memory
+
+
+class OldForm(FedAvgM):
+    """Overrides `step`, as classes did before `update`."""
+
+    def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
+        return super().step(current, memory, combined, share)
+
+
+def test_a_method_with_the_old_form_of_its_servers_half_works_and_warns() -> None:
+    parts: dict[str, Any] = {"model": perceptron, "data": blobs()}
+    with pytest.warns(DeprecationWarning, match="OldForm.step is now update"):
+        found = cbdsl.run(small_spec(rounds=3), method=OldForm(), **parts)
+    expected = cbdsl.run(small_spec(rounds=3), method=FedAvgM(), **parts)
+    np.testing.assert_array_equal(found.weights, expected.weights)
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
         ({"method": Doubling()}, "in a swarm an upload is one model"),
-        ({"method": Broken()}, "The step of Broken gives numbers that are not finite"),
+        ({"method": Broken()}, "The update of Broken gives numbers that are not finite"),
         ({"method": "fedavg", "selection": "soup"}, "FedAvg's defences are its aggregators"),
     ],
 )

@@ -1,15 +1,16 @@
 """The interface of a method, and the nine methods.
 
 A method is a small object whose arguments are its settings. The worker's half (`move`, `upload`) works on rows of
-workers, in memory or on a device; the server's half (`broadcast`, `step`) on one model and what the server remembers.
+workers, in memory or on a device; the server's half (`broadcast`, `update`) on one model and what the server remembers.
 Neither depends on the transport, on the verification of uploads or on codecs.
 """
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -24,6 +25,26 @@ from cbdsl.spec import Shared
 
 Conversation = Literal["swarm", "average", "alone"]
 """Claims, and uploads from invited workers (Algorithm 1); an upload from everybody (FedAvg); no message at all."""
+
+
+@dataclass(frozen=True, eq=False)
+class ServerStep:
+    """What a method's server has for its half of a round in which everybody uploads.
+
+    >>> seen = ServerStep(np.zeros(2, np.float32), np.zeros(0), combined=np.ones(2, np.float32), share=0.5)
+    >>> seen.combined - seen.current
+    array([1., 1.], dtype=float32)
+    """
+
+    current: Floats  # w_t, (D,)
+    memory: Floats  # what the server remembers, as the last step or `Method.memory` returned it
+    combined: Floats  # what the aggregator made of the uploads, (V D,)
+    share: float  # of all workers, those whose uploads are in `combined`
+    round: int = 0
+    workers: tuple[int, ...] = ()  # whose uploads are in `combined`
+    asked: int = 0  # how many workers the order went to
+    uploads: Sequence[Floats] = ()  # (V D,) each, in the order of `workers`
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))  # a stream of its own per round
 
 
 class Method(ABC):
@@ -45,6 +66,7 @@ class Method(ABC):
     remembers: ClassVar[bool | tuple[str, ...]] = True  # what a worker keeps between rounds; see `kept_arrays`
     vectors: ClassVar[int] = 1  # V: how many vectors of D numbers a worker receives and uploads; 1 in a swarm
     fixes: ClassVar[Mapping[str, Any]] = {}  # settings of `swarm` that define the method
+    adds_loss: ClassVar[bool] = False  # whether it trains with a term of its own in the loss, which takes torch
     counts_steps: ClassVar[bool] = False  # whether it takes a step to be a gradient times the round's learning rate
 
     @abstractmethod
@@ -59,6 +81,11 @@ class Method(ABC):
     def upload(self, rows: Particles) -> Floats:
         """Return what k workers send when they are asked, (k, V D)."""
 
+    def personal(self, rows: Particles) -> Floats | None:
+        """Return the models that k workers keep for themselves, (k, D); None if they have none of their own."""
+        del rows
+        return None
+
     def memory(self, size: int) -> Floats:
         """Return what the server remembers before round 1 beside the model of `size` numbers; any shape."""
         del size
@@ -69,13 +96,30 @@ class Method(ABC):
         del memory
         return current
 
-    def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
-        """Return the new model (D,) and memory, from the combined uploads (V D,) of a share of all workers.
+    def update(self, seen: ServerStep) -> tuple[Floats, Floats]:
+        """Return the new model (D,) and the memory, of the shape that `memory` gives it.
 
         Only for the conversation "average"; in "swarm" the selection decides what becomes w^g.
         """
-        del current, share
-        return combined, memory
+        return seen.combined, seen.memory
+
+    def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
+        """Do what `update` does; its old form, until 1.0."""
+        return self.update(ServerStep(current, memory, combined, share))
+
+
+def update_server(method: Method, seen: ServerStep) -> tuple[Floats, Floats]:
+    """Call `method.update`, or `step` if a class of a user overrides that, as before 1.0."""
+    kind = next(each for each in type(method).__mro__ if {"step", "update"} & vars(each).keys())
+    if kind is Method or "update" in vars(kind):
+        return method.update(seen)
+    warnings.warn(
+        f"{kind.__qualname__}.step is now update(self, seen), with seen.current, memory, combined and share; the old "
+        "form goes in 1.0",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return method.step(seen.current, seen.memory, seen.combined, seen.share)
 
 
 class SwarmMethod(Method):
@@ -99,6 +143,10 @@ class SwarmMethod(Method):
 
     def upload(self, rows: Particles) -> Floats:
         """Return w^p, the best model so far."""
+        return rows.personal_best
+
+    def personal(self, rows: Particles) -> Floats | None:
+        """Return w^p."""
         return rows.personal_best
 
 
@@ -190,6 +238,10 @@ class Restart(SwarmMethod):
         forgetful = replace(rows, personal_score=np.full(len(trained), np.inf))
         return work.remember_best(forgetful, trained, rows.velocities, received)
 
+    def personal(self, rows: Particles) -> None:
+        """Return None: what a worker trained is forgotten in the next round."""
+        del rows
+
 
 @register.method("fedavg")
 class FedAvg(AveragingMethod):
@@ -274,11 +326,10 @@ class Scaffold(AveragingMethod):
         """Return y_i and the change of c_i."""
         return np.concatenate([rows.positions, rows.personal_best], axis=1)
 
-    def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
+    def update(self, seen: ServerStep) -> tuple[Floats, Floats]:
         """Compute w <- mean of y_i, c <- c + (participants / workers) * mean change of c_i."""
-        del current
-        model, change = np.split(combined, 2)
-        return model, memory + np.float32(share) * change
+        model, change = np.split(seen.combined, 2)
+        return model, seen.memory + np.float32(seen.share) * change
 
 
 def _finite(values: Floats) -> Floats:
@@ -307,11 +358,11 @@ class FedAvgM(AveragingMethod):
         """Return m, (D,)."""
         return np.zeros(size, np.float32)
 
-    def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
+    def update(self, seen: ServerStep) -> tuple[Floats, Floats]:
         """Add the mean step to the momentum, and the momentum to the model."""
-        del share
-        momentum = (self.beta * memory.astype(np.float64) + (combined - current.astype(np.float64))).astype(np.float32)
-        return (current + self.rate * momentum.astype(np.float64)).astype(np.float32), momentum
+        step = seen.combined - seen.current.astype(np.float64)
+        momentum = (self.beta * seen.memory.astype(np.float64) + step).astype(np.float32)
+        return (seen.current + self.rate * momentum.astype(np.float64)).astype(np.float32), momentum
 
 
 @register.method("fedadam")
@@ -338,11 +389,10 @@ class FedAdam(AveragingMethod):
         """Return m and v, (2, D); v starts at tau^2, as published."""
         return np.stack([np.zeros(size, np.float32), np.full(size, self.tau**2, np.float32)])
 
-    def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
+    def update(self, seen: ServerStep) -> tuple[Floats, Floats]:
         """Compute m <- b1 m + (1 - b1) d, v <- b2 v + (1 - b2) d^2, w <- w + rate m / (sqrt(v) + tau)."""
-        del share
-        step = combined.astype(np.float64) - current
-        mean = self.beta1 * memory[0].astype(np.float64) + (1 - self.beta1) * step
-        square = self.beta2 * memory[1].astype(np.float64) + (1 - self.beta2) * step**2
-        after = current + self.rate * mean / (np.sqrt(square) + self.tau)
+        step = seen.combined.astype(np.float64) - seen.current
+        mean = self.beta1 * seen.memory[0].astype(np.float64) + (1 - self.beta1) * step
+        square = self.beta2 * seen.memory[1].astype(np.float64) + (1 - self.beta2) * step**2
+        after = seen.current + self.rate * mean / (np.sqrt(square) + self.tau)
         return after.astype(np.float32), np.stack([mean, square]).astype(np.float32)

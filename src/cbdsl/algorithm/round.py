@@ -38,7 +38,7 @@ from cbdsl.algorithm.messages import (
     WorkerId,
     commitment_of,
 )
-from cbdsl.algorithm.methods import Method
+from cbdsl.algorithm.methods import Method, ServerStep, update_server
 from cbdsl.algorithm.particles import inertia_at
 from cbdsl.algorithm.selection import (
     CAUSES,
@@ -68,6 +68,7 @@ class ServerPolicy:
     invitations: int = 0  # at most this many per round; 0: no limit
     commitment: bool = False  # whether a claim needs a digest of its model
     codecs: Codecs = field(default_factory=Codecs)  # how models travel
+    seed: int = 0  # of what selections and methods draw
 
 
 PAPER = ServerPolicy()
@@ -82,7 +83,8 @@ def play_round(
     set_aside = {worker: reason for worker, claim in claims.items() if (reason := _objection(claim, policy))}
     scores = {worker: claim.score for worker, claim in claims.items() if worker not in set_aside}
 
-    view = RoundContext(state, order.round, verifier, policy.codecs)
+    rng = stream(policy.seed, "server-step", order.round)
+    view = RoundContext(state, order.round, verifier, policy.codecs, rng)
     waiting = waiting_list(scores, state.back_offs, state.last_uploaded, order.round)
     verdicts: list[Verdict] = []
     uploads: dict[WorkerId, Upload] = {}
@@ -269,16 +271,20 @@ def limit_stated_size(stated: Doubles) -> float:
     return MOST_MEDIANS * float(np.sort(stated)[(len(stated) - 1) // 2])
 
 
-def play_average_round(
+def play_average_round(  # noqa: PLR0913 - the last two by name
     state: ServerState,
     order: Order,
     swarm: Swarm,
     method: Method,
     combine: Combination,
     workers: int,
+    *,
     codecs: Codecs | None = None,
+    seed: int = 0,
 ) -> tuple[ServerState, RoundLog]:
     """Play a round in which all participants train and upload, and the method's server makes a step of the average.
+
+    seed: of what the method's server draws.
 
     Nothing is verified, so nothing is refuted: an upload that is not a model (another shape, not finite) is left out,
     "declined"; anything else is believed. No worker is banned: honest training can diverge, too.
@@ -294,7 +300,11 @@ def play_average_round(
     if models:
         combined, remembered = combine(state, list(models), list(models.values()))
         after = replace(after, rule_memory=remembered)
-        model, memory = method.step(state.global_best, state.memory, combined, len(models) / (order.members or workers))
+        step = ServerStep(
+            state.global_best, state.memory, combined, len(models) / (order.members or workers), order.round,
+            tuple(models), len(order.participants), tuple(models.values()), stream(seed, "server-step", order.round),
+        )  # fmt: skip
+        model, memory = update_server(method, step)
         made = _checked(model, combined, state, method)
         if np.isfinite(made).all() and np.isfinite(memory).all():  # otherwise the uploads allow no finite step
             after = adopt_model(replace(after, memory=memory), encode_model(made, state, codecs), codecs)
@@ -303,14 +313,14 @@ def play_average_round(
 
 
 def _checked(model: Floats, combined: Floats, state: ServerState, method: Method) -> Floats:
-    """Return what a method's step made as float32; raise if it is not a model although the uploads are finite."""
+    """Return what a method's update made as float32; raise if it is not a model although the uploads are finite."""
     made = np.asarray(model)
     lost = np.abs(combined).max(initial=0.0) < _TAME and not np.isfinite(made).all()
     if made.shape != state.global_best.shape or lost:
         what = "numbers that are not finite" if lost else f"shape {made.shape}"
         raise UserError(
-            f"The step of {type(method).__qualname__} gives {what} for a model of shape {state.global_best.shape} and "
-            "finite uploads. See the contract in cbdsl.Method, and try it with cbdsl.testing.check_method.",
+            f"The update of {type(method).__qualname__} gives {what} for a model of shape {state.global_best.shape} "
+            "and finite uploads. See the contract in cbdsl.Method, and try it with cbdsl.testing.check_method.",
             code="invalid-part",
         )
     return made.astype(np.float32, copy=False)
@@ -394,6 +404,7 @@ class Server:
                 combine=self.combine,
                 workers=self.spec.workers,
                 codecs=self.policy.codecs,
+                seed=self.policy.seed,
             )
         return partial(play_round, verifier=self.verifier, policy=self.policy)
 

@@ -66,6 +66,7 @@ class RoundContext:
     round: int
     verifier: Verifier  # `verifier.score(model)` is F of a model (D,) on D_sc; None where there is no D_sc
     codecs: Codecs = field(default_factory=Codecs)  # how models travel; `encode_model` uses them
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))  # a stream of its own per round
 
     def encode(self, model: Floats, sender: VerifiedUpload | None = None) -> EncodedModel:
         """Return a model (D,) as workers will have it (`.model`: score that), and its encoding (`.update`).

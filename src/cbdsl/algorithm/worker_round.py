@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from cbdsl.arrays import PADDING, Bools, Doubles, Floats, Indices, Samples
 from cbdsl.codecs.codec import Codec, Sent
 from cbdsl.codecs.envelope import KEPT_VERSIONS
 from cbdsl.codecs.quantize import Whole
-from cbdsl.engines.engine import Engine, Sgd
+from cbdsl.engines.engine import Engine, ExtraLoss, LossTerm, Sgd, engine_with_terms
 from cbdsl.errors import renamed
 from cbdsl.rng import seed_of, stream
 from cbdsl.spec import LocalSpec, SwarmSpec
@@ -108,10 +108,19 @@ class WorkerRound:
         """Of local SGD; 0 for another optimiser."""
         return self.workers.local.momentum if self.workers.local.optimiser == "sgd" else 0.0
 
-    def train(self, start: Floats, proximal: float = 0.0, corrections: Floats | None = None) -> Floats:
+    def train(
+        self,
+        start: Floats,
+        proximal: float = 0.0,
+        corrections: Floats | None = None,
+        term: LossTerm | None = None,
+        others: Mapping[str, Floats] | None = None,
+    ) -> Floats:
         """Run local SGD from given positions, (k, D); return a new array (k, D).
 
         proximal: pulls every step back to where the row started. corrections: (k, D), added to every gradient.
+        term: returns what is added to the loss of a batch, one number; it takes torch, see `Method.adds_loss`.
+        others: models (k, D) by name, whose outputs on each batch the term is given.
         """
         owner, local = self.workers, self.workers.local
         if not owner.gradients:
@@ -130,7 +139,12 @@ class WorkerRound:
             rows, corrected = start, corrections
             if not everybody:
                 rows, corrected = start[chosen], None if corrections is None else corrections[chosen]
-            result = owner.engine.train(np.ascontiguousarray(rows), pool, batches, sgd, seeds, corrected)
+            rows = np.ascontiguousarray(rows)
+            if term is None:
+                result = owner.engine.train(rows, pool, batches, sgd, seeds, corrected)
+            else:
+                extra = ExtraLoss(term, {name: other[chosen] for name, other in (others or {}).items()})
+                result = engine_with_terms(owner.engine).train(rows, pool, batches, sgd, seeds, corrected, extra)
             if everybody:
                 return result
             trained[chosen] = result

@@ -62,6 +62,8 @@ def print_summary(result: Result) -> None:
         table.add_row(name, text)
     if result.folder is not None:
         table.add_row("folder", str(result.folder))
+        if result.per_worker:
+            table.add_row("per worker", f"{result.folder / 'local_test.csv'}, and local_test.png as a figure")
     console.print()
     console.print(table, highlight=False, soft_wrap=True)
 

@@ -61,13 +61,15 @@ def conclude(result: Result, as_json: bool) -> None:
 
 
 def draw(result: Result) -> None:
-    """Draw accuracy.png in a run's folder, if matplotlib is installed."""
+    """Draw accuracy.png in a run's folder, and local_test.png if workers were measured, if matplotlib is installed."""
     if result.folder is None:
         return
     if not options.is_installed("matplotlib"):
         how = options.how_to_install("matplotlib")
         typer.echo(f"accuracy.png is left out: matplotlib is not installed ({how}).", err=True)
         return
-    from cbdsl.report.figures import save_accuracy_plot  # noqa: PLC0415 - it needs matplotlib
+    from cbdsl.report.figures import save_accuracy_plot, save_local_test  # noqa: PLC0415 - they need matplotlib
 
     save_accuracy_plot(result.folder / "accuracy.png", result.summary, result.rounds)
+    if result.per_worker:
+        save_local_test(result.folder / "local_test.png", result.summary, result.per_worker, result.rounds)

@@ -31,6 +31,13 @@ class Split:
     shared_scoring: Indices  # D_sc
     holdout: Indices  # the server's own, never sent
     workers: tuple[Indices, ...]  # D_1 ... D_U
+    tests: tuple[Indices, ...] = ()  # what each worker holds back, if data.local_test says so
+
+    @property
+    def owned(self) -> tuple[Indices, ...]:
+        """All samples of each worker, with those that it holds back."""
+        pairs = zip(self.workers, self.tests, strict=True)
+        return tuple(np.concatenate(pair) for pair in pairs) if self.tests else self.workers
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +124,28 @@ def split(  # noqa: PLR0913 - a call names all but the first four
     deal = partition or register.partition.make(spec.partition, {})
     rows = deal(pool, spec, workers, stream(seed, "partition")) if workers else []
     _check_parts(rows, pool, workers, deal)
-    return Split(training, scoring, holdout, tuple(np.asarray(row).astype(np.int32) for row in rows))
+    own = tuple(np.asarray(row).astype(np.int32) for row in rows)
+    if not spec.local_test:
+        return Split(training, scoring, holdout, own)
+    divided = [hold_back(row, spec.local_test, seed, worker) for worker, row in enumerate(own)]
+    return Split(training, scoring, holdout, *(tuple(pair[part] for pair in divided) for part in (0, 1)))
+
+
+def hold_back(own: Indices, share: float, seed: int, worker: int) -> tuple[Indices, Indices]:
+    """Divide a worker's samples: those that it trains on, in their order, and those that it holds back, sorted.
+
+    At least one on either side. It depends on the arguments alone, so that shares can be divided one by one.
+    """
+    if len(own) < 2:
+        raise UserError(
+            f"data.local_test={share:g} holds back some samples of every worker, and worker {worker} has {len(own)}. "
+            "Give each worker two or more (a higher data.samples_per_worker, fewer workers), or leave it out.",
+            code="out-of-range",
+        )
+    count = min(max(round(share * len(own)), 1), len(own) - 1)
+    held = np.zeros(len(own), np.bool_)
+    held[stream(seed, "local-test", worker=worker).permutation(len(own))[:count]] = True
+    return own[~held], np.sort(own[held])
 
 
 def _check_parts(rows: Sequence[Indices], pool: Pool, workers: int, deal: Partition) -> None:
@@ -145,14 +173,14 @@ def alter_features(samples: Samples, parts: Split, partition: Partition, seed: i
     """Return the training set as the workers see it: the same, unless the partition is `Altering`."""
     if not isinstance(partition, Altering) or not parts.workers:
         return samples
-    name, held = _name_of(partition), np.concatenate(parts.workers)
+    name, held = _name_of(partition), np.concatenate(parts.owned)
     if len(np.unique(held)) < len(held):
         raise UserError(
             f"The partition {name} alters samples, and gives some of them to several workers.", code="invalid-part"
         )
     require_memory(samples.features.nbytes, "The training set, altered for each worker, takes", "Use a smaller one.")
     features = samples.features.copy()
-    for worker, rows in enumerate(parts.workers):
+    for worker, rows in enumerate(parts.owned):
         before = features[rows]
         own = partition.altered(before, worker, len(parts.workers), stream(seed, "features", worker=worker))
         if own.shape != before.shape or not np.isfinite(own).all():

@@ -7,15 +7,20 @@ number.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cbdsl.arrays import PADDING, Doubles, Floats, Indices, Samples, Seeds
 from cbdsl.engines.loss import Loss
+from cbdsl.errors import UserError
 from cbdsl.spec import LocalSpec, Optimiser, Schedule
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # of Adam, as torch has them
 CLIP_EPSILON = 1e-6  # beside a norm, as in torch.nn.utils.clip_grad_norm_
@@ -86,6 +91,35 @@ def schedule_factors(schedule: Schedule, step: ArrayLike, count: ArrayLike) -> D
         case "warmup":
             factors = np.minimum(1, (taken + 1) / np.ceil(steps / WARMUP_SHARE))
     return factors
+
+
+@dataclass(frozen=True, eq=False)
+class ModelOutputs:
+    """What a model makes of a batch, as torch tensors."""
+
+    outputs: Tensor  # (B, C)
+    hidden: Tensor  # (B, H), the input of the last linear layer
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingBatch(ModelOutputs):
+    """A batch of one worker while its model trains, as a term of the loss sees it; see `WorkerRound.train`."""
+
+    features: Tensor  # (B, *shape)
+    labels: Tensor  # (B,), or targets (B, T)
+    others: Mapping[str, ModelOutputs]  # of other models on this batch, by name; no gradient goes there
+
+
+LossTerm = Callable[[TrainingBatch], Any]
+"""Returns a term of the loss of a batch, a tensor of one number."""
+
+
+@dataclass(frozen=True, eq=False)
+class ExtraLoss:
+    """A term that is added to the loss of every batch, and other models that it looks at."""
+
+    term: LossTerm
+    models: Mapping[str, Floats]  # (U, D) each, a row for each model that trains
 
 
 class Engine(Protocol):
@@ -194,6 +228,34 @@ def as_int32(name: str, array: NDArray[Any]) -> Indices:
     if array.dtype != np.int32 and array.size and (array.max() > np.iinfo(np.int32).max or array.min() < PADDING):
         raise ValueError(f"{name} reach from {array.min()} to {array.max()}; give numbers that fit into int32")
     return np.require(array, np.int32, ["C", "A"])
+
+
+class TermEngine(Engine, Protocol):
+    """An engine whose loss can have a term of the method's own: torch's."""
+
+    def train(
+        self,
+        weights: Floats,
+        samples: Samples,
+        batches: Indices,
+        sgd: Sgd,
+        seeds: Seeds | None = None,
+        corrections: Floats | None = None,
+        extra: ExtraLoss | None = None,
+    ) -> Floats:
+        """See `Engine.train`."""
+        ...
+
+
+def engine_with_terms(engine: Engine) -> TermEngine:
+    """Return the engine if its loss can have another term; UserError if not."""
+    if not engine.name.startswith("torch"):
+        raise UserError(
+            f"A method with a term of its own in the loss runs on the torch engine; this is the {engine.name} engine. "
+            "Set adds_loss = True in its class, or use --engine torch.",
+            code="not-supported",
+        )
+    return cast("TermEngine", engine)
 
 
 def check_corrections(corrections: Floats, shape: tuple[int, ...]) -> Floats:

@@ -27,7 +27,10 @@ from cbdsl.engines.engine import (
     BETAS,
     CLIP_EPSILON,
     EPSILON,
+    ExtraLoss,
+    ModelOutputs,
     Sgd,
+    TrainingBatch,
     check_classifies,
     check_corrections,
     check_one_model,
@@ -97,6 +100,7 @@ class TorchEngine:
         sgd: Sgd,
         seeds: Seeds | None = None,
         corrections: Floats | None = None,
+        extra: ExtraLoss | None = None,
     ) -> Floats:
         """See `Engine.train`. The state of torch's global generator is restored."""
         if corrections is not None:
@@ -118,7 +122,11 @@ class TorchEngine:
                     continue
                 model.gradient.zero_()
                 batch = features[chosen] if self._augmentation is None else self._augmentation(features[chosen])
-                mean_loss(self.loss, model.module(batch), labels[chosen]).backward()  # type: ignore[no-untyped-call]
+                if extra is None:
+                    total = mean_loss(self.loss, model.module(batch), labels[chosen])
+                else:
+                    total = self._loss_with_term(model.module, batch, labels[chosen], worker, extra)
+                total.backward()  # type: ignore[no-untyped-call]
                 with torch.no_grad():
                     clip_gradient(model.gradient, sgd.clip)
                     if start is not None:
@@ -138,6 +146,20 @@ class TorchEngine:
                 set_generator_states(before, self._device)
                 self._for_each(len(weights), train_worker, serial=True)
         return result
+
+    def _loss_with_term(
+        self, module: nn.Module, batch: Tensor, labels: Tensor, worker: int, extra: ExtraLoss
+    ) -> Tensor:
+        """Return the mean loss of a batch plus the method's own term."""
+        others = {}
+        for name, rows in extra.models.items():
+            other = self._load(rows[worker], "other")
+            other.module.train(bool(other.statistics))
+            with torch.no_grad():
+                others[name] = forward_with_hidden(other.module, batch)
+        own = forward_with_hidden(module, batch)
+        term: Tensor = extra.term(TrainingBatch(own.outputs, own.hidden, batch, labels, others))
+        return mean_loss(self.loss, own.outputs, labels) + term
 
     def losses(self, weights: Floats, samples: Samples, indices: Indices, ceilings: Doubles | None = None) -> Doubles:
         """See `Engine.losses`."""
@@ -211,6 +233,12 @@ class TorchEngine:
         self._for_each(len(weights), gradient)
         return result
 
+    def with_statistics_of(self, features: Floats) -> TorchEngine:
+        """Return this engine, but with BatchNorm layers that score with the statistics of other features (N, ...)."""
+        made = copy.copy(self)
+        made._calibration = torch.from_numpy(np.ascontiguousarray(features)).to(self._device)
+        return made
+
     def _outputs(
         self, weights: Floats, features: Tensor, labels: Tensor, chosen: Tensor
     ) -> Iterator[tuple[Tensor, Tensor]]:
@@ -227,11 +255,11 @@ class TorchEngine:
             return bring_samples(samples, indices, self._device, self.loss)
         return torch.from_numpy(samples.features), _targets(samples, self.loss), indices
 
-    def _load(self, weights: Floats) -> _FlatModel:
-        """Return this thread's copy of the module with these weights."""
-        if not hasattr(self._own, "model"):
-            self._own.model = _FlatModel(self._module)
-        model: _FlatModel = self._own.model
+    def _load(self, weights: Floats, place: str = "model") -> _FlatModel:
+        """Return this thread's copy of the module with these weights. place: which of its copies."""
+        if not hasattr(self._own, place):
+            setattr(self._own, place, _FlatModel(self._module))
+        model: _FlatModel = getattr(self._own, place)
         with torch.no_grad():
             model.flat.copy_(torch.from_numpy(np.ascontiguousarray(weights)))
         return model
@@ -254,6 +282,22 @@ class TorchEngine:
                 return [work(worker) for worker in range(count)]
             with ThreadPoolExecutor(self._threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
                 return list(pool.map(work, range(count)))
+
+
+def forward_with_hidden(module: nn.Module, batch: Tensor) -> ModelOutputs:
+    """Return a module's outputs, and what its last linear layer read; the outputs where there is none."""
+    read: list[Tensor] = []
+    hooks = [
+        layer.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
+        for layer in module.modules()
+        if isinstance(layer, nn.Linear)
+    ]
+    try:
+        outputs = module(batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return ModelOutputs(outputs, read[-1] if read else outputs)
 
 
 class _FlatModel:
@@ -415,6 +459,7 @@ class StackedTorchEngine:
         sgd: Sgd,
         seeds: Seeds | None = None,
         corrections: Floats | None = None,
+        extra: ExtraLoss | None = None,
     ) -> Floats:
         """See `Engine.train`. The states of torch's generators are restored."""
         if corrections is not None:
@@ -422,6 +467,8 @@ class StackedTorchEngine:
         block = self._block or workers_together(self.size, batches.shape[2], math.prod(samples.features.shape[1:]))
         result = np.empty_like(weights)
         with self._at_work():
+            if extra is not None:
+                return self._alone.train(weights, samples, batches, sgd, seeds, corrections, extra)
             if self._stacks is None and (batches != PADDING).any():
                 self._stacks = self._can_stack(samples)
             for first in range(0, len(weights), block):
@@ -458,6 +505,12 @@ class StackedTorchEngine:
         """See `Engine.gradients`."""
         with self._at_work():
             return self._alone.gradients(weights, samples, indices)
+
+    def with_statistics_of(self, features: Floats) -> StackedTorchEngine:
+        """See `TorchEngine.with_statistics_of`."""
+        made = copy.copy(self)
+        made._alone = self._alone.with_statistics_of(features)
+        return made
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:

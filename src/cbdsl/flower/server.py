@@ -177,7 +177,7 @@ def _play_in(opened: OpenRun, experiment: Experiment, grid: Grid, config: AppCon
             line.seconds,
         )
     swarm.finish()
-    return finish_run(experiment, opened)
+    return finish_run(experiment, opened, swarm)
 
 
 class NoWorkersError(UserError):

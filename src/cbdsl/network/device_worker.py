@@ -216,6 +216,8 @@ def make_engine(assignment: Assignment, threads: int, shared: bytes = b"") -> En
             code="missing-part",
         )
     obstacle = native_engine.available() if assignment.architecture else "the native engine cannot run this model"
+    if assignment.method.adds_loss:
+        obstacle = f"the method '{assignment.spec.method}' adds a term to the loss"
     if augment:
         obstacle = f"its augmentation '{augment}' changes tensors of torch"
     if assignment.architecture is not None and obstacle is None:

@@ -152,7 +152,7 @@ def serve(
             events.save()
         (out / "journal.bin").unlink(missing_ok=True)
         events.note("finished", round=state.round, refused=dict(events.refusals), offences=events.offences()[:1000])
-        result = finish_run(experiment, opened)
+        result = finish_run(experiment, opened, network)
         _add_names_to_summary(out, result, roster)
         return ServedRun(result, meter.counts(), dict(events.refusals))
     finally:

@@ -9,11 +9,12 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -21,10 +22,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
+from numpy.typing import NDArray
 
 from cbdsl.arrays import Indices
 from cbdsl.data.partition import Split
-from cbdsl.runs.metrics import Metric, find_metric
+from cbdsl.runs.metrics import Metric, Spread, find_metric
 from cbdsl.runs.records import RoundRecord, Summary
 from cbdsl.studies.sweep import FinishedRun
 from cbdsl.util.formatting import format_bytes
@@ -291,6 +293,52 @@ def save_accuracy_plot(path: Path, summary: Summary, records: Sequence[RoundReco
         axes.set_ylim(0, 1.02)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    figure.savefig(path, dpi=160)
+
+
+def save_local_test(
+    path: Path, summary: Summary, columns: Mapping[str, NDArray[Any]], records: Sequence[RoundRecord]
+) -> None:
+    """Draw the main metric of each worker on what it held back, the worst first, and by round if it was measured."""
+    found = summary.local_test
+    assert found is not None
+    name = next(iter(found.metrics or found.personal), summary.metric)
+    metric = find_metric(name)
+    measured = [record for record in records if record.local_test is not None]
+    figure = new_figure(7 + 4.5 * bool(measured), 4.2)
+    every: list[Axes] = np.atleast_1d(figure.subplots(1, 1 + bool(measured), sharey=True)).tolist()
+    kinds = (
+        ("global model", _BLUE, "o", name, "metrics"),
+        ("own models", _ORANGE, "s", f"personal_{name}", "personal"),
+    )
+    for label, colour, marker, column, part in kinds:
+        if column not in columns:
+            continue
+        values = columns[column][np.isfinite(columns[column])]
+        ordered = np.sort(values) if metric.better == "higher" else np.sort(values)[::-1]
+        spread: Spread = getattr(found, part)[name]
+        mean, worst = (metric.text(each, digits=1) for each in (spread.mean, spread.worst_tenth))
+        text = f"{label}: mean {mean}, worst tenth {worst}"
+        every[0].plot(np.arange(1, len(ordered) + 1), ordered, marker, color=colour, markersize=3.5, label=text)
+        if spread.mean is not None:
+            every[0].axhline(spread.mean, color=colour, linewidth=1.2, linestyle="--")
+        for line, statistic in (("-", "mean"), (":", "worst_tenth")) if measured else ():
+            points = [getattr(getattr(record.local_test, part)[name], statistic) for record in measured]
+            heights = [math.nan if point is None else point for point in points]
+            label_by_round = f"{label}, {statistic.replace('_', ' ')}"
+            rounds = [record.round for record in measured]
+            every[1].plot(rounds, heights, line, color=colour, linewidth=2, label=label_by_round)
+    style_axes(every[0], f"{summary.method}: {found.workers:,} workers, samples that they held back")
+    every[0].set_xlabel("workers, the worst first")
+    every[0].set_ylabel(metric.title if metric.is_share else f"{metric.title} ({metric.better} is better)")
+    if metric.is_share:
+        every[0].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    for axes in every[1:]:
+        style_axes(axes, "by communication round")
+        axes.set_xlabel("communication round")
+    for axes in every:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(frameon=False, fontsize=SMALL)
     figure.savefig(path, dpi=160)
 
 

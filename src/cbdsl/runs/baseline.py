@@ -63,13 +63,14 @@ def _key(experiment: Experiment) -> str:
     spec = experiment.spec
     local = asdict(replace(spec.local, epochs=1, steps=0, decay=1.0, schedule=Sgd.of(spec.local, 1.0).schedule))
     del local["schedule_over"]  # over a run it is constant here, because nobody knows how many epochs there will be
+    data = {name: value for name, value in asdict(spec.data).items() if not name.startswith("local_test")}
     named = (spec.model, spec.data.source, spec.data.partition, *filter(None, (spec.loss, spec.local.augment)))
     options = [dict(spec.options.of(part)) for part in named]
     start = commitment_of(_start(experiment)).hex()
     if experiment.network.frozen is not None:
         start += experiment.network.frozen.digest
     parts = [
-        {**asdict(spec.data), "loss": spec.loss},
+        {**data, "loss": spec.loss},
         local,
         spec.model,
         options,

@@ -55,8 +55,8 @@ from cbdsl.models.network import Network, network_of, read_tensors
 from cbdsl.presets import preset
 from cbdsl.register import CUSTOM, Register
 from cbdsl.rng import seed_of, stream
-from cbdsl.runs.metrics import Evaluation, Metric, build_metrics, measure_all
-from cbdsl.runs.records import FinalMeasurements, Vote, finite
+from cbdsl.runs.metrics import Evaluation, Metric, Spread, build_metrics, measure_all
+from cbdsl.runs.records import FinalMeasurements, Vote
 from cbdsl.runs.result import Result
 from cbdsl.spec import INIT_SERVER, Options, Spec, init_file, words
 from cbdsl.swarms.local import LocalSwarm, bytes_of_state, workers_at_once
@@ -65,7 +65,7 @@ from cbdsl.util.memory import require_memory
 if TYPE_CHECKING:
     from torch import nn
 
-_CALIBRATING = 1000  # samples of D_G whose statistics a model with BatchNorm is scored with
+CALIBRATING = 1000  # samples of D_G whose statistics a model with BatchNorm is scored with
 ModelBuilder = Callable[[], "nn.Module"]
 Client = Dataset | Samples | tuple[ArrayLike, ArrayLike]
 Init = Result | Path | str | NDArray[Any]
@@ -129,16 +129,18 @@ class Experiment:
         )  # fmt: skip
         dataset = replace(dataset, train=alter_features(dataset.train, parts, partition, spec.seed))
         dataset, parts = add_shared(dataset, parts, spec.data)
-        averages = (given.method or build_method(spec)).conversation != "swarm"
+        method = given.method or build_method(spec)
+        averages = method.conversation != "swarm"
         network = network_of(spec, dataset.shape, dataset.outputs, given.model, dataset.task, statistics=averages)
         network, start = _start(spec, network, given.init)
         if network.keeps_statistics:
-            public = np.concatenate([parts.shared_training, parts.shared_scoring])[:_CALIBRATING]
+            public = np.concatenate([parts.shared_training, parts.shared_scoring])[:CALIBRATING]
             network = replace(network, calibration=dataset.train.features[public])
         loss = make_loss(spec, dataset.task, given.loss)
         augmentation = build_augmentation(spec, dataset.shape, given.augmentation)
+        wanted = "torch" if method.adds_loss and spec.engine == "auto" else spec.engine
         choice = choose_engine(
-            spec.engine, network, dataset.shape, threads or default_threads(), spec.device, loss, augmentation
+            wanted, network, dataset.shape, threads or default_threads(), spec.device, loss, augmentation
         )
         engine = choice.engine
         server = build_server(spec, engine, dataset.train, parts, given, secret)
@@ -169,7 +171,14 @@ class Experiment:
         return LocalSwarm(method, workers, self.initial, adversary, spec.defence.commitment)
 
     def require_messages(self) -> None:
-        """Refuse a method without messages where workers are other processes."""
+        """Refuse a method without messages, and measurements at workers, where workers are other processes."""
+        if self.spec.data.local_test and not self.split.tests:
+            raise UserError(
+                f"data.local_test={self.spec.data.local_test:g} measures models on samples that workers hold back. "
+                "Here workers have samples of their own, which never leave their devices, so the server has none to "
+                "measure on. Leave it out; cbdsl run and cbdsl swarm have it.",
+                code="not-supported",
+            )
         if self.server.alone is not None:
             raise UserError(
                 f"The method '{self.spec.method}' has no messages, so workers elsewhere would be idle. Run it here: "
@@ -215,8 +224,12 @@ class Experiment:
 
     def evaluate(self, weights: Floats) -> Evaluation:
         """Return what metrics are measured on, for one model (D,)."""
-        unseen = self.split.holdout if len(self.split.holdout) else self.split.shared_scoring
-        return Evaluation(self.engine, weights, self.dataset, self.dataset.train, unseen)
+        return Evaluation(self.engine, weights, self.dataset, self.dataset.train, self.unseen)
+
+    @property
+    def unseen(self) -> Indices:
+        """The normal samples that a threshold is chosen on: the hold-out, or D_sc without one."""
+        return self.split.holdout if len(self.split.holdout) else self.split.shared_scoring
 
     def test_metrics(self, state: ServerState) -> dict[str, float | None]:
         """Measure every metric of w^g; of a baseline, the means over its models."""
@@ -249,11 +262,9 @@ class Experiment:
         models = self.server.models(state)
         if len(models) == 1:
             return None
-        name, metric = next(iter(self.metrics.items()))
-        found = [measure_all({name: metric}, [self.evaluate(weights)]).get(name) for weights in models]
-        known = np.sort([math.nan if value is None else value for value in found])
-        worst = known if metric.better == "higher" else known[::-1]
-        return finite(float(worst[: -(-len(worst) // 10)].mean()))
+        metric = next(iter(self.metrics.values()))
+        spread = Spread.of([metric.measure(self.evaluate(weights)) for weights in models], metric.better)
+        return spread.worst_tenth if spread else None
 
     def count_votes(self, state: ServerState) -> Vote | None:
         """Count the votes of workers that learn alone on the test set; None for other methods and tasks."""
@@ -359,7 +370,7 @@ def build_server(
         spec,
         method,
         build_verifier(spec, method, engine, samples, split, secret),
-        ServerPolicy(selection, cap, spec.defence.commitment, make_codecs(spec)),
+        ServerPolicy(selection, cap, spec.defence.commitment, make_codecs(spec), secret or spec.seed),
         build_combination(spec, engine, samples, split, given.aggregator, secret),
         build_alone_training(spec, method, engine, samples, split) if isinstance(method, AloneMethod) else None,
     )

@@ -24,9 +24,11 @@ from cbdsl.algorithm.particles import Particles
 from cbdsl.algorithm.worker_table import KeptRows
 from cbdsl.arrays import Floats, NamedArrays, copy_memory
 from cbdsl.errors import UserError
+from cbdsl.models.personal_models import FILE as PERSONAL
 from cbdsl.models.saved_model import ModelMetadata, file_of
 from cbdsl.runs.build import build_method
 from cbdsl.runs.records import RoundRecord, Summary, describe
+from cbdsl.runs.worker_results import WorkerResults
 from cbdsl.spec import Spec
 from cbdsl.util.files import (
     is_free,
@@ -50,10 +52,13 @@ rounds.jsonl       one object per round: accuracy, score, verdicts, messages and
 summary.json       the run in one object
 accuracy.png       test accuracy by round, drawn by the command line
 model.safetensors  the final global model, its network, the scaling of features; for `cbdsl predict` and `export`
+local_test.csv     with data.local_test: metrics by worker, on the samples that each of them held back
+local_test.png     the same as a figure, drawn by the command line
+personal_models.safetensors  the models that workers keep for themselves, with their statistics of BatchNorm
 init.safetensors   the model it started from, where one was given
 theory.json        the run's constants and bounds, written by `cbdsl theory`
 repaired.safetensors  the model without the backdoors that `cbdsl audit --repair` found
-plugins/           the plugins as they were when the run was started
+plugins/           the plugins as they were when the run was started, and what they import from their folders
 checkpoint.npz     the state of the server and, until the run is finished, of the swarm; for `cbdsl resume`
 .lock              held by the process that runs it
 .NAME.partial      a file that was being written when its process was killed; it may be removed
@@ -311,8 +316,14 @@ class RunFolder:
         self.rewind(records)
         return checkpoint, records
 
-    def finish(self, summary: Summary, tensors: dict[str, Floats], card: ModelMetadata) -> None:
-        """Write the model with its metadata, and the summary."""
+    def finish(
+        self, summary: Summary, tensors: dict[str, Floats], card: ModelMetadata, workers: WorkerResults | None = None
+    ) -> None:
+        """Write the model with its metadata, the results of workers if they were measured, and the summary."""
+        if workers is not None:
+            write_atomically(self.path / "local_test.csv", workers.to_csv(), self._private)
+            if workers.models is not None:
+                write_atomically(self.path / PERSONAL, safetensors_bytes(workers.models.tensors()), self._private)
         content = file_of(card, tensors, {"spec_key": summary.spec_key})
         write_atomically(self.path / "model.safetensors", content, self._private)
         write_json(self.path / "summary.json", summary.to_json(), self._private)
@@ -345,11 +356,15 @@ def _cut(joined: bytes, lengths: Sequence[int]) -> tuple[bytes, ...]:
 
 
 def _keep_plugin(folder: Path, name: str) -> None:
-    """Copy a plugin as it is now, named by its hash."""
+    """Copy a plugin as it is now, named by its hash, and what it imports beside it, into a folder of that name."""
     source = register.plugin_source(name)
     if source is not None:
         folder.mkdir(exist_ok=True)
-        write_atomically(folder / f"{register.plugin_digest(name)}-{source.name}", source.read_bytes())
+        digest = register.plugin_digest(name)
+        write_atomically(folder / f"{digest}-{source.name}", source.read_bytes())
+        for place, other in register.plugin_neighbours(name).items():
+            (folder / digest / place).parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(folder / digest / place, other.read_bytes())
 
 
 def _compare_plugin(path: Path, name: str) -> None:
@@ -365,7 +380,8 @@ def _compare_plugin(path: Path, name: str) -> None:
         )
     if copies and f"{register.plugin_digest(name)}-{ending}" not in [copy.name for copy in copies]:
         raise UserError(
-            f"The plugin {name} was edited since the run {path} was started; its copy from then is {copies[-1]}. "
+            f"The plugin {name} was edited since the run {path} was started, or a file beside it that it imports; its "
+            f"copy from then is {copies[-1]}. "
             "Nothing was changed. Put it back for the same numbers, or remove the copy to use the plugin as it is now.",
             code="wrong-run",
         )

@@ -15,10 +15,12 @@ from cbdsl.engines.native_engine import default_threads
 from cbdsl.models import saved_model
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.network import Network
+from cbdsl.models.personal_models import PersonalModels
 from cbdsl.models.saved_model import ModelMetadata, SavedModel
 from cbdsl.register import CUSTOM
 from cbdsl.runs.folder import read_result
 from cbdsl.runs.result import Predictor, Result
+from cbdsl.runs.worker_results import read_columns
 
 
 class LoadedModel(Predictor, SavedModel):
@@ -96,4 +98,7 @@ def load(source: Path | str) -> Any:  # noqa: ANN401 - a LoadedRun or a LoadedMo
         return model
     spec, summary, rounds = read_result(folder)
     network, engine = cast("Network", _Later(lambda: model.network)), cast("Engine", _Later(lambda: model.engine))
-    return LoadedRun(spec, summary, tuple(rounds), model.weights, folder, network, engine, model.card)
+    return LoadedRun(
+        spec, summary, tuple(rounds), model.weights, folder, network, engine, model.card,
+        read_columns(folder / "local_test.csv"), PersonalModels.read(folder),
+    )  # fmt: skip

@@ -32,6 +32,7 @@ from cbdsl.runs.metrics import Detection
 from cbdsl.runs.records import RoundRecord, finite, record, summarise
 from cbdsl.runs.resolve import resolve
 from cbdsl.runs.result import Result
+from cbdsl.runs.worker_results import measure_workers
 from cbdsl.spec import INIT_SERVER, Spec
 from cbdsl.swarms.local import SwarmWithAttackers
 from cbdsl.swarms.ray_swarm import swarm_maker
@@ -134,7 +135,7 @@ def run_resolved(  # noqa: PLR0913 - all but the first two by name
             if watch is not None:
                 watch(experiment, completed.order)
             listeners.round(completed.record)
-        return _finish(experiment, opened, listeners)
+        return _finish(experiment, opened, listeners, swarm)
 
 
 def resume(  # noqa: PLR0913 - all but the first by name
@@ -196,7 +197,7 @@ def resume(  # noqa: PLR0913 - all but the first by name
         listeners = _start(experiment, opened, callbacks, stack)
         for completed in play_rounds(experiment, opened.state_of(experiment), opened=opened):
             listeners.round(completed.record)
-        return _finish(experiment, opened, listeners)
+        return _finish(experiment, opened, listeners, experiment.swarm)
 
 
 def _check_place(folder: Path) -> None:
@@ -236,8 +237,8 @@ def _start(
     return listeners
 
 
-def _finish(experiment: Experiment, opened: OpenRun, listeners: Callback) -> Result:
-    result = finish_run(experiment, opened)
+def _finish(experiment: Experiment, opened: OpenRun, listeners: Callback, swarm: Swarm) -> Result:
+    result = finish_run(experiment, opened, swarm)
     listeners.finish(result)
     return result
 
@@ -303,8 +304,10 @@ def play_rounds(
         state, log = experiment.server.play(state, order, swarm)
         accuracy = experiment.test_accuracy(state) if measured else math.nan
         others = experiment.test_metrics(state) if measured and experiment.dataset.task != "classification" else {}
+        every = experiment.spec.data.local_test_every
+        found = measure_workers(experiment, state, swarm) if measured and every and state.round % every == 0 else None
         seconds = round(time.perf_counter() - started, 4)
-        line = record(log, state, len(order.participants), accuracy, seconds, others)
+        line = record(log, state, len(order.participants), accuracy, seconds, others, found.summary if found else None)
         completed = CompletedRound(order, log, state, line)
         if annotate is not None:
             completed = replace(completed, record=annotate(completed))
@@ -316,10 +319,11 @@ def play_rounds(
         yield completed
 
 
-def finish_run(experiment: Experiment, opened: OpenRun) -> Result:
+def finish_run(experiment: Experiment, opened: OpenRun, swarm: Swarm) -> Result:
     """Sum a run up, and write its results into its folder."""
     state, method = opened.state_of(experiment), experiment.server.method
-    measured = experiment.measure_final(state)
+    workers = measure_workers(experiment, state, swarm, keep=True)
+    measured = replace(experiment.measure_final(state), local_test=workers.summary if workers else None)
     if opened.baseline and method.conversation != "alone":
         kept = opened.baseline if isinstance(opened.baseline, Path) else None
         measured = replace(measured, server_alone=measure_server_alone(experiment, kept))
@@ -329,9 +333,12 @@ def finish_run(experiment: Experiment, opened: OpenRun) -> Result:
     )  # fmt: skip
     network, card = experiment.network, describe_model(experiment, state.global_best)
     if opened.folder is not None:
-        opened.folder.finish(summary, network.tensors(state.global_best), card)
+        opened.folder.finish(summary, network.tensors(state.global_best), card, workers)
     records = tuple(opened.records)
-    return Result(experiment.spec, summary, records, state.global_best, opened.path, network, experiment.engine, card)
+    return Result(
+        experiment.spec, summary, records, state.global_best, opened.path, network, experiment.engine, card,
+        workers.columns if workers else {}, workers.models if workers else None,
+    )  # fmt: skip
 
 
 def describe_model(experiment: Experiment, weights: Floats) -> ModelMetadata:
@@ -354,7 +361,7 @@ class Checkpointer:
     """Appends each round to the folder and saves a checkpoint when it is due.
 
     Not so often that it costs more than a twentieth of the time, unless every round is asked for; and once, without the
-    workers, at the end.
+    workers unless their own models are measured, at the end.
     """
 
     def __init__(self, experiment: Experiment, opened: OpenRun, swarm: Swarm) -> None:
@@ -372,7 +379,8 @@ class Checkpointer:
         finished = state.round == self._experiment.spec.rounds
         if not (finished or self._every_round or self._is_due(started - self._last)):
             return
-        swarm = None if finished else self._swarm
+        measured = bool(self._experiment.split.tests)  # then the workers' own models are part of the results
+        swarm = self._swarm if measured or not finished else None
         attackers = self._adversary.memory if self._adversary else None
         self._folder.save_checkpoint(state, swarm.kept if swarm else None, self._experiment.key, attackers)
         if swarm:

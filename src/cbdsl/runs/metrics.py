@@ -6,7 +6,7 @@ The first metric of a task that has a value is its main one: tables, figures and
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal, get_args
@@ -230,6 +230,39 @@ class _Unknown(Metric):
     """A metric of a plugin that is not loaded here."""
 
     title: str = ""  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A metric over many workers.
+
+    >>> Spread.of([0.5, 0.9, None, 0.7], "higher")
+    Spread(mean=0.7, worst_tenth=0.5, best=0.9, deviation=0.16329931618554522, workers=3, better='higher')
+    """
+
+    mean: float | None  # None, as the others, if it is not finite
+    worst_tenth: float | None  # the mean over the worst tenth of workers, at least one
+    best: float | None
+    deviation: float | None  # the standard deviation over workers
+    workers: int  # those for which the metric is defined
+    better: Better
+
+    @staticmethod
+    def of(values: Sequence[float | None], better: Better) -> Spread | None:
+        """Return the spread of values; None where a metric is not defined, and NaN where it is of no use: the worst."""
+        sign = 1.0 if better == "higher" else -1.0
+        found = sign * np.array([value for value in values if value is not None], np.float64)
+        if not len(found):
+            return None
+        ordered = np.sort(np.where(np.isnan(found), -np.inf, found))
+        lowest = ordered[: -(-len(ordered) // 10)]
+        sound = bool(np.isfinite(ordered).all())
+        mean, worst, best = (_finite(sign * float(each)) for each in (ordered.mean(), lowest.mean(), ordered[-1]))
+        return Spread(mean, worst, best, float(ordered.std()) if sound else None, len(ordered), better)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def build_metrics(spec: Spec, task: Task) -> dict[str, Metric]:

@@ -16,12 +16,24 @@ from cbdsl.algorithm.methods import Method
 from cbdsl.arrays import Indices
 from cbdsl.engines.engine import Engine
 from cbdsl.errors import UserError
-from cbdsl.runs.metrics import Metric, find_metric
+from cbdsl.runs.metrics import Metric, Spread, find_metric
 from cbdsl.spec import Spec, Task
 from cbdsl.util.formatting import format_bytes, format_duration
 from cbdsl.util.serialize import from_plain, to_plain
 
-_NOT_IF_EMPTY = ("names", "phases", "metrics")
+_NOT_IF_EMPTY = ("names", "phases", "metrics", "local_test")
+
+
+@dataclass(frozen=True)
+class LocalTest:
+    """Metrics on the samples that workers held back, over workers."""
+
+    workers: int  # honest workers that were measured
+    samples: int  # those that they held back
+    metrics: dict[str, Spread]  # of the global model by name, the main one first; empty if there is none
+    personal: dict[str, Spread]  # of the workers' own models; empty if they have none, or if those are elsewhere
+    models: int = 0  # how many models are in personal_models.safetensors
+    bytes: int = 0  # that they take, or would take: large ones are not kept
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,7 @@ class RoundRecord:
     names: dict[str, str] = field(default_factory=dict, compare=False)  # of the workers above, where they have names
     phases: dict[str, float] = field(default_factory=dict, compare=False)  # how the seconds were spent, in served runs
     metrics: dict[str, float | None] = field(default_factory=dict)  # by name, the main one first; not of classifiers
+    local_test: LocalTest | None = None  # in rounds in which `data.local_test_every` asks for it
 
     @property
     def metric(self) -> str:
@@ -166,6 +179,7 @@ class Summary:
     metrics: dict[str, float | None] = field(default_factory=dict)  # of the final model by name, the main one first
     best: float | None = None  # of the main metric, by round
     vote: Vote | None = None  # of workers that learn alone
+    local_test: LocalTest | None = None  # None if workers held back no samples
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
@@ -204,6 +218,7 @@ class FinalMeasurements:
     metrics: dict[str, float | None] = field(default_factory=dict)
     task: Task = "classification"
     loss: str = "cross-entropy"
+    local_test: LocalTest | None = None
 
     @property
     def aimed_accuracy(self) -> float | None:
@@ -261,6 +276,7 @@ def record(
     accuracy: float,
     seconds: float,
     metrics: dict[str, float | None] | None = None,
+    local_test: LocalTest | None = None,
 ) -> RoundRecord:
     """Build the record of a round. metrics: of a model that is not a classifier."""
     invited = [asdict(verdict) for verdict in log.verdicts if verdict.claimed is not None or verdict.reason]
@@ -285,6 +301,7 @@ def record(
         wasted_bytes=sum(verdict.payload for verdict in log.verdicts if verdict.outcome != "accepted"),
         seconds=seconds,
         metrics=metrics or {},
+        local_test=local_test,
     )
 
 
@@ -340,6 +357,7 @@ def summarise(
         loss=finale.loss,
         metrics=finale.metrics,
         best=finite(totals.best),
+        local_test=finale.local_test,
     )
 
 
@@ -373,6 +391,8 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     ]
     if summary.worst_tenth is not None:
         rows.append(("worst tenth", f"{metric.text(summary.worst_tenth)}, the mean of the worst tenth of the workers"))
+    if summary.local_test is not None:
+        rows += _local_test_rows(summary.local_test)
     if summary.vote is not None:
         rows.append(
             (
@@ -431,6 +451,23 @@ def _metric_rows(summary: Summary) -> list[tuple[str, str]]:
         (metric.title, f"{final} on the test set, {metric.better} is better (best round: {best})"),
         *((kind.title or name, f"{kind.text(each)}, {kind.better} is better") for name, kind, each in others),
     ]
+
+
+def _local_test_rows(found: LocalTest) -> list[tuple[str, str]]:
+    """Return a row for the global model and one for the workers' own models, by the main metric."""
+    rows = []
+    for name, spreads in (("each worker", found.metrics), ("own models", found.personal)):
+        for key, spread in list(spreads.items())[:1]:
+            metric = find_metric(key)
+            text = f"{metric.title or key} {metric.text(spread.mean)}, worst tenth {metric.text(spread.worst_tenth)}"
+            text += f", best {metric.text(spread.best)}, deviation {metric.text(spread.deviation)}"
+            where = f"on the {found.samples:,} samples that {found.workers:,} workers held back"
+            rows.append((name, f"{text}, {where}; {spread.better} is better"))
+    if found.bytes:
+        size = format_bytes(found.bytes)
+        kept = f"personal_models.safetensors has {found.models:,} of their models ({size})"
+        rows.append(("", kept if found.models else f"their models are not kept: they take {size}"))
+    return rows
 
 
 def describe_server_alone(alone: ServerAlone, metric: Metric | None = None) -> str:

@@ -50,6 +50,7 @@ def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
     swarm = replace(spec.swarm, **method.fixes)
     whole = replace(spec, shared=shared, swarm=swarm, defence=defence)
     check_device(whole.engine, whole.device)
+    _check_engine(whole, method)
     _check_names(whole, method)
     _check_local(whole, method)
     _check_defence(whole, method)
@@ -109,6 +110,15 @@ def _check_local(spec: Spec, method: Method) -> None:
             f"learning rate per round; given local.optimiser={spec.local.optimiser}, local.schedule="
             f"{spec.local.schedule}. Use sgd and constant, or a schedule with local.schedule_over=run (local.decay and "
             "local.clip work), or another method.",
+            code="conflict",
+        )
+
+
+def _check_engine(spec: Spec, method: Method) -> None:
+    if method.adds_loss and spec.engine == "native":
+        raise UserError(
+            f"The method '{spec.method}' adds a term to the loss, which takes the torch engine; given engine=native. "
+            "Use --engine torch (or auto).",
             code="conflict",
         )
 
@@ -324,6 +334,11 @@ _RULES = (
         _is_one_of("local.momentum"),
         lambda spec, _: spec.local.optimiser != "sgd",
         "it is SGD's; Adam and AdamW have 0.9 and 0.999 instead. Leave it out, or use local.optimiser=sgd.",
+    ),
+    _Rule(
+        _is_one_of("data.local_test_every"),
+        lambda spec, _: spec.data.local_test == 0,
+        "workers hold back no samples. Say which share: --set data.local_test=0.2.",
     ),
     _Rule(
         _is_one_of("local.schedule_over"),

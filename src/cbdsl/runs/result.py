@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from cbdsl.arrays import Doubles, Floats, Samples
 from cbdsl.engines.engine import Engine
 from cbdsl.errors import UserError
 from cbdsl.models.network import Network
+from cbdsl.models.personal_models import PersonalModels
 from cbdsl.models.saved_model import ModelMetadata
 from cbdsl.runs.records import RoundRecord, Summary, summary_rows
 from cbdsl.spec import Spec
@@ -49,9 +50,16 @@ def predict_numbers(engine: Engine, weights: Floats, features: Floats, card: Mod
 
 
 def _row(line: RoundRecord) -> dict[str, Any]:
-    """Return a round as one flat row: each metric is a column."""
+    """Return a round as one flat row with a column per metric; with local tests also their means and worst tenths."""
     row = asdict(line)
-    return {**row, **row.pop("metrics")}
+    found = row.pop("local_test") or {"metrics": {}, "personal": {}}
+    local = {
+        f"{prefix}_{name}_{part}": spread[part]
+        for prefix, spreads in (("local", found["metrics"]), ("personal", found["personal"]))
+        for name, spread in spreads.items()
+        for part in ("mean", "worst_tenth")
+    }
+    return {**row, **row.pop("metrics"), **local}
 
 
 class Predictor:
@@ -124,6 +132,23 @@ class Result(Predictor):
     network: Network
     engine: Engine
     card: ModelMetadata | None = None  # how features and targets were scaled, and the threshold of a detector
+    per_worker: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # columns of local_test.csv, (m,) each
+    personal_models: PersonalModels | None = None  # of workers that have a model of their own, with data.local_test
+
+    def personal_model(self, worker: int) -> nn.Module:
+        """Return the model that a worker keeps for itself as a torch module, in evaluation mode."""
+        if self.personal_models is None or worker not in self.personal_models:
+            raise UserError(
+                f"This run has no model of worker {worker}'s own. Set data.local_test=0.2, and use a method in which "
+                "workers keep a model, such as cb-dsl or local-only; attackers have none, and of more than 2,000 "
+                "workers a sample is kept.",
+                code="not-supported",
+            )
+        module = self.network.module(self.network.trained(self.personal_models[worker]))
+        named = dict(module.named_buffers())
+        for name, values in self.personal_models.buffers_of(worker).items():
+            named[name].copy_(named[name].new_tensor(values))
+        return module
 
     def to_frame(self) -> pd.DataFrame:
         """Return a pandas DataFrame with one row per round."""
@@ -141,7 +166,7 @@ class Result(Predictor):
 
         rows: Sequence[dict[str, Any]] = [_row(line) for line in self.rounds]
         with Path(path).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+            writer = csv.DictWriter(file, fieldnames=list(dict.fromkeys(name for row in rows for name in row)))
             writer.writeheader()
             writer.writerows(rows)
 

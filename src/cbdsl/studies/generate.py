@@ -31,7 +31,7 @@ from cbdsl.codecs.envelope import make_codecs
 from cbdsl.data.dataset import Dataset, Scaling, load, load_data
 from cbdsl.data.partition import alter_features, split
 from cbdsl.data.shared import SharedSet, check_source, unscale_to_floats, write_shared
-from cbdsl.engines.engine import Sgd, check_one_model
+from cbdsl.engines.engine import ExtraLoss, Sgd, check_one_model
 from cbdsl.engines.native_engine import default_threads
 from cbdsl.engines.torch_engine import TorchEngine
 from cbdsl.errors import UserError
@@ -250,10 +250,12 @@ class GeneratorEngine(TorchEngine):
         sgd: Sgd,
         seeds: Seeds | None = None,
         corrections: Floats | None = None,
+        extra: ExtraLoss | None = None,
     ) -> Floats:
         """See `Engine.train`; uses Adam, which starts anew on every call, and of `sgd` only the learning rate."""
         assert seeds is not None
         assert corrections is None
+        assert extra is None
         features, labels, batches = self._tensors(samples, batches)
         result, own_seeds = np.empty_like(weights), seeds
 

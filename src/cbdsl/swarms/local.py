@@ -66,6 +66,10 @@ class SwarmWithAttackers(ABC):
     def contents(self, workers: Sequence[WorkerId]) -> Sequence[Upload]:
         """Return the uploads of these workers if they were honest: models, encoded where there is a codec."""
 
+    @abstractmethod
+    def personal(self, workers: Sequence[WorkerId]) -> dict[WorkerId, Floats]:
+        """Return the models, (D,), that these workers keep for themselves; only of those that have taken part."""
+
     @property
     @abstractmethod
     def kept(self) -> Mapping[str, Any]:
@@ -214,6 +218,12 @@ class LocalSwarm(SwarmWithAttackers):
             pack, version = self._row("packs", worker)[0], int(self._row("versions", worker)[0])
             found.append(content_of(self.workers.codec, self._model(worker), pack, version))
         return found
+
+    def personal(self, workers: Sequence[WorkerId]) -> dict[WorkerId, Floats]:
+        """See `SwarmWithAttackers.personal`."""
+        there = [worker for worker in workers if worker in self.table]
+        rows = self._method.personal(self.take(there)) if there else None
+        return {} if rows is None else dict(zip(there, rows, strict=True))
 
     @property
     def kept(self) -> Mapping[str, Any]:

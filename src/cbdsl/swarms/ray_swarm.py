@@ -515,6 +515,13 @@ class RaySwarm(SwarmWithAttackers):
             models[here], scores[here] = rows, own
         return models, scores
 
+    def personal(self, workers: Sequence[WorkerId]) -> dict[WorkerId, Floats]:
+        """See `SwarmWithAttackers.personal`."""
+        found: dict[WorkerId, Floats] = {}
+        for _, rows in self._ask_in_parts("personal", workers):
+            found |= {worker: np.array(row) for worker, row in rows.items()}
+        return {worker: found[worker] for worker in workers if worker in found}
+
     def contents(self, workers: Sequence[WorkerId]) -> Sequence[Upload]:
         """See `SwarmWithAttackers.contents`."""
         found: dict[WorkerId, Upload] = {}
@@ -608,9 +615,8 @@ def swarm_maker(
 def build_ray_swarm(experiment: Experiment, ray: Any, shards: int | None = None) -> RaySwarm:  # noqa: ANN401 - Ray's module
     """Build the workers of an experiment on a cluster that Ray is connected to."""
     spec, server = experiment.spec, experiment.server
-    for name in spec.plugins:  # the code in a user's file is sent along; what it imports must be installed there
-        module = register.plugin_module(name)
-        if module.startswith("cbdsl_plugin_"):
+    for name in spec.plugins:  # a user's files are sent along; what else they import must be installed there
+        for module in register.plugin_modules(name):
             ray.cloudpickle.register_pickle_by_value(sys.modules[module])
     shards = min(spec.workers, shards or max(1, sum(int(one.cpus) for one in list_nodes(ray))))
     codec = server.policy.codecs.up

@@ -141,6 +141,10 @@ class Shard:
         """Return what these workers would send, (k, V D), and claim, (k,)."""
         return self._rows.models_and_scores(workers) if at == self._at else ShardRestarted()
 
+    def personal(self, at: int, workers: Sequence[WorkerId]) -> dict[WorkerId, Floats] | ShardRestarted:
+        """Return the models that these workers keep for themselves, (D,); see `SwarmWithAttackers.personal`."""
+        return self._rows.personal(workers) if at == self._at else ShardRestarted()
+
     def contents(self, at: int, workers: Sequence[WorkerId]) -> list[Upload] | ShardRestarted:
         """Return the uploads of these workers."""
         return self._rows.contents(workers) if at == self._at else ShardRestarted()

@@ -13,7 +13,7 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.algorithm.messages import Claim, Order, ServerState, Upload, WorkerId
-from cbdsl.algorithm.methods import Conversation, Method
+from cbdsl.algorithm.methods import Conversation, Method, ServerStep, update_server
 from cbdsl.algorithm.particles import Particles
 from cbdsl.arrays import Floats
 from cbdsl.runs.build import Experiment, UserParts, collect_parts
@@ -138,12 +138,15 @@ def _check_shapes(method: Method, laws: Laws, experiment: Experiment) -> None:
     )
     given = current.copy(), memory.copy(), np.array(uploads[0])
     with laws.expect_no_error("when its server makes a step"):
-        after, remembered = method.step(current, memory, given[2].copy(), 0.6)
+        step = ServerStep(
+            current, memory, given[2].copy(), 0.6, 1, (0, 1, 2), 4, tuple(np.array(uploads)), np.random.default_rng(0)
+        )
+        after, remembered = update_server(method, step)
     laws.require_unchanged({"w_t": given[0], "its memory": given[1]}, {"w_t": current, "its memory": memory})
     if method.conversation == "average":
         laws.require(
             np.shape(after) == (size,) and after.dtype == np.float32,
-            "step gives a model (D,) of float32",
+            "update gives a model (D,) of float32",
             f"With D = {size} it gives {getattr(after, 'dtype', type(after).__name__)} {np.shape(after)}.",
         )
     kind = (np.shape(remembered), getattr(remembered, "dtype", None))
