@@ -186,7 +186,7 @@ def test_resolving_writes_out_what_defines_the_method() -> None:
 
 def test_a_run_without_what_came_later_has_the_key_it_had_before() -> None:
     tree = {key: value for key, value in Spec().to_tree().items() if key not in {"device", "loss"}}
-    for name in ("shared_source", "target", "task", "local_test", "local_test_every"):
+    for name in ("shared_source", "target", "task", "local_test", "local_test_every", "overlap"):
         del tree["data"][name]
     del tree["swarm"]["storage"]
     for name in ("optimiser", "schedule", "schedule_over", "clip", "augment"):

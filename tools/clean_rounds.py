@@ -1,10 +1,12 @@
 """Look for honest workers that are banned: rounds without attackers, every claim compared at tolerance 0.
 
     python tools/clean_rounds.py --rounds 1000 --out clean      # the same folder goes on where it was stopped
+    python tools/clean_rounds.py --rounds 250 --out clean --presets regression,anomaly
 
-Goes through every preset with every codec on both engines, in short runs of ten workers (six on torch), until so many
-rounds are played; from the second time on with another seed and another network. The servers take turns, too: with the
-guard and commitments, with a soup, without either. Ends with exit code 1 if anybody was banned or any claim set aside.
+Goes through every preset on MNIST (or those named) with every codec on both engines, in short runs of ten workers (six
+on torch), until so many rounds are played; from the second time on with another seed and another network. The servers
+take turns, too: with the guard and commitments, with a soup, without either. Ends with exit code 1 if anybody was
+banned or any claim set aside.
 """
 
 from __future__ import annotations
@@ -13,18 +15,20 @@ import argparse
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from cbdsl import register
 from cbdsl.presets import PRESETS
 from cbdsl.runs.resolve import resolve
-from cbdsl.spec import Spec
+from cbdsl.spec import Spec, words
 from cbdsl.studies.sweep import FinishedRun, run_all
 
 ENGINES = ("native", "torch")
-MODELS = ("cnn", "mlp", "softmax")
+MODELS: dict[str, tuple[str, ...]] = {  # by preset
+    "regression": ("mlp", "softmax"), "anomaly": ("autoencoder", "mlp"), "": ("cnn", "mlp", "softmax")
+}  # fmt: skip
 ROUNDS = 9  # of a run: eight presets, seven codecs and two engines are a little over a thousand
 SMALL: dict[str, Any] = {
     "rounds": ROUNDS,
@@ -39,20 +43,21 @@ GUARD: dict[str, Any] = {"defence.guard": True, "defence.commitment": True}
 SERVERS: tuple[dict[str, Any], ...] = (GUARD, {}, {**GUARD, "selection.name": "soup", "selection.k": 3})
 
 
-def specs() -> Iterator[Spec]:
+def specs(presets: Sequence[str] = ()) -> Iterator[Spec]:
     """Short runs without end: all combinations, then all of them with the next seed."""
+    embedded = [name for name, spec in PRESETS.items() if spec.data.source == "mnist"]  # nothing to fetch
     for seed in itertools.count():
-        embedded = [name for name, spec in PRESETS.items() if spec.data.source == "mnist"]  # nothing to fetch
-        combined = itertools.product(embedded, register.codec.names(), ENGINES)
+        combined = itertools.product(presets or embedded, register.codec.names(), ENGINES)
         for place, (name, codec, engine) in enumerate(combined):
             rotates = PRESETS[name].selection.name == "rotation"
+            models = MODELS.get(name, MODELS[""])
             server = {"selection.k": 4} if rotates else SERVERS[(place // 2 + seed) % len(SERVERS)]
             settings = {
                 **SMALL,
                 **server,
                 "engine": engine,
                 "workers": 10 if engine == "native" else 6,
-                "model": MODELS[(place // 2 + place // 14 + seed) % len(MODELS)],
+                "model": models[(place // 2 + place // 14 + seed) % len(models)],
                 "codec.up": codec,
                 "codec.down": codec,
                 "seed": seed,
@@ -88,8 +93,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--jobs", type=int, help="processes at a time; as many as cores if not given")
+    parser.add_argument("--presets", help="names with commas; those on MNIST if not given")
     given = parser.parse_args()
-    runs = run_all(list(itertools.islice(specs(), -(-given.rounds // ROUNDS))), given.out, given.jobs, show)
+    presets = words(given.presets or "")
+    runs = run_all(list(itertools.islice(specs(presets), -(-given.rounds // ROUNDS))), given.out, given.jobs, show)
     print(file=sys.stderr)
     sys.exit(bool(report(runs)))
 

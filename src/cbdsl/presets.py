@@ -99,6 +99,7 @@ _FLIGHTS = replace(
     preset="flights",
     workers=16,
     data=DataSpec("flights", "by-client", shared_training=200, shared_scoring=500, holdout=500),
+    selection=SelectionSpec("rotation", k=3),
 )
 _HAPT_ANOMALY = replace(
     _ANOMALY,
@@ -150,6 +151,14 @@ PRESETS: dict[str, Spec] = {
         codec=_ROTATION.codec,
     ),
     "small-hapt": replace(_HAPT, preset="small-hapt", init="server", data=_with_few_labels(_HAPT.data, 50, 100)),
+    # Many more workers than samples, of which few take part in a round.
+    "population": replace(
+        _ROTATION,
+        preset="population",
+        workers=1_000_000,
+        participation=500,
+        data=replace(DataSpec(), overlap=True),
+    ),
     # Beyond classifiers: data sets that are computed, then downloaded ones.
     "regression": _REGRESSION,
     "anomaly": _ANOMALY,
@@ -173,9 +182,10 @@ DESCRIPTIONS = {
     "small-noniid": "the same on non-i.i.d. data, 20 in turn",
     "small-fashion": "the same on Fashion-MNIST (cbdsl data fetch fashion-mnist)",
     "small-hapt": "the same on sensors of people, 250 labelled samples (cbdsl data fetch hapt)",
+    "population": "a million workers that draw overlapping samples, 500 of whom take part in a round; rotation of 12",
     "regression": "Friedman's function, 20 workers with a few ranges of the target each, verified rotation of 4",
     "anomaly": "faults of 40 machines by an autoencoder, each a worker, verified rotation of 10",
-    "flights": "time in the air of flights, 16 airlines, verified rotation of 4 (cbdsl data fetch flights)",
+    "flights": "time in the air of flights, 16 airlines, verified rotation of 3 (cbdsl data fetch flights)",
     "hapt-anomaly": "stairs as anomalies in sensors of 21 people, verified rotation of 8 (cbdsl data fetch hapt)",
     "hapt": "sensors of 21 people, verified rotation of 8 with a guard, tested on 9 others (cbdsl data fetch hapt)",
     "fashion": "Fashion-MNIST, 50 workers, classes by Dirichlet(0.3) (cbdsl data fetch fashion-mnist)",

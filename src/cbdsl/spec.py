@@ -91,6 +91,10 @@ class DataSpec(_Group):
     local_test_every: Count = setting(
         0, "measure them after every so many rounds, too; 0: at the end alone, which costs nothing before"
     )
+    overlap: bool = setting(
+        False,
+        "workers may hold the same samples: each draws its own from all, so there may be more workers than samples",
+    )
 
 
 @dataclass(frozen=True)
@@ -473,7 +477,7 @@ def read_tree(path: Path) -> dict[str, Any]:
 _LEFT_OUT = (
     ("local", "optimiser", "sgd"), ("local", "schedule", "constant"), ("local", "clip", 0.0), ("local", "augment", ""),
     ("local", "schedule_over", "round"), ("", "loss", ""), ("data", "target", ""), ("data", "task", "auto"),
-    ("data", "local_test", 0.0), ("data", "local_test_every", 0),
+    ("data", "local_test", 0.0), ("data", "local_test_every", 0), ("data", "overlap", False),
 )  # fmt: skip
 """Settings that texts leave out at their defaults, so that earlier versions read a spec that does without them."""
 

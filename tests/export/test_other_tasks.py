@@ -87,6 +87,8 @@ def test_the_c_file_gives_the_same_numbers(task: str, loss: str, tmp_path: Path)
         if task == "reconstruction":
             score = library.predict_score(sample.ctypes.data_as(pointer), made.ctypes.data_as(pointer))
             assert score == pytest.approx(result.anomaly_scores(row[None])[0], rel=1e-3)
+            verdict = library.predict_anomaly(sample.ctypes.data_as(pointer), made.ctypes.data_as(pointer))
+            assert verdict == (score > (result.card.threshold or 0))  # type: ignore[union-attr]
     if task == "reconstruction":
         threshold = ctypes.c_float.in_dll(library, "predict_threshold").value
         assert threshold == pytest.approx(result.card.threshold, rel=1e-6)  # type: ignore[union-attr]
@@ -108,6 +110,7 @@ def test_onnx_gives_the_same_numbers(task: str, loss: str, tmp_path: Path) -> No
     assert properties["task"] == task
     if task == "reconstruction":
         assert np.allclose(scores[0][:, 0], result.anomaly_scores(features), rtol=1e-3)
+        assert np.array_equal(scores[1], scores[0] > result.card.threshold)  # type: ignore[union-attr]
         assert json.loads(properties["threshold"]) == result.card.threshold  # type: ignore[union-attr]
 
 
@@ -147,3 +150,74 @@ def test_a_classifier_and_targets_do_not_go_together(tmp_path: Path) -> None:
     np.savez(tmp_path / "bad.npz", features=X[400:], labels=np.where(MARKS[:, None] == 1, np.nan, Y[400:]))
     with refused_as("out-of-range", "NaN", "row 0"):
         read_unseen(tmp_path / "bad.npz", cbdsl.load(tmp_path / "other"))
+
+
+MAIN = """\
+#include "model.h"
+#include "model.h"
+#include <stdio.h>
+
+int main(void)
+{
+    static float in[PREDICT_INPUTS], out[%s];
+    predict(in, out);
+    %s
+    return 0;
+}
+"""
+USES = {
+    "classification": ("PREDICT_CLASSES", 'printf("%s", predict_names[PREDICT_CLASSES - 1]);'),
+    "regression": ("PREDICT_OUTPUTS", 'printf("%s %d", predict_names[1], PREDICT_OUTPUTS);'),
+    "reconstruction": ("PREDICT_OUTPUTS", 'printf("%d %.3f", predict_anomaly(in, out), (double)predict_threshold);'),
+}
+
+
+@needs_cc
+@pytest.mark.parametrize("task", USES)
+def test_a_program_needs_the_header_alone(task: str, tmp_path: Path) -> None:
+    if task == "classification":
+        kinds = np.where(Y[:, 0] > 35, "h*/ot", "cold")
+        data = Dataset.from_arrays(X[:400], kinds[:400], X[400:], kinds[400:])
+        settings = {"workers": 2, "rounds": 1, "model": "mlp", "data.samples_per_worker": 20, "data.holdout": 0}
+        spec = Spec().with_settings({**settings, "data.shared_training": 10, "data.shared_scoring": 50})
+        cbdsl.run(spec, data=data, out=tmp_path / "run", threads=1, callbacks=[])
+    else:
+        trained(tmp_path / "run", task)
+    words = ["export", str(tmp_path / "run"), "--to", "c", "--out", str(tmp_path / "model.c")]
+    told = CliRunner().invoke(app, words)
+    assert told.exit_code == 0, told.output
+    assert "model.h" in told.output
+    (tmp_path / "main.c").write_text(MAIN % USES[task])
+    words = [CC[0], *STRICT, "main.c", "model.c", "-o", "main", "-lm"]
+    subprocess.run(words, cwd=tmp_path, check=True)
+    said = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True).stdout
+    threshold = cbdsl.load(tmp_path / "run").card.threshold or 0
+    expected = {"classification": "h*/ot", "regression": "b 2", "reconstruction": f"{said[0]} {threshold:.3f}"}
+    assert said == expected[task]
+    (tmp_path / "model.c").unlink()
+    with refused_as("exists-already", "model.h"):
+        write(cbdsl.load(tmp_path / "run"), "c", tmp_path / "model.c")
+
+
+def test_a_table_is_predicted_with_or_without_its_targets(tmp_path: Path) -> None:
+    flat, lines = X.reshape(500, 8), ["a,b,c,d,e,f,g,h,load"]
+    lines += [",".join(map(str, [*row, target])) for row, target in zip(flat.tolist(), Y[:, 0], strict=True)]
+    (tmp_path / "x.csv").write_text("\n".join(lines) + "\n")
+    settings = {
+        "method": "fedavg", "workers": 3, "rounds": 2, "model": "mlp", "data.samples_per_worker": 60,
+        "data.holdout": 50, "data.shared_training": 10, "data.shared_scoring": 50,
+        "data.source": str(tmp_path / "x.csv"), "data.target": "load",
+    }  # fmt: skip
+    cbdsl.run(Spec().with_settings(settings), out=tmp_path / "run", threads=1, callbacks=[])
+    model = cbdsl.load(tmp_path / "run")
+    whole = predict_values(model, read_unseen(tmp_path / "x.csv", model), 1)
+    (tmp_path / "unknown.csv").write_text("\n".join(line.rpartition(",")[0] for line in lines) + "\n")
+    unknown = predict_values(model, read_unseen(tmp_path / "unknown.csv", model), 1)
+    assert np.array_equal(whole.outputs, unknown.outputs)
+    assert (set(whole.metrics), unknown.metrics) == ({"rmse", "mae", "r2", "loss"}, {})
+    (tmp_path / "bad.csv").write_text("a,b\n1,\n")
+    with refused_as("wrong-type", "Line 2", "gap"):
+        read_unseen(tmp_path / "bad.csv", model)
+    (tmp_path / "bad.csv").write_text("a,b\n1,2\n")
+    with refused_as("wrong-shape", "(1, 2)", "(N, 8)"):
+        read_unseen(tmp_path / "bad.csv", model)

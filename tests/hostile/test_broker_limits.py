@@ -99,7 +99,7 @@ def test_strangers_who_take_every_connection_keep_neither_server_nor_monitor_out
 
 def test_the_servers_listener_is_open_to_this_machine_alone(keys: Path, start: Callable[[], Broker]) -> None:
     start()
-    lines = (keys / "broker" / "mosquitto.conf").read_text().splitlines()
+    lines = (keys / "broker" / "conf.d" / "cbdsl.conf").read_text().splitlines()
     assert [line for line in lines if line.startswith("listener")] == ["listener 8883", "listener 8884 127.0.0.1"]
 
 

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,14 +14,14 @@ from typing import Any
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from cbdsl.cli.main import main
 from cbdsl.errors import UserError
 from cbdsl.network import provision as module
-from cbdsl.network.provision import add_workers, allow_models, provision, read_settings, renew, revoke
+from cbdsl.network.provision import add_workers, allow_models, provision, read_settings, reissue, renew, revoke
 from cbdsl.network.roster import worker_names
 from cbdsl.network.tls import MONITOR_NAME, SERVER_NAME
 from cbdsl.network.topics import check_name
@@ -31,7 +32,7 @@ FOR_A_WORKER = ("README.txt", "ca.crt", "identity.json", "worker.crt", "worker.k
 
 @pytest.fixture
 def keys(tmp_path: Path) -> Path:
-    provision(tmp_path / "keys", ["anna", "bert"], "lab", ["broker.local", "10.0.0.5"], days=90)
+    provision(tmp_path / "keys", ["anna", "bert"], "lab", ["broker.local", "10.0.0.5"], days=90, plugin="")
     return tmp_path / "keys"
 
 
@@ -71,8 +72,10 @@ def cbdsl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 def test_every_machine_has_a_folder_of_its_own(keys: Path) -> None:
     assert sorted(contents(keys)) == [
         "README.txt",
-        *(f"broker/{name}" for name in ("acl", "broker.crt", "broker.key", "ca.crt", "crl.pem", "mosquitto.conf")),
-        "ca/ca.crt", "ca/ca.key", "ca/issued/anna.crt", "ca/issued/bert.crt",
+        "broker/acl", "broker/broker.crt", "broker/broker.key", "broker/ca.crt", "broker/conf.d/cbdsl.conf",
+        "broker/crl.pem", "broker/mosquitto.conf", "broker/staff-ca.crt",
+        *(f"ca/{name}" for name in ("admin.crt", "admin.key", "ca.crt", "ca.key")),
+        "ca/issued/anna.crt", "ca/issued/bert.crt", "ca/staff-ca.crt", "ca/staff-ca.key",
         *(f"monitor/{name}" for name in ("README.txt", "ca.crt", "identity.json", "monitor.crt", "monitor.key")),
         "provision.json",
         *(f"server/{name}" for name in ("README.txt", "ca.crt", "identity.json")),
@@ -103,7 +106,7 @@ def test_each_key_fits_its_certificate_and_no_other(keys: Path) -> None:
         assert isinstance(key.curve, ec.SECP256R1)
         assert key.public_key() == certificate(path.with_suffix(".crt")).public_key()
         public.add(key.public_key().public_numbers().x)
-    assert len(public) == 6
+    assert len(public) == 8
 
 
 @pytest.mark.parametrize(
@@ -112,11 +115,13 @@ def test_each_key_fits_its_certificate_and_no_other(keys: Path) -> None:
         ("workers/anna/worker.crt", ExtendedKeyUsageOID.CLIENT_AUTH),
         ("server/server.crt", ExtendedKeyUsageOID.CLIENT_AUTH),
         ("monitor/monitor.crt", ExtendedKeyUsageOID.CLIENT_AUTH),
+        ("ca/admin.crt", ExtendedKeyUsageOID.CLIENT_AUTH),
         ("broker/broker.crt", ExtendedKeyUsageOID.SERVER_AUTH),
     ],
 )
 def test_a_certificate_says_what_it_is_good_for(keys: Path, path: str, usage: Any) -> None:  # noqa: ANN401
-    authority, made = certificate(keys / "ca" / "ca.crt"), certificate(keys / path)
+    staff = "staff-ca.crt" if path.startswith(("server", "monitor", "ca/admin")) else "ca.crt"
+    authority, made = certificate(keys / "ca" / staff), certificate(keys / path)
     made.verify_directly_issued_by(authority)
     extensions = made.extensions
     assert list(extensions.get_extension_for_class(x509.ExtendedKeyUsage).value) == [usage]
@@ -182,7 +187,7 @@ def test_workers_are_added_and_the_brokers_limits_grow_with_them(keys: Path) -> 
     after = contents(keys)
     changed = {name for name in after if after[name] != before.get(name)}
     assert changed == {
-        "ca/issued/carl.crt", "server/roster.txt", "broker/mosquitto.conf", "broker/acl",
+        "ca/issued/carl.crt", "server/roster.txt", "broker/conf.d/cbdsl.conf", "broker/acl",
         *(f"workers/carl/{name}" for name in FOR_A_WORKER),
     }  # fmt: skip
     assert read_settings(keys).workers == ("anna", "bert", "carl")
@@ -190,7 +195,7 @@ def test_workers_are_added_and_the_brokers_limits_grow_with_them(keys: Path) -> 
 
 
 def settings(keys: Path, word: str) -> list[str]:
-    lines = (keys / "broker" / "mosquitto.conf").read_text().splitlines()
+    lines = (keys / "broker" / "conf.d" / "cbdsl.conf").read_text().splitlines()
     return [line.partition(" ")[2] for line in lines if line.startswith(f"{word} ")]
 
 
@@ -214,7 +219,7 @@ def test_adding_that_was_interrupted_is_done_by_doing_it_again(keys: Path, monke
         home = keys / "workers" / name
         assert sorted(path.name for path in home.iterdir() if path.name[0] != ".") == sorted(FOR_A_WORKER)
         assert (keys / "server" / "roster.txt").read_text().split().count(name) == 1
-        assert f"user {name}\n" in (keys / "broker" / "acl").read_text()
+        assert f"user CN={name},O=cbdsl lab\n" in (keys / "broker" / "acl").read_text()
         with refused_as("exists-already", name):
             add_workers(keys, [name])
 
@@ -243,13 +248,13 @@ def test_what_is_replaced_keeps_its_owner_and_mode(keys: Path) -> None:
 
 def test_limits_follow_from_the_roster(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    provision(keys, ["anna"], "lab", ["localhost"])
+    provision(keys, ["anna"], "lab", ["localhost"], plugin="")
     few = {word: int(settings(keys, word)[0]) for word in ("max_connections", "max_queued_messages", "memory_limit")}
     add_workers(keys, [f"w{number}" for number in range(30)])
     many = {word: int(settings(keys, word)[0]) for word in few}
     assert all(many[word] > few[word] for word in few)
     assert many["max_connections"] == few["max_connections"] + 60
-    assert f"{read_settings(keys).open_files:,} open files" in (keys / "broker" / "mosquitto.conf").read_text()
+    assert f"{read_settings(keys).open_files:,} open files" in (keys / "broker" / "conf.d" / "cbdsl.conf").read_text()
     assert read_settings(keys).open_files > sum(int(count) for count in settings(keys, "max_connections"))
 
 
@@ -270,7 +275,7 @@ def test_server_and_monitor_have_a_listener_of_their_own(tmp_path: Path, keys: P
 def test_workers_may_upload_as_many_pieces_as_the_largest_model_has(keys: Path) -> None:
     def rules() -> list[str]:
         text = (keys / "broker" / "acl").read_text()
-        return [str(number) for number in re.findall(r"(?m)^pattern write .*/%u/upload/(.*)$", text)]
+        return [str(number) for number in re.findall(r"(?m)^topic write .*/anna/upload/(.*)$", text)]
 
     assert rules() == [str(number) for number in range(40)]  # 4 MB
     allow_models(keys, 60_000)
@@ -314,11 +319,11 @@ def test_revocation_covers_every_certificate_a_worker_ever_had(keys: Path) -> No
     new = certificate(keys / "workers" / "anna" / "worker.crt").serial_number
     assert old != new
     revoke(keys, ["anna"])
-    revoked = x509.load_pem_x509_crl((keys / "broker" / "crl.pem").read_bytes())
+    revoked = x509.load_pem_x509_crl((keys / "broker" / "crl.pem").read_bytes())  # the first of two
     assert {entry.serial_number for entry in revoked} == {old, new}
     assert revoked.is_signature_valid(certificate(keys / "ca" / "ca.crt").public_key())  # type: ignore[arg-type]
     assert revoked.next_update_utc == certificate(keys / "ca" / "ca.crt").not_valid_after_utc
-    assert "user anna\ntopic deny cbdsl/lab/#\n" in (keys / "broker" / "acl").read_text()
+    assert "CN=anna" not in (keys / "broker" / "acl").read_text()
     revoke(keys, ["bert"])  # and the earlier one stays revoked
     assert len(list(x509.load_pem_x509_crl((keys / "broker" / "crl.pem").read_bytes()))) == 4
     assert read_settings(keys).revoked == ("anna", "bert")
@@ -335,6 +340,87 @@ def test_a_worker_can_be_revoked_when_its_folder_is_long_gone(keys: Path) -> Non
     (keys / "workers" / "anna").rmdir()
     revoke(keys, ["anna"])
     assert len(list(x509.load_pem_x509_crl((keys / "broker" / "crl.pem").read_bytes()))) == 1
+
+
+def test_a_new_key_replaces_a_revoked_one(keys: Path) -> None:
+    old = certificate(keys / "workers" / "anna" / "worker.crt").serial_number
+    revoke(keys, ["anna"])
+    assert "anna" in reissue(keys, ["anna"]).members
+    new = certificate(keys / "workers" / "anna" / "worker.crt").serial_number
+    revoked = {entry.serial_number for entry in x509.load_pem_x509_crl((keys / "broker" / "crl.pem").read_bytes())}
+    assert revoked == {old}
+    assert new != old
+    assert (keys / "server" / "roster.txt").read_text() == "bert\nanna\n"
+    assert "user CN=anna,O=cbdsl lab\n" in (keys / "broker" / "acl").read_text()
+    with refused_as("unknown-name", "nobody"):
+        reissue(keys, ["nobody"])
+
+
+def request(folder: Path, key: Any) -> Path:  # noqa: ANN401 - of any kind
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    algorithm = None if isinstance(key, ed25519.Ed25519PrivateKey) else hashes.SHA256()
+    (folder / "device.csr").write_bytes(builder.sign(key, algorithm).public_bytes(serialization.Encoding.PEM))
+    return folder / "device.csr"
+
+
+def test_a_device_keeps_the_key_that_it_made(keys: Path, tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    add_workers(keys, ["porch"], [request(tmp_path, key)])
+    home = keys / "workers" / "porch"
+    assert sorted(path.name for path in home.iterdir()) == ["README.txt", "ca.crt", "identity.json", "worker.crt"]
+    assert certificate(home / "worker.crt").public_key() == key.public_key()
+    assert common_name(home / "worker.crt") == "porch"
+    again = ed25519.Ed25519PrivateKey.generate()
+    reissue(keys, ["anna"], [request(tmp_path, again)])
+    assert certificate(keys / "workers" / "anna" / "worker.crt").public_key() == again.public_key()
+    assert not (keys / "workers" / "anna" / "worker.key").exists()
+    before = contents(keys)
+    small = request(tmp_path, rsa.generate_private_key(65537, 1024))
+    with refused_as("unreadable-file", small):
+        add_workers(keys, ["shed"], [small])
+    small.write_text("nothing")
+    with refused_as("unreadable-file", "openssl req"):
+        add_workers(keys, ["shed"], [small])
+    with refused_as("conflict", "2 workers"):
+        add_workers(keys, ["shed", "barn"], [small])
+    assert contents(keys) == before
+
+
+def test_lines_of_the_owner_survive_every_change(keys: Path) -> None:
+    main = keys / "broker" / "mosquitto.conf"
+    main.write_text(main.read_text() + "log_dest file mine.log\n")
+    before = main.read_bytes()
+    changes: list[Callable[[], object]] = [
+        lambda: add_workers(keys, ["carl"]), lambda: revoke(keys, ["bert"]), lambda: renew(keys),
+        lambda: reissue(keys, ["bert"]), lambda: allow_models(keys, 7),
+    ]  # fmt: skip
+    for change in changes:
+        change()
+        assert main.read_bytes() == before
+
+
+def _add(keys: Path, name: str) -> None:
+    add_workers(keys, [name])
+
+
+def _revoke(keys: Path, name: str) -> None:
+    revoke(keys, [name])
+
+
+def test_no_revocation_is_lost_beside_additions(tmp_path: Path) -> None:
+    names = [f"w{number}" for number in range(12)]
+    provision(tmp_path / "keys", names, "lab", ["localhost"], plugin="")
+    work = [(_revoke, name) for name in names] + [(_add, f"new-{name}") for name in names]
+    with ThreadPoolExecutor(8) as pool:  # a lock of the folder is held by an open file, so threads contend as processes
+        futures = [pool.submit(change, tmp_path / "keys", name) for change, name in work[::2] + work[1::2]]
+        for future in futures:
+            future.result()
+    made = read_settings(tmp_path / "keys")
+    assert made.revoked == tuple(sorted(names))
+    assert made.members == tuple(sorted(f"new-{name}" for name in names))
+    assert len(list(x509.load_pem_x509_crl((tmp_path / "keys" / "broker" / "crl.pem").read_bytes()))) == 12
+    rules = (tmp_path / "keys" / "broker" / "acl").read_text()
+    assert [f"user CN={name},O=cbdsl lab\n" in rules for name in (*names, *made.members)] == [False] * 12 + [True] * 12
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,6 +459,8 @@ def test_numbers_that_are_taken_are_passed_over() -> None:
         (["--add", "--workers", "1", "--largest-model", "7"], "are given together"),
         (["--add", "--workers", "1"], "was not made by this command"),
         (["--revoke", "a"], "was not made by this command"),
+        (["--workers", "1", "--sign", "x.csr"], "--sign has no effect alone"),
+        (["--reissue", "a"], "was not made by this command"),
         (["--add", "--renew", "--workers", "1"], "--add and --renew are given together"),
         (["--add", "--workers", "1", "--swarm", "x"], "--swarm is fixed"),
         (["--renew", "--workers", "1"], "have no effect with --renew"),

@@ -13,16 +13,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cbdsl.network import topics
+from cbdsl.network.access_rules import find_plugin
 from cbdsl.network.broker import Broker, find_mosquitto, running_broker
 from cbdsl.network.certificates import Authority
 from cbdsl.network.mqtt import Meter, MqttLink, parse_address
-from cbdsl.network.provision import add_workers, provision, renew, revoke
+from cbdsl.network.provision import add_workers, provision, read_settings, reissue, renew, revoke, update_broker
 from cbdsl.network.tls import SERVER_NAME
+from support.deployment import memory_of
 from support.mqtt_client import Client, wait_for
 
 pytestmark = [
@@ -49,10 +52,12 @@ def worker(keys: Path, name: str) -> ssl.SSLContext:
     return context(keys / "workers" / name, "worker")
 
 
-@pytest.fixture(scope="module")
-def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["plugin", "acl"])
+def keys(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    if request.param == "plugin" and find_plugin() is None:
+        pytest.skip("no dynamic-security plugin beside mosquitto")
     folder = tmp_path_factory.mktemp("keys") / "lab"
-    provision(folder, ["anna", "bert"], SWARM, ["localhost"])
+    provision(folder, ["anna", "bert"], SWARM, ["localhost"], plugin="" if request.param == "acl" else None)
     return folder
 
 
@@ -135,7 +140,7 @@ def test_the_programs_own_connection_works_under_these_rules(keys: Path, broker:
 
 def test_the_monitor_sees_statistics_and_who_is_there_alone(connect: Connect, keys: Path, server: Client) -> None:
     monitor, anna = connect(context(keys / "monitor", "monitor")), connect(worker(keys, "anna"))
-    monitor.subscribe("#", "$SYS/broker/version")
+    monitor.subscribe("#", "$SYS/broker/version", f"{ROOT}/from/+/status")
     server.publish(f"{ROOT}/down/model/0", b"weights", retain=True)
     server.publish(f"{ROOT}/to/anna/welcome", b"you")
     monitor.publish(f"{ROOT}/down/order", b"forged")
@@ -231,7 +236,14 @@ def test_a_worker_reads_nothing_that_is_not_for_it(connect: Connect, keys: Path,
     anna, bert = connect(worker(keys, "anna")), connect(worker(keys, "bert"))
     bert.publish(f"{ROOT}/from/bert/status", b"secret", retain=True)
     anna.subscribe(
-        "#", f"{ROOT}/#", f"{ROOT}/to/bert/#", f"{ROOT}/to/+/#", f"{ROOT}/from/#", f"{ROOT}/from/anna/#", "$SYS/#"
+        "#",
+        f"{ROOT}/#",
+        f"{ROOT}/to/bert/#",
+        f"{ROOT}/to/+/#",
+        f"{ROOT}/from/#",
+        f"{ROOT}/from/anna/#",
+        "$SYS/#",
+        f"{ROOT}/to/anna/#",
     )
     server.publish(f"{ROOT}/to/bert/invitation", b"secret")
     server.publish(f"{ROOT}/down/secret", b"secret", retain=True)
@@ -324,9 +336,10 @@ def test_a_huge_length_that_is_only_announced_takes_no_memory(keys: Path, broker
         assert not secure.recv(64), "the broker waits for 256 MB instead of hanging up"
 
 
-def test_revoked_added_and_renewed_workers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("plugin", [None, ""], ids=["plugin", "acl"])
+def test_revoked_added_and_renewed_workers(tmp_path: Path, plugin: str | None) -> None:
     keys = tmp_path / "keys"
-    provision(keys, ["anna", "bert"], SWARM, ["localhost"])
+    provision(keys, ["anna", "bert"], SWARM, ["localhost"], plugin=plugin)
     lost = worker(keys, "anna")
     renew(keys)
     fresh = worker(keys, "anna")
@@ -344,10 +357,15 @@ def test_revoked_added_and_renewed_workers(tmp_path: Path) -> None:
         settle(anna, server)
         revoke(keys, ["anna"])
         add_workers(keys, ["carl"])
+        known = replace(read_settings(keys), server_port=broker.server_port)
+        assert not known.plugin or update_broker(known) == 4  # a role and a client each
         os.kill(broker.pid, signal.SIGHUP)  # reads acl and crl.pem anew
         time.sleep(0.5)
         server.received.clear()
-        anna.publish(f"{ROOT}/from/anna/claim", b"still here")
+        if known.plugin:
+            assert wait_for(lambda: anna.losses), "a revoked worker's connection goes on"
+        else:
+            anna.publish(f"{ROOT}/from/anna/claim", b"still here")
         bert.publish(f"{ROOT}/from/bert/claim", b"fine")
         connect(worker(keys, "carl")).publish(f"{ROOT}/from/carl/hello", b"new")
         assert wait_for(lambda: len(server.received) == 2)
@@ -364,11 +382,123 @@ def test_revoked_added_and_renewed_workers(tmp_path: Path) -> None:
         assert wait_for(lambda: back.received == [(f"{ROOT}/down/order", b"kept", True)])
 
 
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[tuple[Path, Broker]]:
+    """A broker with the plugin, and the folder of its keys with the ports at which it runs."""
+    if find_plugin() is None:
+        pytest.skip("no dynamic-security plugin beside mosquitto")
+    keys = tmp_path / "keys"
+    provision(keys, ["anna", "bert"], SWARM, ["localhost"])
+    with running_broker(tmp_path / "log", config=keys / "broker" / "mosquitto.conf") as broker:
+        yield keys, broker
+
+
+def test_who_was_early_gets_in_without_a_restart(live: tuple[Path, Broker], monkeypatch: pytest.MonkeyPatch) -> None:
+    keys, broker = live
+    monkeypatch.setattr("cbdsl.network.mqtt._REFUSED_PAUSE", 0.3)
+    heard: list[tuple[str, bytes]] = []
+    server = _link(keys, "server", "server", broker, heard)
+    server.subscribe(topics.from_all(SWARM))
+    add_workers(keys, ["carl"])
+    carl = _link(keys, "workers/carl", "worker", broker, heard)
+    carl.subscribe(topics.to_worker(SWARM, "carl", "#"))
+    for link in (server, carl):
+        link.open()
+    try:
+        assert server.connected.wait(5)
+        assert carl.connected.wait(5)
+        server.publish(topics.to_worker(SWARM, "carl", "welcome"), b"early")
+        assert not wait_for(lambda: heard, 1)
+        update_broker(replace(read_settings(keys), server_port=broker.server_port), rewrite=True)
+
+        def welcomed() -> bool:
+            server.publish(topics.to_worker(SWARM, "carl", "welcome"), b"now")
+            return bool(heard)
+
+        assert wait_for(welcomed, 20)
+        carl.publish(topics.from_worker(SWARM, "carl", "hello"), b"here")
+        assert wait_for(lambda: (topics.from_worker(SWARM, "carl", "hello"), b"here") in heard)
+    finally:
+        for link in (server, carl):
+            link.close()
+
+
+def test_a_key_that_was_replaced_no_longer_works(live: tuple[Path, Broker]) -> None:
+    keys, broker = live
+    old = worker(keys, "anna")
+    client = Client(broker.port, "", old).connect()
+    reissue(keys, ["anna"])
+    update_broker(replace(read_settings(keys), server_port=broker.server_port), kick=["anna"])
+    assert wait_for(lambda: client.losses)
+    os.kill(broker.pid, signal.SIGHUP)
+    time.sleep(0.5)
+    with pytest.raises(OSError, match=r"closed|revoked|reset"):
+        Client(broker.port, "", old).connect()
+    Client(broker.port, "", worker(keys, "anna")).connect().close()
+
+
+def test_no_worker_is_admitted_at_the_servers_listener(live: tuple[Path, Broker]) -> None:
+    keys, broker = live
+    Client(broker.server_port, "", context(keys / "monitor", "monitor")).connect().close()
+    with pytest.raises(OSError, match=r"closed|unknown ca|reset|refused"):
+        Client(broker.server_port, "", worker(keys, "anna")).connect()
+    Client(broker.server_port, "", context(keys / "server", "server")).connect().close()
+
+
+def test_a_flood_of_subscriptions_is_refused_and_takes_no_memory(live: tuple[Path, Broker]) -> None:
+    """acl files do not judge subscriptions: deep filters filled the broker's memory, and it ended."""
+    keys, broker = live
+    anna, server = Client(broker.port, "", worker(keys, "anna")).connect(), context(keys / "server", "server")
+    before = memory_of(broker.pid)
+    deep = "/".join("x" * 190)
+    for start in range(0, 12_000, 100):
+        anna.subscribe(*(f"{ROOT}/down/{number}/{deep}" for number in range(start, start + 100)))
+    assert memory_of(broker.pid) - before < 4 * 1024
+    listener = Client(broker.server_port, "", server).connect()
+    listener.subscribe(f"{ROOT}/from/+/#")
+    settle(anna, listener)
+    for client in (anna, listener):
+        client.close()
+
+
+def test_two_swarms_on_one_broker_have_no_power_over_each_other(tmp_path: Path) -> None:
+    for swarm in (SWARM, "garden"):
+        provision(tmp_path / swarm, ["anna"], swarm, ["localhost"], plugin="")
+    home, other = tmp_path / SWARM / "broker", tmp_path / "garden" / "broker"
+    for name in ("acl", "ca.crt", "crl.pem", "staff-ca.crt"):  # both are joined by hand
+        (home / name).write_bytes((home / name).read_bytes() + b"\n" + (other / name).read_bytes())
+
+    def joined(swarm: str, who: str, role: str) -> ssl.SSLContext:
+        made = ssl.create_default_context(cafile=str(tmp_path / SWARM / "ca" / "ca.crt"))
+        made.load_cert_chain(tmp_path / swarm / who / f"{role}.crt", tmp_path / swarm / who / f"{role}.key")
+        return made
+
+    with running_broker(tmp_path / "log", config=home / "mosquitto.conf") as broker, ExitStack() as stack:
+        anna, ours, theirs, namesake = (
+            Client(broker.port, "", joined(*whose)).connect()
+            for whose in (
+                (SWARM, "workers/anna", "worker"), (SWARM, "server", "server"),
+                ("garden", "server", "server"), ("garden", "workers/anna", "worker"),
+            )
+        )  # fmt: skip
+        for client in (anna, ours, theirs, namesake):
+            stack.callback(client.close)
+        ours.subscribe(f"{ROOT}/from/+/#")
+        anna.subscribe(f"{ROOT}/down/#", f"{ROOT}/to/anna/#")
+        theirs.publish(f"{ROOT}/down/order", b"forged", retain=True)
+        theirs.publish(f"{ROOT}/to/anna/welcome", b"forged")
+        namesake.publish(f"{ROOT}/from/anna/claim", b"forged")
+        settle(anna, ours)
+        assert ours.topics() == [f"{ROOT}/from/anna/hello"]
+        assert not anna.received
+        assert not anna.losses, "the member of the same name in the other swarm ended the connection"
+
+
 def elsewhere(home: Path) -> tuple[int, int]:
     """Have a broker's folder use two free ports; which ones."""
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
         ports = (int(first.getsockname()[1]), int(second.getsockname()[1]))
-    config, outer, inner = home / "mosquitto.conf", f"listener {ports[0]} 127.0.0.1", f"listener {ports[1]}"
+    config, outer, inner = home / "conf.d" / "cbdsl.conf", f"listener {ports[0]} 127.0.0.1", f"listener {ports[1]}"
     config.write_text(config.read_text().replace("listener 8883", outer).replace("listener 8884", inner))
     return ports
 
@@ -382,7 +512,7 @@ def give_away(home: Path) -> None:
 def test_a_broker_that_is_somebody_else_reads_the_new_rules(tmp_path: Path) -> None:
     """Who is revoked in the very folder that a broker runs in is silenced by a reload, and the rules are not lost."""
     keys, ours = tmp_path / "keys", tmp_path / "keys" / "broker"
-    provision(keys, ["anna", "bert"], SWARM, ["localhost"])
+    provision(keys, ["anna", "bert"], SWARM, ["localhost"], plugin="")
     for folder in (tmp_path, *tmp_path.parents):  # it has to get there
         if folder.owner() == "root" and folder != Path("/"):
             folder.chmod(folder.stat().st_mode | 0o011)
@@ -439,7 +569,7 @@ def test_the_broker_starts_as_the_page_says_and_warns_of_nothing(tmp_path: Path,
         assert wait_for(lambda: " running" in log.read_text() or process.poll() is not None, 20)
         anna = Client(ports[0], "", worker(tmp_path / "keys", "anna")).connect()
         anna.close()
-        assert wait_for(lambda: "anna disconnected" in log.read_text())
+        assert wait_for(lambda: "CN=anna,O=cbdsl lab disconnected" in log.read_text())
         assert Path(f"/proc/{process.pid}").stat().st_uid, "it is still root"
     finally:
         process.terminate()

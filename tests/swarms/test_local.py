@@ -63,7 +63,7 @@ def test_a_worker_trains_on_its_own_and_the_shared_samples() -> None:
     stage = stage_of(small_spec(shared="both"))
     own = stage.memory_swarm.workers.held.training[2].indices
     assert own.tolist() == [*stage.split.workers[2], *stage.split.shared_training]
-    assert stage.memory_swarm.workers.held.scoring.tolist() == stage.split.shared_scoring.tolist()
+    assert np.asarray(stage.memory_swarm.workers.held.scoring).tolist() == stage.split.shared_scoring.tolist()
 
 
 def test_without_shared_data_a_worker_knows_its_own_alone() -> None:
@@ -75,7 +75,7 @@ def test_without_shared_data_a_worker_knows_its_own_alone() -> None:
 def test_the_hold_out_reaches_no_worker() -> None:
     for shared in ("none", "score", "train", "both"):
         stage = stage_of(small_spec(shared=shared))
-        seen = set(stage.memory_swarm.workers.held.scoring.ravel().tolist())
+        seen = set(np.asarray(stage.memory_swarm.workers.held.scoring).ravel().tolist())
         seen |= {index for own in stage.memory_swarm.workers.held.training for index in own.indices.tolist()}
         assert not seen & set(stage.split.holdout.tolist())
 

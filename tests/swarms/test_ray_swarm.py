@@ -42,6 +42,15 @@ CASES: dict[str, dict[str, object]] = {
     "participation": {"participation": 0.4},
     "apart": {"swarm__start": "apart"},
     "nothing shared": {"shared": "none"},
+    "overlap": {
+        "data__overlap": True,
+        "data__samples_per_worker": 300,
+        "participation": 4,
+        "shared": "none",
+        "attack__byzantine": 4,
+        "attack__name": "label-flip",
+    },
+    "overlap, no state": {"data__overlap": True, "method": "fedavg", "participation": 4},
 }
 
 

@@ -97,11 +97,12 @@ def test_a_shard_is_given_the_samples_of_its_own_workers_and_no_others() -> None
 def test_padding_stays_padding_in_a_shard() -> None:
     stage = stage_of(shared="none")
     held = stage.worker_data_and_adversary()[0]
-    scoring = held.scoring.copy()
+    scoring = np.array(held.scoring)
     scoring[2:, -3:] = PADDING
     part = take_workers(replace(held, scoring=scoring), 2, 4)
-    assert (part.scoring[:, -3:] == PADDING).all()
-    np.testing.assert_array_equal(part.scored.labels[part.scoring[0, :-3]], held.scored.labels[scoring[2, :-3]])
+    found = np.asarray(part.scoring)
+    assert (found[:, -3:] == PADDING).all()
+    np.testing.assert_array_equal(part.scored.labels[found[0, :-3]], held.scored.labels[scoring[2, :-3]])
 
 
 def test_a_shard_that_lost_its_rows_says_so_and_takes_them_from_nobody_who_began_before() -> None:

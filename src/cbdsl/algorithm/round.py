@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
@@ -414,13 +415,14 @@ class Server:
         """Return the participants of a round: all members but banned ones, or as many as the spec says, at random."""
         if self.alone is not None:
             return ()
-        able = set(members) - banned
         count = self.spec.participants_of(len(members))
         if count >= len(members):
-            return tuple(sorted(able))
-        places = max(self.spec.workers, max(members) + 1)  # worker numbers, in use or not yet
-        drawn = stream(self.spec.seed, "participation", round_number).permutation(places)
-        return tuple(sorted([int(worker) for worker in drawn if worker in able][:count]))
+            return tuple(sorted(set(members) - banned))
+        places = max(self.spec.workers, max(members[-1:] if isinstance(members, range) else members) + 1)
+        drawn = stream(self.spec.seed, "participation", round_number).permutation(places)  # numbers in use or not yet
+        known = members if isinstance(members, range) else set(members)  # no set of a population
+        able = (worker for worker in map(int, drawn) if worker in known and worker not in banned)
+        return tuple(sorted(islice(able, count)))
 
 
 def rate_at(spec: Spec, round_number: int) -> float:

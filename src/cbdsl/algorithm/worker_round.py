@@ -57,9 +57,15 @@ class TrainingSet:
 class WorkerData:
     """The samples that each worker trains on and scores on."""
 
-    training: tuple[TrainingSet, ...]  # D_i, and D_tr where it is shared; one per row
+    training: Sequence[TrainingSet]  # D_i, and D_tr where it is shared; one per row
     scored: Samples  # the pool of `scoring`
-    scoring: Indices  # (N,) D_sc, the same for all; or (U, N) each worker's own D_i, padded
+    scoring: Indices | Sequence[Indices]  # (N,) D_sc, the same for all; or each worker's own D_i, (U, N) if padded
+
+    def scoring_of(self, rows: Indices) -> Indices:
+        """Return what the workers in some rows score on: (N,) if it is the same for all, or (k, N), padded."""
+        if isinstance(self.scoring, np.ndarray):
+            return self.scoring if self.scoring.ndim == 1 else self.scoring[rows]
+        return pad_rows([self.scoring[row] for row in rows.tolist()])
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,8 +159,7 @@ class WorkerRound:
     def scores(self, positions: Floats, ceilings: Doubles | None = None) -> Doubles:
         """Return F of each position (k, D) on D_sc, or on the worker's own samples if D_sc is not shared, (k,)."""
         held = self.workers.held
-        own = held.scoring if held.scoring.ndim == 1 else held.scoring[self.rows]
-        return self.workers.engine.losses(positions, held.scored, own, ceilings)
+        return self.workers.engine.losses(positions, held.scored, held.scoring_of(self.rows), ceilings)
 
     def coefficients(self) -> Coefficients:
         """Draw c1 ~ U(0, delta_1) and c2 ~ U(0, delta_2), for each worker from its own stream."""

@@ -56,6 +56,37 @@ class PublicData:
     others: Indices  # samples that are neither in D_sc nor in the server's hold-out
     classes: int
 
+    @cached_property
+    def scoring_samples(self) -> Samples:
+        """The samples of D_sc."""
+        return self.samples.taken(self.scoring)
+
+
+@dataclass(frozen=True, eq=False)
+class Poisoner:
+    """What attackers train on instead of their own data, where the attack changes it."""
+
+    attack: Attack
+    workers: Indices  # the attackers, sorted
+    public: PublicData
+    seed: int
+
+    def member(self, worker: WorkerId) -> Attack:
+        """Return the attack as this attacker carries it out."""
+        return self.attack.member(int(np.searchsorted(self.workers, worker)))
+
+    def poison(self, worker: WorkerId, own: Indices) -> Samples | None:
+        """Return what an attacker trains on instead of its own samples; None: no change."""
+        rng, data = stream(self.seed, "attack", worker=worker), self.public.samples.taken(own)
+        return self.member(worker).poison(data, self.public.scoring_samples, self.public.classes, rng)
+
+    def lesson(self, worker: WorkerId, honest: TrainingSet) -> TrainingSet:
+        """Return what a worker trains on, attacker or not."""
+        place = int(np.searchsorted(self.workers, worker))
+        attacks = place < len(self.workers) and self.workers[place] == worker
+        poison = self.poison(worker, honest.indices) if attacks else None
+        return honest if poison is None else TrainingSet(poison, np.arange(len(poison), dtype=np.int32))
+
 
 class Adversary:
     """All Byzantine workers of a run, and their attack."""
@@ -66,7 +97,7 @@ class Adversary:
         workers: Sequence[int],
         public: PublicData,
         *,
-        held: Mapping[int, Indices],
+        held: Mapping[int, Indices] | Sequence[Indices],
         engine: Engine,
         initial: Floats,
         seed: int,
@@ -85,8 +116,9 @@ class Adversary:
         """
         self.workers = frozenset(workers)
         self._attack, self._public, self._engine, self.initial = attack, public, engine, initial
-        self._members = {worker: attack.member(rank) for rank, worker in enumerate(sorted(workers))}
-        self._held = {worker: own for worker, own in held.items() if worker in self.workers}
+        self.poisoner = Poisoner(attack, np.sort(np.asarray(workers, np.int32)), public, seed)
+        self._known: dict[WorkerId, Attack] = {}  # attackers that have taken part
+        self._held = held
         self._network, self._local = network, local or LocalSpec()
         self._seed, self._swarm_size, self._vectors, self._craft_key = seed, swarm_size, vectors, craft_key
         self._codec = codec
@@ -123,24 +155,25 @@ class Adversary:
             return
         taking_part = sorted(self.workers.intersection(self._order.participants), reverse=True)
         for sender, worker in {self._sender(worker): worker for worker in taking_part}.items():
-            attack = self._members[worker]
+            attack = self._member(worker)
             found = attack.remember(replace(self._context(worker, swarm), uploaded=None))  # no upload with the old one
             self._memories[sender] = copy_memory(found, f"The attack {type(attack).__qualname__}")
 
+    def _member(self, worker: WorkerId) -> Attack:
+        """Return the attack as one attacker carries it out, the same object every time."""
+        if worker not in self._known:
+            self._known[worker] = self.poisoner.member(worker)
+        return self._known[worker]
+
     def _sender(self, worker: WorkerId) -> WorkerId | None:
         """Return whose upload and memory an attacker's are: its own, or None if all have the same."""
-        attack = self._members[worker]
+        attack = self._member(worker)
         return None if attack.omniscient and not attack.individual else worker
 
     def poisoned(self) -> dict[int, TrainingSet]:
         """Return what attackers train on instead of their own data, where the attack changes it."""
-        parts: dict[int, Samples] = {}
-        for worker, own in self._held.items():
-            rng = stream(self._seed, "attack", worker=worker)
-            data = self._public.samples.taken(own)
-            poison = self._members[worker].poison(data, self._scoring, self._public.classes, rng)
-            if poison is not None:
-                parts[worker] = poison
+        found = {worker: self.poisoner.poison(worker, self._held[worker]) for worker in sorted(self.workers)}
+        parts = {worker: poison for worker, poison in found.items() if poison is not None}
         if not parts:
             return {}
         pool, ends = Samples.joined(list(parts.values())), np.cumsum([0, *map(len, parts.values())])
@@ -156,7 +189,7 @@ class Adversary:
 
     def claim(self, worker: WorkerId, swarm: HonestAnswers) -> float:
         """Return the score that an attacker claims; raise UserError if it is not a number."""
-        claimed = self._members[worker].claim(self._context(worker, swarm))
+        claimed = self._member(worker).claim(self._context(worker, swarm))
         if not _are_numbers(claimed, ()):
             raise self._invalid("claims", claimed, "A claim is one number, finite or not, such as seen.score")
         return claimed
@@ -180,7 +213,7 @@ class Adversary:
 
         The output is validated: a server would drop an invalid upload, and the attack would look harmless.
         """
-        attack, sender = self._members[worker], self._sender(worker)
+        attack, sender = self._member(worker), self._sender(worker)
         if sender not in self._uploads:
             context = self._context(worker, swarm)
             sent, shape = attack.upload(context), context.model.shape
@@ -236,7 +269,7 @@ class Adversary:
     def _tools(self, worker: int) -> AttackTools:
         local = replace(self._local, learning_rate=self._order.learning_rate)
         own = self._public.samples.taken(self._held[worker])
-        made = make_tools(self._engine, self._received[: self._engine.size], own, self._scoring, local)
+        made = make_tools(self._engine, self._received[: self._engine.size], own, self._public.scoring_samples, local)
         return replace(made, shared=self._shared)
 
     def _losses(self, worker: int, weights: Floats) -> tuple[Doubles, Doubles]:
@@ -244,11 +277,6 @@ class Adversary:
         samples, own = self._public.samples, self._held[worker]
         found = self._engine.sample_losses(weights, samples, np.concatenate([self._public.scoring, own]))
         return found[: len(self._public.scoring)], found[len(self._public.scoring) :]
-
-    @cached_property
-    def _scoring(self) -> Samples:
-        """The samples of D_sc."""
-        return self._public.samples.taken(self._public.scoring)
 
     @cached_property
     def crafted(self) -> Floats | None:
@@ -275,7 +303,7 @@ class Adversary:
         rng = stream(self._seed, "attack")
         images = rng.permutation(self._public.others)[: self._attack.images]
         preparation = AttackPreparation(
-            self._scoring,
+            self._public.scoring_samples,
             self._public.samples.taken(images),
             self._public.classes,
             self.initial,

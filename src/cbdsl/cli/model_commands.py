@@ -12,7 +12,7 @@ from cbdsl.cli import interrupts, options
 from cbdsl.cli.options import Threads
 from cbdsl.errors import UserError
 from cbdsl.export.predict import Values, predict as predict_samples, predict_values, read_unseen
-from cbdsl.export.write import check_words, measure_rounding, scoring_set, write
+from cbdsl.export.write import check_words, measure_rounding, scoring_set, write, written_files
 from cbdsl.models import saved_model
 from cbdsl.models.saved_model import SavedModel
 from cbdsl.runs.metrics import find_metric
@@ -24,7 +24,10 @@ Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A finished run's f
 def predict(
     model: Model,
     data: Annotated[
-        Path, typer.Option(metavar="FILE", help="An .npz file with features and, if known, labels; see docs/export.md.")
+        Path,
+        typer.Option(
+            metavar="FILE", help="An .npz file with features and, if known, labels, or a table; see docs/export.md."
+        ),
     ],
     raw: Annotated[bool, typer.Option("--raw", help="Do not scale the features: they are scaled already.")] = False,
     threads: Threads = None,
@@ -85,11 +88,12 @@ def export(
     data: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="With --int8: an .npz with labels to measure on; the run's D_sc if not given."
+            metavar="FILE",
+            help="With --int8: an .npz or a table with labels to measure on; the run's D_sc if not given.",
         ),
     ] = None,
 ) -> None:
-    """Write a trained model for other programs: ONNX, one C file, or safetensors."""
+    """Write a trained model for other programs: ONNX, one C file and its header, or safetensors."""
     interrupts.advise_start_again()
     if data is not None and not int8:
         raise UserError(
@@ -102,7 +106,7 @@ def export(
     saved = saved_model.load(model)
     lost = _lost(saved, model, data, raw) if int8 else ""
     note = write(saved, to, out, raw, int8)
-    typer.echo(f"written: {out} ({_size(out)})")
+    typer.echo("written: " + ", ".join(f"{path} ({_size(path)})" for path in written_files(to, out)))
     for line in filter(None, (note, lost)):
         typer.echo(line)
 

@@ -45,19 +45,36 @@ def provision(  # noqa: PLR0913, PLR0917 - one parameter per option
         list[str] | None, typer.Option("--revoke", metavar="NAME", help="Exclude a worker; may repeat.")
     ] = None,
     renew: Annotated[bool, typer.Option("--renew", help="Issue new keys to all that are not revoked.")] = False,
+    reissue: Annotated[
+        list[str] | None,
+        typer.Option("--reissue", metavar="NAME", help="Give a worker a new key and revoke the old one; may repeat."),
+    ] = None,
+    sign: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="CSR", help="With --add or --reissue: the signing request of a worker with its own key."),
+    ] = None,
+    plugin: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="mosquitto's dynamic-security plugin on the broker's machine, or none; default: where this machine "
+            "has it.",
+        ),
+    ] = None,
 ) -> None:
     """Create certificates for a swarm, and the broker's configuration."""
     options.demand("cryptography", "it makes keys and certificates")
     from cbdsl.network import provision as job  # noqa: PLC0415 - it needs cryptography
 
-    actions = [word for word, wanted in (("--add", add), ("--revoke", revoke), ("--renew", renew)) if wanted]
+    wanted = (("--add", add), ("--revoke", revoke), ("--renew", renew), ("--reissue", reissue))
+    actions = [word for word, given in wanted if given]
     if len(actions) > 1:
         raise UserError(f"{' and '.join(actions)} are given together. Do one after the other.", code="conflict")
     fixed = [
         word
         for word, value in (
             ("--swarm", swarm), ("--host", hosts), ("--port", port), ("--days", days),
-            ("--server-host", server_host), ("--server-port", server_port),
+            ("--server-host", server_host), ("--server-port", server_port), ("--plugin", plugin),
         )
         if value not in (None, (), [])
     ]  # fmt: skip
@@ -72,14 +89,19 @@ def provision(  # noqa: PLR0913, PLR0917 - one parameter per option
         )
     if actions and not add and (count is not None or names is not None):
         raise UserError(f"--workers and --names have no effect with {actions[0]}. Leave them out.", code="no-effect")
+    if sign and not (add or reissue):
+        raise UserError("--sign has no effect alone. Give --add --names NAME, or --reissue NAME.", code="no-effect")
     if revoke:
         _tell_revoked(job.revoke(folder, list(dict.fromkeys(revoke))), revoke)
+    elif reissue:
+        chosen = list(dict.fromkeys(reissue))
+        _tell_reissued(job.reissue(folder, chosen, sign or ()), chosen)
     elif renew:
         _tell_renewed(job.renew(folder))
     elif add:
         before = job.read_settings(folder).workers
         chosen = _worker_names(count, names, before)
-        _tell_added(job.add_workers(folder, chosen), chosen)
+        _tell_added(job.add_workers(folder, chosen, sign or ()), chosen)
     elif largest_model is not None and count is None and names is None and not fixed:
         _tell_allowed(job.allow_models(folder, largest_model))
     else:
@@ -89,6 +111,7 @@ def provision(  # noqa: PLR0913, PLR0917 - one parameter per option
             job.DAYS if days is None else days, job.PORT if port is None else port,
             server_host=server_host or "localhost", server_port=server_port,
             largest_model=job.LARGEST_MODEL if largest_model is None else largest_model,
+            plugin="" if plugin == "none" else plugin,
         )  # fmt: skip
         _tell_made(made, given_host=bool(hosts))
 
@@ -107,19 +130,45 @@ def _count(workers: Sequence[str]) -> str:
     return f"{len(workers)} worker{'s' if len(workers) > 1 else ''}"
 
 
+def _update_broker(made: ProvisionedSwarm, otherwise: str, rewrite: bool = False, kick: Sequence[str] = ()) -> bool:
+    """Give the new rules to the running broker, or say what to do instead; return whether it has them."""
+    from cbdsl.network.access_rules import RulesError  # noqa: PLC0415 - it needs cryptography
+    from cbdsl.network.provision import update_broker  # noqa: PLC0415
+
+    if not made.plugin:
+        typer.echo(otherwise)
+        return False
+    try:
+        changes = update_broker(made, rewrite, kick)
+    except RulesError as error:
+        typer.echo(f"{error} {otherwise}")
+        return False
+    typer.echo(f"The broker at {made.server_url} has the new rules ({changes} changes).")
+    return True
+
+
+def _copy(made: ProvisionedSwarm, *more: str) -> str:
+    rules = "dynamic-security.json" if made.plugin else "acl"
+    files = [str(made.folder / "broker" / name) for name in (rules, "conf.d/cbdsl.conf", *more)]
+    return f"Copy {', '.join(files[:-1])} and {files[-1]} to the broker and restart it."
+
+
 def _tell_added(made: ProvisionedSwarm, added: Sequence[str]) -> None:
     typer.echo(f"{_count(added)} more in {made.folder / 'workers'}: {', '.join(added)}.")
-    broker = made.folder / "broker"
-    typer.echo(
-        f"Copy {broker / 'acl'} and {broker / 'mosquitto.conf'} to the broker and restart it: until then they can "
-        f"connect and receive nothing. It needs {made.open_files:,} open files."
-    )
+    _update_broker(made, f"{_copy(made)} Until then they can connect and receive nothing.")
+    typer.echo(f"Its limits grow when it is started again; it needs {made.open_files:,} open files.")
+
+
+def _tell_reissued(made: ProvisionedSwarm, names: Sequence[str]) -> None:
+    typer.echo(f"New keys in {made.folder / 'workers'}: {', '.join(names)}. The old ones are revoked.")
+    _update_broker(made, _copy(made, "crl.pem"), kick=names)
+    typer.echo(f"The old keys are refused when the broker has {made.folder / 'broker' / 'crl.pem'} and is reloaded.")
 
 
 def _tell_allowed(made: ProvisionedSwarm) -> None:
-    broker = made.folder / "broker"
     typer.echo(f"Workers may upload models of up to {made.largest_model:,} numbers, in {made.pieces:,} pieces.")
-    typer.echo(f"Copy {broker / 'mosquitto.conf'} and {broker / 'acl'} to the broker and restart it.")
+    if _update_broker(made, _copy(made), rewrite=True):
+        typer.echo("Its limits of memory and queues grow when it is started again.")
 
 
 def _tell_made(made: ProvisionedSwarm, given_host: bool) -> None:
@@ -135,15 +184,23 @@ def _tell_made(made: ProvisionedSwarm, given_host: bool) -> None:
         f"The broker needs {made.open_files:,} open files and up to {made.resident // 2**20:,} MiB of memory; "
         f"workers may upload models of up to {made.largest_model:,} numbers (--largest-model)."
     )
-    typer.echo(f"Keep {made.folder / 'ca'} offline: its ca.key can create members.")
+    typer.echo(f"Keep {made.folder / 'ca'} secret: its keys can create members and change the broker's rules.")
+    if not made.plugin:
+        typer.echo(
+            "Without mosquitto's dynamic-security plugin a member can fill the broker's memory with subscriptions. If "
+            "the broker's machine has it, give its path: --plugin PATH (Debian: it comes with mosquitto)."
+        )
     if not given_host:
         typer.echo("Only this machine can reach a broker at localhost. Give --host to reach it from others.")
 
 
 def _tell_revoked(made: ProvisionedSwarm, names: Sequence[str]) -> None:
-    broker = made.folder / "broker"
     typer.echo(f"Revoked: {', '.join(dict.fromkeys(names))}.")
-    typer.echo(f"Copy {broker / 'crl.pem'} and {broker / 'acl'} to the broker and restart it; until then they connect.")
+    _update_broker(made, f"{_copy(made, 'crl.pem')} Until then they take part.")
+    typer.echo(
+        f"They cannot connect when the broker has {made.folder / 'broker' / 'crl.pem'} and is reloaded "
+        "(systemctl reload, or kill -HUP)."
+    )
 
 
 def _tell_renewed(made: ProvisionedSwarm) -> None:

@@ -418,11 +418,11 @@ def read_tabular(path: Path, task: str, targets: Sequence[str]) -> Dataset:
     try:
         data = Dataset.from_arrays(
             features[~test], known_labels, features[test], unseen, str(path), task=known, scale=True,
-            target_names=tuple(targets),
+            target_names=targets,
         )  # fmt: skip
     except UserError as error:
         raise UserError(f"{path}: {error}", code=error.code) from error
-    return data
+    return replace(data, target_names=tuple(targets))
 
 
 def read_npz(path: Path, task: str = "auto") -> Dataset:
@@ -439,7 +439,7 @@ def read_dataset_arrays(path: Path, task: str = "auto") -> dict[str, NDArray[Any
     wanted = f"an .npz file with the arrays {', '.join(needed)}: numbers (N, ...){' and ' * bool(kind)}{kind}"
     arrays = read_arrays(path, needed, "data", wanted, ("train_clients", *SCALES, *set(_ARRAYS) - set(needed)))
     for name in arrays:
-        if arrays[name].dtype.kind not in "fiub":
+        if arrays[name].dtype.kind not in ("fiubU" if name in _ARRAYS[1::2] else "fiub"):  # classes may be text
             raise UserError(f"{name} in {path} has the type {arrays[name].dtype}; give numbers.", code="wrong-type")
     return arrays
 

@@ -7,20 +7,34 @@ every method has the same data. Partitions do not see the test set; one that cha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from functools import cached_property, partial
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cbdsl import register
 from cbdsl.arrays import Doubles, Floats, Indices, Labels, Samples
+from cbdsl.data.overlap import (
+    Draw,
+    Sampler,
+    sample_dirichlet,
+    sample_iid,
+    sample_ordered,
+    sample_quantity,
+    sample_shards,
+    sample_similarity,
+)
 from cbdsl.errors import UserError
 from cbdsl.rng import stream
 from cbdsl.spec import DataSpec, Task
+from cbdsl.util.computed import Computed
 from cbdsl.util.memory import require_memory
 from cbdsl.util.serialize import Bounds, check_value
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,14 +44,22 @@ class Split:
     shared_training: Indices  # D_tr
     shared_scoring: Indices  # D_sc
     holdout: Indices  # the server's own, never sent
-    workers: tuple[Indices, ...]  # D_1 ... D_U
-    tests: tuple[Indices, ...] = ()  # what each worker holds back, if data.local_test says so
+    workers: Sequence[Indices]  # D_1 ... D_U; a tuple, or computed for each worker where they overlap
+    tests: Sequence[Indices] = ()  # what each worker holds back, if data.local_test says so
 
     @property
-    def owned(self) -> tuple[Indices, ...]:
+    def owned(self) -> Sequence[Indices]:
         """All samples of each worker, with those that it holds back."""
-        pairs = zip(self.workers, self.tests, strict=True)
-        return tuple(np.concatenate(pair) for pair in pairs) if self.tests else self.workers
+        if not self.tests:
+            return self.workers
+        whole = Computed(lambda one: np.concatenate([self.workers[one], self.tests[one]]), len(self.workers))
+        return whole if isinstance(self.workers, Computed) else tuple(whole)
+
+    @property
+    def most_samples(self) -> int:
+        """The number of samples of the worker that has most; of the first hundred where they are computed."""
+        known = self.workers[:100] if isinstance(self.workers, Computed) else self.workers
+        return max(map(len, known))
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +80,18 @@ class Pool:
     def __len__(self) -> int:
         return len(self.indices)
 
+    @cached_property
+    def by_label(self) -> Indices:
+        """The samples in order of label, or of their first target, (n,)."""
+        keys = self.labels[self.indices].reshape(len(self), -1)[:, 0]
+        return self.indices[np.argsort(keys, kind="stable")]
+
 
 class Partition(Protocol):
     """Assigns the samples of a pool to workers. Its settings are keyword-only arguments.
+
+    For `data.overlap` it also has a method `sampler(pool, spec)`, which is called once, and returns a function that
+    draws the samples of one worker from a generator of the worker's own.
 
     >>> def equal_parts(pool, spec, workers, rng):
     ...     return np.array_split(pool.indices, workers)
@@ -122,13 +153,28 @@ def split(  # noqa: PLR0913 - a call names all but the first four
     owned = rest if len(free) == len(labels) else np.concatenate([rest, np.flatnonzero(np.asarray(clients) >= 0)])
     pool = Pool(np.sort(owned).astype(np.int32), labels, clients, task, features)
     deal = partition or register.partition.make(spec.partition, {})
-    rows = deal(pool, spec, workers, stream(seed, "partition")) if workers else []
-    _check_parts(rows, pool, workers, deal)
-    own = tuple(np.asarray(row).astype(np.int32) for row in rows)
+    own: Sequence[Indices]
+    if spec.overlap:
+        own = sample_workers(deal, pool, spec, workers, seed)
+    else:
+        rows = deal(pool, spec, workers, stream(seed, "partition")) if workers else []
+        _check_parts(rows, pool, workers, deal)
+        own = tuple(np.asarray(row).astype(np.int32) for row in rows)
     if not spec.local_test:
         return Split(training, scoring, holdout, own)
-    divided = [hold_back(row, spec.local_test, seed, worker) for worker, row in enumerate(own)]
-    return Split(training, scoring, holdout, *(tuple(pair[part] for pair in divided) for part in (0, 1)))
+
+    def divided(worker: int) -> tuple[Indices, Indices]:
+        return hold_back(own[worker], spec.local_test, seed, worker)
+
+    if spec.overlap:
+        trained, tests = (Computed(partial(_part_of, divided, part), workers) for part in (0, 1))
+        return Split(training, scoring, holdout, trained, tests)
+    pairs = [divided(worker) for worker in range(workers)]
+    return Split(training, scoring, holdout, *(tuple(pair[part] for pair in pairs) for part in (0, 1)))
+
+
+def _part_of(divided: Callable[[int], tuple[Indices, Indices]], part: int, worker: int) -> Indices:
+    return divided(worker)[part]
 
 
 def hold_back(own: Indices, share: float, seed: int, worker: int) -> tuple[Indices, Indices]:
@@ -146,6 +192,59 @@ def hold_back(own: Indices, share: float, seed: int, worker: int) -> tuple[Indic
     held = np.zeros(len(own), np.bool_)
     held[stream(seed, "local-test", worker=worker).permutation(len(own))[:count]] = True
     return own[~held], np.sort(own[held])
+
+
+def find_sampler(deal: Partition) -> Sampler | None:
+    """Return the sampler of a partition with its settings; None if it deals all samples at once."""
+    found: Sampler | None = getattr(getattr(deal, "func", deal), "sampler", None)
+    return found and partial(found, **getattr(deal, "keywords", {}))
+
+
+def sample_workers(deal: Partition, pool: Pool, spec: DataSpec, workers: int, seed: int) -> Computed[Indices]:
+    """Return the samples of each worker, drawn from the whole pool by its own stream whenever they are asked for."""
+    sampler = find_sampler(deal)
+    if sampler is None:
+        raise UserError(
+            f"data.overlap needs a partition that can draw the samples of one worker, and {_name_of(deal)} deals all "
+            "at once. Use iid, shards, dirichlet, similarity, quantile, cluster or quantity, or give it a `sampler`, "
+            "as cbdsl.Partition describes.",
+            code="conflict",
+        )
+    draw = sampler(pool, spec)
+
+    def share(worker: int) -> Indices:
+        row = np.asarray(draw(stream(seed, "partition", worker=worker)))
+        places = np.searchsorted(pool.indices, row).clip(max=len(pool) - 1) if row.ndim == 1 else row
+        if row.ndim != 1 or not len(row) or not np.array_equal(pool.indices[places], row):
+            raise UserError(
+                f"The sampler of the partition {_name_of(deal)} gives worker {worker} no samples, or indices that are "
+                "not in the pool. Try it with cbdsl.testing.check_partition.",
+                code="invalid-part",
+            )
+        return row.astype(np.int32)
+
+    parts = Computed(share, workers)
+    if workers:
+        parts[0]
+    return parts
+
+
+def _drawn_by(sampler: Sampler) -> Callable[[F], F]:
+    """Give a partition that is a function its sampler; it takes the settings of the function."""
+
+    def add(deal: F) -> F:
+        vars(deal)["sampler"] = sampler
+        return deal
+
+    return add
+
+
+def _of_classes(name: str, sampler: Sampler) -> Sampler:
+    def checked(pool: Pool, spec: DataSpec) -> Draw:
+        _require_classes(name, pool)
+        return sampler(pool, spec)
+
+    return checked
 
 
 def _check_parts(rows: Sequence[Indices], pool: Pool, workers: int, deal: Partition) -> None:
@@ -199,6 +298,7 @@ def _name_of(deal: Partition) -> str:
 
 
 @register.partition("iid")
+@_drawn_by(sample_iid)
 def iid(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
     """K_i distinct samples per worker, drawn at random."""
     count = spec.samples_per_worker
@@ -207,6 +307,7 @@ def iid(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> l
 
 
 @register.partition("shards")
+@_drawn_by(_of_classes("shards", sample_shards))
 def shards(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
     """Sort by label, cut into shards, give each worker the same number of shards at random (McMahan et al. 2017)."""
     _require_classes("shards", pool)
@@ -218,13 +319,13 @@ def shards(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -
             "Use fewer workers, or set data.shards_per_worker or data.shard_size lower.",
             code="out-of-range",
         )
-    by_label = pool.indices[np.argsort(pool.labels[pool.indices], kind="stable")]
-    cut = by_label[: available * spec.shard_size].reshape(available, spec.shard_size)
+    cut = pool.by_label[: available * spec.shard_size].reshape(available, spec.shard_size)
     dealt = rng.permutation(available)[: workers * each].reshape(workers, each)
     return [cut[row].reshape(-1) for row in dealt]
 
 
 @register.partition("dirichlet")
+@_drawn_by(_of_classes("dirichlet", sample_dirichlet))
 def dirichlet(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
     """K_i samples per worker, classes mixed in proportions drawn from Dirichlet(alpha * prior) (Hsu et al. 2019).
 
@@ -254,6 +355,7 @@ def dirichlet(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator
 
 
 @register.partition("similarity")
+@_drawn_by(_of_classes("similarity", sample_similarity))
 def similarity(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
     """A share gamma of each worker's samples at random, the rest dealt in order of label (Karimireddy et al. 2020)."""
     _require_classes("similarity", pool)
@@ -267,22 +369,32 @@ def similarity(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generato
     return [np.concatenate(pair) for pair in zip(mixed, rng.permutation(ordered), strict=True)]
 
 
+def _sample_quantiles(pool: Pool, spec: DataSpec) -> Draw:
+    _require_targets(pool)
+    return sample_ordered(pool.by_label, pool, spec)
+
+
 @register.partition("quantile")
+@_drawn_by(_sample_quantiles)
 def quantile(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -> list[Indices]:
     """K_i samples per worker from a few ranges of the target: sorted, cut into equal pieces, dealt at random.
 
     Each worker has `data.shards_per_worker` pieces. Of several targets, the first one counts.
     """
+    _require_targets(pool)
+    count = spec.samples_per_worker
+    _require(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
+    used = rng.permutation(pool.indices)[: workers * count]
+    return _deal_pieces(used, pool.labels[used].reshape(len(used), -1)[:, 0], spec, workers, rng)
+
+
+def _require_targets(pool: Pool) -> None:
     if pool.task == "reconstruction":
         raise UserError(
             "The partition 'quantile' deals by target, and a reconstruction has none. Use cluster, iid, quantity, "
             "feature or by-client.",
             code="conflict",
         )
-    count = spec.samples_per_worker
-    _require(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
-    used = rng.permutation(pool.indices)[: workers * count]
-    return _deal_pieces(used, pool.labels[used].reshape(len(used), -1)[:, 0], spec, workers, rng)
 
 
 def _deal_pieces(
@@ -294,22 +406,35 @@ def _deal_pieces(
     return [np.concatenate([pieces[number] for number in row]) for row in dealt]
 
 
+def _sample_clusters(pool: Pool, spec: DataSpec, *, clusters: int = 10) -> Draw:
+    """Draw pieces of the samples in order of cluster."""
+    features = _features_for_clusters(pool, clusters)
+    shuffled = stream(0, "partition").permutation(pool.indices)  # centres are computed of the first ones
+    found = _find_clusters(features, shuffled, clusters)
+    return sample_ordered(shuffled[np.argsort(found, kind="stable")], pool, spec)
+
+
 @register.partition("cluster")
+@_drawn_by(_sample_clusters)
 def cluster(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator, *, clusters: int = 10) -> list[Indices]:
     """K_i samples per worker from a few clusters of features: sorted by cluster, cut, dealt at random.
 
     Needs no labels. Clusters are those of k-means (Lloyd 1982). Each worker has `data.shards_per_worker` pieces.
     """
+    features, count = _features_for_clusters(pool, clusters), spec.samples_per_worker
+    _require(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
+    used = rng.permutation(pool.indices)[: workers * count]
+    return _deal_pieces(used, _find_clusters(features, used, clusters), spec, workers, rng)
+
+
+def _features_for_clusters(pool: Pool, clusters: int) -> Floats:
     check_value(clusters, Bounds(2, 1000), "options.cluster.clusters")
     if pool.features is None:
         raise UserError(
             "The partition 'cluster' needs the features of samples, and was not given them. Use another.",
             code="missing-value",
         )
-    count = spec.samples_per_worker
-    _require(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
-    used = rng.permutation(pool.indices)[: workers * count]
-    return _deal_pieces(used, _find_clusters(pool.features, used, clusters), spec, workers, rng)
+    return pool.features
 
 
 _LEARNING = 2_000  # samples that centres are computed of
@@ -340,7 +465,13 @@ def _nearest(rows: Floats, centres: Doubles) -> Indices:
     return np.asarray(distances.argmin(0), np.int32)
 
 
+def _sample_quantity(pool: Pool, spec: DataSpec, *, beta: float = 0.5, least: int = 10) -> Draw:
+    _check_quantity(spec, beta, least)
+    return sample_quantity(pool, spec, beta=beta, least=least)
+
+
 @register.partition("quantity")
+@_drawn_by(_sample_quantity)
 def quantity(
     pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator, *, beta: float = 0.5, least: int = 10
 ) -> list[Indices]:
@@ -348,19 +479,24 @@ def quantity(
 
     With a smaller beta fewer workers have most of the samples. least: samples that every worker has at least.
     """
-    check_value(beta, Bounds(0.0, above=True), "options.quantity.beta")
-    check_value(least, Bounds(1), "options.quantity.least")
     count = spec.samples_per_worker
+    _check_quantity(spec, beta, least)
     _require(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each on average")
-    if least > count:
-        raise UserError(
-            f"options.quantity.least is {least}, above data.samples_per_worker, {count}. Set it lower.",
-            code="out-of-range",
-        )
     shares = np.cumsum(rng.dirichlet(np.full(workers, beta)))
     extra = np.rint(shares / shares[-1] * (workers * (count - least))).astype(int)
     ends = extra + least * np.arange(1, workers + 1)
     return np.split(rng.permutation(pool.indices)[: workers * count], ends[:-1])
+
+
+def _check_quantity(spec: DataSpec, beta: float, least: int) -> None:
+    check_value(beta, Bounds(0.0, above=True), "options.quantity.beta")
+    check_value(least, Bounds(1), "options.quantity.least")
+    if least > spec.samples_per_worker:
+        raise UserError(
+            f"options.quantity.least is {least}, above data.samples_per_worker, {spec.samples_per_worker}. Set it "
+            "lower.",
+            code="out-of-range",
+        )
 
 
 @register.partition("feature")

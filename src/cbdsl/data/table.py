@@ -112,6 +112,7 @@ def _read_parquet(path: Path) -> Table:
     except ImportError as error:
         raise missing("pyarrow", "parquet", f"{path} is a Parquet file") from error
     try:
+        path.stat()  # its error is shorter
         with parquet.ParquetFile(path) as file:
             told = file.metadata
             require_memory(24 * told.num_rows * told.num_columns, f"{path} takes", "Give a smaller one.")

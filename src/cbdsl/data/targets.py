@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from cbdsl.arrays import Indices
-from cbdsl.errors import UserError, shown
+from cbdsl.errors import UserError, shown, unknown
 
 _LARGEST = 1e30
 
@@ -91,7 +91,24 @@ def name_classes(train: ArrayLike | None, test: ArrayLike | None) -> tuple[tuple
             code="missing-value",
         )
     known, unseen = np.asarray(train), np.asarray(test)
-    if known.dtype.kind not in "USO" or known.ndim != 1 or unseen.ndim != 1:
+    text = [each.dtype.kind in "USO" for each in (known, unseen)]
+    if text[0] != text[1]:
+        raise UserError(
+            f"The labels of the training samples are {known.dtype}, those of the test samples {unseen.dtype}; give "
+            "both as text, or both as whole numbers.",
+            code="wrong-type",
+        )
+    if not text[0] or known.ndim != 1 or unseen.ndim != 1:
         return (), train, test
     names, numbers = np.unique(np.concatenate([known, unseen]).astype(str), return_inverse=True)
     return tuple(names.tolist()), numbers[: len(known)], numbers[len(known) :]
+
+
+def number_classes(labels: NDArray[Any], names: tuple[str, ...]) -> NDArray[Any]:
+    """Return the numbers of classes that are given by name; whole numbers as they are."""
+    if labels.dtype.kind != "U" or labels.ndim != 1:
+        return labels
+    for name in np.unique(labels).tolist():
+        if name not in names:
+            raise unknown("class", name, names)
+    return np.array([names.index(name) for name in labels.tolist()])

@@ -59,6 +59,7 @@ class CFile:
     """The text of a file and the memory that it takes on a device, in bytes."""
 
     text: str
+    header: str  # the text of the header file
     constants: int  # weights and other numbers
     memory: int  # working memory
 
@@ -87,7 +88,52 @@ def c_file(program: Program, int8: bool = False) -> CFile:
     room = f"static float memory[{places.size}];\n\n" if places.size else ""
     calls = "\n".join(["void predict(const float *in, float *out)", "{", *code.calls, "}\n"])
     calls += _score(program) if program.card.task == "reconstruction" else ""
-    return CFile(f"{head}{includes}\n{check}{body}\n{arrays}\n{room}{calls}", constants, memory)
+    text = f"{head}{includes}\n{check}{body}\n{arrays}\n{room}{calls}"
+    return CFile(text, _header(program, head), constants, memory)
+
+
+_HEADER = """\
+#ifndef PREDICT_H
+#define PREDICT_H
+
+#ifdef __cplusplus
+extern "C" {{
+#endif
+
+enum {{ PREDICT_INPUTS = {inputs}, {outputs} = {classes} }};
+
+void predict(const float *in, float *out);
+{more}
+#ifdef __cplusplus
+}}
+#endif
+
+#endif
+"""
+
+
+def _header(program: Program, head: str) -> str:
+    """Return the header file: sizes, names or threshold, and prototypes."""
+    outputs, card = _OUTPUTS[program.card.task], program.card
+    names = [_name(program, one) for one in range(program.classes)]
+    more = f"extern const char *const predict_names[{outputs}]; /* {_comment(', '.join(names))} */\n"
+    if card.task == "reconstruction":
+        value = "none: nothing is above it" if card.threshold is None else _number(card.threshold)
+        more = (
+            "float predict_score(const float *in, const float *out);\n"
+            "int predict_anomaly(const float *in, const float *out);\n"
+            f"extern const float predict_threshold; /* {value} */\n"
+        )
+    return head + _HEADER.format(inputs=program.inputs, outputs=outputs, classes=program.classes, more=more)
+
+
+def _comment(text: str) -> str:
+    """Return the start of a text, with nothing in it that could end a comment."""
+    plain = "".join(sign if sign in _PLAIN else "?" for sign in text)
+    return plain if len(plain) <= _LONGEST_COMMENT else f"{plain[:_LONGEST_COMMENT]} ..."
+
+
+_LONGEST_COMMENT = 200  # characters
 
 
 _OUTPUTS = {task: "PREDICT_CLASSES" if task == "classification" else "PREDICT_OUTPUTS" for task in LOSSES_OF_TASKS}
@@ -104,11 +150,14 @@ _TEXTS = {
         "what": "An anomaly detector",
         "result": "PREDICT_OUTPUTS floats: the sample as it is reconstructed\n\n"
         "   float predict_score(const float *in, const float *out);\n\n"
-        "   the anomaly score of a sample and its reconstruction; above predict_threshold it is not normal",
+        "   the anomaly score of a sample and its reconstruction; above predict_threshold it is not normal\n\n"
+        "   int predict_anomaly(const float *in, const float *out);\n\n"
+        "   whether it is above: 1 if the sample is not normal, otherwise 0",
     },
 }
 _SCORE = """
 float predict_score(const float *in, const float *out);
+int predict_anomaly(const float *in, const float *out);
 extern const float predict_threshold;
 const float predict_threshold = {threshold};
 
@@ -123,6 +172,11 @@ float predict_score(const float *in, const float *out)
         total += {loss};
     }}
     return total / (float)PREDICT_OUTPUTS;
+}}
+
+int predict_anomaly(const float *in, const float *out)
+{{
+    return predict_score(in, out) > predict_threshold;
 }}
 """
 

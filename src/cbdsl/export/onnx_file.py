@@ -26,8 +26,8 @@ _OPSET, _IR_VERSION = 17, 8
 def onnx_model(program: Program) -> bytes:
     """Return the bytes of the checked model; `features` (N, *shape) become `logits` (N, classes), or by task others.
 
-    A regression makes `predictions` (N, T), a reconstruction `reconstructions` (N, numbers of a sample) and `scores`
-    (N, 1): what is above the threshold in the metadata is not normal.
+    A regression makes `predictions` (N, T), a reconstruction `reconstructions` (N, numbers of a sample), `scores`
+    (N, 1), and with a threshold `anomalies` (N, 1): whether a score is above it, so the sample is not normal.
     """
     nodes, card = _Nodes(), program.card
     output = {"regression": "predictions", "reconstruction": "reconstructions"}.get(card.task, "logits")
@@ -44,6 +44,9 @@ def onnx_model(program: Program) -> bytes:
     if card.task == "reconstruction":
         nodes.score(program, output)
         outputs.append(helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["N", 1]))
+        if card.threshold is not None:
+            nodes.add("Greater", ["scores", nodes.number(card.threshold)], output="anomalies")
+            outputs.append(helper.make_tensor_value_info("anomalies", TensorProto.BOOL, ["N", 1]))
         properties |= {"task": card.task, "loss": card.loss, "threshold": json.dumps(card.threshold)}
     graph = helper.make_graph(
         nodes.made,

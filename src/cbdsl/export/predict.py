@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from cbdsl.arrays import Bools, Doubles, Floats, Indices, Labels, Samples
 from cbdsl.data.dataset import Dataset
-from cbdsl.data.targets import check_anomalies, make_targets
+from cbdsl.data.table import TABLES, read_table
+from cbdsl.data.targets import check_anomalies, make_targets, number_classes
 from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.engine import Engine
 from cbdsl.engines.loss import Loss
@@ -121,13 +122,15 @@ def _engine(model: SavedModel, threads: int | None) -> Engine:
 
 
 def read_unseen(path: Path, model: SavedModel, raw: bool = False) -> Unseen:
-    """Read the samples of an .npz file, scaled like the model's training data; raw: without scaling."""
+    """Read the samples of an .npz file or a table, scaled like the model's training data; raw: without scaling."""
     wanted = (
         f"Give an .npz file with the array features, numbers (N, {', '.join(map(str, model.card.shape))}), and labels "
-        "(N,) if they are known; or one that `cbdsl run --data` takes, whose test set is used."
+        "(N,) if they are known; or one that `cbdsl run --data` takes, whose test set is used; or a table of them."
     )
     try:
-        features, labels = _arrays(path)
+        features, labels = _table(path, model.card) if path.suffix in TABLES else _arrays(path)
+    except UserError:
+        raise
     except ValueError as error:
         raise UserError(f"The samples in {path} cannot be read ({error}). {wanted}", code="unreadable-file") from error
     shape = model.card.shape
@@ -151,6 +154,18 @@ def read_unseen(path: Path, model: SavedModel, raw: bool = False) -> Unseen:
     return Unseen(values, None if labels is None else _checked(labels, len(features), path, model.card))
 
 
+def _table(path: Path, card: ModelMetadata) -> tuple[NDArray[Any], NDArray[Any] | None]:
+    """Read the features of a table, and the targets or classes if their columns are in it, too."""
+    table = read_table(path)
+    if not card.target_names or not set(card.target_names) <= set(table.columns):
+        return table.divide(())[0], None
+    features, targets = table.divide(card.target_names)
+    if card.task == "regression":
+        table.require_numbers(card.target_names)
+        return features, targets
+    return features, table.labels(card.target_names[0])
+
+
 def _arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
     """Read features and labels under the first pair of names in the file."""
     problem: ValueError | None = None
@@ -167,7 +182,7 @@ def _arrays(path: Path) -> tuple[NDArray[Any], NDArray[Any] | None]:
 
 def _checked(labels: NDArray[Any], count: int, path: Path, card: ModelMetadata) -> Labels:
     if card.task == "regression":
-        targets = make_targets(labels, count, f"{path}'s")
+        targets = make_targets(labels, count, str(path))
         if card.target_scaling is not None and targets.shape[1] != len(card.target_scaling.mean):
             raise UserError(
                 f"The labels in {path} have {targets.shape[1]} targets; the model predicts "
@@ -177,6 +192,7 @@ def _checked(labels: NDArray[Any], count: int, path: Path, card: ModelMetadata) 
         return targets
     if card.task == "reconstruction":
         return check_anomalies(labels, count)
+    labels = number_classes(labels, card.class_names)
     if labels.shape != (count,) or labels.dtype.kind not in "iu":
         raise UserError(
             f"The labels in {path} are {labels.dtype} {labels.shape}, and the model is a classifier; give a whole "

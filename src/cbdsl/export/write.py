@@ -41,10 +41,16 @@ def check_words(to: str, out: Path, raw: bool, int8: bool) -> None:
         raise UserError(
             "--raw changes nothing with --to safetensors, which copies the model whole. Leave it out.", code="no-effect"
         )
-    if out.exists():
-        raise UserError(
-            f"{out} exists; nothing was overwritten. Give another --out, or remove it.", code="exists-already"
-        )
+    for path in written_files(to, out):
+        if path.exists():
+            raise UserError(
+                f"{path} exists; nothing was overwritten. Give another --out, or remove it.", code="exists-already"
+            )
+
+
+def written_files(to: str, out: Path) -> tuple[Path, ...]:
+    """Return the paths that an export writes: beside a C file is its header."""
+    return (out, out.with_suffix(".h")) if to == "c" else (out,)
 
 
 def write(model: SavedModel, to: str, out: Path, raw: bool = False, int8: bool = False) -> str:
@@ -53,27 +59,29 @@ def write(model: SavedModel, to: str, out: Path, raw: bool = False, int8: bool =
     raw: without the scaling of features. int8: weights of eight bits.
     """
     check_words(to, out, raw, int8)
-    content, note = _content(model, to, raw, int8)
+    contents, note = _contents(model, to, raw, int8)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, content)
+    for path, content in zip(written_files(to, out), contents, strict=True):
+        write_atomically(path, content)
     return note
 
 
-def _content(model: SavedModel, to: str, raw: bool, int8: bool) -> tuple[bytes, str]:
+def _contents(model: SavedModel, to: str, raw: bool, int8: bool) -> tuple[tuple[bytes, ...], str]:
+    """Return the contents of the files, and a note."""
     if to == "safetensors":
-        return init_file(model.source).read_bytes(), ""
+        return (init_file(model.source).read_bytes(),), ""
     program = program_of(model, raw)
     if to == "onnx":
         try:
             from cbdsl.export.onnx_file import onnx_model  # noqa: PLC0415
         except ModuleNotFoundError as error:
             raise missing("onnx", "export", "it writes the file") from error
-        return onnx_model(program), ""
+        return (onnx_model(program),), ""
     from cbdsl.export.c_source import c_file  # noqa: PLC0415
 
     made = c_file(program, int8)
     note = f"constants {format_bytes(made.constants)}, working memory {format_bytes(made.memory)}"
-    return made.text.encode(), note
+    return (made.text.encode(), made.header.encode()), note
 
 
 def measure_rounding(model: SavedModel, unseen: Unseen, threads: int | None = None) -> tuple[str, float, float]:

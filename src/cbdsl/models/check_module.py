@@ -157,15 +157,17 @@ def _check_output(output: object, classes: int, task: Task) -> None:
             f"The model has {output.shape[1]} outputs, but {needed}; give its last layer {classes} outputs.",
             code="wrong-shape",
         )
-    if task == "classification" and not output.requires_grad and _are_probabilities(output):  # once: in scoring
+    if not output.requires_grad and _are_probabilities(output):  # once: in scoring
+        why = "The loss takes logits and applies the softmax itself, so training will be slow"
+        if task != "classification":
+            why = f"Outputs that add up to 1 cannot be those of a {task}"
         _LOGGER.warning(
-            "The model seems to end in a softmax: its outputs are probabilities. The loss takes logits and applies the "
-            "softmax itself, so training will be slow. Leave the last softmax out."
+            f"The model seems to end in a softmax: its outputs are probabilities. {why}. Leave the last softmax out."
         )
 
 
 def _are_probabilities(output: Tensor) -> bool:
     """Return whether every row is not negative and adds up to 1."""
     rows = output.detach()
-    close = (rows.sum(1) - 1).abs() < 1e-5
-    return rows.shape[1] > 1 and bool((rows >= 0).all()) and bool(close.all())
+    close = (rows.sum(1) - 1).abs() < (1e-5 if rows.shape[1] > 1 else 1e-12)  # one number may be near 1 by chance
+    return bool((rows >= 0).all()) and bool(close.all())

@@ -218,6 +218,18 @@ def load(source: Path | str) -> SavedModel:
     return SavedModel(card, _flat(card, tensors, f"{path} is damaged or made up:", again), str(source))
 
 
+def require_task(path: Path, task: Task) -> None:
+    """Refuse a model's file that says that its model was trained for another task."""
+    metadata = _metadata(path)
+    known = _value(metadata, "task") or ("classification" if f"{_PREFIX}format" in metadata else task)
+    if known != task:
+        raise UserError(
+            f"{path} is a model for {shown(known)}, and the data's task is {task}. Start from a model of that task, or "
+            "leave --init out.",
+            code="conflict",
+        )
+
+
 def _metadata(path: Path) -> dict[str, str]:
     from safetensors import safe_open  # noqa: PLC0415 - a device needs no models from files
 

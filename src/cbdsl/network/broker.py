@@ -97,7 +97,7 @@ def running_broker(
     """
     chosen = _choose(kind, config)
     folder.mkdir(parents=True, exist_ok=True)
-    text = (config.read_text(encoding="utf-8") if config else _PLAIN_CONFIG) if chosen == "mosquitto" else ""
+    text = (_read_config(config) if config else _PLAIN_CONFIG) if chosen == "mosquitto" else ""
     process, ports = _start(_BrokerPlan(chosen, folder, text, config, password), port)
     try:
         yield Broker(LOOPBACK, ports[0], chosen, process.pid, ports[-1])
@@ -159,7 +159,7 @@ def _start(plan: _BrokerPlan, port: int) -> tuple[subprocess.Popen[bytes], list[
         process = _launch(plan, ports)
         attempts -= 1
         try:
-            _await_ready(process, ports[0], plan)
+            _await_ready(process, ports, plan)
         except BaseException as error:
             end_process(process)
             if attempts and isinstance(error, UserError):
@@ -209,6 +209,15 @@ def _hand_over(folder: Path, user: tuple[int, int]) -> tuple[int, int]:
     return other
 
 
+def _read_config(path: Path) -> str:
+    """Read a configuration, with the files of `include_dir` in their places."""
+
+    def read_included(found: re.Match[str]) -> str:
+        return "\n".join(one.read_text(encoding="utf-8") for one in sorted((path.parent / found[1]).glob("*.conf")))
+
+    return re.sub(r"(?m)^include_dir\s+(\S+)\s*$", read_included, path.read_text(encoding="utf-8"))
+
+
 def _on_loopback(text: str, ports: Sequence[int]) -> str:
     """Move the listeners of a configuration to loopback, and remove its change of user."""
     left = iter(ports)
@@ -248,7 +257,7 @@ def _check_free(port: int) -> None:
             raise UserError(message, code="conflict") from error
 
 
-def _await_ready(process: subprocess.Popen[bytes], port: int, plan: _BrokerPlan) -> None:
+def _await_ready(process: subprocess.Popen[bytes], ports: Sequence[int], plan: _BrokerPlan) -> None:
     deadline, log = time.monotonic() + _READY_SECONDS, plan.folder / "broker.log"
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -256,7 +265,7 @@ def _await_ready(process: subprocess.Popen[bytes], port: int, plan: _BrokerPlan)
                 f"The broker ended at once with code {process.returncode}. Last lines of its log: {_tail(log)}",
                 code="connection-failed",
             )
-        if _answers(port, plan):
+        if all(_answers(port, plan) for port in ports):
             return
         time.sleep(0.02)
     raise UserError(

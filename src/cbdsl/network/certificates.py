@@ -6,17 +6,25 @@ import ipaddress
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from cbdsl.errors import UserError
 from cbdsl.network.tls import Identity
 
 AUTHORITY_DAYS = 7300
+_LEAST_RSA_BITS = 2048
 _BACKDATED = timedelta(days=1)  # the clocks of small devices may be behind
 _LONGEST_NAME = 64  # of a common name; a host's whole name is among the alternative names
+
+
+RequestedKey = ec.EllipticCurvePublicKey | rsa.RSAPublicKey | ed25519.Ed25519PublicKey
+"""A public key for which a device asks for a certificate."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +32,7 @@ class IssuedCertificate:
     """A certificate and its private key, both PEM."""
 
     certificate: bytes
-    key: bytes
+    key: bytes  # empty if only its owner has it
 
 
 @dataclass(frozen=True)
@@ -40,7 +48,7 @@ class Authority:
         key = ec.generate_private_key(ec.SECP256R1())
         name = _name(organization, "authority")
         end = datetime.now(UTC) + timedelta(days=AUTHORITY_DAYS)
-        builder = _builder(name, name, key, key, end)
+        builder = _builder(name, name, key.public_key(), key, end)
         builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         builder = builder.add_extension(_usage(signs_others=True), critical=True)
         return Authority(builder.sign(key, hashes.SHA256()), key)
@@ -57,9 +65,12 @@ class Authority:
         """Return the authority's own certificate and key."""
         return IssuedCertificate(self.certificate.public_bytes(serialization.Encoding.PEM), _key_pem(self.key))
 
-    def issue_client(self, organization: str, name: str, days: int) -> IssuedCertificate:
-        """Issue a certificate for a worker, the server or the monitor."""
-        return self._issue(organization, name, days, x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]))
+    def issue_client(
+        self, organization: str, name: str, days: int, requested: RequestedKey | None = None
+    ) -> IssuedCertificate:
+        """Issue a certificate for a worker, the server or the monitor, for a requested key or for a new one."""
+        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
+        return self._issue(organization, name, days, usage, requested=requested)
 
     def issue_broker(self, organization: str, hosts: Sequence[str], days: int) -> IssuedCertificate:
         """Issue a certificate for a broker with these host names and addresses."""
@@ -67,16 +78,27 @@ class Authority:
         usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
         return self._issue(organization, hosts[0], days, usage, x509.SubjectAlternativeName(names))
 
-    def _issue(self, organization: str, name: str, days: int, *extensions: x509.ExtensionType) -> IssuedCertificate:
-        key = ec.generate_private_key(ec.SECP256R1())
+    def _issue(
+        self,
+        organization: str,
+        name: str,
+        days: int,
+        *extensions: x509.ExtensionType,
+        requested: RequestedKey | None = None,
+    ) -> IssuedCertificate:
+        key = ec.generate_private_key(ec.SECP256R1()) if requested is None else None
         end = min(datetime.now(UTC) + timedelta(days=days), self.certificate.not_valid_after_utc)
-        builder = _builder(_name(organization, name), self.certificate.subject, key, self.key, end)
+        public = key.public_key() if key is not None else requested
+        assert public is not None
+        builder = _builder(_name(organization, name), self.certificate.subject, public, self.key, end)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         builder = builder.add_extension(_usage(signs_others=False), critical=True)
         for extension in extensions:
             builder = builder.add_extension(extension, critical=False)
         certificate = builder.sign(self.key, hashes.SHA256())
-        return IssuedCertificate(certificate.public_bytes(serialization.Encoding.PEM), _key_pem(key))
+        return IssuedCertificate(
+            certificate.public_bytes(serialization.Encoding.PEM), b"" if key is None else _key_pem(key)
+        )
 
     def revocation_list(self, serials: Iterable[int]) -> bytes:
         """Sign a revocation list that is valid as long as the authority: an expired one would lock everybody out."""
@@ -103,6 +125,28 @@ def identity_of(certificate: bytes) -> Identity:
     return Identity(name, organization, begins, ends, found.fingerprint(hashes.SHA256()))
 
 
+def read_request(path: Path) -> RequestedKey:
+    """Return the public key of a PEM certificate signing request; names that the request states have no effect."""
+    try:
+        request = x509.load_pem_x509_csr(path.read_bytes())
+        key = request.public_key()
+        signed = request.is_signature_valid
+    except (OSError, ValueError, UnsupportedAlgorithm) as error:
+        raise UserError(
+            f"{path} is not a certificate signing request ({error}). Make one on the device: openssl req -new "
+            "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout worker.key -subj /CN=worker -out worker.csr",
+            code="unreadable-file",
+        ) from error
+    small = isinstance(key, rsa.RSAPublicKey) and key.key_size < _LEAST_RSA_BITS
+    if not signed or small or not isinstance(key, RequestedKey):
+        raise UserError(
+            f"The key of {path} cannot be used. Allowed: EC, Ed25519, or RSA of at least {_LEAST_RSA_BITS} bits, in a "
+            "request that it signed.",
+            code="unreadable-file",
+        )
+    return key
+
+
 def serials(certificates: bytes) -> list[int]:
     """Return the serial numbers of concatenated PEM certificates."""
     return [certificate.serial_number for certificate in x509.load_pem_x509_certificates(certificates)]
@@ -120,14 +164,14 @@ def is_name(host: str) -> bool:
 def _builder(
     subject: x509.Name,
     issuer: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
+    key: RequestedKey,
     signer: ec.EllipticCurvePrivateKey,
     end: datetime,
 ) -> x509.CertificateBuilder:
     builder = x509.CertificateBuilder(
-        issuer, subject, key.public_key(), x509.random_serial_number(), datetime.now(UTC) - _BACKDATED, end
+        issuer, subject, key, x509.random_serial_number(), datetime.now(UTC) - _BACKDATED, end
     )
-    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
     return builder.add_extension(_signer(signer), critical=False)
 
 

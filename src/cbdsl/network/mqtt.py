@@ -167,6 +167,7 @@ class LastWill:
 
 KEEPALIVE = 30  # seconds; a broker drops a client after one and a half times that
 _AT_ONCE = 200  # subscriptions in one packet: packets have a largest size
+_REFUSED_PAUSE = 10.0  # seconds until a refused subscription is tried again: the broker may get new rules
 _LONGEST_PAUSE = 30.0  # seconds between attempts to reach a broker that is down
 _CLOSED = "closed"  # the failure of an attempt that the broker ended before it was a connection
 _OFTEN, _SPAN = 3, 60.0  # connections lost within this many seconds: another process may be using our certificate
@@ -187,6 +188,8 @@ class MqttLink:
         self._address, self._meter, self._on_up, self._on_message = address, meter, on_up, on_message
         self._lock = threading.Lock()
         self._patterns: dict[str, None] = {}  # that are subscribed to, in their order
+        self._requested: dict[int | None, Sequence[str]] = {}  # subscriptions without an answer, by message
+        self._retry: threading.Timer | None = None  # of refused subscriptions
         self._cleared: set[str] = set()  # topics where a message was retained that must not be
         self._last_warning = ""
         self._since, self._again = time.monotonic(), ""  # of the present state; "again " if it was connected before
@@ -252,12 +255,26 @@ class MqttLink:
         """See `Link.close`; waits at most `seconds` for the broker to acknowledge what is left."""
         if self.connected.is_set():
             self.settled(seconds)
+        if self._retry is not None:
+            self._retry.cancel()
         self._client.disconnect()
         self._client.loop_stop()
 
     def _request(self, patterns: Sequence[str]) -> None:
         for start in range(0, len(patterns), _AT_ONCE):
-            self._client.subscribe([(pattern, 1) for pattern in patterns[start : start + _AT_ONCE]])
+            some = patterns[start : start + _AT_ONCE]
+            _, message = self._client.subscribe([(pattern, 1) for pattern in some])
+            self._requested[message] = some
+
+    def _request_again(self, refused: Sequence[str]) -> None:
+        """Try refused subscriptions again, and then do what follows a connection: it was refused, too."""
+        with self._lock:
+            self._retry = None
+            wanted = [pattern for pattern in refused if pattern in self._patterns]
+            if not wanted or not self._client.is_connected():
+                return
+            self._request(wanted)
+        self._call(self._on_up)
 
     # --- called by paho, in its thread
 
@@ -271,6 +288,7 @@ class MqttLink:
             _log.info("connected %sto the broker at %s after %.0f s", self._again, self._address, seconds)
         self._last_warning, self._again, self._failure = "", "again ", None
         with self._lock:
+            self._requested.clear()
             self._request(list(self._patterns))
         self.connected.set()
         self._call(self._on_up)
@@ -309,9 +327,16 @@ class MqttLink:
         what = "will not talk to" if isinstance(error, ssl.SSLCertVerificationError) else "cannot reach"
         self._warn(f"{what} the broker at {self._address}{_clause(explain(error, self._address))}. Trying again")
 
-    def _granted(self, _client: mqtt.Client, _data: Any, _mid: int, codes: list[Any], _properties: Any) -> None:  # noqa: ANN401
-        if any(code.is_failure for code in codes):
-            _log.warning("the broker at %s refuses a subscription. %s", self._address, RIGHTS)
+    def _granted(self, _client: mqtt.Client, _data: Any, message: int, codes: list[Any], _properties: Any) -> None:  # noqa: ANN401
+        with self._lock:
+            patterns = self._requested.pop(message, ())
+            refused = [pattern for pattern, code in zip(patterns, codes, strict=False) if code.is_failure]
+            if refused and self._retry is None:
+                self._retry = threading.Timer(_REFUSED_PAUSE, self._request_again, [refused])
+                self._retry.daemon = True
+                self._retry.start()
+        if refused:
+            self._warn(f"the broker at {self._address} refuses a subscription. {RIGHTS}. Trying again")
 
     def _arrived(self, _client: mqtt.Client, _data: Any, message: mqtt.MQTTMessage) -> None:  # noqa: ANN401
         try:

@@ -5,6 +5,7 @@ The texts of the files are in templates/.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -20,10 +21,21 @@ from string import Template
 from typing import Annotated
 
 from cbdsl.errors import UserError
-from cbdsl.network import topics, wire
+from cbdsl.network import access_rules, topics, wire
+from cbdsl.network.access_rules import BYTES_PER_RULE, MemberRights
 from cbdsl.network.broker import MESSAGE_LIMIT, QUEUE_LIMIT
-from cbdsl.network.certificates import AUTHORITY_DAYS, Authority, IssuedCertificate, identity_of, is_name, serials
-from cbdsl.network.tls import IDENTITY, MONITOR_NAME, SERVER_NAME, organization_of
+from cbdsl.network.certificates import (
+    AUTHORITY_DAYS,
+    Authority,
+    IssuedCertificate,
+    RequestedKey,
+    identity_of,
+    is_name,
+    read_request,
+    serials,
+)
+from cbdsl.network.mqtt import Address
+from cbdsl.network.tls import ADMIN_NAME, IDENTITY, MONITOR_NAME, SERVER_NAME, broker_user, organization_of
 from cbdsl.network.wire import piece_count
 from cbdsl.util.files import read_json
 from cbdsl.util.serialize import Bounds, from_plain, to_plain
@@ -43,6 +55,7 @@ _PROGRAM_BYTES = 32 * 2**20
 _TLS_BYTES = 100 * 1024  # resident per connection, not counted by the broker
 _CONNECTION_BYTES = 64 * 1024  # per connection, of the broker's memory limit
 _MOST_NUMBERS = wire.MAX_WHOLE // 4
+_INCLUDED = "conf.d"  # the folder of our part of the broker's configuration
 _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
 
@@ -55,12 +68,13 @@ class ProvisionedSwarm:
     hosts: Annotated[tuple[str, ...], Bounds(1, 1000)]  # of the broker; the first one is in the command lines
     port: int
     days: int  # validity of a certificate
-    revoked: tuple[str, ...] = ()
     server_host: str = "localhost"  # where server and monitor reach the broker
     server_port: int = 0  # of their own listener
     largest_model: int = LARGEST_MODEL  # numbers in it
+    plugin: str = ""  # the dynamic-security plugin on the broker's machine; empty: an acl file
     folder: Path = Path()
     workers: tuple[str, ...] = ()  # all that ever had a certificate
+    revoked: tuple[str, ...] = ()  # those of them that have none any more
 
     @property
     def url(self) -> str:
@@ -101,7 +115,15 @@ class ProvisionedSwarm:
     def memory(self) -> int:
         """The broker's limit in bytes for messages, topics and clients, without TLS."""
         models = 8 * self.pieces * MESSAGE_LIMIT  # retained ones, and those on their way to slow clients
-        return 2 * QUEUE_LIMIT + models + self.connections * _CONNECTION_BYTES
+        rules = len(self.members) * (20 + self.pieces) * BYTES_PER_RULE if self.plugin else 0
+        return 2 * QUEUE_LIMIT + models + rules + self.connections * _CONNECTION_BYTES
+
+    @property
+    def administrator(self) -> Address:
+        """The broker's address and the certificate with which its rules can be changed while it runs."""
+        key, certificate = (self.folder / "ca" / f"admin.{end}" for end in ("key", "crt"))
+        authority = self.folder / "ca" / "ca.crt"
+        return Address(self.server_host, self.server_port, True, authority, certificate, key)
 
     @property
     def resident(self) -> int:
@@ -124,11 +146,13 @@ def provision(  # noqa: PLR0913 - the last ones by name
     server_host: str = LOCAL_HOSTS[0],
     server_port: int | None = None,
     largest_model: int = LARGEST_MODEL,
+    plugin: str | None = None,
 ) -> ProvisionedSwarm:
-    """Create a folder with an authority and certificates for a broker, a parameter server, a monitor and the workers.
+    """Create a folder with authorities and certificates for a broker, a parameter server, a monitor and the workers.
 
     server_host, server_port: where server and monitor reach the broker; default: localhost and the port after `port`.
     largest_model: limit for the numbers in a model that workers upload.
+    plugin: mosquitto's dynamic-security plugin on the broker's machine; None: where this machine has it; empty: none.
     """
     topics.check_name(swarm, "swarm")
     _check_workers(workers)
@@ -150,6 +174,7 @@ def provision(  # noqa: PLR0913 - the last ones by name
         server_host=server_host,
         server_port=inner,
         largest_model=largest_model,
+        plugin=str(access_rules.find_plugin() or "") if plugin is None else plugin,
         folder=out,
         workers=tuple(workers),
     )
@@ -158,14 +183,12 @@ def provision(  # noqa: PLR0913 - the last ones by name
         (folder / "ca" / "issued").mkdir(parents=True)
         _write_pair(folder / "ca", "ca", authority.pem())
         (folder / "broker" / "data").mkdir(parents=True)
-        _write_broker(folder, made, authority)
-        _write_rules(folder, made)
-        _write(folder / "broker" / "crl.pem", authority.revocation_list([]))
-        _write_server(folder, made, authority)
+        _write_staff(folder, made, authority)
         _write_roster(folder, workers)
-        _write_monitor(folder, made, authority)
         for name in workers:
             _write_worker(folder, name, made, authority)
+        _write_rules(folder, made)
+        _write_revocations(folder, authority)
         _write(folder / "README.txt", _fill("README.txt", made))
         _write_settings(folder, made)
         for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
@@ -173,23 +196,26 @@ def provision(  # noqa: PLR0913 - the last ones by name
     return made
 
 
-def add_workers(out: Path, workers: Sequence[str]) -> ProvisionedSwarm:
-    """Issue certificates for further workers, and raise the broker's limits."""
-    known, authority = read_settings(out), _authority(out)
-    _check_workers(workers)
-    listed = _read_roster(out)
-    for name in workers:  # one with a record that is not listed was taken from the roster, or never added
-        if name in known.workers and (name in known.revoked or name in [line.strip() for line in listed]):
-            raise UserError(
-                f"The worker '{name}' has its certificate, and keys are never overwritten. Give another name, or "
-                f"renew all keys: cbdsl provision {out} --renew",
-                code="exists-already",
-            )
-    now = replace(known, workers=tuple(dict.fromkeys((*known.workers, *workers))))
-    with _writing(out):
+def add_workers(out: Path, workers: Sequence[str], requests: Sequence[Path] = ()) -> ProvisionedSwarm:
+    """Issue certificates for further workers, and raise the broker's limits.
+
+    requests: a certificate signing request for each worker that made its own key, in the same order.
+    """
+    with _changing(out) as (known, authority):
+        _check_workers(workers)
+        keys = _requested_keys(workers, requests)
+        listed = _read_roster(out)
+        for name in workers:  # one with a record that is not listed was taken from the roster, or never added
+            if name in known.workers and (name in known.revoked or name in [line.strip() for line in listed]):
+                raise UserError(
+                    f"The worker '{name}' has had its certificate, and keys are never overwritten. Give another name, "
+                    f"or a new key to this one: cbdsl provision {out} --reissue {name}",
+                    code="exists-already",
+                )
         for name in workers:
             if name not in known.workers or not (out / "workers" / name / "README.txt").exists():
-                _write_worker(out, name, known, authority)
+                _write_worker(out, name, known, authority, keys.get(name))
+        now = read_settings(out)
         _write_rules(out, now)
         _write_settings(out, now)
         _write_roster(out, [*listed, *workers])  # last: a worker on the roster is complete
@@ -199,45 +225,68 @@ def add_workers(out: Path, workers: Sequence[str]) -> ProvisionedSwarm:
 def allow_models(out: Path, numbers: int) -> ProvisionedSwarm:
     """Set the limit for the numbers in a model that workers upload."""
     _check_model(numbers)
-    now = replace(read_settings(out), largest_model=numbers)
-    with _writing(out):
+    with _changing(out) as (known, _):
+        now = replace(known, largest_model=numbers)
         _write_settings(out, now)
         _write_rules(out, now)
     return now
 
 
 def revoke(out: Path, workers: Sequence[str]) -> ProvisionedSwarm:
-    """Exclude workers for good: revoke their certificates, and deny them all topics."""
-    known, authority = read_settings(out), _authority(out)
-    for name in workers:
-        if name not in known.workers:
-            raise UserError(
-                f"There is no worker '{name}' in {out}. There are: {', '.join(known.workers) or 'none'}.",
-                code="unknown-name",
-            )
-    now = replace(known, revoked=tuple(sorted({*known.revoked, *workers})))
-    with _writing(out):
+    """Exclude workers: revoke their certificates, and deny them all topics."""
+    with _changing(out) as (known, authority):
+        _check_known(known, workers)
+        for name in workers:
+            _revoke_serials(out, name, serials(_record(out, name).read_bytes()))
+        now = read_settings(out)
         _write_settings(out, now)
-        refused = [serial for name in now.revoked for serial in serials(_record(out, name).read_bytes())]
-        _write(out / "broker" / "crl.pem", authority.revocation_list(refused))
+        _write_revocations(out, authority)
         _write_rules(out, now)
         if (out / "server" / "roster.txt").exists():
             _write_roster(out, [line for line in _read_roster(out) if line.strip() not in now.revoked])
     return now
 
 
+def reissue(out: Path, workers: Sequence[str], requests: Sequence[Path] = ()) -> ProvisionedSwarm:
+    """Issue new keys to workers, revoke their old ones, and put them back on the roster if they were excluded."""
+    with _changing(out) as (known, authority):
+        _check_known(known, workers)
+        keys = _requested_keys(workers, requests)
+        for name in workers:
+            old = serials(_record(out, name).read_bytes())
+            _write_worker(out, name, known, authority, keys.get(name))
+            _revoke_serials(out, name, old)
+        now = read_settings(out)
+        _write_revocations(out, authority)
+        _write_rules(out, now)
+        listed = _read_roster(out)
+        _write_roster(out, [*listed, *(name for name in workers if name not in {line.strip() for line in listed})])
+    return now
+
+
 def renew(out: Path) -> ProvisionedSwarm:
     """Issue new keys and certificates to all that are not revoked; the old ones stay valid until they expire."""
-    known, authority = read_settings(out), _authority(out)
-    with _writing(out):
-        _write_rules(out, known)
-        _write_settings(out, known)
-        _write_broker(out, known, authority)
-        _write_server(out, known, authority)
-        _write_monitor(out, known, authority)
+    with _changing(out) as (known, authority):
+        _write_staff(out, known, authority)
         for name in known.members:
             _write_worker(out, name, known, authority)
+        _write_rules(out, known)
+        _write_revocations(out, authority)
+        _write_settings(out, known)
     return known
+
+
+def update_broker(known: ProvisionedSwarm, rewrite: bool = False, kick: Sequence[str] = ()) -> int:
+    """Give the rules of a folder to its running broker; return the number of changes, or raise RulesError.
+
+    rewrite: also the rules of members that it has. kick: workers whose connections end.
+    """
+    users = [broker_user(known.swarm, name) for name in kick]
+    return access_rules.apply_rules(known.administrator, known.swarm, _rights_of(known), rewrite, users)
+
+
+def _rights_of(known: ProvisionedSwarm) -> list[MemberRights]:
+    return access_rules.rights_of(known.swarm, known.members, known.pieces)
 
 
 def read_settings(out: Path) -> ProvisionedSwarm:
@@ -246,15 +295,57 @@ def read_settings(out: Path) -> ProvisionedSwarm:
     try:
         stored = from_plain(ProvisionedSwarm, read_json(path.read_text(encoding="utf-8")), defaults=True)
         topics.check_name(stored.swarm, "swarm")
+        issued = {record.stem: serials(record.read_bytes()) for record in (out / "ca" / "issued").glob("*.crt")}
     except FileNotFoundError as error:
         raise UserError(
             f"{out} was not made by this command. Make it: cbdsl provision {out} --workers 8", code="missing-file"
         ) from error
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}). Restore it.", code="damaged-file") from error
-    workers = sorted(record.stem for record in (out / "ca" / "issued").glob("*.crt"))
+    refused = _revoked_serials(out)
+    revoked = (name for name in issued if name in stored.revoked or not set(issued[name]) - refused)
     inner = stored.server_port or _next_port(stored.port)  # older folders have none
-    return replace(stored, folder=out, workers=tuple(workers), server_port=inner)
+    return replace(stored, folder=out, workers=tuple(sorted(issued)), revoked=tuple(sorted(revoked)), server_port=inner)
+
+
+@contextmanager
+def _changing(out: Path) -> Iterator[tuple[ProvisionedSwarm, Authority]]:
+    """Yield the settings and the authority of a folder, which no other process changes meanwhile."""
+    read_settings(out)
+    with _writing(out):
+        folder = os.open(out, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            known, authority = read_settings(out), _authority(out)
+            stored = read_json((out / "provision.json").read_text(encoding="utf-8"))
+            for name in stored.get("revoked", ()):  # as earlier releases stored them
+                _revoke_serials(out, name, serials(_record(out, name).read_bytes()))
+            if "revoked" in stored:
+                _write_settings(out, known)
+            yield known, authority
+        finally:
+            os.close(folder)
+
+
+def _check_known(known: ProvisionedSwarm, workers: Sequence[str]) -> None:
+    for name in workers:
+        if name not in known.workers:
+            raise UserError(
+                f"There is no worker '{name}' in {known.folder}. There are: {', '.join(known.workers) or 'none'}.",
+                code="unknown-name",
+            )
+
+
+def _requested_keys(workers: Sequence[str], requests: Sequence[Path]) -> dict[str, RequestedKey]:
+    """Read the public key of each worker's certificate signing request."""
+    if not requests:
+        return {}
+    if len(requests) != len(workers):
+        raise UserError(
+            f"{len(requests)} signing requests are given for {len(workers)} workers. Give one for each, in order.",
+            code="conflict",
+        )
+    return {name: read_request(path) for name, path in zip(workers, requests, strict=True)}
 
 
 def _check_workers(workers: Sequence[str]) -> None:
@@ -303,49 +394,90 @@ def _record(out: Path, worker: str) -> Path:
     return out / "ca" / "issued" / f"{worker}.crt"
 
 
-def _write_broker(folder: Path, known: ProvisionedSwarm, authority: Authority) -> None:
+def _revoked_serials(out: Path) -> set[int]:
+    """Read the serial numbers of all certificates that were revoked; lines are only ever appended."""
+    path = out / "ca" / "revoked.txt"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {int(line.split()[0], 16) for line in lines if line.strip()}
+
+
+def _revoke_serials(out: Path, name: str, numbers: Sequence[int]) -> None:
+    new = [number for number in numbers if number not in _revoked_serials(out)]
+    if not new:
+        return
+    with (out / "ca" / "revoked.txt").open("a", encoding="utf-8") as file:
+        file.writelines(f"{number:x} {name}\n" for number in new)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_revocations(out: Path, authority: Authority) -> None:
+    """Write the revocation lists of all authorities: a broker refuses clients of one that has none."""
+    lists = [authority.revocation_list(sorted(_revoked_serials(out)))]
+    staff = _staff_authority(out)
+    if staff is not None:
+        lists.append(staff.revocation_list([]))
+    _write(out / "broker" / "crl.pem", b"".join(lists))
+
+
+def _staff_authority(out: Path) -> Authority | None:
+    """Read the authority of server, monitor and administrator; None in a folder of an earlier release."""
+    if not (out / "ca" / "staff-ca.key").exists():
+        return None
+    return Authority.load((out / "ca" / "staff-ca.crt").read_bytes(), (out / "ca" / "staff-ca.key").read_bytes())
+
+
+def _write_staff(folder: Path, known: ProvisionedSwarm, authority: Authority) -> None:
+    """Write the certificates of broker, server, monitor and administrator, with an authority of the last three alone.
+
+    The server's listener trusts no other, so no worker is admitted there.
+    """
+    organization = organization_of(known.swarm)
+    staff = _staff_authority(folder) or Authority.new(organization)
+    _write_pair(folder / "ca", "staff-ca", staff.pem())
     hosts = tuple(dict.fromkeys((*known.hosts, known.server_host, *LOCAL_HOSTS)))
-    _write_pair(folder / "broker", "broker", authority.issue_broker(organization_of(known.swarm), hosts, known.days))
-    _write(folder / "broker" / "ca.crt", authority.pem().certificate)
+    _write_pair(folder / "broker", "broker", authority.issue_broker(organization, hosts, known.days))
+    _write(folder / "broker" / "ca.crt", authority.pem().certificate + staff.pem().certificate)
+    _write(folder / "broker" / "staff-ca.crt", staff.pem().certificate)
+    for home, stem, name in (("server", "server", SERVER_NAME), ("monitor", "monitor", MONITOR_NAME)):
+        issued = staff.issue_client(organization, name, known.days)
+        _write_member(folder / home, stem, issued, authority, _fill(f"{stem}-README.txt", known))
+    admin = staff.issue_client(organization, ADMIN_NAME, known.days)
+    _write_pair(folder / "ca", "admin", admin)
 
 
 def _write_rules(folder: Path, known: ProvisionedSwarm) -> None:
+    """Write our part of the broker's configuration, and the rules; mosquitto.conf itself belongs to its owner."""
+    rights, broker = _rights_of(known), folder / "broker"
+    inner = "staff-ca.crt" if (broker / "staff-ca.crt").exists() else "ca.crt"
     config = _fill(
-        "mosquitto.conf",
+        "cbdsl.conf",
         known,
         server_address=" 127.0.0.1" if known.server_host in LOCAL_HOSTS else "",
         server_connections=_SERVER_CONNECTIONS,
+        server_authority=inner,
+        access=_fill("plugin.conf" if known.plugin else "acl.conf", known),
         packet=MESSAGE_LIMIT,
         queue=QUEUE_LIMIT,
         mebibytes=f"{known.resident // 2**20:,}",
         open_files=f"{known.open_files:,}",
     )
-    _write(folder / "broker" / "mosquitto.conf", config)
-    _write(folder / "broker" / "acl", _access_rules(known), mode=0o600)  # newer brokers warn if all users can read it
-
-
-def _access_rules(known: ProvisionedSwarm) -> str:
-    root = topics.root(known.swarm)
-    may_write = ("hello", "claim", "status", *(f"upload/{number}" for number in range(known.pieces)))
-    reads = "\n".join(f"topic read {root}/down/{what}" for what in topics.DOWN_ALL)
-    return _fill(
-        "acl",
-        known,
-        root=root,
-        server=SERVER_NAME,
-        monitor=MONITOR_NAME,
-        from_monitor=topics.from_worker(known.swarm, MONITOR_NAME, "#"),
-        status=topics.from_worker(known.swarm, "+", "status"),
-        refused="\n".join(f"user {name}\ntopic deny {root}/#\n" for name in known.revoked),
-        members="\n".join(f"user {name}\n{reads}\n" for name in known.members),
-        to_itself=topics.to_worker(known.swarm, "%u", "#"),
-        writes="\n".join(f"pattern write {topics.from_worker(known.swarm, '%u', what)}" for what in may_write),
+    main = broker / "mosquitto.conf"
+    if not main.exists() or f"include_dir {_INCLUDED}" not in main.read_text(encoding="utf-8"):
+        if main.exists():  # of an earlier release: its owner may have edited it
+            main.replace(broker / "mosquitto.conf.before")
+        _write(main, _fill("mosquitto.conf", known))
+    (broker / _INCLUDED).mkdir(mode=0o700, exist_ok=True)
+    _write(broker / _INCLUDED / "cbdsl.conf", config)
+    name, text = (
+        ("dynamic-security.json", access_rules.write_plugin_state) if known.plugin else ("acl", access_rules.write_acl)
     )
+    _write(broker / name, text(rights), mode=0o600)  # newer brokers warn if all users can read it
 
 
 def _fill(template: str, known: ProvisionedSwarm, **more: object) -> str:
     """Fill a file of templates/ with the properties of a swarm and more values."""
-    names = ("swarm", "port", "server_host", "server_port", "days", "url", "server_url")
+    names = ("swarm", "port", "server_host", "server_port", "days", "url", "server_url", "plugin")
     limits = ("pieces", "connections", "queued", "memory")
     values = {name: getattr(known, name) for name in (*names, *limits)}
     values |= {"largest_model": f"{known.largest_model:,}", "host": known.hosts[0], "hosts": ", ".join(known.hosts)}
@@ -353,21 +485,16 @@ def _fill(template: str, known: ProvisionedSwarm, **more: object) -> str:
     return Template(text).substitute(values, **more)
 
 
-def _write_server(folder: Path, known: ProvisionedSwarm, authority: Authority) -> None:
-    issued = authority.issue_client(organization_of(known.swarm), SERVER_NAME, known.days)
-    _write_member(folder / "server", "server", issued, authority, _fill("server-README.txt", known))
-
-
-def _write_monitor(folder: Path, known: ProvisionedSwarm, authority: Authority) -> None:
-    issued = authority.issue_client(organization_of(known.swarm), MONITOR_NAME, known.days)
-    _write_member(folder / "monitor", "monitor", issued, authority, _fill("monitor-README.txt", known))
-
-
-def _write_worker(folder: Path, name: str, known: ProvisionedSwarm, authority: Authority) -> None:
+def _write_worker(
+    folder: Path, name: str, known: ProvisionedSwarm, authority: Authority, requested: RequestedKey | None = None
+) -> None:
     # The record first: no certificate may exist that cannot be revoked.
-    issued, record = authority.issue_client(organization_of(known.swarm), name, known.days), _record(folder, name)
+    issued = authority.issue_client(organization_of(known.swarm), name, known.days, requested)
+    record, home = _record(folder, name), folder / "workers" / name
     _write(record, (record.read_bytes() if record.exists() else b"") + issued.certificate)
-    _write_member(folder / "workers" / name, "worker", issued, authority, _fill("worker-README.txt", known, name=name))
+    if requested is not None:
+        (home / "worker.key").unlink(missing_ok=True)
+    _write_member(home, "worker", issued, authority, _fill("worker-README.txt", known, name=name))
 
 
 def _write_member(home: Path, stem: str, issued: IssuedCertificate, authority: Authority, readme: str) -> None:
@@ -389,12 +516,13 @@ def _write_roster(folder: Path, lines: Sequence[str]) -> None:
 
 
 def _write_pair(folder: Path, stem: str, issued: IssuedCertificate) -> None:
-    _write(folder / f"{stem}.key", issued.key, mode=0o600)
+    if issued.key:  # its owner may have made it
+        _write(folder / f"{stem}.key", issued.key, mode=0o600)
     _write(folder / f"{stem}.crt", issued.certificate)
 
 
 def _write_settings(folder: Path, known: ProvisionedSwarm) -> None:
-    stored = {key: value for key, value in to_plain(known).items() if key not in {"folder", "workers"}}
+    stored = {key: value for key, value in to_plain(known).items() if key not in {"folder", "workers", "revoked"}}
     _write(folder / "provision.json", json.dumps(stored, indent=2) + "\n")
 
 

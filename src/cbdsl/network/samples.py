@@ -6,16 +6,14 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cbdsl.arrays import Labels, Samples
 from cbdsl.data.dataset import Dataset, make_samples, read_arrays, read_idx_folder
 from cbdsl.data.table import TABLES, Table, read_table
-from cbdsl.data.targets import make_targets
-from cbdsl.errors import UserError, unknown
+from cbdsl.data.targets import make_targets, number_classes
+from cbdsl.errors import UserError
 from cbdsl.models.architecture import describe_outputs
 from cbdsl.network.wire import MAX_WHOLE, WireError
 from cbdsl.spec import Task
@@ -51,6 +49,8 @@ def fit_samples(own: Samples, data: Dataset) -> Samples:
         own = _divide(own, data)
     elif data.task != "classification" and not isinstance(own, ScaledSamples):
         own = data.scale(own.features, own.labels)
+    elif own.labels.dtype.kind == "U":
+        own = make_samples(own.features, number_classes(own.labels, data.class_names), "worker's")
     labels = own.labels
     if data.task == "classification":
         fits = labels.dtype.kind in "iu" and int(labels.max()) < data.classes
@@ -81,20 +81,8 @@ def _divide(own: TableSamples, data: Dataset) -> Samples:
     if data.task != "classification":
         own.table.require_numbers(data.target_names)
         return data.scale(features, targets)
-    labels = own.table.labels(data.target_names[0])
-    if labels.dtype.kind == "U":
-        labels = _class_numbers(labels, data)
     values = features if data.scaling is None else data.scaling.apply(features)
-    return make_samples(values, labels, "worker's")
-
-
-def _class_numbers(names: NDArray[Any], data: Dataset) -> NDArray[np.int64]:
-    """Return the numbers of classes that are given as text."""
-    for name in np.unique(names).tolist():
-        if name not in data.class_names:
-            raise unknown("class", name, data.class_names)
-    places = {name: number for number, name in enumerate(data.class_names)}
-    return np.array([places[name] for name in names.tolist()])
+    return make_samples(values, number_classes(own.table.labels(data.target_names[0]), data.class_names), "worker's")
 
 
 def read_samples(path: Path) -> Samples:
@@ -113,6 +101,8 @@ def read_samples(path: Path) -> Samples:
     features, labels = stored["features"], stored.get("labels")
     if "scaled" in stored:
         return ScaledSamples(features.astype(np.float32), np.asarray(labels))
+    if labels is not None and labels.dtype.kind == "U":  # classes by name, which the announcement has
+        return Samples(np.asarray(features, np.float32), labels)
     negative = labels is not None and labels.dtype.kind == "i" and labels.size and labels.min() < 0
     if labels is None or labels.dtype.kind == "f" or negative:  # no classes
         count = len(features) if features.ndim else 0

@@ -22,8 +22,8 @@ from cbdsl.util.serialize import from_plain
 if TYPE_CHECKING:
     from cbdsl.network.mqtt import Address
 
-SERVER_NAME, MONITOR_NAME = "parameter.server", "swarm.monitor"
-"""Common names that no worker can have, because of the dot."""
+SERVER_NAME, MONITOR_NAME, ADMIN_NAME = "parameter.server", "swarm.monitor", "broker.admin"
+"""Names that no worker can have, because of the dot."""
 
 IDENTITY = "identity.json"
 """The file beside a certificate that says whose it is, so that a device need not parse certificates."""
@@ -90,13 +90,17 @@ class Identity:
         if self.name == name:
             return ""
         if name == SERVER_NAME:
-            return (
-                f"{path} is the certificate of '{self.name}', not of the parameter server. Give server.crt and its key."
-            )
+            wrong = f"{path} is the certificate of '{self.name}', not of the parameter server"
+            return f"{wrong}. Give server.crt and its key."
         return (
             f"{path} is the certificate of '{self.name}', not of '{name}'; the broker checks it. "
             f"Give --id {self.name}, or the --cert and --key of '{name}'."
         )
+
+
+def broker_user(swarm: str, name: str) -> str:
+    """Return the user that a member is for a provisioned broker, by its whole name: two swarms share no user."""
+    return f"CN={name},O={organization_of(swarm)}"
 
 
 def organization_of(swarm: str) -> str:
@@ -231,7 +235,7 @@ def _reason(error: OSError) -> str:
 
 # --- why a connection failed
 
-RIGHTS = "Check --swarm and --id; after `cbdsl provision --add` copy broker/acl to the broker and restart it"
+RIGHTS = "Check --swarm and --id; after `cbdsl provision --add` the broker needs the new rules: see its output"
 """What to do if a broker does not let a member read or write."""
 
 _OF_THIS_SWARM = "Give the --cert and --key of this swarm"

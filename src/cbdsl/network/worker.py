@@ -233,7 +233,7 @@ class WorkerInbox:
         if assignment is None and not self._events.refusals:
             return WaitReason(
                 f"a run: none is announced in the swarm '{self._swarm_name}'",
-                f"if there is one, check that `cbdsl serve` has --swarm {self._swarm_name} and the broker's acl names "
+                f"if there is one, check that `cbdsl serve` has --swarm {self._swarm_name} and the broker's rules name "
                 f"'{self._name}'",
             )
         if self.run_is_over and order is not None:
@@ -362,11 +362,13 @@ class TrainedModelFile:
         assignment = holder.assignment
         network = assignment.network(shared)
         card = ModelMetadata.of(network, assignment.scaling, assignment.class_names)
-        if assignment.task != "classification":  # the threshold of a detector is the server's
-            loss, data = assignment.loss, assignment.data
+        data = assignment.data
+        card = replace(card, target_names=data.target_names)
+        if data.task != "classification":  # the threshold of a detector is the server's
+            loss = assignment.loss
             card = replace(
                 card, class_names=(), task=data.task, loss=loss.name, loss_setting=loss.setting,
-                target_scaling=data.target_scaling, target_names=data.target_names,
+                target_scaling=data.target_scaling,
             )  # fmt: skip
         tensors = network.tensors(holder.model[: assignment.size])
         if assignment.tensors:  # as in the server's own file

@@ -52,14 +52,16 @@ from cbdsl.errors import UserError
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import ArchitectureError
 from cbdsl.models.network import Network, network_of, read_tensors
+from cbdsl.models.saved_model import require_task
 from cbdsl.presets import preset
 from cbdsl.register import CUSTOM, Register
 from cbdsl.rng import seed_of, stream
 from cbdsl.runs.metrics import Evaluation, Metric, Spread, build_metrics, measure_all
 from cbdsl.runs.records import FinalMeasurements, Vote
 from cbdsl.runs.result import Result
-from cbdsl.spec import INIT_SERVER, Options, Spec, init_file, words
+from cbdsl.spec import INIT_SERVER, Options, Spec, Task, init_file, words
 from cbdsl.swarms.local import LocalSwarm, bytes_of_state, workers_at_once
+from cbdsl.util.computed import Computed
 from cbdsl.util.memory import require_memory
 
 if TYPE_CHECKING:
@@ -132,7 +134,7 @@ class Experiment:
         method = given.method or build_method(spec)
         averages = method.conversation != "swarm"
         network = network_of(spec, dataset.shape, dataset.outputs, given.model, dataset.task, statistics=averages)
-        network, start = _start(spec, network, given.init)
+        network, start = _start(spec, network, given.init, dataset.task)
         if network.keeps_statistics:
             public = np.concatenate([parts.shared_training, parts.shared_scoring])[:CALIBRATING]
             network = replace(network, calibration=dataset.train.features[public])
@@ -189,10 +191,16 @@ class Experiment:
     def worker_data_and_adversary(self) -> tuple[WorkerData, Adversary]:
         """Build each worker's data (poisoned where it attacks) and the adversary."""
         held = make_worker_data(self.split, self.dataset.train, self.spec)
-        adversary = self._adversary(held)
+        adversary, lessons = self._adversary(held), held.training
+        if isinstance(lessons, Computed):
+            poisoner = adversary.poisoner  # without the engine: it is sent to shards
+            training: Sequence[TrainingSet] = Computed(
+                lambda worker: poisoner.lesson(worker, lessons[worker]), len(lessons)
+            )
+            return replace(held, training=training if self.byzantine else lessons), adversary
         poisoned = adversary.poisoned()
-        training = tuple(poisoned.get(worker, lesson) for worker, lesson in enumerate(held.training))
-        return WorkerData(training, held.scored, held.scoring), adversary
+        training = tuple(poisoned.get(worker, lesson) for worker, lesson in enumerate(lessons))
+        return replace(held, training=training), adversary
 
     @property
     def remembers(self) -> bool:
@@ -298,7 +306,7 @@ class Experiment:
             self.attack,
             self.byzantine,
             PublicData(train, parts.shared_scoring, others, self.dataset.classes),
-            held={worker: held.training[worker].indices for worker in self.byzantine},
+            held=Computed(lambda worker: held.training[worker].indices, len(held.training)),
             engine=self.engine,
             initial=self.initial[0],
             seed=spec.seed,
@@ -322,8 +330,13 @@ def _described(network: Network) -> Architecture | None:
 def make_worker_data(parts: Split, samples: Samples, spec: Spec) -> WorkerData:
     """Return each worker's data (Sec. VI.C): without D_sc a worker scores on its own data."""
     extra = parts.shared_training if spec.shares_training else parts.shared_training[:0]
-    training = tuple(TrainingSet(samples, np.concatenate([own, extra])) for own in parts.workers)
-    return WorkerData(training, samples, parts.shared_scoring if spec.shares_scoring else pad_rows(parts.workers))
+    lessons = Computed(
+        lambda worker: TrainingSet(samples, np.concatenate([parts.workers[worker], extra])), len(parts.workers)
+    )
+    if isinstance(parts.workers, Computed):
+        return WorkerData(lessons, samples, parts.shared_scoring if spec.shares_scoring else parts.workers)
+    scoring = parts.shared_scoring if spec.shares_scoring else pad_rows(parts.workers)
+    return WorkerData(tuple(lessons), samples, scoring)
 
 
 def byzantine_workers(spec: Spec) -> tuple[WorkerId, ...]:
@@ -345,7 +358,7 @@ def _check_memory(spec: Spec, parts: Split, size: int, server: Server | None) ->
     if server is not None:
         kept, moved = bytes_of_state(server.method, spec, size, server.policy.codecs.up, spec.workers)
         uploads = 4 * spec.participants * server.method.vectors * size * (server.method.conversation == "average")
-        longest = max(map(len, parts.workers)) + len(parts.shared_training)
+        longest = parts.most_samples + len(parts.shared_training)
         batch = spec.local.batch_size
         per_epoch = -(-longest // batch) * batch
         epochs = -(-spec.local.steps * batch // per_epoch) if spec.local.steps else spec.local.epochs
@@ -561,7 +574,7 @@ def _trains_on_scoring(server: Server) -> bool:
     return server.policy.selection.trains and server.verifier.train is not None
 
 
-def _start(spec: Spec, network: Network, given: Floats | Path | None) -> tuple[Network, Floats | None]:
+def _start(spec: Spec, network: Network, given: Floats | Path | None, task: Task) -> tuple[Network, Floats | None]:
     """Return the network with the frozen weights of a model to start from, and what trains of that model, (D,)."""
     if given is None and spec.init == CUSTOM:
         raise part_not_given("init", "initial model")
@@ -569,7 +582,11 @@ def _start(spec: Spec, network: Network, given: Floats | Path | None) -> tuple[N
         given = init_file(spec.init)
     if given is None:
         return network, None
-    weights = network.flat(read_tensors(given), str(given)) if isinstance(given, Path) else given
+    if isinstance(given, Path):
+        tensors = read_tensors(given)
+        require_task(given, task)
+        given = network.flat(tensors, str(given))
+    weights = given
     if weights.shape not in {(network.size,), (network.whole_size,)}:
         raise UserError(
             f"init has {len(weights):,} numbers; the model '{spec.model}' has {network.whole_size:,}. Start from a "

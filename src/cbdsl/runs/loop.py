@@ -346,7 +346,7 @@ def describe_model(experiment: Experiment, weights: Floats) -> ModelMetadata:
     data = experiment.dataset
     card = ModelMetadata.of(experiment.network, data.scaling, data.class_names)
     if data.task == "classification":
-        return card
+        return replace(card, target_names=data.target_names)  # of a table, the column of classes
     loss, detection = experiment.loss, experiment.metrics.get("detection")
     threshold = (
         experiment.evaluate(weights).threshold(detection.false_alarm) if isinstance(detection, Detection) else None

@@ -31,6 +31,7 @@ _PARTITION_KEYS = {
     "data.shards_per_worker": ("shards", "quantile", "cluster"),
     "data.dirichlet_alpha": ("dirichlet",),
     "data.similarity": ("similarity",),
+    "data.overlap": ("iid", "shards", "dirichlet", "similarity", "quantile", "cluster", "quantity"),
 }
 _BUILT_IN_PARTITIONS = (
     "iid", "shards", "dirichlet", "similarity", "quantile", "cluster", "quantity", "feature", "by-client",

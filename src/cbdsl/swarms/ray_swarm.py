@@ -41,6 +41,7 @@ from cbdsl.swarms.shard import (
     describe_build,
     take_workers,
 )
+from cbdsl.util.computed import Computed
 from cbdsl.util.formatting import format_bytes
 from cbdsl.util.npz import InBlocks
 
@@ -621,18 +622,20 @@ def build_ray_swarm(experiment: Experiment, ray: Any, shards: int | None = None)
     shards = min(spec.workers, shards or max(1, sum(int(one.cpus) for one in list_nodes(ray))))
     codec = server.policy.codecs.up
     network = replace(experiment.network)  # without cached modules
+    held, adversary = experiment.worker_data_and_adversary()
+    computed = isinstance(held.training, Computed)
     recipe = ShardRecipe(
         server.method, codec, network, experiment.engine.name, spec.local, spec.swarm, spec.seed,
-        spec.defence.commitment, experiment.loss, experiment.augmentation,
+        spec.defence.commitment, experiment.loss, experiment.augmentation, held if computed else None,
     )  # fmt: skip
-    held, adversary = experiment.worker_data_and_adversary()
     edges = [spec.workers * shard // shards for shard in range(shards + 1)]
     apart = len(experiment.initial) > 1
 
     def shard_data() -> Iterator[ShardData]:
         for first, last in pairwise(edges):
             initial = experiment.initial[first:last] if apart else experiment.initial
-            yield ShardData(range(first, last), initial, take_workers(held, first, last))
+            own = None if computed else take_workers(held, first, last)
+            yield ShardData(range(first, last), initial, own)
 
     swarm = RaySwarm(ray, recipe, adversary, experiment.initial[0], experiment.remembers)
     swarm.start(shard_data(), shards, bytes_of_shard(experiment, -(-spec.workers // shards)))
@@ -641,13 +644,15 @@ def build_ray_swarm(experiment: Experiment, ray: Any, shards: int | None = None)
 
 
 def bytes_of_shard(experiment: Experiment, workers: int) -> int:
-    """Return the memory of a shard's state: three rows per worker, their packs, and samples."""
+    """Return the memory of a shard's state: its workers' rows, and samples."""
     spec, server = experiment.spec, experiment.server
     kept, moved = bytes_of_state(server.method, spec, experiment.engine.size, server.policy.codecs.up, workers)
     train, parts = experiment.dataset.train, experiment.split
-    own = max(map(len, parts.workers)) * workers
-    shared = len(parts.shared_training) + len(parts.shared_scoring)
     sample = train.features[:1].nbytes + 4
+    if isinstance(parts.workers, Computed):
+        return kept + moved + len(train) * sample
+    own = parts.most_samples * workers
+    shared = len(parts.shared_training) + len(parts.shared_scoring)
     return kept + moved + min(own + shared, len(train)) * sample + 4 * own
 
 

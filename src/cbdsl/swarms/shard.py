@@ -31,6 +31,7 @@ from cbdsl.errors import UserError
 from cbdsl.models.network import Network
 from cbdsl.spec import LocalSpec, SwarmSpec
 from cbdsl.swarms.local import LocalSwarm
+from cbdsl.util.computed import Computed
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +48,7 @@ class ShardRecipe:
     commits: bool  # whether claims come with a digest of their model
     loss: Loss = CROSS_ENTROPY
     augmentation: Augmentation | None = None
+    held: WorkerData | None = None  # of all workers, where it is computed when it is needed
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +57,7 @@ class ShardData:
 
     workers: range
     initial: Floats  # (1, D) for all, or (k, D)
-    held: WorkerData  # the samples of its workers and the shared ones, and no others
+    held: WorkerData | None  # the samples of its workers and the shared ones, and no others; None: see `ShardRecipe`
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,12 @@ class Shard:
         engine = choose_engine(
             recipe.engine, network.subject, network.shape, self._threads, "cpu", recipe.loss, recipe.augmentation
         ).engine
+        held = data.held
+        if held is None:
+            assert recipe.held is not None
+            held = take_workers(recipe.held, data.workers.start, data.workers.stop)
         workers = LocalWorkers(
-            engine, data.held, recipe.local, recipe.swarm, recipe.seed, data.workers, recipe.method.gradients,
+            engine, held, recipe.local, recipe.swarm, recipe.seed, data.workers, recipe.method.gradients,
             recipe.codec,
         )  # fmt: skip
         self._rows = LocalSwarm(recipe.method, workers, data.initial, commits=recipe.commits)
@@ -177,7 +183,10 @@ class Shard:
 def take_workers(held: WorkerData, first: int, last: int) -> WorkerData:
     """Return the data of some workers, with the samples that they need and no others."""
     lessons = held.training[first:last]
-    scoring = held.scoring if held.scoring.ndim == 1 else held.scoring[first:last]
+    shared = isinstance(held.scoring, np.ndarray) and held.scoring.ndim == 1
+    scoring = held.scoring if shared else held.scoring[first:last]
+    if isinstance(lessons, Computed) or not isinstance(scoring, np.ndarray):
+        return WorkerData(lessons, held.scored, scoring)  # any of the samples may be needed
     used: dict[int, tuple[Samples, list[Indices]]] = {id(held.scored): (held.scored, [scoring.ravel()])}
     for lesson in lessons:
         used.setdefault(id(lesson.samples), (lesson.samples, []))[1].append(lesson.indices)

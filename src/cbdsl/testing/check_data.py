@@ -12,7 +12,7 @@ import numpy as np
 from cbdsl import register
 from cbdsl.arrays import Indices, Labels, Samples
 from cbdsl.data.dataset import Dataset
-from cbdsl.data.partition import Altering, Partition, Pool
+from cbdsl.data.partition import Altering, Partition, Pool, find_sampler, sample_workers
 from cbdsl.engines.augmentations import Augmentation
 from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.engine import Sgd
@@ -73,6 +73,21 @@ def check_partition(partition: Partition | str) -> None:
         )
         if isinstance(deal, Altering):
             _check_altered(deal, data, first, laws)
+    if find_sampler(deal) is not None:
+        _check_sampler(deal, pool, spec, laws)
+
+
+def _check_sampler(deal: Partition, pool: Pool, spec: DataSpec, laws: Laws) -> None:
+    with laws.expect_no_error("when it draws one worker's samples"):
+        parts = sample_workers(deal, pool, spec, 10, seed=3)
+        found = [[parts[worker] for worker in order] for order in (range(10), reversed(range(10)))]
+    laws.require(
+        all(is_identical(one, other) for one, other in zip(found[0], found[1][::-1], strict=True)),
+        "a worker draws the same samples whoever drew before",
+        "Asked in another order, the samples differ. Draw from the generator that is given, and keep no state.",
+    )
+    twice = [worker for worker, own in enumerate(found[0]) if len(np.unique(own)) < len(own)]
+    laws.require(not twice, "a worker's samples are all different", f"Worker {twice[:1]} of 10 has some twice.")
 
 
 def _check_altered(deal: Altering, data: Dataset, rows: list[Indices], laws: Laws) -> None:
