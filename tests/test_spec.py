@@ -185,7 +185,7 @@ def test_resolving_writes_out_what_defines_the_method() -> None:
 
 
 def test_a_run_without_what_came_later_has_the_key_it_had_before() -> None:
-    tree = {key: value for key, value in Spec().to_tree().items() if key not in {"device", "loss"}}
+    tree = {key: value for key, value in resolve(Spec()).to_tree().items() if key not in {"device", "loss", "dropout"}}
     for name in ("shared_source", "target", "task", "local_test", "local_test_every", "overlap"):
         del tree["data"][name]
     del tree["swarm"]["storage"]
@@ -214,6 +214,13 @@ def test_a_removed_setting_reads_with_the_value_that_is_left_and_is_refused_with
         from_toml('[swarm]\nstorage = "bfloat16"\n')
     with refused_as("not-supported", "swarm.storage", "bfloat16", "removed"):
         Spec().with_settings({"swarm.storage": "bfloat16"})
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_specs_key_is_its_runs_key(name: str) -> None:
+    for spec in (preset(name), preset(name).with_settings({"attack.byzantine": 2}), Spec(method="fedpso")):
+        assert spec.key() == resolve(spec).key()
+    assert Spec(method="not-known-here").key() != Spec().key()
 
 
 def test_equal_runs_have_equal_keys_whatever_the_preset_is_called() -> None:
@@ -314,9 +321,9 @@ def test_another_method_or_number_of_attackers_means_the_same_in_python_and_on_t
 def test_a_sweep_declares_as_many_attackers_as_a_run_does(tmp_path: Path) -> None:
     file = tmp_path / "spec.toml"
     file.write_text(resolve(Spec()).to_toml())  # as in a run's folder: defence.declared=0
-    points = resolve_grid(SpecWords(str(file)), [("attack.byzantine", [1, 5])])
+    points = resolve_grid(SpecWords(str(file)), [("attack.byzantine", [1, 5])]).specs
     runs = [SpecWords(str(file), options={"attack.byzantine": number}).resolved() for number in (1, 5)]
-    assert points == runs
+    assert list(points) == runs
     assert [point.defence.declared for point in points] == [1, 5]
 
 
@@ -324,7 +331,7 @@ def test_no_axis_of_a_sweep_resets_what_an_option_sets(tmp_path: Path) -> None:
     file = tmp_path / "spec.toml"
     file.write_text(resolve(Spec()).to_toml())
     words = SpecWords(str(file), options={"shared": "train", "defence.declared": 3, "defence.aggregator": "krum"})
-    points = resolve_grid(words, [("method", ["fedavg", "fedprox"]), ("attack.byzantine", [1, 5])])
+    points = resolve_grid(words, [("method", ["fedavg", "fedprox"]), ("attack.byzantine", [1, 5])]).specs
     assert {(point.shared, point.defence.declared) for point in points} == {("train", 3)}
 
 

@@ -41,6 +41,7 @@ _SECTIONS = {
     "algorithm.worker_round": "Methods and workers",
     "algorithm.particles": "Methods and workers",
     "algorithm": "The server: claims, selections, aggregators",
+    "studies": "Studies",
     "codecs": "Codecs",
     "engines": "Engines and networks",
     "models": "Engines and networks",

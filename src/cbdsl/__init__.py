@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from cbdsl.runs.records import RoundRecord as RoundRecord, Summary as Summary
     from cbdsl.runs.result import Result as Result
     from cbdsl.spec import Spec as Spec
-    from cbdsl.studies.explore import compare as compare
+    from cbdsl.studies.explore import arena as arena, compare as compare, sweep as sweep
 
 _PUBLIC = {  # the public names by the module that defines them; "" for modules
     "": "callbacks register testing",
@@ -81,7 +81,7 @@ _PUBLIC = {  # the public names by the module that defines them; "" for modules
     "runs.records": "RoundRecord Summary",
     "runs.result": "Result",
     "spec": "Spec",
-    "studies.explore": "compare",
+    "studies.explore": "arena compare sweep",
 }
 _HOMES = {name: home for home, names in _PUBLIC.items() for name in names.split()}
 _RENAMED = {  # old public names, until 1.0

@@ -24,7 +24,8 @@ Purpose = Literal[
     "byzantine",  # which workers are attackers
     "attack",  # what an attacker uploads
     "attackers",  # what all attackers draw alike, wherever they run
-    "aggregator",  # what an aggregator draws in a round
+    "aggregator",
+    "dropout",  # what an aggregator draws in a round
     "server-step",  # what a method's server draws in a round
     "hold-out",  # which half of the private hold-out the guard uses in a round
     "root",  # the batches of a server that trains on D_tr itself

@@ -11,7 +11,7 @@ import inspect
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -76,7 +76,7 @@ class DataSpec(_Group):
     dirichlet_alpha: Positive = setting(0.5, "for dirichlet: the smaller, the fewer classes each worker has")
     similarity: Share = setting(0.1, "gamma, the share of a worker's samples that is drawn i.i.d.")
     shared_training: Count = setting(150, "samples in the shared training set, |D_tr|")
-    shared_scoring: CountFromOne = setting(2000, "samples in the shared scoring set, |D_sc|")
+    shared_scoring: Count = setting(2000, "samples in the shared scoring set, |D_sc|; 0 only where nobody scores on it")
     holdout: Count = setting(2000, "samples in the server's private set")
     shared_source: Text = setting(
         "", "D_tr and D_sc from this file of `cbdsl generate`; empty: training samples of the source"
@@ -206,6 +206,14 @@ class AttackSpec(_Group):
     )
 
 
+@dataclass(frozen=True)
+class DropoutSpec(_Group):
+    """Participants that vanish in a round, for simulations."""
+
+    after_order: Share = setting(0.0, "chance that a participant receives the order and does nothing in that round")
+    after_claim: Share = setting(0.0, "chance that a participant trains, and claims, but its upload never arrives")
+
+
 MINIMAL_HOLDOUT = 20  # samples: fewer say nothing about a model
 MOST_WORKERS = 1_000_000
 
@@ -256,6 +264,7 @@ class Spec:
         metadata={"description": "settings of parts by name: options.fedprox.mu=0.1"},
     )
     loss: Text = setting("", "cross-entropy, mse, mae or huber; empty: cross-entropy for classes, otherwise mse")
+    dropout: DropoutSpec = field(default_factory=DropoutSpec)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -319,11 +328,13 @@ class Spec:
     def key(self) -> str:
         """Return a hash of everything that decides a run's numbers.
 
-        It leaves out the preset's name. Plugins, an initial model and a file of shared samples count by their content;
-        other data in files counts by its path, and a part that was given in Python as "custom".
+        What the method decides is written out first, so that it is the key of the run. It leaves out the preset's name.
+        Plugins, an initial model and a file of shared samples count by their content; other data in files counts by its
+        path, and a part that was given in Python as "custom".
         """
         plugins = [register.plugin_digest(name) for name in self.plugins]
-        tree = {**self.to_tree(), "preset": "", "plugins": plugins, "init": init_digest(self.init)}
+        whole = write_out(self)
+        tree = {**whole.to_tree(), "preset": "", "plugins": plugins, "init": init_digest(self.init)}
         tree["data"]["shared_source"] = self.data.shared_source and content_digest(Path(self.data.shared_source))
         _drop_defaults(tree, _ADDED_LATER)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
@@ -362,6 +373,24 @@ class Spec:
                 )
             branch[leaf] = value
         return from_mapping(tree)
+
+
+def write_out(spec: Spec, method: Any = None) -> Spec:  # noqa: ANN401 - an `algorithm.methods.Method`
+    """Return the spec with everything written out that its method and its number of attackers decide.
+
+    method: given in Python instead of by name. The settings of a method that is not known here stay as they are.
+    """
+    if method is None and spec.method not in register.method and spec.method != register.CUSTOM:
+        register.load(spec.plugins)
+    known = method or (register.method.get(spec.method) if spec.method in register.method else None)
+    declared = spec.attack.byzantine if spec.defence.declared < 0 else spec.defence.declared
+    shared = spec.shared if spec.shared != "default" or known is None else known.shared
+    return replace(
+        spec,
+        shared=shared,
+        swarm=replace(spec.swarm, **getattr(known, "fixes", {})),
+        defence=replace(spec.defence, declared=declared),
+    )
 
 
 class Options(Mapping[str, Mapping[str, "str | int | float | bool"]]):
@@ -477,6 +506,7 @@ def read_tree(path: Path) -> dict[str, Any]:
 _LEFT_OUT = (
     ("local", "optimiser", "sgd"), ("local", "schedule", "constant"), ("local", "clip", 0.0), ("local", "augment", ""),
     ("local", "schedule_over", "round"), ("", "loss", ""), ("data", "target", ""), ("data", "task", "auto"),
+    ("dropout", "after_order", 0.0), ("dropout", "after_claim", 0.0),
     ("data", "local_test", 0.0), ("data", "local_test_every", 0), ("data", "overlap", False),
 )  # fmt: skip
 """Settings that texts leave out at their defaults, so that earlier versions read a spec that does without them."""
@@ -490,6 +520,8 @@ def _drop_defaults(tree: dict[str, Any], entries: Iterable[tuple[str, str, Any]]
         settings = tree[group] if group else tree
         if settings[name] == default:
             del settings[name]
+        if not settings:  # a group that came later
+            del tree[group]
 
 
 INIT_SERVER = "server"  # the value of `init` for the server's own model; see `Experiment.prepare`

@@ -162,7 +162,7 @@ def test_idle_options_end_a_run_with_code_2_before_it_begins(words: list[str], t
 
 def test_an_option_that_matters_in_one_point_of_a_sweep_is_welcome() -> None:
     words = SpecWords(options={"attack.name": "alie"})
-    points = resolve_grid(words, [("attack.byzantine", [0, 2])])
+    points = resolve_grid(words, [("attack.byzantine", [0, 2])]).specs
     assert [point.attack.byzantine for point in points] == [0, 2]
     with refused_as("no-effect", "attack.name"):
         resolve_grid(words, [("seed", [0, 1])])
@@ -175,13 +175,13 @@ def test_an_option_that_matters_in_one_point_of_a_sweep_is_welcome() -> None:
 def test_swept_methods_bring_their_own_shared_data(tmp_path: Path) -> None:
     file = tmp_path / "spec.toml"
     file.write_text(Spec(shared="both").to_toml())
-    points = resolve_grid(SpecWords(str(file)), [("method", ["cb-dsl", "fedavg"])])
+    points = resolve_grid(SpecWords(str(file)), [("method", ["cb-dsl", "fedavg"])]).specs
     assert [point.shared for point in points] == ["both", "none"]
 
 
 def test_the_setting_of_a_part_can_be_swept() -> None:
     key = "options.fedprox.mu"
-    points = resolve_grid(SpecWords(options={"method": "fedprox"}), [(key, [0.1, 0.2])])
+    points = resolve_grid(SpecWords(options={"method": "fedprox"}), [(key, [0.1, 0.2])]).specs
     assert [setting_values(point, [key, "swarm.inertia"]) for point in points] == [
         {key: 0.1, "swarm.inertia": (1.0, 0.0)},
         {key: 0.2, "swarm.inertia": (1.0, 0.0)},

@@ -27,7 +27,7 @@ from cbdsl.runs.callbacks import (
 from cbdsl.runs.records import RoundRecord
 from cbdsl.runs.result import Result
 from cbdsl.util.console import progress_html
-from support.helpers import blobs, perceptron, small_spec
+from support.helpers import SMALL, blobs, cbdsl as run_command, perceptron, small_spec
 from support.refusals import refused_as
 
 
@@ -348,3 +348,14 @@ def test_rounds_as_a_frame_and_as_csv(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "pandas", None)
     with refused_as("missing-package", "pip install pandas"):
         result.to_frame()
+
+
+def test_the_command_line_names_loggers(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    done = run_command("run", *SMALL, "--rounds", "2", "--out", "run", "--log", "tensorboard", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = run_command("resume", "run", "--log", "tensorboard=board", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for place in ("run/tensorboard", "board"):
+        assert list((tmp_path / place).glob("events.out.tfevents.*"))
+    run_command("run", *SMALL, "--log", "excel", cwd=tmp_path).check_refused("unknown-name", "excel", "mlflow")

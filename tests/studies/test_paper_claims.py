@@ -9,7 +9,18 @@ import pytest
 
 from cbdsl.runs.records import RoundRecord, Summary
 from cbdsl.spec import Spec
-from cbdsl.studies.paper import DIVERGENCE_FIGURE, FIGURES, PAPER_CLAIMS, Evidence, JudgedClaim, is_above_zero, judge
+from cbdsl.studies.paper import (
+    DIVERGENCE_FIGURE,
+    FIGURES,
+    FULL_PLAN,
+    PAPER_CLAIMS,
+    QUICK_PLAN,
+    Evidence,
+    JudgedClaim,
+    is_above_zero,
+    judge,
+)
+from cbdsl.studies.reproduce import list_tasks
 from cbdsl.studies.sweep import FinishedRun
 
 WORKERS, PARAMETERS = 50, 100
@@ -87,6 +98,28 @@ def test_one_seed_judges_nothing_and_still_compares() -> None:
     rows = {row.id: row for row in judge([world(seeds=1)])}
     assert {row.verdict for row in rows.values()} == {"not judged"}
     assert rows["iid-swarm-beats-fedavg"].measured == "CB-DSL, no D_G: 82.0 %; FedAvg: 80.0 %"
+
+
+def test_one_seed_judges_what_one_seed_can_tell_if_it_may() -> None:
+    rows = {row.id: row for row in judge([world(seeds=1)], alone=True)}
+    judged = {"iid-attack-breaks", "iid-attack-survived", "noniid-attack-breaks", "noniid-attack-survived", "uplink"}
+    assert {name for name, row in rows.items() if row.verdict == "holds"} == judged
+    assert {row.verdict for name, row in rows.items() if name not in judged} == {"not judged"}
+    assert rows["iid-best"].unjudged == "a difference takes several seeds"
+    early = {row.id: row for row in judge([world(seeds=1, f1_fedavg=[0.15], f3_cb_dsl_g=[0.5])], alone=True)}
+    for name in ("iid-attack-breaks", "iid-attack-survived"):  # FedAvg has not learned yet; the attacked run lags
+        assert early[name].verdict == "not judged"
+        assert "few rounds" in early[name].unjudged
+
+
+def test_only_the_claims_about_the_chosen_figures_are_judged() -> None:
+    assert {row.figure for row in judge([world()], (2, 4))} == {2, 4}
+    plan = replace(FULL_PLAN, figures=(4,), rounds=7)
+    assert [figure.number for figure in plan.needed] == [2, 4]
+    assert {task.kind.name for task in list_tasks(plan)} == {"run"}
+    assert {task.spec.rounds for task in list_tasks(plan)} == {7}
+    assert not plan.as_published
+    assert "theory" not in {task.kind.name for task in list_tasks(QUICK_PLAN)}
 
 
 def test_a_claim_that_holds_in_one_regime_alone_says_so() -> None:

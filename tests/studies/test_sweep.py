@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cbdsl
 from cbdsl.errors import UserError
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
 from cbdsl.studies.reproduce import RUN_AND_DIVERGENCE
-from cbdsl.studies.sweep import Task, grid, parse_axis, run_all, run_tasks, write_table
+from cbdsl.studies.sweep import Task, grid, parse_axis, plan_sweep, run_all, run_tasks, write_table
 from support.refusals import refused_as
 
 SMALL = Spec(model="softmax", workers=4, rounds=3).with_settings(
@@ -149,3 +150,49 @@ def test_one_damaged_file_in_a_sweep_is_named_and_the_other_runs_are_finished(tm
 def test_a_grid_without_end_is_an_error(text: str) -> None:
     with pytest.raises(UserError):
         grid(SMALL, [parse_axis(text)])
+
+
+def test_combinations_that_differ_only_in_a_setting_without_effect_are_one_run() -> None:
+    plan = plan_sweep(SMALL, [("method", ["cb-dsl", "fedavg"]), ("swarm.inertia", [0.5, 0.9]), ("seed", [0, 1])])
+    assert [(one.method, one.swarm.inertia[0]) for one in plan.specs[::2]] == [
+        ("cb-dsl", 0.5), ("cb-dsl", 0.9), ("fedavg", 1.0),
+    ]  # fmt: skip
+    assert plan.note.startswith("2 of 8 combinations are the same run as another one, and run once. swarm.inertia")
+    attacked = plan_sweep(SMALL, [("attack.byzantine", [0, 1]), ("attack.name", ["alie", "liar"])])
+    assert [(one.attack.byzantine, one.attack.name) for one in attacked.specs] == [
+        (0, "liar"), (1, "alie"), (1, "liar"),
+    ]  # fmt: skip
+    rules = plan_sweep(SMALL, [("method", ["cb-dsl", "fedavg"]), ("defence.aggregator", ["mean", "median"])])
+    assert len(rules.specs) == 3
+    assert plan_sweep(SMALL, [("seed", [0, 0])]).note == ""
+    with refused_as("no-effect", "swarm.inertia"):
+        plan_sweep(SMALL, [("method", ["fedavg"]), ("swarm.inertia", [0.5, 0.9])])
+
+
+@pytest.mark.slow
+def test_a_sweeps_tables_hold_all_runs_of_its_folder(tmp_path: Path) -> None:
+    def table() -> list[dict[str, str]]:
+        return list(csv.DictReader((tmp_path / "results.csv").open()))
+
+    assert [run.spec.seed for run in cbdsl.sweep(SMALL, {"seed": [3, 2]}, out=tmp_path, jobs=1)] == [3, 2]
+    assert [row["seed"] for row in table()] == ["3", "2"]
+    more = cbdsl.sweep(SMALL, {"seed": [1], "local.epochs": [2]}, out=tmp_path, jobs=1)
+    assert [run.spec.seed for run in more] == [1]
+    assert [(row["seed"], row["local.epochs"]) for row in table()] == [("1", "2"), ("2", "1"), ("3", "1")]
+    (tmp_path / "runs" / Task(resolve(SMALL.with_settings({"seed": 3}))).spec.key() / "rounds.jsonl").unlink()
+    cbdsl.sweep(SMALL, {"seed": [1, 2]}, out=tmp_path, jobs=1)  # a damaged run of an earlier sweep is left out
+    assert [row["seed"] for row in table()] == ["1", "1", "2"]
+
+
+@pytest.mark.slow
+def test_a_script_without_a_main_guard_can_sweep(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import cbdsl\n"
+        "print('started')\n"
+        "spec = cbdsl.Spec(workers=2, rounds=1, model='softmax').with_settings({'data.samples_per_worker': 20})\n"
+        "print(len(cbdsl.sweep(spec, {'seed': range(2)}, jobs=2)))\n"
+    )
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "started\n2\n"), done.stderr
+    assert done.stderr == ""

@@ -109,7 +109,7 @@ def bench(  # noqa: PLR0913, PLR0917 - one parameter per option
 
     interrupts.INTERRUPTS.release()
     try:
-        with ProgressLine("part", log_seconds=None) as line:
+        with ProgressLine("part", log_seconds=30.0) as line:
             rows = job.measure(
                 words(models) or job.ZOO,
                 counts,

@@ -90,6 +90,15 @@ Shards = Annotated[
 NoBaseline = Annotated[
     bool, typer.Option("--no-baseline", help="Do not train the server alone at the end, for comparison.")
 ]
+Log = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--log", metavar="LOGGER", help="tensorboard[=DIR], wandb[=PROJECT] or mlflow[=EXPERIMENT]; may repeat."
+    ),
+]
+Metrics = Annotated[
+    bool, typer.Option("--metrics", help="Measure test loss, macro-F1, ... after every round, not only at the end.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, alone on standard output.")]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Processes at a time; as many as cores if not given.")]
 Settings = Annotated[

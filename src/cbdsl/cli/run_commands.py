@@ -10,17 +10,20 @@ import typer
 
 from cbdsl.cli import interrupts, options
 from cbdsl.cli.display import Display, print_summary
-from cbdsl.cli.options import Json, NoBaseline, On, Shards, Threads
+from cbdsl.cli.options import Json, Log, Metrics, NoBaseline, On, Shards, Threads
 from cbdsl.cli.spec_options import SpecWords, takes_spec
 from cbdsl.runs import loop
+from cbdsl.runs.callbacks import open_loggers
 from cbdsl.runs.folder import run_folder
 from cbdsl.runs.result import Result
 
 
 @takes_spec()
-def run(
+def run(  # noqa: PLR0913, PLR0917 - one parameter per option
     words: SpecWords,
     out: Annotated[Path | None, typer.Option(help="A new folder for the run; runs/<name> if not given.")] = None,
+    log: Log = None,
+    metrics: Metrics = False,
     threads: Threads = None,
     on: On = None,
     shards: Shards = None,
@@ -31,14 +34,25 @@ def run(
     spec = words.resolved()
     folder = out or run_folder(spec)
     interrupts.advise_resume(folder, on)
+    callbacks = [Display(), *open_loggers(log, folder)]
     result = loop.run_resolved(
-        spec, out=folder, threads=threads, on=on, shards=shards, baseline=not no_baseline, callbacks=[Display()]
+        spec,
+        out=folder,
+        threads=threads,
+        on=on,
+        shards=shards,
+        baseline=not no_baseline,
+        metrics=metrics,
+        callbacks=callbacks,
     )
     conclude(result, as_json)
 
 
-def resume(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that was stopped.")],
+def resume(  # noqa: PLR0913, PLR0917 - one parameter per option
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that was stopped, or finished.")],
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds in all: prolong a run that is finished.")] = None,
+    log: Log = None,
+    metrics: Metrics = False,
     threads: Threads = None,
     on: On = None,
     shards: Shards = None,
@@ -47,7 +61,17 @@ def resume(
 ) -> None:
     """Resume an interrupted run. The result is identical to an uninterrupted one."""
     interrupts.advise_resume(folder, on)
-    result = loop.resume(folder, threads=threads, on=on, shards=shards, baseline=not no_baseline, callbacks=[Display()])
+    callbacks = [Display(), *open_loggers(log, folder)]
+    result = loop.resume(
+        folder,
+        rounds=rounds,
+        threads=threads,
+        on=on,
+        shards=shards,
+        baseline=not no_baseline,
+        metrics=metrics,
+        callbacks=callbacks,
+    )
     conclude(result, as_json)
 
 

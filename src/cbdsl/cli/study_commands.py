@@ -21,26 +21,28 @@ from cbdsl.cli.study_tables import (
     print_sweep,
     print_tuning,
 )
-from cbdsl.errors import UserError, shown
-from cbdsl.runs.resolve import refuse_idle, resolve_all
-from cbdsl.spec import Spec, numbers, parse_setting, words
+from cbdsl.errors import UserError, shown, unknown
+from cbdsl.runs.resolve import refuse_idle
+from cbdsl.spec import numbers, parse_setting, words
 from cbdsl.studies import (
     arena as arena_job,
     benchmark_datasets as study_job,
     label_budget as budget_job,
     reproduce as reproduce_job,
 )
-from cbdsl.studies.compare import compare as compare_runs, group_results
+from cbdsl.studies.compare import compare as compare_runs, group_results, sort_sweep
 from cbdsl.studies.comparison_text import format_comparison
-from cbdsl.studies.paper import FULL_PLAN, QUICK_PLAN
+from cbdsl.studies.paper import FULL_PLAN, QUICK_PLAN, REGIMES
 from cbdsl.studies.sweep import (
+    OTHER_STUDIES,
     OnProgress,
+    SweepPlan,
     Task,
     explain_failures,
     forecast,
-    grid,
     parse_axis,
-    read_run,
+    plan_sweep,
+    read_sweep,
     refuse_other_results,
     run_tasks,
     write_table,
@@ -69,12 +71,13 @@ def sweep(
 ) -> None:
     """Run a grid of experiments in parallel. Finished runs are not repeated."""
     interrupts.advise_same_command()
-    axes = [parse_axis(text) for text in over]
-    keys = [key for key, _ in axes]
-    tasks = [Task(point) for point in resolve_grid(spec_words, axes)]
-    refuse_other_results(out, "groups.csv", ("tuning.json", "contest.json", "plan.json", "study.json", "spec.toml"))
+    plan = resolve_grid(spec_words, [parse_axis(text) for text in over])
+    refuse_other_results(out, "groups.csv", OTHER_STUDIES)
+    if plan.note:
+        typer.echo(plan.note, err=True)
+    tasks = [Task(spec) for spec in plan.specs]
     _show_progress(len(tasks), out, lambda show: run_tasks(tasks, out, jobs, show, on))
-    results = [read_run(task.folder(out)) for task in tasks]
+    results, keys = sort_sweep(read_sweep(out, plan.specs), plan.axes, len(tasks))
     write_table(results, keys, out)
     print_sweep(results, keys, out)
     if len({result.spec.seed for result in results}) > 1:
@@ -89,11 +92,10 @@ def sweep(
     options.write_page("index.html", write_page)
 
 
-def resolve_grid(spec_words: SpecWords, axes: list[tuple[str, list[Any]]]) -> list[Spec]:
-    """Return every point of a grid, resolved, so that errors are found before the first run."""
-    keys = [key for key, _ in axes]
-    spec_words.refuse_varied(keys)
-    return resolve_all(grid(spec_words.spec(), axes, spec_words.fixed), [*keys, *spec_words.given])
+def resolve_grid(spec_words: SpecWords, axes: list[tuple[str, list[Any]]]) -> SweepPlan:
+    """Return every point of a grid, resolved."""
+    spec_words.refuse_varied([key for key, _ in axes])
+    return plan_sweep(spec_words.spec(), axes, spec_words.fixed, spec_words.given)
 
 
 def compare(
@@ -270,10 +272,19 @@ def _study_budget(
     print_results(budget_job.describe_budget_study(plan), *budget_job.budget_table(found), page)
 
 
-def reproduce(
+def reproduce(  # noqa: PLR0913, PLR0917 - one parameter per option
     quick: Annotated[
-        bool, typer.Option("--quick", help="One seed, one regime, fewer rounds: minutes instead of most of an hour.")
+        bool,
+        typer.Option(
+            "--quick", help="One seed, one regime, fewer rounds, no theorems: minutes, and few claims judged."
+        ),
     ] = False,
+    figure: Annotated[list[int] | None, typer.Option(min=1, max=5, help="One of the figures; may repeat.")] = None,
+    regime: Annotated[
+        list[str] | None, typer.Option(help="paper (the text) or script (the authors' program); both if not given.")
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds, from 0; 3 if not given.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of every run; the paper's if not given.")] = None,
     settings: Settings = None,
     out: Out = None,
     jobs: Jobs = None,
@@ -283,8 +294,19 @@ def reproduce(
     interrupts.advise_same_command()
     options.demand_pages("it draws the figures")
     given = tuple(map(parse_setting, settings or []))
-    plan = replace(QUICK_PLAN if quick else FULL_PLAN, settings=given)
-    folder = out or Path("reproduction-quick" if quick else "reproduction")
+    for name in regime or ():
+        if name not in REGIMES:
+            raise unknown("regime", name, REGIMES)
+    chosen: dict[str, Any] = {
+        "figures": figure and tuple(sorted(set(figure))),
+        "regimes": regime and tuple(dict.fromkeys(regime)),
+        "seeds": seeds and tuple(range(seeds)),
+        "rounds": rounds,
+    }
+    chosen = {key: value for key, value in chosen.items() if value}
+    plan = replace(QUICK_PLAN if quick else FULL_PLAN, settings=given, **chosen)
+    parts = [f"figure{number}" for number in chosen.get("figures", ())] + list(chosen.get("regimes", ()))
+    folder = out or Path("-".join(["reproduction", *["quick"] * quick, *parts]))
     tasks = reproduce_job.list_tasks(plan)
     refuse_idle([task.spec for task in tasks], [key for key, _ in given])
     result = _show_progress(
@@ -292,8 +314,7 @@ def reproduce(
     )
     from cbdsl.report.paper_page import write_reproduction  # noqa: PLC0415 - it needs matplotlib
 
-    command = ["cbdsl reproduce", *(["--quick"] if quick else []), *(f"--set {text}" for text in settings or [])]
-    print_claims(result.claims, write_reproduction(result, " ".join(command)))
+    print_claims(result.claims, write_reproduction(result, interrupts.command_line()))
 
 
 @takes_spec()

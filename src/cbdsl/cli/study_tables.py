@@ -135,7 +135,8 @@ def print_claims(claims: Sequence[JudgedClaim], page: Path) -> None:
     colours = {"holds": "green", "holds in this regime": "green", "undecided": "yellow", "does not hold": "red"}
     for claim in claims:
         verdict = Text(claim.verdict, style=colours.get(claim.verdict, ""))
-        table.add_row(str(claim.figure), claim.claim, claim.regime, verdict, claim.measured)
+        measured = f"{claim.measured}; {claim.unjudged}" if claim.unjudged else claim.measured
+        table.add_row(str(claim.figure), claim.claim, claim.regime, verdict, measured)
     console = plain_console()
     console.print(table, highlight=False)
     _print_page(console, page)

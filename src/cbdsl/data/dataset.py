@@ -378,6 +378,8 @@ def _load(source: str, options: Mapping[str, Any] | None) -> Dataset:
             code="missing-value",
         )
     path = Path(source)
+    if path.suffix == ".npz" and not path.exists():
+        raise UserError(f"The data file {source} is not there (from {Path.cwd()}). Give its path.", code="missing-file")
     if not path.is_dir():
         raise UserError(
             f"Data '{source}' is neither a data set by name ({', '.join(register.dataset.names())}) nor a folder nor "

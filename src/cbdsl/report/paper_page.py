@@ -232,7 +232,7 @@ class RegimeResults:
     description: str
     mark: str  # in the first figure
     figures: Mapping[int, PageFigure]
-    bounds: PageFigure
+    bounds: PageFigure | None
     theorems: Table
     findings: Mapping[str, Sequence[str]]  # approach -> sentences about its bounds
 
@@ -244,12 +244,15 @@ def write_reproduction(made: Reproduction, command: str) -> Path:
     for regime, evidence in zip(plan.regimes, made.evidence, strict=True):
         own = {approach: result for (name, approach), result in results.items() if name == regime}
         regimes[regime] = _prepare_regime(made, regime, evidence, own)
-    overview = save_drawing(
-        draw_overview(made.evidence, plan.as_published),
-        made.out / "figures" / "overview",
-        "Test accuracy of every approach in Figures 1 to 4",
-        "overview",
-    )
+    ends = [figure for figure in plan.shown if figure.number != DIVERGENCE_FIGURE]
+    overview = None
+    if len(ends) == len(_ENDS):
+        overview = save_drawing(
+            draw_overview(made.evidence, plan.as_published),
+            made.out / "figures" / "overview",
+            "Test accuracy of every approach in Figures 1 to 4",
+            "overview",
+        )
     return write_page(
         made.out / "report.html",
         "reproduction.html.j2",
@@ -257,7 +260,9 @@ def write_reproduction(made: Reproduction, command: str) -> Path:
         command=command,
         length=f"{_describe_rounds(plan)}, {describe_seeds(plan.seeds)}",
         counts={regime: count_held(made.claims, regime) for regime in plan.regimes},
-        figures=FIGURES,
+        figures=plan.shown,
+        figure_names=join_words([figure.number for figure in plan.shown]),
+        judged=any(claim.verdict != "not judged" for claim in made.claims),
         regimes=regimes,
         overview=overview,
         claims=tabulate_claims(made.claims, plan),
@@ -286,9 +291,9 @@ def _prepare_regime(
                 f"figure{figure.number}",
                 f"Figure {figure.number}: {figure.title}",
             )
-            for figure in FIGURES
+            for figure in made.plan.shown
         },
-        bounds=save(draw_theory(results), "theorem2", "Theorem 2"),
+        bounds=save(draw_theory(results), "theorem2", "Theorem 2") if results else None,
         theorems=tabulate_bounds(results),
         findings={APPROACHES[approach].label: describe_result(result) for approach, result in results.items()},
     )
@@ -340,7 +345,7 @@ def tabulate_claims(claims: Sequence[JudgedClaim], plan: ReproductionPlan) -> Ta
 def _show_verdict(claim: JudgedClaim) -> str | Cell:
     measured = claim.measured.replace(" ± ", "\u00a0±\u00a0").replace(" %", "\u00a0%")
     if claim.verdict == "not judged":
-        return measured
+        return Cell("not judged", f"{measured}; {claim.unjudged}") if claim.unjudged else measured
     return Cell(f"{_MARKS[claim.verdict]} {claim.verdict}", measured, _TONES[claim.verdict], strong=True)
 
 
@@ -348,7 +353,7 @@ def _describe_rounds(plan: ReproductionPlan) -> str:
     """Return `9 of 30 rounds`, or `30 rounds` if they are all rounds of the presets."""
     pairs = [
         (spec_of(figure, figure.approaches[0], regime, plan.seeds[0], plan).rounds, whole.rounds)
-        for figure in FIGURES
+        for figure in plan.shown
         for regime in plan.regimes
         for whole in [preset(f"{regime}-{figure.setting}")]
     ]
@@ -363,7 +368,7 @@ def describe_regime(regime: Regime, plan: ReproductionPlan) -> str:
 
 def describe_attackers(plan: ReproductionPlan) -> str:
     """Describe the attack in the figures that have attackers, or return ""."""
-    specs = {figure.number: _example_spec(figure.number, plan.regimes[0], plan) for figure in FIGURES}
+    specs = {figure.number: _example_spec(figure.number, plan.regimes[0], plan) for figure in plan.shown}
     attacked = [number for number, spec in specs.items() if spec.attack.byzantine]
     if not attacked:
         return ""

@@ -48,7 +48,7 @@ from cbdsl.engines.choose import choose_engine
 from cbdsl.engines.engine import Engine, Sgd
 from cbdsl.engines.loss import CROSS_ENTROPY, Loss, LossFunction, make_loss
 from cbdsl.engines.native_engine import default_threads
-from cbdsl.errors import UserError
+from cbdsl.errors import UserError, shown
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import ArchitectureError
 from cbdsl.models.network import Network, network_of, read_tensors
@@ -59,7 +59,7 @@ from cbdsl.rng import seed_of, stream
 from cbdsl.runs.metrics import Evaluation, Metric, Spread, build_metrics, measure_all
 from cbdsl.runs.records import FinalMeasurements, Vote
 from cbdsl.runs.result import Result
-from cbdsl.spec import INIT_SERVER, Options, Spec, Task, init_file, words
+from cbdsl.spec import INIT_SERVER, DropoutSpec, Options, Spec, Task, init_file, words
 from cbdsl.swarms.local import LocalSwarm, bytes_of_state, workers_at_once
 from cbdsl.util.computed import Computed
 from cbdsl.util.memory import require_memory
@@ -173,7 +173,13 @@ class Experiment:
         return LocalSwarm(method, workers, self.initial, adversary, spec.defence.commitment)
 
     def require_messages(self) -> None:
-        """Refuse a method without messages, and measurements at workers, where workers are other processes."""
+        """Refuse a method without messages, drop-outs and measurements at workers, where these are other processes."""
+        if self.spec.dropout != DropoutSpec():
+            raise UserError(
+                "dropout.* is for simulations, and these workers are processes of their own: stop some of them "
+                "instead. Leave it out, or simulate with cbdsl run.",
+                code="no-effect",
+            )
         if self.spec.data.local_test and not self.split.tests:
             raise UserError(
                 f"data.local_test={self.spec.data.local_test:g} measures models on samples that workers hold back. "
@@ -494,6 +500,11 @@ def build_combination(
     own = split.shared_training if len(split.shared_training) else split.shared_scoring
 
     def losses(rows: Floats) -> Doubles:
+        if not len(split.shared_scoring):
+            raise UserError(
+                f"The aggregator '{name}' measures losses on D_sc, and data.shared_scoring is 0. Set it higher.",
+                code="conflict",
+            )
         return engine.losses(rows, samples, split.shared_scoring)
 
     def gradient(weights: Floats, rows: Indices | None = None) -> Floats:
@@ -628,6 +639,12 @@ def collect_parts(  # noqa: PLR0913 - all but the first by name
     parts: method, attack, aggregator, selection, partition and augmentation, as objects or by name; None: as the spec
     says.
     """
+    if not isinstance(spec, Spec):
+        raise UserError(
+            f"A run takes a cbdsl.Spec or a preset's name; given {shown(spec)}. Write "
+            "cbdsl.Spec().with_settings({...}).",
+            code="wrong-type",
+        )
     register.load(spec.plugins)
     options: dict[str, dict[str, Any]] = {name: dict(values) for name, values in spec.options.items()}
     current = {

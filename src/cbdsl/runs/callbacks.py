@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cbdsl.errors import UserError
+from cbdsl.errors import UserError, unknown
 from cbdsl.runs.metrics import find_metric
 from cbdsl.runs.records import RoundRecord, RunTotals
 from cbdsl.spec import Spec
@@ -221,6 +221,24 @@ class MLflow(_Metrics):
             self._running = False
 
 
+LOGGERS: dict[str, Callable[[str], Callback]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+
+
+def open_loggers(texts: Sequence[str] | None, folder: Path) -> list[Callback]:
+    """Return the loggers that a command line names: tensorboard[=DIR], wandb[=PROJECT], mlflow[=EXPERIMENT].
+
+    folder: the run's; TensorBoard writes into its `tensorboard` if no other place is given.
+    """
+    found = []
+    for text in texts or ():
+        name, _, where = text.partition("=")
+        if name not in LOGGERS:
+            raise unknown("logger", name, LOGGERS)
+        place = str(folder / "tensorboard") if name == "tensorboard" else "cbdsl"
+        found.append(LOGGERS[name](where or place))
+    return found
+
+
 class Bar(_Metrics):
     """A progress bar, in a terminal and in a notebook."""
 
@@ -246,9 +264,7 @@ class Bar(_Metrics):
             self._line = None
 
     def _open_line(self) -> ProgressLine:
-        from cbdsl.util.console import NotebookProgress, ProgressLine  # noqa: PLC0415 - rich is slow to import
-
-        return NotebookProgress("round") if in_notebook() else ProgressLine("round", log_seconds=None)
+        return open_progress("round")
 
     def _describe(self, record: RoundRecord) -> str:
         values = self._values(record)
@@ -259,6 +275,13 @@ class Bar(_Metrics):
             f"{result}{score}  uploads {values['uploads']:,}  bans {values['bans']}  "
             f"uplink {format_bytes(values['uplink_bytes'])}"
         )
+
+
+def open_progress(unit: str) -> ProgressLine:
+    """Return the progress of something in a notebook or terminal; elsewhere nothing is shown. unit: what is counted."""
+    from cbdsl.util.console import NotebookProgress, ProgressLine  # noqa: PLC0415 - rich is slow to import
+
+    return NotebookProgress(unit) if in_notebook() else ProgressLine(unit, log_seconds=None)
 
 
 def in_notebook() -> bool:

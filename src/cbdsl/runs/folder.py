@@ -27,7 +27,7 @@ from cbdsl.errors import UserError
 from cbdsl.models.personal_models import FILE as PERSONAL
 from cbdsl.models.saved_model import ModelMetadata, file_of
 from cbdsl.runs.build import build_method
-from cbdsl.runs.records import RoundRecord, Summary, describe
+from cbdsl.runs.records import NO_CLAIMS, Claims, RoundRecord, Summary, describe
 from cbdsl.runs.worker_results import WorkerResults
 from cbdsl.spec import Spec
 from cbdsl.util.files import (
@@ -49,6 +49,7 @@ A run of cbdsl. `cbdsl watch` shows it in a browser, while it runs and afterward
 README.txt         this page
 spec.toml          what was run; `cbdsl run --spec spec.toml` runs it again
 rounds.jsonl       one object per round: accuracy, score, verdicts, messages and bytes
+claims.bin         every claim in order, 12 bytes each: round and worker (int32), score (float32), little endian
 summary.json       the run in one object
 accuracy.png       test accuracy by round, drawn by the command line
 model.safetensors  the final global model, its network, the scaling of features; for `cbdsl predict` and `export`
@@ -202,13 +203,24 @@ class RunFolder:
         content = file.read_bytes() if file.is_file() else safetensors_bytes(tensors)
         write_atomically(self.path / "init.safetensors", content)
 
-    def append(self, line: RoundRecord) -> None:
-        """Add a round to rounds.jsonl."""
-        path = self.path / "rounds.jsonl"
+    def append(self, line: RoundRecord, claims: Claims = NO_CLAIMS) -> None:
+        """Add a round to rounds.jsonl, and its claims to claims.bin."""
+        if len(claims):
+            self._append("claims.bin", claims.tobytes())
+        self._append("rounds.jsonl", json.dumps(line.to_json(), allow_nan=False).encode() + b"\n")
+
+    def _append(self, name: str, content: bytes) -> None:
+        path = self.path / name
         with private_file(path, "ab") if self._private else path.open("ab") as file:
-            file.write(json.dumps(line.to_json(), allow_nan=False).encode() + b"\n")
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
+
+    def claims(self) -> Claims:
+        """Return the claims in claims.bin, mapped into memory; none if it has none."""
+        path = self.path / "claims.bin"
+        count = path.stat().st_size // NO_CLAIMS.itemsize if path.exists() else 0
+        return np.memmap(path, NO_CLAIMS.dtype, "r", shape=(count,)) if count else NO_CLAIMS
 
     def records(self, count: int) -> list[RoundRecord]:
         """Read the first `count` rounds of rounds.jsonl."""
@@ -232,7 +244,10 @@ class RunFolder:
         return records
 
     def rewind(self, records: Sequence[RoundRecord]) -> None:
-        """Keep only these rounds in rounds.jsonl; later ones are played again."""
+        """Keep only these rounds in rounds.jsonl and claims.bin; later ones are played again."""
+        claims, last = self.claims(), records[-1].round if records else 0
+        if len(claims):
+            os.truncate(self.path / "claims.bin", NO_CLAIMS.itemsize * int(np.sum(claims["round"] <= last)))
         text = "".join(json.dumps(line.to_json(), allow_nan=False) + "\n" for line in records)
         write_atomically(self.path / "rounds.jsonl", text.encode(), self._private)
 
@@ -270,8 +285,26 @@ class RunFolder:
             workers = np.arange(len(next(iter(arrays.values()))), dtype=np.int32)
         return KeptRows(workers, arrays)
 
-    def load_checkpoint(self, key: str) -> Checkpoint | None:
-        """Read the checkpoint; None if there is none yet. The workers' arrays are mapped."""
+    def prolong(self, spec: Spec, key: str, before: str, keep: bool) -> None:
+        """Let a run go on under a spec that has other rounds. keep: go on from the checkpoint, not from round 1.
+
+        key, before: of the checkpoint from now on, and so far. The checkpoint changes first, and either key is taken
+        for the old one, so that a crash in between can be repeated.
+        """
+        path = self.path / "checkpoint.npz"
+        if not keep:
+            path.unlink(missing_ok=True)
+        elif path.exists():
+            found = self.load_checkpoint(before, also=key)
+            assert found is not None
+            rows = {_WORKERS: found.rows.workers, **found.rows.arrays} if found.rows is not None else None
+            self.save_checkpoint(found.state, rows, key, found.attackers)
+        for done in ("summary.json", "accuracy.png"):
+            (self.path / done).unlink(missing_ok=True)
+        write_atomically(self.path / "spec.toml", spec.to_toml().encode(), self._private)
+
+    def load_checkpoint(self, key: str, also: str = "") -> Checkpoint | None:
+        """Read the checkpoint; None if there is none yet. The workers' arrays are mapped. also: another valid key."""
         path = self.path / "checkpoint.npz"
         if not path.exists():
             return None
@@ -301,7 +334,7 @@ class RunFolder:
                 "Remove that file to run again from the first round.",
                 code="damaged-file",
             ) from error
-        if meta.key != key:
+        if meta.key not in {key, also}:
             raise UserError(
                 f"{path} belongs to another spec or engine ({meta.key}) than this run's ({key}): was spec.toml "
                 "edited, or the package installed again without its native engine? Nothing was changed.",

@@ -18,7 +18,7 @@ from cbdsl.models.network import Network
 from cbdsl.models.personal_models import PersonalModels
 from cbdsl.models.saved_model import ModelMetadata, SavedModel
 from cbdsl.register import CUSTOM
-from cbdsl.runs.folder import read_result
+from cbdsl.runs.folder import RunFolder, read_result
 from cbdsl.runs.result import Predictor, Result
 from cbdsl.runs.worker_results import read_columns
 
@@ -100,5 +100,5 @@ def load(source: Path | str) -> Any:  # noqa: ANN401 - a LoadedRun or a LoadedMo
     network, engine = cast("Network", _Later(lambda: model.network)), cast("Engine", _Later(lambda: model.engine))
     return LoadedRun(
         spec, summary, tuple(rounds), model.weights, folder, network, engine, model.card,
-        read_columns(folder / "local_test.csv"), PersonalModels.read(folder),
+        read_columns(folder / "local_test.csv"), PersonalModels.read(folder), RunFolder(folder).claims(),
     )  # fmt: skip

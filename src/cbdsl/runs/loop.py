@@ -10,6 +10,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from cbdsl.algorithm.aggregators import AggregationRule
 from cbdsl.algorithm.messages import Order, RoundLog, ServerState, Swarm, WorkerId
 from cbdsl.algorithm.methods import Method
@@ -29,11 +31,12 @@ from cbdsl.runs.build import Client, Experiment, Init, ModelBuilder, UserParts, 
 from cbdsl.runs.callbacks import Callback, CallbackList, RunStart, default_callbacks
 from cbdsl.runs.folder import Checkpoint, RunFolder
 from cbdsl.runs.metrics import Detection
-from cbdsl.runs.records import RoundRecord, finite, record, summarise
-from cbdsl.runs.resolve import resolve
+from cbdsl.runs.records import NO_CLAIMS, Claims, RoundRecord, claims_of, finite, record, summarise
+from cbdsl.runs.resolve import find_schedules, resolve
 from cbdsl.runs.result import Result
 from cbdsl.runs.worker_results import measure_workers
 from cbdsl.spec import INIT_SERVER, Spec
+from cbdsl.swarms.drop_outs import with_drop_outs
 from cbdsl.swarms.local import SwarmWithAttackers
 from cbdsl.swarms.ray_swarm import swarm_maker
 
@@ -64,6 +67,7 @@ def run(  # noqa: PLR0913 - all but the first by name
     out: Path | str | None = None,
     threads: int | None = None,
     baseline: bool | Path = False,
+    metrics: bool = False,
     callbacks: Sequence[Callback] | None = None,
     watch: Watch | None = None,
 ) -> Result:
@@ -85,6 +89,7 @@ def run(  # noqa: PLR0913 - all but the first by name
     threads: the number of threads to use; all cores if None. It changes the time and no number.
     baseline: at the end, also train the server alone and put its accuracy into the summary; a folder keeps that for
         other runs with the same data, model and seed.
+    metrics: measure every metric (of a classifier its test loss and macro-F1) after every round, not only at the end.
     callbacks: called at the start, after every round and at the end; if None, a progress bar in a notebook.
     watch: called after every round with the experiment and the order that was carried out.
 
@@ -102,7 +107,7 @@ def run(  # noqa: PLR0913 - all but the first by name
     )  # fmt: skip
     return run_resolved(
         resolve(chosen, parts.method), parts, on=on, shards=shards, out=out, threads=threads, baseline=baseline,
-        callbacks=callbacks, watch=watch,
+        metrics=metrics, callbacks=callbacks, watch=watch,
     )  # fmt: skip
 
 
@@ -115,6 +120,7 @@ def run_resolved(  # noqa: PLR0913 - all but the first two by name
     out: Path | str | None = None,
     threads: int | None = None,
     baseline: bool | Path = False,
+    metrics: bool = False,
     callbacks: Sequence[Callback] | None = None,
     watch: Watch | None = None,
 ) -> Result:
@@ -129,7 +135,7 @@ def run_resolved(  # noqa: PLR0913 - all but the first two by name
             stack.callback(folder.close)
             if spec.init:
                 folder.keep_init(spec.init, experiment.network.tensors(experiment.initial[0]))
-        opened = OpenRun(folder, baseline=baseline)
+        opened = OpenRun(folder, baseline=baseline, metrics=metrics)
         listeners = _start(experiment, opened, callbacks, stack)
         for completed in play_rounds(experiment, experiment.first_state(), swarm, opened=opened):
             if watch is not None:
@@ -141,6 +147,7 @@ def run_resolved(  # noqa: PLR0913 - all but the first two by name
 def resume(  # noqa: PLR0913 - all but the first by name
     path: Path | str,
     *,
+    rounds: int | None = None,
     model: ModelBuilder | None = None,
     data: Dataset | None = None,
     clients: Sequence[Client] | None = None,
@@ -156,13 +163,18 @@ def resume(  # noqa: PLR0913 - all but the first by name
     shards: int | None = None,
     threads: int | None = None,
     baseline: bool | Path = False,
+    metrics: bool = False,
     callbacks: Sequence[Callback] | None = None,
 ) -> Result:
     """Resume the run in a folder and return its result; the numbers are those of an uninterrupted run.
 
+    rounds: as many as the run has in all from now on: a finished run goes on, with the numbers that it would have had
+    from the start. Refused where a schedule follows the number of rounds. Workers that keep something between rounds
+    are not in a finished run's folder; such a run is played again from round 1.
+
     Objects that were given to `run` have to be given again; plugins are imported as the folder says. Workers elsewhere
     (swarm=...) must answer an order that they carried out before as they did then: rounds since the last checkpoint are
-    played again. on, shards, baseline: see `run`; a run can be resumed elsewhere than it was started.
+    played again. on, shards, baseline, metrics: see `run`; a run can be resumed elsewhere than it was started.
 
     >>> from tempfile import TemporaryDirectory
     >>> spec = Spec(workers=2, rounds=1, model="softmax").with_settings({"data.samples_per_worker": 20})
@@ -184,20 +196,57 @@ def resume(  # noqa: PLR0913 - all but the first by name
             kept = folder.path / "init.safetensors"
             parts = replace(parts, init=kept)
             chosen = replace(chosen, init=spec.init if spec.init in {CUSTOM, INIT_SERVER} else str(kept))
-        experiment = Experiment.prepare(resolve(chosen, parts.method), parts, threads)
+        resolved = resolve(chosen, parts.method)
+        longer = replace(resolved, rounds=resolved.rounds if rounds is None else rounds)
+        experiment = Experiment.prepare(longer, parts, threads)
+        if longer != resolved:
+            _prolong(folder, spec, replace(experiment, spec=resolved), experiment)
         checkpoint, records = folder.resume(experiment.key)
-        unfinished = checkpoint is not None and checkpoint.state.round < spec.rounds and checkpoint.rows is None
+        unfinished = checkpoint is not None and checkpoint.state.round < longer.rounds and checkpoint.rows is None
         if unfinished and experiment.remembers and swarm is None:
             raise UserError(
                 f"The workers of {path} were elsewhere (swarm=...), and their state is not in the folder. Give the "
                 "swarm again: cbdsl.resume(..., swarm=...).",
                 code="missing-part",
             )
-        opened = OpenRun(folder, checkpoint, records, baseline=baseline)
+        opened = OpenRun(folder, checkpoint, records, baseline=baseline, metrics=metrics)
         listeners = _start(experiment, opened, callbacks, stack)
         for completed in play_rounds(experiment, opened.state_of(experiment), opened=opened):
             listeners.round(completed.record)
         return _finish(experiment, opened, listeners, experiment.swarm)
+
+
+def _prolong(folder: RunFolder, spec: Spec, before: Experiment, after: Experiment) -> None:
+    """Give the run in a folder more rounds. spec: as the folder has it."""
+    path, rounds = folder.path, after.spec.rounds
+    if folder.path.name == spec.key():
+        raise UserError(
+            f"{path} belongs to a study, whose folders are named by their specs. Run the study with other rounds "
+            f"(--set rounds={rounds}), or copy the folder first.",
+            code="conflict",
+        )
+    schedules = find_schedules(before.spec, before.server.method)
+    if schedules:
+        raise UserError(
+            f"{' and '.join(schedules)} follow the number of rounds, so a run of {rounds} rounds has other first "
+            f"rounds than this one of {before.spec.rounds}. Start a new run with --rounds {rounds}, or one with a "
+            "constant schedule (--set swarm.inertia=0.5), which can be prolonged.",
+            code="conflict",
+        )
+    state = folder.load_checkpoint(before.key, also=after.key)
+    played = state.state.round if state else 0
+    if rounds < played:
+        raise UserError(
+            f"{path} has played {played} rounds already; --rounds {rounds} is the number of all of them. Give more.",
+            code="out-of-range",
+        )
+    lost = before.remembers and state is not None and state.rows is None and rounds > played
+    if lost:
+        logging.getLogger("cbdsl").warning(
+            f"{path} is played again from round 1: what its workers keep between rounds is not in the folder of a "
+            "finished run."
+        )
+    folder.prolong(replace(spec, rounds=rounds), after.key, before.key, keep=not lost)
 
 
 def _check_place(folder: Path) -> None:
@@ -253,6 +302,13 @@ class OpenRun:
     state: ServerState | None = None  # after the last round that `play_rounds` played
     every_round: bool = False  # save a checkpoint after every round, whatever it costs
     baseline: bool | Path = False  # at the end, also train the server alone; a folder where that is kept
+    metrics: bool = False  # measure every metric of a classifier after every round, too
+    claims: list[Claims] = field(default_factory=list)  # of each round, where there is no folder
+
+    def keep_claims(self, log: RoundLog) -> None:
+        """Keep the claims of a round, unless a folder does."""
+        if self.folder is None and log.claims:
+            self.claims.append(claims_of(log))
 
     @property
     def path(self) -> Path | None:
@@ -298,12 +354,14 @@ def play_rounds(
     """
     swarm = experiment.swarm if swarm is None else swarm
     checkpointer = Checkpointer(experiment, opened, swarm) if opened is not None and opened.folder else None
+    reached = with_drop_outs(swarm, experiment.spec.dropout, experiment.spec.seed)
+    every_metric = experiment.dataset.task != "classification" or (opened is not None and opened.metrics)
     while state.round < experiment.spec.rounds:
         started = time.perf_counter()
         order = experiment.server.order(state, members() if members is not None else None)
-        state, log = experiment.server.play(state, order, swarm)
+        state, log = experiment.server.play(state, order, reached)
         accuracy = experiment.test_accuracy(state) if measured else math.nan
-        others = experiment.test_metrics(state) if measured and experiment.dataset.task != "classification" else {}
+        others = experiment.test_metrics(state) if measured and every_metric else {}
         every = experiment.spec.data.local_test_every
         found = measure_workers(experiment, state, swarm) if measured and every and state.round % every == 0 else None
         seconds = round(time.perf_counter() - started, 4)
@@ -314,6 +372,7 @@ def play_rounds(
         if opened is not None:
             opened.state = state
             opened.records.append(completed.record)
+            opened.keep_claims(log)
         if checkpointer is not None:
             checkpointer.keep(completed)
         yield completed
@@ -324,7 +383,8 @@ def finish_run(experiment: Experiment, opened: OpenRun, swarm: Swarm) -> Result:
     state, method = opened.state_of(experiment), experiment.server.method
     workers = measure_workers(experiment, state, swarm, keep=True)
     measured = replace(experiment.measure_final(state), local_test=workers.summary if workers else None)
-    if opened.baseline and method.conversation != "alone":
+    labelled = len(experiment.split.shared_training) + len(experiment.split.shared_scoring)
+    if opened.baseline and labelled and method.conversation != "alone":
         kept = opened.baseline if isinstance(opened.baseline, Path) else None
         measured = replace(measured, server_alone=measure_server_alone(experiment, kept))
     summary = summarise(
@@ -335,9 +395,10 @@ def finish_run(experiment: Experiment, opened: OpenRun, swarm: Swarm) -> Result:
     if opened.folder is not None:
         opened.folder.finish(summary, network.tensors(state.global_best), card, workers)
     records = tuple(opened.records)
+    claims = opened.folder.claims() if opened.folder else np.concatenate([NO_CLAIMS, *opened.claims])
     return Result(
         experiment.spec, summary, records, state.global_best, opened.path, network, experiment.engine, card,
-        workers.columns if workers else {}, workers.models if workers else None,
+        workers.columns if workers else {}, workers.models if workers else None, claims,
     )  # fmt: skip
 
 
@@ -374,7 +435,7 @@ class Checkpointer:
 
     def keep(self, completed: CompletedRound) -> None:
         """Write a round's record, and a checkpoint if it is time."""
-        self._folder.append(completed.record)
+        self._folder.append(completed.record, claims_of(completed.log))
         state, started = completed.state, time.monotonic()
         finished = state.round == self._experiment.spec.rounds
         if not (finished or self._every_round or self._is_due(started - self._last)):

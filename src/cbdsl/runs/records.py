@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbdsl import __version__
 from cbdsl.algorithm.ledger import NUMBER_BYTES, Kind, by_kind, payload
@@ -20,6 +21,11 @@ from cbdsl.runs.metrics import Metric, Spread, find_metric
 from cbdsl.spec import Spec, Task
 from cbdsl.util.formatting import format_bytes, format_duration
 from cbdsl.util.serialize import from_plain, to_plain
+
+Claims = NDArray[np.void]
+"""The claims of rounds, with the fields round, worker and score; in a folder as claims.bin, 12 bytes each."""
+_CLAIM = np.dtype([("round", "<i4"), ("worker", "<i4"), ("score", "<f4")])
+NO_CLAIMS: Claims = np.zeros(0, _CLAIM)
 
 _NOT_IF_EMPTY = ("names", "phases", "metrics", "local_test")
 
@@ -66,7 +72,7 @@ class RoundRecord:
     seconds: float
     names: dict[str, str] = field(default_factory=dict, compare=False)  # of the workers above, where they have names
     phases: dict[str, float] = field(default_factory=dict, compare=False)  # how the seconds were spent, in served runs
-    metrics: dict[str, float | None] = field(default_factory=dict)  # by name, the main one first; not of classifiers
+    metrics: dict[str, float | None] = field(default_factory=dict)  # by name, the main one first
     local_test: LocalTest | None = None  # in rounds in which `data.local_test_every` asks for it
 
     @property
@@ -269,6 +275,15 @@ def lowest_of(accuracies: Sequence[float | None], classes: Iterable[int]) -> flo
     return min((value for value in found if value is not None), default=None)
 
 
+def claims_of(log: RoundLog) -> Claims:
+    """Return the claims of all workers in a round as an array."""
+    found = np.empty(len(log.claims), _CLAIM)
+    found["round"], found["worker"] = log.round, list(log.claims)
+    with np.errstate(over="ignore"):  # of an attacker
+        found["score"] = [claim.score for claim in log.claims.values()]
+    return found
+
+
 def record(
     log: RoundLog,
     state: ServerState,
@@ -278,7 +293,7 @@ def record(
     metrics: dict[str, float | None] | None = None,
     local_test: LocalTest | None = None,
 ) -> RoundRecord:
-    """Build the record of a round. metrics: of a model that is not a classifier."""
+    """Build the record of a round. metrics: all of them, by name."""
     invited = [asdict(verdict) for verdict in log.verdicts if verdict.claimed is not None or verdict.reason]
     for verdict in invited:
         del verdict["payload"]
@@ -328,7 +343,7 @@ def summarise(
         parameters=engine.size,
         rounds=totals.rounds,
         final_accuracy=last.test_accuracy,
-        best_accuracy=math.nan if last.metrics else totals.best,
+        best_accuracy=totals.best if finale.task == "classification" else math.nan,
         final_score=last.global_score,
         uploads=totals.uploads,
         uplink_bytes=totals.uplink_bytes,

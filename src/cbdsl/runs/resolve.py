@@ -23,7 +23,7 @@ from cbdsl.errors import UserError, unknown
 from cbdsl.presets import preset
 from cbdsl.register import CUSTOM
 from cbdsl.runs.build import build_method, build_selection, part_not_given, verifies_uploads
-from cbdsl.spec import LOSSES, Spec
+from cbdsl.spec import LOSSES, Spec, write_out
 
 _PARTITION_KEYS = {
     "data.samples_per_worker": ("iid", "dirichlet", "similarity", "quantile", "cluster", "quantity", "feature"),
@@ -45,14 +45,11 @@ def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
     """
     spec = replace(spec, plugins=register.load(spec.plugins))
     method = given_method or _method(spec)
-    shared = method.shared if spec.shared == "default" else spec.shared
-    declared = spec.attack.byzantine if spec.defence.declared < 0 else spec.defence.declared
-    defence = replace(spec.defence, declared=declared)
-    swarm = replace(spec.swarm, **method.fixes)
-    whole = replace(spec, shared=shared, swarm=swarm, defence=defence)
+    whole = write_out(spec, method)
     check_device(whole.engine, whole.device)
     _check_engine(whole, method)
     _check_names(whole, method)
+    _check_scoring(whole)
     _check_local(whole, method)
     _check_defence(whole, method)
     return whole
@@ -101,6 +98,15 @@ def _check_names(spec: Spec, method: Method) -> None:
                 f"It uses: {', '.join(sorted(used))}.",
                 code="no-effect" if known else "unknown-name",
             )
+
+
+def _check_scoring(spec: Spec) -> None:
+    if spec.shares_scoring and not spec.data.shared_scoring:
+        raise UserError(
+            f"shared is {spec.shared}: workers score on D_sc, but data.shared_scoring is 0. Set it to 1 or more, or "
+            "use --shared none (or train).",
+            code="conflict",
+        )
 
 
 def _check_local(spec: Spec, method: Method) -> None:
@@ -165,10 +171,10 @@ def _check_defence(spec: Spec, method: Method) -> None:
             code="conflict",
         )
     if method.conversation != "swarm" and spec.selection.name != "best":
-        raise UserError(_explain_no_effect("selection.name", spec, method), code="no-effect")
+        raise UserError(explain_no_effect("selection.name", spec, method), code="no-effect")
     if spec.defence.aggregator != "mean":
         if method.conversation != "average":
-            raise UserError(_explain_no_effect("defence.aggregator", spec, method), code="no-effect")
+            raise UserError(explain_no_effect("defence.aggregator", spec, method), code="no-effect")
         *before, rule = spec.defence.aggregator.split("+")
         if rule == "fltrust" and not spec.data.shared_training:
             raise UserError(
@@ -204,12 +210,19 @@ def refuse_idle(points: Sequence[Spec], given: Iterable[str]) -> None:
     points: resolved specs; one for a run, all of a grid for a sweep. given: dotted keys.
     """
     for key in given:
-        reasons = [_explain_no_effect(key, spec, None) for spec in points]
+        reasons = [explain_no_effect(key, spec) for spec in points]
         if reasons and all(reasons):
             raise UserError(reasons[0], code="no-effect")
 
 
-def _explain_no_effect(key: str, spec: Spec, method: Method | None) -> str:
+def find_schedules(spec: Spec, method: Method) -> list[str]:
+    """Return the settings that follow the whole number of rounds, so that a longer run has other first rounds."""
+    inertia = method.conversation == "swarm" and bool(method.remembers) and len(set(spec.swarm.inertia)) > 1
+    rate = spec.local.schedule_over == "run" and spec.local.schedule != "constant" and method.gradients
+    return ["swarm.inertia"] * inertia + ["local.schedule"] * rate
+
+
+def explain_no_effect(key: str, spec: Spec, method: Method | None = None) -> str:
     """Return why a setting changes nothing in a run; empty if it changes something."""
     if method is None:
         if spec.method == CUSTOM:
@@ -246,7 +259,15 @@ class _Rule:
     why: str
 
 
-_OF_WORKERS = ("attack.", "codec.", "defence.", "selection.", "swarm.", "verification.")  # no message, no use
+_OF_WORKERS = (
+    "attack.",
+    "codec.",
+    "defence.",
+    "dropout.",
+    "selection.",
+    "swarm.",
+    "verification.",
+)  # no message, no use
 
 _RULES = (
     _Rule(

@@ -17,7 +17,7 @@ from cbdsl.errors import UserError
 from cbdsl.models.network import Network
 from cbdsl.models.personal_models import PersonalModels
 from cbdsl.models.saved_model import ModelMetadata
-from cbdsl.runs.records import RoundRecord, Summary, summary_rows
+from cbdsl.runs.records import NO_CLAIMS, Claims, RoundRecord, Summary, summary_rows
 from cbdsl.spec import Spec
 from cbdsl.util.formatting import html_table
 
@@ -134,6 +134,7 @@ class Result(Predictor):
     card: ModelMetadata | None = None  # how features and targets were scaled, and the threshold of a detector
     per_worker: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # columns of local_test.csv, (m,) each
     personal_models: PersonalModels | None = None  # of workers that have a model of their own, with data.local_test
+    claims: Claims = field(default_factory=lambda: NO_CLAIMS)  # of all rounds: an array of round, worker and score
 
     def personal_model(self, worker: int) -> nn.Module:
         """Return the model that a worker keeps for itself as a torch module, in evaluation mode."""

@@ -303,6 +303,33 @@ def group_results(results: Sequence[FinishedRun], axes: Sequence[str] | None = N
     return Comparison(tuple(keys), tuple(distinguishing), groups, common, (*notes, *cautions))
 
 
+def sort_sweep(results: Sequence[FinishedRun], axes: Sequence[str], own: int) -> tuple[list[FinishedRun], list[str]]:
+    """Return the runs of a sweep's folder in the order of their settings, and the settings that tell them apart.
+
+    axes: the settings that were swept last. own: how many of the results, the first ones, are of that sweep; if all
+    are, they stay as they are.
+    """
+    keys = list(axes)
+    if own == len(results):
+        return list(results), keys
+    values = [setting_values(run.spec, keys) for run in results]
+    if not _distinguish(keys, values):
+        every = [key for key in (*dotted_keys(), *option_keys(run.spec for run in results)) if key != "options"]
+        values = [setting_values(run.spec, every) for run in results]
+        keys += [key for key in every if key not in keys and any(one[key] != values[0][key] for one in values)]
+    ranks = {key: _rank([one[key] for one in values]) for key in keys}
+    order = sorted(range(len(results)), key=lambda place: [ranks[key][values[place][key]] for key in keys])
+    return [results[place] for place in order], keys
+
+
+def _rank(values: Sequence[Any]) -> dict[Any, int]:
+    """Return the rank of each value: of numbers by size, of others by where they come first."""
+    distinct = list(dict.fromkeys(values))
+    if all(isinstance(value, (int, float)) for value in distinct):
+        distinct.sort()
+    return {value: rank for rank, value in enumerate(distinct)}
+
+
 def group_labelled(groups: Mapping[str, Sequence[FinishedRun]]) -> Comparison:
     """Group runs as they are given, by label, whatever their specs are."""
     empty = [label for label, runs in groups.items() if not runs]

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cbdsl.errors import UserError, unknown
+from cbdsl.presets import preset
+from cbdsl.runs.callbacks import open_progress
 from cbdsl.runs.result import Result
-from cbdsl.studies.compare import Comparison, group_labelled, group_results, read_folders, table_rows
+from cbdsl.spec import Spec
+from cbdsl.studies.arena import Arena, ArenaPlan, run_arena
+from cbdsl.studies.compare import Comparison, group_labelled, group_results, read_folders, sort_sweep, table_rows
 from cbdsl.studies.comparison_text import FORMATS, format_comparison
-from cbdsl.studies.sweep import FinishedRun
+from cbdsl.studies.sweep import (
+    OTHER_STUDIES,
+    FinishedRun,
+    Task,
+    plan_sweep,
+    read_sweep,
+    refuse_other_results,
+    run_tasks,
+    write_table,
+)
 
 Run = Path | str | Result | FinishedRun
 """A finished run: its folder, or what `cbdsl.run` or `cbdsl.sweep` returned."""
@@ -55,6 +69,62 @@ def compare(
             code="missing-package",
         ) from error
     return pd.DataFrame(rows).set_index("label")
+
+
+def sweep(
+    spec: Spec | str,
+    over: Mapping[str, Iterable[Any]],
+    *,
+    out: Path | str = "sweep",
+    jobs: int | None = None,
+    on: str | None = None,
+) -> list[FinishedRun]:
+    """Run a grid of experiments in parallel and return the finished runs, with progress in terminals and notebooks.
+
+    spec: where every run starts, or a preset's name. over: values by setting, such as {"seed": range(3)}; parts of your
+    own come as `plugins`. out: a folder; runs that it has are not repeated, and its tables hold all of them.
+    jobs: processes at a time; one per core if None. on: a Ray cluster, see `cbdsl.run`.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> spec = Spec(workers=2, rounds=1, model="softmax").with_settings({"data.samples_per_worker": 20})
+    >>> with TemporaryDirectory() as folder:
+    ...     runs = sweep(spec, {"method": ["cb-dsl", "fedavg"], "seed": range(2)}, out=folder, jobs=1)
+    >>> [(run.spec.method, run.spec.seed) for run in runs]
+    [('cb-dsl', 0), ('cb-dsl', 1), ('fedavg', 0), ('fedavg', 1)]
+    """
+    start = preset(spec) if isinstance(spec, str) else spec
+    plan = plan_sweep(start, [(key, list(values)) for key, values in over.items()])
+    if plan.note:
+        logging.getLogger("cbdsl").warning(plan.note)
+    folder, tasks = Path(out), [Task(one) for one in plan.specs]
+    refuse_other_results(folder, "groups.csv", OTHER_STUDIES)
+    with open_progress("rounds") as line:
+        run_tasks(tasks, folder, jobs, lambda done, total, share: line.show(done, total, "", share), on)
+    results = read_sweep(folder, plan.specs)
+    write_table(*sort_sweep(results, plan.axes, len(tasks)), folder)
+    return results[: len(tasks)]
+
+
+def arena(
+    attacks: Sequence[str] | None = None,
+    defences: Sequence[str] | None = None,
+    *,
+    out: Path | str = "arena",
+    jobs: int | None = None,
+    on: str | None = None,
+    **plan: Any,  # noqa: ANN401 - fields of `ArenaPlan`
+) -> Arena:
+    """Run attacks against defences, all of them if None, with progress in terminals and notebooks.
+
+    plan: more fields of `cbdsl.studies.arena.ArenaPlan`: byzantine, seeds, presets, settings, plugins.
+    The result's `matches` make a table: pandas.DataFrame(result.matches).
+
+    >>> arena(["liar"], ["fedavg", "cb-dsl"], byzantine=(5,), seeds=(0,))  # doctest: +SKIP
+    """
+    names = {"attacks": attacks, "defences": defences}
+    chosen = ArenaPlan(**plan, **{name: tuple(each) for name, each in names.items() if each is not None})  # type: ignore[arg-type]
+    with open_progress("rounds") as line:
+        return run_arena(chosen, Path(out), jobs, lambda done, total, share: line.show(done, total, "", share), on)
 
 
 def _group(runs: Runs | Mapping[str, Runs]) -> Comparison:

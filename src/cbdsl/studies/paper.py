@@ -98,15 +98,40 @@ class ReproductionPlan:
     seeds: tuple[int, ...]
     rounds_share: float  # of the preset's rounds
     settings: tuple[tuple[str, Any], ...] = ()  # other settings for every run, such as another model or other data
+    figures: tuple[int, ...] = (1, 2, 3, 4, 5)
+    rounds: int = 0  # of every run; 0: the share
+    theory: bool = True  # whether the theorems are measured, on the runs of Figure 5
 
     @property
     def as_published(self) -> bool:
         """Return whether the runs are the paper's, and as long."""
-        return self.rounds_share >= 1 and not self.settings
+        return self.rounds_share >= 1 and not self.settings and not self.rounds
+
+    @property
+    def shown(self) -> tuple[PaperFigure, ...]:
+        """The figures."""
+        return tuple(figure for figure in FIGURES if figure.number in self.figures)
+
+    @property
+    def needed(self) -> tuple[PaperFigure, ...]:
+        """The figures, and those whose runs they are judged against."""
+        clean = {CLEAN[number] for number in self.figures if number in CLEAN}
+        return tuple(figure for figure in FIGURES if figure.number in {*self.figures, *clean})
+
+    @property
+    def diverges(self) -> bool:
+        """Whether weight divergence is measured."""
+        return DIVERGENCE_FIGURE in self.figures
+
+    @property
+    def measures_theory(self) -> bool:
+        """Whether the theorems are measured."""
+        return self.theory and self.diverges
 
 
+CLEAN = {3: 1, 4: 2}  # figures with an attacker, and the same without
 FULL_PLAN = ReproductionPlan(("paper", "script"), (0, 1, 2), 1.0)
-QUICK_PLAN = ReproductionPlan(("script",), (0,), 0.3)  # the regime that learns in few rounds
+QUICK_PLAN = ReproductionPlan(("script",), (0,), 0.3, theory=False)  # the regime that learns in few rounds
 
 
 def spec_of(figure: PaperFigure, approach: str, regime: Regime, seed: int, plan: ReproductionPlan) -> Spec:
@@ -119,7 +144,7 @@ def spec_of(figure: PaperFigure, approach: str, regime: Regime, seed: int, plan:
             "shared": chosen.shared,
             "seed": seed,
             "attack.byzantine": figure.byzantine,
-            "rounds": max(3, round(start.rounds * plan.rounds_share)),
+            "rounds": plan.rounds or max(3, round(start.rounds * plan.rounds_share)),
             **dict(plan.settings),
         }
     )
@@ -203,6 +228,7 @@ class PaperClaim:
     figure: int
     text: str
     check: Callable[[Evidence], Judgement]
+    alone: Literal["", "either way", "if it holds"] = ""  # what one seed can tell, and few rounds
 
 
 @dataclass(frozen=True)
@@ -216,25 +242,48 @@ class JudgedClaim:
     verdict: ClaimVerdict
     measured: str
     numbers: dict[str, Any]
+    unjudged: str = ""  # why there is no verdict
 
 
-def judge(evidence: Sequence[Evidence]) -> list[JudgedClaim]:
-    """Judge every claim in every regime; one seed decides nothing."""
+def judge(
+    evidence: Sequence[Evidence], figures: Sequence[int] = (1, 2, 3, 4, 5), alone: bool = False
+) -> list[JudgedClaim]:
+    """Judge every claim about some figures in every regime; one seed decides nothing.
+
+    alone: judge with one seed what one seed can tell: counts of bytes, and attacks that end as the paper says.
+    """
     rows = []
     for claim in PAPER_CLAIMS:
+        if claim.figure not in figures:
+            continue
         found = {item.regime: claim.check(item) for item in evidence}
-        alone = {item.regime for item in evidence if item.seeds == 1}
+        single = {item.regime for item in evidence if item.seeds == 1}
         everywhere = all(judgement.holds for judgement in found.values())
         for regime, judgement in found.items():
             verdict: ClaimVerdict = "undecided" if judgement.holds is None else "does not hold"
             if judgement.holds:
                 verdict = "holds" if everywhere else "holds in this regime"
-            if regime in alone:
-                verdict = "not judged"
+            why = _explain_unjudged(claim, judgement, alone) if regime in single else ""
             rows.append(
-                JudgedClaim(claim.id, claim.text, claim.figure, regime, verdict, judgement.measured, judgement.numbers)
+                JudgedClaim(
+                    claim.id,
+                    claim.text,
+                    claim.figure,
+                    regime,
+                    "not judged" if why else verdict,
+                    judgement.measured,
+                    judgement.numbers,
+                    why,
+                )
             )
     return rows
+
+
+def _explain_unjudged(claim: PaperClaim, judgement: Judgement, alone: bool) -> str:
+    """Return why one seed does not decide a claim; "" if it does."""
+    if alone and (claim.alone == "either way" or (claim.alone and judgement.holds)):
+        return ""
+    return "it may be the few rounds, or the one seed" if alone and claim.alone else "a difference takes several seeds"
 
 
 def is_above_zero(differences: Sequence[float]) -> tuple[bool | None, float | None]:
@@ -286,13 +335,20 @@ def _best_of_all(figure: int, one: str, others: Sequence[str]) -> Callable[[Evid
     return check
 
 
-def _fails(figure: int, approaches: Sequence[str]) -> Callable[[Evidence], Judgement]:
-    """Check that every seed of every approach ends below 20 %."""
+def _fails(figure: int, approaches: Sequence[str], clean: int = 0) -> Callable[[Evidence], Judgement]:
+    """Check that every seed of every approach ends below 20 %.
+
+    clean: the figure without the attacker. With one seed the first approach has to have learned there: otherwise it is
+    not the attacker that keeps it below.
+    """
 
     def check(evidence: Evidence) -> Judgement:
         finals = {approach: evidence.final(figure, approach) for approach in approaches}
         text = "; ".join(f"{LABELS[approach]}: {_format_percent(values)}" for approach, values in finals.items())
-        return Judgement(all(max(values) < FAILED for values in finals.values()), text, dict(finals))
+        holds: bool | None = all(max(values) < FAILED for values in finals.values())
+        if clean and evidence.seeds == 1 and max(evidence.final(clean, approaches[0])) < FAILED:
+            holds = None
+        return Judgement(holds, text, dict(finals))
 
     return check
 
@@ -437,13 +493,25 @@ PAPER_CLAIMS: tuple[PaperClaim, ...] = (
     PaperClaim("noniid-beats-fedavg", 2, "With D_G, CB-DSL outperforms FedAvg.", _better(2, "cb-dsl-g", "fedavg")),
     PaperClaim("noniid-best", 2, "CB-DSL with D_G is the best of the five.", _best_of_all(2, "cb-dsl-g", _RIVALS)),
     PaperClaim(
-        "iid-attack-breaks", 3, "One attacker breaks FedAvg and CB-DSL without D_G.", _fails(3, ["fedavg", "cb-dsl"])
+        "iid-attack-breaks",
+        3,
+        "One attacker breaks FedAvg and CB-DSL without D_G.",
+        _fails(3, ["fedavg", "cb-dsl"], 1),
+        "if it holds",
     ),
-    PaperClaim("iid-attack-survived", 3, "CB-DSL with D_G defends against it.", _survives(3, 1, "cb-dsl-g")),
     PaperClaim(
-        "noniid-attack-breaks", 4, "One attacker breaks FedAvg and CB-DSL without D_G.", _fails(4, ["fedavg", "cb-dsl"])
+        "iid-attack-survived", 3, "CB-DSL with D_G defends against it.", _survives(3, 1, "cb-dsl-g"), "if it holds"
     ),
-    PaperClaim("noniid-attack-survived", 4, "CB-DSL with D_G defends against it.", _survives(4, 2, "cb-dsl-g")),
+    PaperClaim(
+        "noniid-attack-breaks",
+        4,
+        "One attacker breaks FedAvg and CB-DSL without D_G.",
+        _fails(4, ["fedavg", "cb-dsl"], 2),
+        "if it holds",
+    ),
+    PaperClaim(
+        "noniid-attack-survived", 4, "CB-DSL with D_G defends against it.", _survives(4, 2, "cb-dsl-g"), "if it holds"
+    ),
     PaperClaim("divergence-flattens", 5, "Weight divergence first rises, then flattens.", _rises_then_flattens),
     PaperClaim("divergence-lower", 5, "Steady weight divergence is lower with D_G.", _lower_divergence("cb-dsl")),
     PaperClaim(
@@ -452,7 +520,7 @@ PAPER_CLAIMS: tuple[PaperClaim, ...] = (
         "The same, if workers without D_G take as many local steps as those with it.",
         _lower_divergence(EQUAL_WORK),
     ),
-    PaperClaim("uplink", 1, "The uplink of CB-DSL is 1/U of FedAvg's.", _uplink),
+    PaperClaim("uplink", 1, "The uplink of CB-DSL is 1/U of FedAvg's.", _uplink, "either way"),
     PaperClaim(
         "iid-fewer-rounds",
         1,

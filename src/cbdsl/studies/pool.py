@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import platform
 import signal
+import sys
 import tempfile
 import threading
 import traceback
@@ -23,7 +24,7 @@ from importlib import import_module
 from multiprocessing import resource_tracker
 from pathlib import Path
 from queue import Empty
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from cbdsl import register
@@ -128,13 +129,27 @@ def deaf_children() -> Iterator[None]:
             handler(signal.SIGINT, pending[-1])
 
 
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Start processes that do not import the program again: tasks need this package alone.
+
+    So a script needs no `if __name__ == "__main__"` around a study.
+    """
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 def _run_in_processes(tasks: Sequence[Task], out: Path, jobs: int | None) -> Generator[PoolProgress]:
     count, threads = divide_cores(len(tasks), jobs)
     context = multiprocessing.get_context("spawn")  # a fork would inherit locks of threads that it does not have
     rounds: multiprocessing.queues.Queue[float] = context.Queue()
     with ProcessPoolExecutor(count, context, _start_process, (rounds, threads, os.getpid())) as pool:
         try:
-            with deaf_children():
+            with deaf_children(), _without_main():
                 pending = {pool.submit(_run_in_process, task, task.folder(out)) for task in tasks}
             while pending:
                 done, pending = wait(pending, _POLL_SECONDS, FIRST_EXCEPTION)

@@ -16,6 +16,7 @@ from cbdsl.studies.paper import (
     DIVERGENCE_FIGURE,
     EQUAL_WORK,
     FIGURES,
+    FULL_PLAN,
     Evidence,
     JudgedClaim,
     PaperFigure,
@@ -100,20 +101,24 @@ def run_reproduction(
     _check_folder(out, plan)
     run_tasks(list_tasks(plan), out, jobs, on_progress, on)
     evidence = tuple(read_evidence(plan, regime, out) for regime in plan.regimes)
-    claims = judge(evidence)
+    claims = judge(evidence, plan.figures, alone=not plan.settings)
     write_json(out / "claims.json", [asdict(claim) for claim in claims])
     return Reproduction(plan, out, evidence, tuple(claims))
 
 
 def list_tasks(plan: ReproductionPlan) -> list[Task]:
     """Return every run, divergence curve and theory measurement, the longest first so that no core idles at the end."""
-    runs = [resolve(spec) for spec in specs_of(FIGURES, plan)]
+    runs = [resolve(spec) for spec in specs_of(plan.needed, plan)]
     theory = [Task(spec, THEORY) for spec in theory_specs(plan).values()]
     measured = {task.spec for task in theory}  # a theory measurement brings its curve with it
-    figure = [
-        *specs_of([_DIVERGENCE], plan),
-        *(equal_work_spec(r, seed, plan) for r in plan.regimes for seed in plan.seeds),
-    ]
+    figure = (
+        [
+            *specs_of([_DIVERGENCE], plan),
+            *(equal_work_spec(r, seed, plan) for r in plan.regimes for seed in plan.seeds),
+        ]
+        if plan.diverges
+        else []
+    )
     curves = {spec for spec in map(resolve, figure) if spec not in measured}  # measured while they are run
     plain = [Task(spec, RUN_AND_DIVERGENCE if spec in curves else RUN) for spec in runs]
     alone = [Task(spec, DIVERGENCE) for spec in curves - set(runs)]
@@ -127,6 +132,7 @@ def theory_specs(plan: ReproductionPlan) -> dict[tuple[Regime, str], Spec]:
         (regime, approach): resolve(spec_of(_DIVERGENCE, approach, regime, plan.seeds[0], plan))
         for regime in plan.regimes
         for approach in _DIVERGENCE.approaches
+        if plan.measures_theory
     }
 
 
@@ -138,9 +144,11 @@ def read_evidence(plan: ReproductionPlan, regime: Regime, out: Path) -> Evidence
 
     runs = {
         (figure.number, approach): [read_run(Task(spec).folder(out)) for spec in seeds(figure, approach)]
-        for figure in FIGURES
+        for figure in plan.needed
         for approach in figure.approaches
     }
+    if not plan.diverges:
+        return Evidence(regime, runs, {})
     divergence = {
         approach: [_read_curve(Task(spec, DIVERGENCE), out) for spec in seeds(_DIVERGENCE, approach)]
         for approach in _DIVERGENCE.approaches
@@ -163,7 +171,11 @@ def _read_json(path: Path) -> Any:  # noqa: ANN401 - what JSON holds
 
 def _check_folder(out: Path, plan: ReproductionPlan) -> None:
     """Raise if a folder has the results of another plan."""
-    path, text = out / "plan.json", json.dumps(asdict(plan), indent=2, default=str) + "\n"
+    wanted = {**asdict(plan)}
+    for name in ("figures", "rounds", "theory"):  # earlier versions did not write them
+        if wanted[name] == getattr(FULL_PLAN, name):
+            del wanted[name]
+    path, text = out / "plan.json", json.dumps(wanted, indent=2, default=str) + "\n"
     try:
         out.mkdir(parents=True, exist_ok=True)
         if not path.exists():

@@ -12,7 +12,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,18 @@ from cbdsl.runs.build import build_method
 from cbdsl.runs.callbacks import Callback
 from cbdsl.runs.folder import read_result
 from cbdsl.runs.loop import Watch
+from cbdsl.runs.metrics import find_metric
 from cbdsl.runs.records import RoundRecord, Summary
-from cbdsl.runs.resolve import resolve
-from cbdsl.spec import Spec, parse_setting, setting_values, words
+from cbdsl.runs.resolve import explain_no_effect, refuse_idle, resolve
+from cbdsl.spec import Spec, parse_setting, setting_values, words, write_out
 from cbdsl.studies.pool import divide_cores, run_pool
 from cbdsl.util.files import write_atomically
 
 OnProgress = Callable[[int, int, float], None]
 """Called with the finished rounds, all rounds, and the finished share of the work."""
+
+OTHER_STUDIES = ("tuning.json", "contest.json", "plan.json", "study.json", "spec.toml")
+"""Files by which the folders of other commands are known."""
 
 _MOST_POINTS = 100_000  # runs of one grid
 
@@ -43,6 +47,11 @@ class FinishedRun:
     summary: Summary
     rounds: tuple[RoundRecord, ...]
     folder: Path
+
+    def __repr__(self) -> str:
+        """Return the spec, the main result and the folder in one line."""
+        metric = find_metric(self.summary.metric)
+        return f"<{self.spec!r}: {metric.title} {metric.text(self.summary.final_value)}, in {self.folder}>"
 
 
 def parse_axis(text: str) -> tuple[str, list[Any]]:
@@ -79,6 +88,52 @@ def grid(start: Spec, axes: Sequence[tuple[str, Sequence[Any]]], given: Mapping[
         raise UserError(f"A grid of more than {_MOST_POINTS:,} runs is too large. Use fewer values.", code="too-large")
     points = itertools.product(*(values for _, values in axes))
     return [start.with_settings({**(given or {}), **dict(zip(keys, point, strict=True))}) for point in points]
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """The runs of a sweep."""
+
+    specs: tuple[Spec, ...]  # resolved, each once
+    axes: tuple[str, ...]  # the settings that vary
+    note: str = ""  # which combinations are the same run
+
+
+def plan_sweep(
+    start: Spec,
+    axes: Sequence[tuple[str, Sequence[Any]]],
+    given: Mapping[str, Any] | None = None,
+    also: Sequence[str] = (),
+) -> SweepPlan:
+    """Return every combination of the axes' values, resolved, so that errors are found before the first run.
+
+    Combinations that differ only in settings without effect there are one run, with those settings as at the start.
+    given: settings of every spec; no axis resets them. also: more settings that a user gave; see `refuse_idle`.
+    """
+    keys = tuple(key for key, _ in axes)
+    points = [write_out(point) for point in grid(start, axes, given)]
+    idle = [{key: why for key in keys if (why := explain_no_effect(key, point))} for point in points]
+    for key in keys:
+        if all(key in found for found in idle):
+            raise UserError(idle[0][key], code="no-effect")
+    base = setting_values(start, keys)
+    first = {key: values[0] for key, values in axes}
+    specs = []
+    for point, found in zip(grid(start, axes, given), idle, strict=True):
+        same = {key: first[key] if base[key] is None else base[key] for key in found}
+        specs.append(resolve(point.with_settings({key: _as_plain(value) for key, value in same.items()})))
+    refuse_idle(specs, also)
+    distinct = tuple(dict.fromkeys(specs))
+    repeated = len(specs) - len(distinct)
+    note = ""
+    if repeated and any(idle):
+        why = next(why for found in idle for why in found.values())
+        note = f"{repeated} of {len(specs)} combinations are the same run as another one, and run once. {why}"
+    return SweepPlan(distinct, keys, note)
+
+
+def _as_plain(value: object) -> object:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _is_number(text: str) -> bool:
@@ -214,6 +269,19 @@ def refuse_other_results(out: Path, own: str, others: Sequence[str]) -> None:
             f"{out} has the results of another command ({found[0]}); nothing was changed. Give another --out.",
             code="exists-already",
         )
+
+
+def read_sweep(out: Path, first: Sequence[Spec]) -> list[FinishedRun]:
+    """Read all finished runs in the folder of a sweep, the `first` ones in their order before the others."""
+    own = [Task(spec).folder(out) for spec in first]
+    others = sorted(path.parent for path in (out / RUN.parent).glob(f"*/{RUN.done_file}"))
+    found = [read_run(folder) for folder in own]
+    for folder in others:
+        if folder not in own:
+            with suppress(UserError):  # of a run that this command did not ask for
+                found.append(read_run(folder))
+    metric = found[0].summary.metric
+    return [run for run in found if run.summary.metric == metric]
 
 
 def write_table(results: Sequence[FinishedRun], axes: Sequence[str], out: Path) -> None:

@@ -19,6 +19,7 @@ from cbdsl.util.formatting import format_duration
 
 _WIDE = 160  # columns of text that goes into a file or a pipe
 _LOG_SECONDS = 10.0
+_MOST_LOG_SECONDS = 600.0
 _DRAW_SECONDS = 0.1  # between pictures in a notebook
 
 
@@ -30,10 +31,13 @@ def plain_console(stderr: bool = False, soft_wrap: bool = False) -> Console:
 
 
 class ProgressLine:
-    """A progress bar with the time left in a terminal; elsewhere a line from time to time."""
+    """A progress bar with the time left in a terminal; elsewhere a line from time to time, ever more rarely."""
 
     def __init__(self, unit: str, log_seconds: float | None = _LOG_SECONDS) -> None:
-        """unit: what is counted. log_seconds: time between lines if there is no terminal; None: print none."""
+        """unit: what is counted. log_seconds: time before the first line if there is no terminal; None: print none.
+
+        The time between lines doubles up to ten minutes, so that the log of a long study stays short.
+        """
         self._console = plain_console(stderr=True)
         self._bar = Progress(
             TextColumn(unit),
@@ -46,6 +50,7 @@ class ProgressLine:
         self._task = self._bar.add_task("", total=None)
         self._unit, self._log_seconds, self._logged = unit, log_seconds, time.monotonic()
         self._first: tuple[float, float] | None = None
+        self._ended = False  # whether the last state was the end
 
     def __enter__(self) -> Self:
         return self
@@ -77,9 +82,11 @@ class ProgressLine:
         if self._console.is_terminal:
             self._bar.start()
             self._bar.update(self._task, completed=done, total=total, description=state)
-        elif self._log_seconds is not None and (done == total or now - self._logged > self._log_seconds):
-            self._logged = now
-            self.print(f"{self._unit} {done}/{total}  {state}")
+        elif self._log_seconds is not None:
+            ended, self._ended = done == total and not self._ended, done == total
+            if ended or (not self._ended and now - self._logged > self._log_seconds):
+                self._logged, self._log_seconds = now, min(2 * self._log_seconds, _MOST_LOG_SECONDS)
+                self.print(f"{self._unit} {done}/{total}  {state}")
 
 
 class NotebookProgress(ProgressLine):
@@ -95,15 +102,15 @@ class NotebookProgress(ProgressLine):
         if self._handle is not None and done < total and now - self._logged < _DRAW_SECONDS:
             return
         self._logged = now
-        content = self._display.HTML(progress_html(done, total, state))
+        content = self._display.HTML(progress_html(done, total, state, self._unit))
         if self._handle is None:
             self._handle = self._display.display(content, display_id=True)
         else:
             self._handle.update(content)
 
 
-def progress_html(done: int, rounds: int, words: str) -> str:
+def progress_html(done: int, rounds: int, words: str, unit: str = "round") -> str:
     """Return a progress bar as HTML."""
     console = Console(file=io.StringIO(), record=True, width=100, force_jupyter=False, color_system="truecolor")
-    console.print(Group(Text(f"round {done}/{rounds}  {words}"), ProgressBar(total=rounds, completed=done, width=60)))
+    console.print(Group(Text(f"{unit} {done}/{rounds}  {words}"), ProgressBar(total=rounds, completed=done, width=60)))
     return console.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
