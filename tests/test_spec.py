@@ -354,3 +354,8 @@ def test_the_key_reads_a_file_of_shared_samples_once_and_again_when_it_changes(
     file.write_bytes(b"another")
     assert spec.key() != first
     assert reads == 2
+
+
+def test_a_key_of_thousands_of_parts_is_refused_at_once() -> None:
+    with refused_as("unreadable-file", "more than 100 dots"):
+        from_toml(".".join("a" * 20_000) + " = 1")

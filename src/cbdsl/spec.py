@@ -481,8 +481,15 @@ def _toml_tree(text: str, name: str) -> dict[str, Any]:
         raise UserError(f"{name} is not valid TOML: {error}.", code="unreadable-file") from error
 
 
+_DEEPEST_KEY = 100
+
+
 def parse_toml(text: str) -> dict[str, Any]:
     """Parse TOML text; ValueError if it is not TOML, or nested too deeply."""
+    if any(
+        line.partition("=")[0].count(".") > _DEEPEST_KEY for line in text.splitlines() if "=" in line or "[" in line
+    ):
+        raise ValueError(f"a key has more than {_DEEPEST_KEY} dots")  # the parser's time grows with their square
     try:
         return tomllib.loads(text)
     except RecursionError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from cbdsl.errors import UserError
 from cbdsl.export.predict import Unseen, predict, read_unseen
 from cbdsl.models.architecture import Architecture
 from cbdsl.models.layers import Linear, Relu
-from cbdsl.models.network import Network
+from cbdsl.models.network import Network, read_tensors
 from cbdsl.models.saved_model import ModelMetadata
 from cbdsl.runs import loop
 from support.helpers import blobs, perceptron, small_spec
@@ -123,6 +124,13 @@ def test_what_cannot_be_described_is_saved_and_says_why_only_torch_can_run_it(tm
     for name in ("graph", "model"):
         with refused_as("not-supported", "sort"):
             getattr(model, name)
+
+
+def test_what_is_not_a_file_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.safetensors")  # to open it would wait for ever
+    for path in (tmp_path / "pipe.safetensors", Path("/dev/zero"), tmp_path):
+        with refused_as("unreadable-file", "not a file"):
+            read_tensors(path)
 
 
 def test_samples_of_many_axes_count_as_rows(tmp_path: Path) -> None:

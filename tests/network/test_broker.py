@@ -14,6 +14,7 @@ import pytest
 
 from cbdsl.network import broker as brokers
 from cbdsl.network.broker import USERNAME, Broker, Kind, find_mosquitto, running_broker
+from cbdsl.network.mqtt import Meter, MqttLink, parse_address
 from support.mqtt_client import Client, wait_for
 from support.refusals import refused_as
 
@@ -300,3 +301,36 @@ def test_mosquitto_has_nothing_to_warn_of(tmp_path: Path, password: str) -> None
     log = (private / "broker" / "broker.log").read_text()
     assert "as anybody" in log
     assert not re.findall(r"(?i).*(?:warning|deprecated|recommended|error).*", log)
+
+
+WEB_BROKER = """
+import asyncio, sys
+from amqtt.broker import Broker
+
+async def main() -> None:
+    listener = {"type": "ws", "bind": "127.0.0.1:" + sys.argv[1]}
+    plugins = {"amqtt.plugins.authentication.AnonymousAuthPlugin": {}}
+    await Broker({"listeners": {"default": listener}, "plugins": plugins}).start()
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+def test_messages_travel_over_websockets() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = int(probe.getsockname()[1])
+    heard: list[tuple[str, bytes]] = []
+    broker = subprocess.Popen([sys.executable, "-c", WEB_BROKER, str(port)], stderr=subprocess.DEVNULL)
+    address = parse_address(f"ws://127.0.0.1:{port}/mqtt")
+    link = MqttLink(address, lambda topic, payload: heard.append((topic, payload)), lambda: None, Meter())
+    link.subscribe("cbdsl/lab/#")
+    try:
+        link.open()  # it tries again until the broker listens
+        assert link.connected.wait(40)
+        link.publish("cbdsl/lab/down/order", bytes(50_000))
+        assert wait_for(lambda: heard)
+    finally:
+        link.close()
+        brokers.end_process(broker)
+    assert heard == [("cbdsl/lab/down/order", bytes(50_000))]

@@ -105,6 +105,8 @@ def test_addresses() -> None:
     assert parse_address("127.0.0.1:99") == Address("127.0.0.1", 99)
     assert parse_address("mqtts://me:secret@hub") == Address("hub", 8883, True, username="me", password="secret")
     assert "secret" not in str(parse_address("mqtts://me:secret@hub"))
+    assert parse_address("wss://hub/broker/") == Address("hub", 443, True, path="/broker")
+    assert str(parse_address("ws://hub:9001")) == "ws://hub:9001/mqtt"
     for wrong in ("http://hub", "mqtt://", "mqtt://hub:port", "mqtt://hub/path"):
         with pytest.raises(UserError):
             parse_address(wrong)

@@ -232,6 +232,8 @@ def test_an_attacker_a_staller_a_thousand_malformed_messages_and_the_right_model
         assert sum(events[-1]["refused"].values()) >= 900
         assert len([event for event in events if event["event"] == "refused"]) < 40
         summary = json.loads((made.out / "summary.json").read_text())
+        bans = [event for event in events if event["event"] == "banned"]
+        assert [(event["worker"], bool(event["reason"])) for event in bans] == [(summary["names"][str(attacker)], True)]
         assert summary["banned"] == [attacker]  # a staller is passed over, not banned
         assert summary["final_accuracy"] > 0.8
 

@@ -110,7 +110,15 @@ def test_other_cbor_is_a_message_or_a_wire_error(tree: list[object], kind: type[
     ("payload", "reason"),
     [
         (bytes(wire.MAX_MESSAGE + 1), "too large"),
-        (cbor2.dumps([9, 7, bytes(8), 3, b""]), "unsupported protocol version"),
+        (
+            cbor2.dumps([wire.VERSION + 1, 7, bytes(8), 3, b""]),
+            f"has version {wire.VERSION}: upgrade cbdsl on this machine",
+        ),
+        (
+            cbor2.dumps([wire.VERSION - 1, 7, bytes(8), 3, b""]),
+            f"version {wire.VERSION - 1}, but .*: upgrade cbdsl on the sender",
+        ),
+        (cbor2.dumps([10**6, 7, bytes(8), 3, b""]), "unsupported protocol version"),
         (cbor2.dumps([wire.VERSION, 6, bytes(8), 3, b""]), "unexpected kind"),
         (cbor2.dumps([wire.VERSION, 7, bytes(7), 3, b""]), "out of range"),
         (cbor2.dumps([wire.VERSION, 7, bytes(8), True, b""]), "out of range"),

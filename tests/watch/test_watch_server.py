@@ -125,8 +125,13 @@ def test_beyond_the_loopback_a_token_is_needed(run: Path) -> None:
         )  # a number cannot be rebound
         assert ask(server, f"/{token}/metrics", Host=socket.gethostname())[0] == 200
         assert ask(server, f"/{token}/metrics", Host="evil.example")[0] == 403
+        assert ask(server, "/health")[::2] == (200, "ok\n")  # for monitors, without the token
     with page(run, "0.0.0.0") as other:
         assert other.token != token
+    with start(run, "0.0.0.0", 0, token="a-token-that-stays") as again:
+        assert again.url.endswith("/a-token-that-stays/")
+    with refused_as("invalid-name", "at least 16"):
+        start(run, "0.0.0.0", 0, token="short")
 
 
 def test_what_is_the_loopback() -> None:

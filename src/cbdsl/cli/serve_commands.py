@@ -12,7 +12,19 @@ import typer
 
 from cbdsl.cli import interrupts, options
 from cbdsl.cli.network_display import ServeDisplay, SwarmDisplay, print_outcome, print_refused, print_wire
-from cbdsl.cli.network_options import Broker, Ca, Cert, Key, SwarmName, Threads, log_to_stderr, warn_if_exposed
+from cbdsl.cli.network_options import (
+    Broker,
+    Ca,
+    Cert,
+    Config,
+    Key,
+    LogFormat,
+    LogLevel,
+    SwarmName,
+    Threads,
+    log_to_stderr,
+    warn_if_exposed,
+)
 from cbdsl.cli.options import Json, NoBaseline
 from cbdsl.cli.run_commands import conclude, draw
 from cbdsl.cli.spec_options import SpecWords, takes_spec
@@ -77,10 +89,13 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter per option
     watch: Watch = False,
     no_baseline: NoBaseline = False,
     as_json: Json = False,
+    log_level: LogLevel = "info",
+    log_format: LogFormat = "text",
+    config: Config = None,  # noqa: ARG001 - its callback has read it
 ) -> None:
     """Run the parameter server, with workers behind an MQTT broker."""
     interrupts.advise_same_command()
-    log_to_stderr()
+    log_to_stderr(log_level, log_format)
     check_name(swarm, "swarm")
     address = parse_address(broker, ca, cert, key)
     check_member(address, swarm, SERVER_NAME)

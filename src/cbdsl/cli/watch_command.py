@@ -16,7 +16,9 @@ import typer
 
 from cbdsl.cli.interrupts import INTERRUPTS, command_line
 from cbdsl.errors import UserError
+from cbdsl.util.files import read_text
 
+TOKEN_VARIABLE = "CBDSL_WATCH_TOKEN"
 _PARENT_SECONDS = 0.5  # between checks that the command that started this one still runs
 _START_SECONDS = 30.0  # for the page to print its address
 _END_SECONDS = 5.0  # for the page to end
@@ -29,6 +31,10 @@ def watch(
     host: Annotated[
         str, typer.Option(help="Address to listen on; from other machines the page needs the secret in its URL.")
     ] = "127.0.0.1",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help=f"File with the secret of the URL, so that it stays the same; also {TOKEN_VARIABLE}."),
+    ] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Show a run or sweep in a browser while it runs. Only reads the folder."""
@@ -38,11 +44,20 @@ def watch(
         raise UserError(f"{run} is a file. Give the folder of a run or sweep.", code="wrong-type")
     INTERRUPTS.advise(f"The run itself continues. Watch it again with: {command_line()}")
     waits = "" if run.is_dir() else f"; the page waits for {run}, which does not exist yet"
-    with start(run, host, port) as server:
+    with start(run, host, port, token=_read_token(token_file)) as server:
         typer.echo(f"watch {run} at {server.url}{waits}")
         sys.stdout.flush()
         while parent is None or os.getppid() == parent:
             time.sleep(_PARENT_SECONDS)
+
+
+def _read_token(path: Path | None) -> str:
+    if path is None:
+        return os.environ.get(TOKEN_VARIABLE, "")
+    try:
+        return read_text(path).strip()
+    except (OSError, ValueError) as error:
+        raise UserError(f"The token file {path} cannot be read: {error}.", code="unreadable-file") from error
 
 
 @contextlib.contextmanager

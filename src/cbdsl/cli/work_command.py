@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import queue
 import signal
@@ -15,7 +16,19 @@ import typer
 
 from cbdsl import register
 from cbdsl.cli.interrupts import EXIT_CODE, INTERRUPTS
-from cbdsl.cli.network_options import Broker, Ca, Cert, Key, SwarmName, Threads, log_to_stderr, warn_if_exposed
+from cbdsl.cli.network_options import (
+    Broker,
+    Ca,
+    Cert,
+    Config,
+    Key,
+    LogFormat,
+    LogLevel,
+    SwarmName,
+    Threads,
+    log_to_stderr,
+    warn_if_exposed,
+)
 from cbdsl.cli.options import Plugins
 from cbdsl.engines.native_engine import default_threads
 from cbdsl.network.budget import ResourceLimits, get_half_of_memory
@@ -53,11 +66,14 @@ def work(  # noqa: PLR0913, PLR0917 - one parameter per option
         typer.Option(min=1, help="Longest estimated seconds per round; a run above it is refused."),
     ] = 3600.0,
     plugin: Plugins = None,
+    log_level: LogLevel = "info",
+    log_format: LogFormat = "text",
+    config: Config = None,  # noqa: ARG001 - its callback has read it
     attack: Annotated[str, typer.Option(hidden=True)] = "",
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run one worker. Its samples never leave this machine."""
-    log_to_stderr()
+    log_to_stderr(log_level, log_format)
     if parent is not None:
         _end_with(parent)
     register.load(plugin or ())
@@ -94,6 +110,7 @@ def _run_until_signal(worker: Worker, stay: bool, keep_model: bool) -> None:
         stop.set()
 
     def end(*_: object) -> None:
+        logging.getLogger("cbdsl.network").info("SIGTERM: this worker saves its state and ends")
         worker.stop()
         stop.set()
 

@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import paho.mqtt.client as mqtt
-from paho.mqtt.enums import CallbackAPIVersion
-
 from cbdsl.errors import UserError
 from cbdsl.network import topics
 from cbdsl.network.mqtt import Address
@@ -183,7 +180,7 @@ class _Connection:
 
     def __init__(self, admin: Address) -> None:
         self._admin, self._heard = admin, queue.Queue[bytes | None]()
-        self._client = mqtt.Client(CallbackAPIVersion.VERSION2, protocol=mqtt.MQTTv311)
+        self._client = admin.make_client()
         self._client.tls_set_context(make_context(admin))
         self._client.connect_timeout = _CONNECT_SECONDS
         self._client.on_connect = lambda client, *_: client.subscribe(_RESPONSE, 1)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import paho.mqtt.client as mqtt
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.enums import MQTTProtocolVersion
 
 from cbdsl.arrays import Samples
 from cbdsl.engines import native_engine
@@ -255,17 +255,13 @@ def _visit(
 ) -> tuple[BrokerVisit, int | None]:
     """Visit a broker; also return the code that answered the login, or None."""
     visit = BrokerVisit()
-    client = mqtt.Client(
-        CallbackAPIVersion.VERSION2, f"cbdsl-{secrets.token_hex(8)}", protocol=version, reconnect_on_failure=False
-    )
+    client = address.make_client(f"cbdsl-{secrets.token_hex(8)}", version, reconnect_on_failure=False)
     client.connect_timeout = SECONDS
     client.on_connect = lambda _client, _data, _flags, code, _properties: visit.put("login", code)
     client.on_subscribe = lambda _client, _data, _mid, codes, _properties: visit.put("granted", codes)
     client.on_publish = lambda _client, _data, _mid, code, _properties: visit.put("published", code)
     client.on_message = lambda _client, _data, message: visit.put("announcement", bytes(message.payload))
     client.on_disconnect = lambda *_: visit.put("end", True)
-    if address.username:
-        client.username_pw_set(address.username, address.password)
     if context is not None:
         client.tls_set_context(context)
     try:

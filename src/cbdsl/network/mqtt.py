@@ -25,7 +25,7 @@ from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 import paho.mqtt.client as mqtt
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
 from cbdsl.errors import UserError
 from cbdsl.network import topics
@@ -34,6 +34,9 @@ from cbdsl.network.tls import RIGHTS, explain, make_context
 from cbdsl.util.files import write_atomically
 
 _log = logging.getLogger("cbdsl.network")
+
+
+_PORTS = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
 
 
 @dataclass(frozen=True)
@@ -48,9 +51,21 @@ class Address:
     key: Path | None = None
     username: str = ""
     password: str = ""
+    path: str = ""  # of MQTT over WebSockets, such as /mqtt; empty: over TCP
 
     def __str__(self) -> str:
-        return f"{'mqtts' if self.tls else 'mqtt'}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        scheme = f"{'ws' if self.path else 'mqtt'}{'s' if self.tls else ''}"
+        return f"{scheme}://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}{self.path}"
+
+    def make_client(self, name: str = "", version: MQTTProtocolVersion = mqtt.MQTTv311, **options: Any) -> mqtt.Client:  # noqa: ANN401
+        """Return a client of MQTT 3.1.1, which all brokers support, for this address; it is not connected."""
+        kind: Literal["tcp", "websockets"] = "websockets" if self.path else "tcp"
+        client = mqtt.Client(CallbackAPIVersion.VERSION2, name, protocol=version, transport=kind, **options)
+        if self.path:
+            client.ws_set_options(self.path)
+        if self.username:
+            client.username_pw_set(self.username, self.password)
+        return client
 
     @property
     def url(self) -> str:
@@ -63,7 +78,8 @@ def parse_address(
 ) -> Address:
     """Read mqtt://host:port or mqtts://host:port, with user@ before the host where a broker requires a user name.
 
-    The password is read from the environment, which other users cannot see, unless it is in the address.
+    ws:// and wss:// are MQTT over WebSockets, with a path (/mqtt if not given), for brokers behind HTTP proxies. The
+    password is read from the environment, which other users cannot see, unless it is in the address.
     """
     try:
         parts = urlsplit(url if "://" in url else f"mqtt://{url}")
@@ -72,9 +88,9 @@ def parse_address(
         raise _invalid_address(url, f": {error}") from error
     if not _can_be_a_host(parts.hostname or ""):
         raise _invalid_address(url, ": no host can have that name")
-    if parts.scheme not in {"mqtt", "mqtts"} or not parts.hostname or parts.path not in {"", "/"}:
+    web, tls = parts.scheme in {"ws", "wss"}, parts.scheme in {"mqtts", "wss"}
+    if parts.scheme not in _PORTS or not parts.hostname or (parts.path not in {"", "/"} and not web):
         raise _invalid_address(url)
-    tls = parts.scheme == "mqtts"
     if not tls and (ca or certificate or key):
         raise UserError(
             f"--ca, --cert and --key need TLS, but '{url}' is without. Write mqtts://{parts.hostname}:8883.",
@@ -90,12 +106,15 @@ def parse_address(
     username, password = parts.username or "", parts.password or ""
     if username and not password:
         password = os.environ.get(PASSWORD_VARIABLE, "")
-    return Address(parts.hostname, port or (8883 if tls else 1883), tls, ca, certificate, key, username, password)
+    web_path = (parts.path.rstrip("/") or "/mqtt") if web else ""
+    return Address(
+        parts.hostname, port or _PORTS[parts.scheme], tls, ca, certificate, key, username, password, web_path
+    )
 
 
 def _invalid_address(url: str, why: str = "") -> UserError:
     return UserError(
-        f"'{url}' is not the address of a broker{why}. Write mqtt://host:1883 or mqtts://host:8883.",
+        f"'{url}' is not the address of a broker{why}. Write mqtt://host:1883, mqtts://host:8883 or wss://host/path.",
         code="invalid-address",
     )
 
@@ -197,15 +216,13 @@ class MqttLink:
         self._failure: object = None  # of the last attempt
         self._last: mqtt.MQTTMessageInfo | None = None
         self.connected = threading.Event()
-        client = mqtt.Client(CallbackAPIVersion.VERSION2, f"cbdsl-{secrets.token_hex(8)}", protocol=mqtt.MQTTv311)
+        client = address.make_client(f"cbdsl-{secrets.token_hex(8)}")
         client.on_connect, client.on_disconnect, client.on_message = self._up, self._down, self._arrived
         client.on_connect_fail, client.on_socket_open, client.on_subscribe = self._failed, _send_at_once, self._granted
         client.reconnect_delay_set(random.uniform(0.2, 0.6), _LONGEST_PAUSE)  # type: ignore[arg-type]
         client.max_inflight_messages_set(100)
         if will is not None:
             client.will_set(will.topic, will.payload, qos=1, retain=True)
-        if address.username:
-            client.username_pw_set(address.username, address.password)
         self._context = make_context(address) if address.tls else None
         if self._context is not None:
             client.tls_set_context(self._context)
@@ -373,7 +390,8 @@ def _clause(why: str) -> str:
 def _send_at_once(_client: mqtt.Client, _data: Any, connection: Any) -> None:  # noqa: ANN401
     """Disable Nagle's algorithm: messages would wait for acknowledgements, about 40 ms at every step of a round."""
     with contextlib.suppress(OSError):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        own = getattr(connection, "_socket", connection)  # WebSockets are wrapped
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 Direction = Literal["sent", "received"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 from collections.abc import Callable
@@ -47,6 +48,8 @@ from cbdsl.spec import (
 )
 from cbdsl.util.files import read_json, read_text, write_atomically, write_json
 from cbdsl.util.serialize import Bounds, from_plain
+
+_log = logging.getLogger("cbdsl.network")
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,6 +138,7 @@ def serve(
 
             def annotate(completed: CompletedRound) -> RoundRecord:
                 _note_claims(claims, completed, roster)
+                _note_bans(events, completed, roster)
                 return _add_names(completed, roster, network)
 
             for completed in play_rounds(
@@ -177,6 +181,18 @@ def _add_names(played: CompletedRound, roster: Roster, network: NetworkSwarm) ->
     told.update(line.refuted, line.declined, line.silent, line.banned)
     names = {str(worker): roster.name(worker) for worker in sorted(told)}
     return replace(line, names=names, phases=network.phases.split(line.seconds))
+
+
+def _note_bans(events: Events, played: CompletedRound, roster: Roster) -> None:
+    """Note which workers were banned in a round, and why; a ban lasts as long as the run."""
+    for verdict in played.log.verdicts:
+        if verdict.outcome == "refuted":
+            name, reason = roster.name(verdict.worker), verdict.reason
+            _log.warning("worker %s is banned until the end of the run: %s", name, reason)
+            claimed, measured = finite(verdict.claimed), finite(verdict.measured)
+            events.note(
+                "banned", round=played.log.round, worker=name, reason=reason, claimed=claimed, measured=measured
+            )
 
 
 def _note_claims(claims: Events, played: CompletedRound, roster: Roster) -> None:

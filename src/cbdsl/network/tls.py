@@ -354,6 +354,8 @@ def _explain_closed(address: Address) -> str:
         return _explain_error(error, address)
     except OSError:
         pass
+    if address.path:
+        return f"it closes the connection at once. Check the path {address.path}, or it may be at its connection limit"
     if address.tls:
         if _answers_mqtt(address):
             return f"the broker there uses no TLS. Give its port for TLS, such as 8883, or write mqtt://{address.host}"

@@ -193,8 +193,10 @@ def decode(payload: bytes, expected: type[_M]) -> _M:
         values = cbor2.loads(payload)
     except Exception as error:  # the decoder's own errors differ by version
         raise WireError("not CBOR") from error
-    if not isinstance(values, list) or values[0] != VERSION or type(values[0]) is not int:
-        raise WireError("an unsupported protocol version")
+    if not isinstance(values, list) or type(values[0]) is not int:
+        raise WireError("not a well-formed message")
+    if values[0] != VERSION:
+        raise WireError(_describe_version(values[0]))
     if values[1] != _KINDS[expected] or type(values[1]) is not int:
         raise WireError("an unexpected kind of message")
     if not _are_valid(expected, values[2:]):
@@ -202,6 +204,14 @@ def decode(payload: bytes, expected: type[_M]) -> _M:
     if cbor2.dumps(values, canonical=True) != payload:
         raise WireError("not canonical")
     return expected(*values[2:])
+
+
+def _describe_version(version: int) -> str:
+    """Return what is wrong with a message of another version, with both numbers and what to do."""
+    if not 0 < version < 100:  # not of any release; the reasons must be few
+        return "an unsupported protocol version"
+    older = "the sender" if version < VERSION else "this machine"
+    return f"protocol version {version}, but this release has version {VERSION}: upgrade cbdsl on {older}"
 
 
 def _are_valid(kind: type[Any], values: Sequence[Any]) -> bool:

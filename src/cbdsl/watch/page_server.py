@@ -7,6 +7,7 @@ import functools
 import hmac
 import ipaddress
 import json
+import re
 import secrets
 import socket
 import threading
@@ -39,6 +40,8 @@ from cbdsl.watch.sweep_state import RUNS, SweepView
 USUAL_PORT = 8750
 _LOOPBACK_NAMES = {"localhost", "127.0.0.1", "::1"}
 _TOKEN_BYTES = 18
+_LEAST_TOKEN = 16  # characters
+_HEALTH = "/health"
 _MOST_CONNECTIONS = 64
 _TICK_SECONDS = 0.5  # between looks at the folder for one page
 _COMMENT_SECONDS = 15.0  # after which an empty comment keeps a connection open
@@ -68,11 +71,21 @@ _HEADERS = [
 
 
 def start(
-    folder: Path, host: str = "127.0.0.1", port: int | None = None, tick_seconds: float = _TICK_SECONDS
+    folder: Path,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    tick_seconds: float = _TICK_SECONDS,
+    token: str = "",
 ) -> PageServer:
     """Build a server that listens already. Without a port it is the usual one, or a free one if that is taken."""
+    if token and not (len(token) >= _LEAST_TOKEN and re.fullmatch("[A-Za-z0-9_-]+", token)):
+        raise UserError(
+            f"The token has to have at least {_LEAST_TOKEN} letters, digits, '-' and '_'. Make one: "
+            "python3 -c 'import secrets; print(secrets.token_urlsafe(18))'",
+            code="invalid-name",
+        )
     try:
-        return PageServer(folder, host, USUAL_PORT if port is None else port, tick_seconds)
+        return PageServer(folder, host, USUAL_PORT if port is None else port, tick_seconds, token)
     except OSError as error:
         if port is not None or isinstance(error, socket.gaierror):
             reason = error.strerror or str(error)
@@ -80,16 +93,17 @@ def start(
                 f"Nothing can listen at {host}, port {port or USUAL_PORT}: {reason}. Give another --port or --host.",
                 code="connection-failed",
             ) from error
-        return PageServer(folder, host, 0, tick_seconds)
+        return PageServer(folder, host, 0, tick_seconds, token)
 
 
 class PageServer:
     """Serves the page of a folder that contains one run or many, or will. It runs in a thread inside a `with` block."""
 
-    def __init__(self, folder: Path, host: str, port: int, tick_seconds: float) -> None:
+    def __init__(self, folder: Path, host: str, port: int, tick_seconds: float, token: str = "") -> None:
+        """token: part of the address where other machines can connect; a random one if not given."""
         self._folder, self._run, self._sweep = folder, RunView(folder), SweepView(folder)
         self._host, self._tick_seconds = host, tick_seconds
-        self.token = "" if is_loopback(host) else secrets.token_urlsafe(_TOKEN_BYTES)
+        self.token = "" if is_loopback(host) else token or secrets.token_urlsafe(_TOKEN_BYTES)
         self._socket = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self.port: int = self._socket.getsockname()[1]
         pages = [
@@ -193,7 +207,9 @@ class AccessControl:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a refused request, and pass on any other without the token in its path."""
         reason, path = self._objection(Headers(scope=scope)), self._path_behind_token(scope["path"])
-        if reason:
+        if scope["path"] == _HEALTH:  # for monitors, which need no more than that it answers
+            await PlainTextResponse("ok\n")(scope, receive, send)
+        elif reason:
             await PlainTextResponse(reason, 403)(scope, receive, send)
         elif path is None:
             await PlainTextResponse("Not Found", 404)(scope, receive, send)

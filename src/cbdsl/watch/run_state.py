@@ -538,6 +538,7 @@ _SENTENCES = {
     "silent": "{worker} was invited and sent no model in time",
     "refused": "refused a message from {worker}: {reason}",
     "flood": "{worker} sends too much and is ignored for a while",
+    "banned": "{worker} is banned until the end of the run: {reason}",
     "enrolled": "{worker} has joined",
     "left": "{worker} is no longer in the swarm",
     "started": "the server was started",
