@@ -188,3 +188,10 @@ def test_neither_the_module_nor_the_callers_random_numbers_change() -> None:
     assert [part.training for part in module.modules()] == flags
     assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
     assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_a_reconstruction_in_the_shape_of_a_sample_is_one_layer_away() -> None:
+    module = nn.Sequential(nn.Flatten(), nn.Linear(6, 6), nn.Unflatten(1, (2, 3)))
+    with refused_as("wrong-shape", "(2, 2, 3)", "End with nn.Flatten().") as caught:
+        check_trainable(module, (2, 3), 6, "reconstruction")
+    assert "nn.Linear" not in str(caught.value)

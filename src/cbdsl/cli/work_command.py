@@ -46,7 +46,8 @@ def work(  # noqa: PLR0913, PLR0917 - one parameter per option
     name: Annotated[str, typer.Option("--id", help="This worker's name: letters, digits, '-' and '_'.")],
     broker: Broker,
     data: Annotated[
-        Path, typer.Option(help="Its samples: an .npz with features and labels, or a folder of IDX files.")
+        Path,
+        typer.Option(help="Its samples: an .npz with features and labels, a table (.csv, .parquet), or IDX files."),
     ],
     swarm: SwarmName = "swarm",
     state: Annotated[Path | None, typer.Option(help="Folder for its state; default: ./<id>.")] = None,

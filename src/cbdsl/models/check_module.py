@@ -147,9 +147,10 @@ def _check_output(output: object, classes: int, task: Task) -> None:
     if not output.is_floating_point():
         raise UserError(f"The model returns numbers of type {output.dtype}, not float32; {wanted}.", code="wrong-type")
     if output.ndim != 2 or len(output) != 2:
+        fits = output.ndim > 2 and output[0].numel() == classes  # as the reconstruction of a sample in its own shape
         raise UserError(
             f"The model makes an output of shape {tuple(output.shape)} from 2 samples, but {needed}; {wanted}, here "
-            f"(2, {classes}). End with nn.Flatten() and nn.Linear(..., {classes}).",
+            f"(2, {classes}). End with nn.Flatten(){'' if fits else f' and nn.Linear(..., {classes})'}.",
             code="wrong-shape",
         )
     if not fits_outputs(output.shape[1], classes, task):
