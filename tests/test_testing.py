@@ -171,6 +171,26 @@ def test_partitions_that_alter_samples_and_break_a_law(kind: type[FeatureSkew], 
         testing.check_partition(kind())
 
 
+@pytest.mark.parametrize(
+    ("draw", "words"),
+    [
+        (lambda pool, _rng: pool.indices[[0, 0]], "all different"),
+        (lambda pool, _rng: np.random.default_rng().permutation(pool.indices)[:5], "whoever drew before"),
+        (lambda _pool, _rng: np.arange(3), "draws one worker's samples"),
+    ],
+)
+def test_partitions_that_draw_and_break_a_law(draw: Any, words: str) -> None:  # noqa: ANN401
+    class Drawing:
+        def __call__(self, pool: Any, spec: Any, workers: int, rng: Rng) -> list[Any]:  # noqa: ANN401, ARG002
+            return [pool.indices[:5]] * workers
+
+        def sampler(self, pool: Any, spec: Any) -> Any:  # noqa: ANN401, ARG002
+            return lambda rng: draw(pool, rng)
+
+    with pytest.raises(AssertionError, match=words):
+        testing.check_partition(Drawing())
+
+
 class Normalised(nn.Module):
     """Every sample is held against those beside it."""
 

@@ -316,7 +316,8 @@ def shards(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator) -
         raise UserError(
             f"{workers:,} workers with {each} shards of {spec.shard_size} samples each need {workers * each:,} shards, "
             f"but the {len(pool):,} samples beside the shared set and the hold-out make {available:,}. "
-            "Use fewer workers, or set data.shards_per_worker or data.shard_size lower.",
+            "Use fewer workers, set data.shards_per_worker or data.shard_size lower, or let workers hold the same "
+            "samples: --set data.overlap=true.",
             code="out-of-range",
         )
     cut = pool.by_label[: available * spec.shard_size].reshape(available, spec.shard_size)
@@ -561,6 +562,7 @@ def _require(needed: int, available: int, what: str) -> None:
     if needed > available:
         raise UserError(
             f"{what} need {needed:,} samples, but only {available:,} are left beside the shared set and the hold-out. "
-            "Use fewer workers, or set data.samples_per_worker lower.",
+            "Use fewer workers, set data.samples_per_worker lower, or let workers hold the same samples: "
+            "--set data.overlap=true.",
             code="out-of-range",
         )
