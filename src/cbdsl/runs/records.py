@@ -443,7 +443,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     if honest:
         rows.append(("honest but banned", _workers(honest)))
     if summary.attack_success is not None:
-        rows.append(("attack success", f"{summary.attack_success:.1%} of triggered test images"))
+        rows.append(("attack success", f"{summary.attack_success:.1%} of the test images that it aims at"))
     if summary.aimed_accuracy is not None:
         rows.append(("aimed-at classes", f"{summary.aimed_accuracy:.1%} accuracy in the worst of them"))
     if summary.wasted_uplink_bytes:
@@ -478,7 +478,7 @@ def _local_test_rows(found: LocalTest) -> list[tuple[str, str]]:
             metric = find_metric(key)
             text = f"{metric.title or key} {metric.text(spread.mean)}, worst tenth {metric.text(spread.worst_tenth)}"
             text += f", best {metric.text(spread.best)}, deviation {metric.text(spread.deviation)}"
-            where = f"on the {found.samples:,} samples that {found.workers:,} workers held back"
+            where = f"on samples that {spread.workers:,} workers held back"
             rows.append((name, f"{text}, {where}; {spread.better} is better"))
     if found.bytes:
         size = format_bytes(found.bytes)
