@@ -165,7 +165,7 @@ aggregator = Register(
 )
 preaggregation = Register("pre-aggregation", ("cbdsl.algorithm.aggregators",))
 selection = Register("selection", ("cbdsl.algorithm.selection", "cbdsl.algorithm.rotation"))
-method = Register("method", ("cbdsl.algorithm.methods", "cbdsl.algorithm.alone"))
+method = Register("method", ("cbdsl.algorithm.methods", "cbdsl.algorithm.methods_more", "cbdsl.algorithm.alone"))
 partition = Register("partition", ("cbdsl.data.partition",))
 model = Register("model", ("cbdsl.models.zoo",))
 dataset = Register("data set", ("cbdsl.data.dataset", "cbdsl.data.generated", "cbdsl.data.download"))

@@ -57,6 +57,7 @@ class TrustedReference:
     memory: NamedArrays = field(default_factory=dict)
     """What the rule remembers: arrays by name, saved with the run. It reads them and puts new arrays in their place."""
     trial: TrialSet | None = None  # always given in a run
+    layers: tuple[tuple[int, int], ...] = ()  # first and last + 1 column of each tensor of weights; (): not known
 
 
 AggregationRule = Callable[[Doubles, int, TrustedReference], Doubles]

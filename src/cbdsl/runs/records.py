@@ -185,6 +185,7 @@ class Summary:
     metrics: dict[str, float | None] = field(default_factory=dict)  # of the final model by name, the main one first
     best: float | None = None  # of the main metric, by round
     vote: Vote | None = None  # of workers that learn alone
+    epsilon: float | None = None  # of differential privacy, where the method has it
     local_test: LocalTest | None = None  # None if workers held back no samples
 
     def to_json(self) -> dict[str, Any]:
@@ -372,6 +373,7 @@ def summarise(
         loss=finale.loss,
         metrics=finale.metrics,
         best=finite(totals.best),
+        epsilon=finite(method.epsilon(totals.rounds, spec.participants / spec.workers)),
         local_test=finale.local_test,
     )
 
@@ -441,7 +443,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     if honest:
         rows.append(("honest but banned", _workers(honest)))
     if summary.attack_success is not None:
-        rows.append(("attack success", f"{summary.attack_success:.1%} of triggered test images"))
+        rows.append(("attack success", f"{summary.attack_success:.1%} of the test images that it aims at"))
     if summary.aimed_accuracy is not None:
         rows.append(("aimed-at classes", f"{summary.aimed_accuracy:.1%} accuracy in the worst of them"))
     if summary.wasted_uplink_bytes:
@@ -476,7 +478,7 @@ def _local_test_rows(found: LocalTest) -> list[tuple[str, str]]:
             metric = find_metric(key)
             text = f"{metric.title or key} {metric.text(spread.mean)}, worst tenth {metric.text(spread.worst_tenth)}"
             text += f", best {metric.text(spread.best)}, deviation {metric.text(spread.deviation)}"
-            where = f"on the {found.samples:,} samples that {found.workers:,} workers held back"
+            where = f"on samples that {spread.workers:,} workers held back"
             rows.append((name, f"{text}, {where}; {spread.better} is better"))
     if found.bytes:
         size = format_bytes(found.bytes)
