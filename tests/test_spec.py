@@ -170,9 +170,11 @@ def test_a_preset_is_no_setting() -> None:
 
 def test_each_method_brings_its_own_shared_data_unless_told_otherwise() -> None:
     shared = {name: resolve(replace(Spec(), method=name)).shared for name in register.method.names()}
-    averaging = dict.fromkeys(["fedavg", "fedprox", "scaffold", "fedavgm", "fedadam"], "none")
+    names = ["fedavg", "fedprox", "scaffold", "fedavgm", "fedadam", "feddyn", "ditto", "dp-fedavg"]
+    averaging = dict.fromkeys(names, "none")
     alone = dict.fromkeys(["server-only", "local-only", "central"], "none")
-    assert shared == {"cb-dsl": "both", "restart": "both", "fedpso": "none", "pso": "score", **averaging, **alone}
+    swarms = {"cb-dsl": "both", "lb-dsl": "both", "restart": "both", "fedpso": "none", "pso": "score"}
+    assert shared == {**swarms, **averaging, **alone}
     assert resolve(Spec(method="fedavg", shared="train")).shared == "train"
     with refused_as("unknown-name", "'fedpros'", "'fedprox'"):
         resolve(Spec(method="fedpros"))

@@ -162,7 +162,7 @@ def _convert(value: Any, default: Any, what: str) -> Any:  # noqa: ANN401 - any 
 attack = Register("attack", tuple(f"cbdsl.attacks.{name}" for name in ("weights", "protocol", "adaptive", "backdoors")))
 aggregator = Register("aggregator", ("cbdsl.algorithm.aggregators", "cbdsl.algorithm.aggregators_filtering"))
 selection = Register("selection", ("cbdsl.algorithm.selection", "cbdsl.algorithm.rotation"))
-method = Register("method", ("cbdsl.algorithm.methods", "cbdsl.algorithm.alone"))
+method = Register("method", ("cbdsl.algorithm.methods", "cbdsl.algorithm.methods_more", "cbdsl.algorithm.alone"))
 partition = Register("partition", ("cbdsl.data.partition",))
 model = Register("model", ("cbdsl.models.zoo",))
 dataset = Register("data set", ("cbdsl.data.dataset", "cbdsl.data.generated", "cbdsl.data.download"))

@@ -385,11 +385,13 @@ def write_out(spec: Spec, method: Any = None) -> Spec:  # noqa: ANN401 - an `alg
     known = method or (register.method.get(spec.method) if spec.method in register.method else None)
     declared = spec.attack.byzantine if spec.defence.declared < 0 else spec.defence.declared
     shared = spec.shared if spec.shared != "default" or known is None else known.shared
+    selects = getattr(known, "selects", "") if spec.selection.name == "best" else ""
     return replace(
         spec,
         shared=shared,
         swarm=replace(spec.swarm, **getattr(known, "fixes", {})),
         defence=replace(spec.defence, declared=declared),
+        selection=replace(spec.selection, name=selects or spec.selection.name),
     )
 
 
@@ -454,6 +456,8 @@ def _resets(start: Spec, settings: Mapping[str, Any]) -> dict[str, Any]:
         for name in (start.method, settings["method"])
     )
     found |= {f"swarm.{key}": getattr(SwarmSpec(), key) for key in getattr(old, "fixes", ())}
+    if (chosen := getattr(old, "selects", "")) and start.selection.name == chosen:
+        found["selection.name"] = "best"
     if getattr(new, "conversation", "swarm") != "swarm" and start.selection.name != "best":
         found |= {f"selection.{each.name}": each.default for each in fields(SelectionSpec)}
         found |= {f"codec.{each.name}": each.default for each in fields(CodecSpec)}

@@ -45,6 +45,7 @@ class TrustedReference:
     """gradient(weights, rows=None) of the mean loss on D_tr, (D,); rows: numbers of samples of D_tr, all if None.
 
     On D_sc where there is no D_tr."""
+    layers: tuple[tuple[int, int], ...] = ()  # first and last + 1 column of each tensor of weights; (): not known
     memory: NamedArrays = field(default_factory=dict)
     """What the rule remembers: arrays by name, saved with the run. It reads them and puts new arrays in their place."""
 

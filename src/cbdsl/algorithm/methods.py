@@ -66,6 +66,8 @@ class Method(ABC):
     remembers: ClassVar[bool | tuple[str, ...]] = True  # what a worker keeps between rounds; see `kept_arrays`
     vectors: ClassVar[int] = 1  # V: how many vectors of D numbers a worker receives and uploads; 1 in a swarm
     fixes: ClassVar[Mapping[str, Any]] = {}  # settings of `swarm` that define the method
+    selects: ClassVar[str] = ""  # the selection that the method is defined with, used unless another is named
+    combines: ClassVar[bool] = True  # whether `update` uses what an aggregator made of the uploads
     adds_loss: ClassVar[bool] = False  # whether it trains with a term of its own in the loss, which takes torch
     counts_steps: ClassVar[bool] = False  # whether it takes a step to be a gradient times the round's learning rate
 
@@ -102,6 +104,11 @@ class Method(ABC):
         Only for the conversation "average"; in "swarm" the selection decides what becomes w^g.
         """
         return seen.combined, seen.memory
+
+    def epsilon(self, rounds: int, share: float) -> float | None:
+        """Return the epsilon of differential privacy after some rounds, each with a share of all workers; or None."""
+        del rounds, share
+        return None
 
     def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
         """Do what `update` does; its old form, until 1.0."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.algorithm.messages import WorkerId
+from cbdsl.algorithm.methods_more import clip_steps
 from cbdsl.algorithm.mixture import go_towards, mix_steps, turn_disputed
 from cbdsl.algorithm.selection import (
     COPIED,
@@ -36,8 +37,15 @@ class MixedSelection(Selection):
     momentum: float
     byzantine: float
     agreement: bool
+    clip: float
+    noise: float
 
     def __post_init__(self) -> None:
+        if not (0 <= self.clip < np.inf and 0 <= self.noise < np.inf and bool(self.clip) >= bool(self.noise)):
+            raise UserError(
+                f"clip and noise are at least 0, and noise needs a clip; given {self.clip:g} and {self.noise:g}.",
+                code="out-of-range",
+            )
         if not 0 <= self.byzantine < 1:
             raise UserError(
                 f"byzantine is the share of a round's uploads that may be attackers', from 0 to less than 1; given "
@@ -82,6 +90,8 @@ class MixedSelection(Selection):
 
         q = len(believed) - int(self.byzantine * len(believed))
         steps = np.stack([one.model for one in believed]) - current
+        if self.clip:
+            steps = clip_steps(steps, self.clip) + view.rng.normal(0.0, self.noise * self.clip, steps.shape)
         if self.agreement:
             steps = turn_disputed(steps, self.byzantine)
         mixture = mix_steps(steps, q, (lambda step: loss(start + step)) if measure else None)
@@ -122,13 +132,16 @@ class Rotation(MixedSelection):
 
     No upload has more than 1/q of the weight, where q = (1 - `byzantine`) K. With a guard and D_tr the server then
     trains on D_tr and D_sc. A model that is worse on the private hold-out than w^g never replaces it. With `agreement`
-    weights on whose sign the uploads disagree are turned round, against backdoors; it costs accuracy.
+    weights on whose sign the uploads disagree are turned round, against backdoors; it costs accuracy. With `clip` S and
+    `noise` z every step is shortened to length S and gets N(0, (z S)^2), so the mixture has each only in this form.
     """
 
     k: int = 12
     momentum: float = 0.5
     byzantine: float = 0.5  # share of a round's uploads that may be attackers'
     agreement: bool = False
+    clip: float = 0.0  # the longest step of an upload; 0: any
+    noise: float = 0.0  # deviation of the noise on a step, in units of `clip`
     trains: ClassVar[bool] = True
 
     def next_of(self, waiting: Sequence[Candidate], believed: Sequence[VerifiedUpload], view: RoundContext) -> WorkerId:
@@ -148,6 +161,8 @@ class Soup(MixedSelection):
     byzantine: float = 0.5  # share of a round's uploads that may be attackers'
     momentum: ClassVar[float] = 0.0  # type: ignore[misc]
     agreement: ClassVar[bool] = False  # type: ignore[misc]
+    clip: ClassVar[float] = 0.0  # type: ignore[misc]
+    noise: ClassVar[float] = 0.0  # type: ignore[misc]
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -18,7 +18,7 @@ from cbdsl.algorithm.messages import NO_BACK_OFF, BackOff, ServerState, Upload, 
 from cbdsl.algorithm.verification import IMPRECISE, MEMORISED, UNTRAINABLE, Verifier
 from cbdsl.arrays import Floats
 from cbdsl.codecs.envelope import Codecs
-from cbdsl.errors import renamed
+from cbdsl.errors import UserError, renamed
 
 NO_GAIN = "it does not beat the global best"
 WORSENS = "the global model would get worse on the private hold-out"
@@ -162,6 +162,39 @@ class Best(Selection):
         if found < view.state.global_score:
             return SelectionResult(made.model, view.standing(made.model, found), packed=made)
         return SelectionResult(declined={best.worker: NO_GAIN})
+
+
+@register.selection("best-mean")
+@dataclass(frozen=True)
+class BestMean(Selection):
+    """LB-DSL's: the mean of the k best claimants' models becomes w^g, if its score on D_sc is below F^g."""
+
+    k: int = 3
+
+    def __post_init__(self) -> None:
+        if self.k < 1:
+            raise UserError(f"k of best-mean must be at least 1; given {self.k}.", code="out-of-range")
+
+    @property
+    def most(self) -> int:  # type: ignore[override]
+        """How many models the mean has."""
+        return self.k
+
+    def invite(
+        self, waiting: Sequence[Candidate], believed: Sequence[VerifiedUpload], view: RoundContext
+    ) -> WorkerId | None:
+        """Return the best claimant left, until k are verified, whether it beats F^g or not."""
+        del view
+        return waiting[0].worker if waiting and len(believed) < self.k else None
+
+    def combine(self, believed: Sequence[VerifiedUpload], view: RoundContext) -> SelectionResult:
+        """Return the mean, if it beats F^g; without D_sc its score is the mean of the claims."""
+        made = view.encode(np.stack([one.model for one in believed]).mean(0, dtype=np.float64).astype(np.float32))
+        score = view.verifier.score
+        found = score(made.model) if score else float(np.mean([one.claimed for one in believed]))
+        if found < view.state.global_score:
+            return SelectionResult(made.model, view.standing(made.model, found), packed=made)
+        return SelectionResult(declined={one.worker: NO_GAIN for one in believed})
 
 
 def find_doubt(upload: VerifiedUpload, view: RoundContext) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
 CALIBRATING = 1000  # samples of D_G whose statistics a model with BatchNorm is scored with
 ModelBuilder = Callable[[], "nn.Module"]
 Client = Dataset | Samples | tuple[ArrayLike, ArrayLike]
+Layers = tuple[tuple[int, int], ...]
 Init = Result | Path | str | NDArray[Any]
 
 
@@ -145,7 +147,7 @@ class Experiment:
             wanted, network, dataset.shape, threads or default_threads(), spec.device, loss, augmentation
         )
         engine = choice.engine
-        server = build_server(spec, engine, dataset.train, parts, given, secret)
+        server = build_server(spec, engine, dataset.train, parts, given, secret, _layers(network))
         _check_memory(spec, parts, engine.size, server if deal and given.make_swarm is None else None)
         initial = draw_initial(spec, network, start)
         if given.init is None and spec.init == INIT_SERVER:
@@ -379,10 +381,14 @@ def _check_memory(spec: Spec, parts: Split, size: int, server: Server | None) ->
 
 
 def build_server(
-    spec: Spec, engine: Engine, samples: Samples, split: Split, given: UserParts, secret: int = 0
+    spec: Spec, engine: Engine, samples: Samples, split: Split, given: UserParts, secret: int = 0, layers: Layers = ()
 ) -> Server:
-    """Build the server of a spec. secret: a number that workers do not know; 0: the seed decides."""
+    """Build the server of a spec. secret: a number that workers do not know; 0: the seed decides.
+
+    layers: see `TrustedReference`.
+    """
     method = given.method or build_method(spec)
+    method.epsilon(1, 1.0)  # raises before the run if the accountant is not installed
     selection = given.selection or build_selection(spec)
     cap = spec.defence.invitations and max(spec.defence.invitations, max(spec.defence.declared, 0) + selection.most)
     return Server(
@@ -390,7 +396,7 @@ def build_server(
         method,
         build_verifier(spec, method, engine, samples, split, secret),
         ServerPolicy(selection, cap, spec.defence.commitment, make_codecs(spec), secret or spec.seed),
-        build_combination(spec, engine, samples, split, given.aggregator, secret),
+        build_combination(spec, engine, samples, split, given.aggregator, secret, layers),
         build_alone_training(spec, method, engine, samples, split) if isinstance(method, AloneMethod) else None,
     )
 
@@ -483,8 +489,20 @@ def batch_losses(engine: Engine, weights: Floats, samples: Samples, indices: Ind
     return np.array([np.cumsum(batch)[-1] / len(batch) for batch in batches])
 
 
+def _layers(network: Network) -> Layers:
+    """Return first and last + 1 column of each tensor of weights; none if some weights do not train."""
+    ends = np.cumsum([0, *(int(np.prod(shape)) for _, shape in network.tensor_shapes())]).tolist()
+    return tuple(pairwise(ends)) if network.frozen is None else ()
+
+
 def build_combination(
-    spec: Spec, engine: Engine, samples: Samples, split: Split, given: AggregationRule | None = None, secret: int = 0
+    spec: Spec,
+    engine: Engine,
+    samples: Samples,
+    split: Split,
+    given: AggregationRule | None = None,
+    secret: int = 0,
+    layers: Layers = (),
 ) -> Combination:
     """Build how a server combines models where everybody uploads one. given: a rule of the user's own."""
     name, declared = spec.defence.aggregator, spec.defence.declared
@@ -519,7 +537,7 @@ def build_combination(
         number = state.round + 1
         trust = TrustedReference(
             state.global_best, lambda: train(state.global_best, number), losses, sizes, np.array(workers, np.int32),
-            number, stream(secret or spec.seed, "aggregator", number), gradient, dict(state.rule_memory),
+            number, stream(secret or spec.seed, "aggregator", number), gradient, layers, dict(state.rule_memory),
         )  # fmt: skip
         combined = aggregate(name, models, declared, trust, rule)
         return combined, copy_memory(trust.memory, f"The aggregator {name}")

@@ -185,6 +185,7 @@ class Summary:
     metrics: dict[str, float | None] = field(default_factory=dict)  # of the final model by name, the main one first
     best: float | None = None  # of the main metric, by round
     vote: Vote | None = None  # of workers that learn alone
+    epsilon: float | None = None  # of differential privacy, where the method has it
     local_test: LocalTest | None = None  # None if workers held back no samples
 
     def to_json(self) -> dict[str, Any]:
@@ -372,6 +373,7 @@ def summarise(
         loss=finale.loss,
         metrics=finale.metrics,
         best=finite(totals.best),
+        epsilon=finite(method.epsilon(totals.rounds, spec.participants / spec.workers)),
         local_test=finale.local_test,
     )
 

@@ -168,6 +168,12 @@ def _check_defence(spec: Spec, method: Method) -> None:
             "Use cb-dsl with --shared both (or score); FedAvg's defences are its aggregators.",
             code="conflict",
         )
+    if spec.defence.aggregator != "mean" and not method.combines:
+        raise UserError(
+            f"defence.aggregator has no effect here: '{spec.method}' adds up the uploads itself, because its privacy "
+            f"depends on how; given {spec.defence.aggregator}. Leave it out, or use another method.",
+            code="no-effect",
+        )
     if method.conversation != "swarm" and spec.selection.name != "best":
         raise UserError(explain_no_effect("selection.name", spec, method), code="no-effect")
     if spec.defence.aggregator != "mean":
