@@ -191,7 +191,7 @@ def test_a_run_without_what_came_later_has_the_key_it_had_before() -> None:
     for name in ("shared_source", "target", "task", "local_test", "local_test_every", "overlap"):
         del tree["data"][name]
     del tree["swarm"]["storage"]
-    for name in ("optimiser", "schedule", "schedule_over", "clip", "augment"):
+    for name in ("optimiser", "schedule", "schedule_over", "batchnorm", "clip", "augment"):
         del tree["local"][name]
     assert Spec().key() == hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 

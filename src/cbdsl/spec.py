@@ -117,6 +117,9 @@ class LocalSpec(_Group):
     schedule_over: Literal["round", "run"] = setting(
         "round", "what the schedule covers: the steps of each round, or the rounds of the run"
     )
+    batchnorm: Literal["shared", "own"] = setting(
+        "shared", "factors and offsets of BatchNorm layers: averaged, or each worker's own (FedBN), on torch"
+    )
     clip: Annotated[float, Bounds(0.0, 1e6)] = setting(0.0, "largest norm of a batch's gradient; 0: any")
     augment: Text = setting("", "changes features while a model trains on them (`cbdsl list augmentations`), on torch")
 
@@ -515,6 +518,7 @@ def read_tree(path: Path) -> dict[str, Any]:
 
 
 _LEFT_OUT = (
+    ("local", "batchnorm", "shared"),
     ("local", "optimiser", "sgd"), ("local", "schedule", "constant"), ("local", "clip", 0.0), ("local", "augment", ""),
     ("local", "schedule_over", "round"), ("", "loss", ""), ("data", "target", ""), ("data", "task", "auto"),
     ("dropout", "after_order", 0.0), ("dropout", "after_claim", 0.0),

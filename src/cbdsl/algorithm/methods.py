@@ -18,7 +18,7 @@ import numpy as np
 from cbdsl import register
 from cbdsl.algorithm.particles import Particles, move_particles, recover_lost
 from cbdsl.algorithm.worker_round import WorkerRound
-from cbdsl.arrays import Floats
+from cbdsl.arrays import Bools, Floats
 from cbdsl.codecs.codec import Codec
 from cbdsl.errors import UserError
 from cbdsl.spec import Shared
@@ -220,6 +220,35 @@ class AveragingMethod(Method):
 
     def upload(self, rows: Particles) -> Floats:
         """Return the trained model."""
+        return rows.positions
+
+
+@dataclass(frozen=True, eq=False)
+class OwnWeights(Method):
+    """The workers' half of an averaging method of which some weights stay on each worker.
+
+    With those of BatchNorm layers it is FedBN (Li et al. 2021). In a message their places hold the server's values.
+    A worker keeps its whole model, in which the server's model replaces all others in the next round.
+    """
+
+    method: Method
+    own: Bools  # (D,), the weights that stay
+
+    conversation = "average"
+    shared = "none"
+    remembers = ("positions",)
+
+    def move(self, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
+        """Let the method train from the server's model with the worker's own weights."""
+        after = self.method.move(replace(work, own=(self.own, rows.positions)), rows, received)
+        return replace(after, personal_best=np.where(self.own, received, self.method.upload(after)))
+
+    def upload(self, rows: Particles) -> Floats:
+        """Return what the method uploads, with the server's values in place of a worker's own."""
+        return rows.personal_best
+
+    def personal(self, rows: Particles) -> Floats:
+        """Return the trained models; all but a worker's own weights are older than the server's."""
         return rows.positions
 
 

@@ -39,7 +39,7 @@ from cbdsl.algorithm.messages import (
     WorkerId,
     commitment_of,
 )
-from cbdsl.algorithm.methods import Method, ServerStep, update_server
+from cbdsl.algorithm.methods import Method, OwnWeights, ServerStep, update_server
 from cbdsl.algorithm.particles import inertia_at
 from cbdsl.algorithm.selection import (
     CAUSES,
@@ -52,7 +52,7 @@ from cbdsl.algorithm.selection import (
     waiting_list,
 )
 from cbdsl.algorithm.verification import Verifier, find_claim_flaw, find_model_flaw
-from cbdsl.arrays import Doubles, Floats, NamedArrays
+from cbdsl.arrays import Bools, Doubles, Floats, NamedArrays
 from cbdsl.codecs.codec import CodecError
 from cbdsl.codecs.envelope import Codecs
 from cbdsl.engines.engine import schedule_factors
@@ -355,6 +355,12 @@ class Server:
     policy: ServerPolicy
     combine: Combination
     alone: AloneTraining | None = None  # only for methods without messages
+    own: Bools | None = None  # (D,), weights that stay on each worker
+
+    @property
+    def worker_method(self) -> Method:
+        """The workers' half of the method."""
+        return self.method if self.own is None else OwnWeights(self.method, self.own)
 
     def first_state(self, initial: Floats) -> ServerState:
         """Return the state before round 1: an initial model (D,), and its score if there is a D_sc."""

@@ -103,6 +103,7 @@ class WorkerRound:
     inertia: float  # c0
     learning_rate: float  # alpha
     version: int = 0  # of w^g
+    own: tuple[Bools, Floats] | None = None  # which weights stay on their worker, (D,), and where they are, (k, D)
 
     @property
     def swarm(self) -> SwarmSpec:
@@ -178,8 +179,12 @@ class WorkerRound:
         return np.array([float(count_steps(len(lessons[row].indices), self.workers.local)) for row in self.rows])
 
     def from_server(self, model: Floats) -> Floats:
-        """Copy the server's model (D,) into every row, (k, D)."""
-        return np.repeat(model[None], len(self.rows), axis=0)  # not a view: torch needs rows that can be written
+        """Copy the server's model (D,) into every row, (k, D), but for weights that stay on their worker."""
+        rows = np.repeat(model[None], len(self.rows), axis=0)  # not a view: torch needs rows that can be written
+        if self.own is not None:
+            places, kept = self.own
+            rows[:, places] = kept[:, places]
+        return rows
 
     def with_newcomers(self, rows: Particles, model: Floats) -> Particles:
         """Initialise workers that take part for the first time (Algorithm 1): F^p_{i,0} = F_i(w_{i,0}).

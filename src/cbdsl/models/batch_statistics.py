@@ -27,6 +27,12 @@ def statistics_layers(module: nn.Module) -> list[_BatchNorm]:
     return found
 
 
+def norm_parameters(module: nn.Module) -> set[str]:
+    """Return the names of the factors and offsets of BatchNorm layers."""
+    layers = ((name, part) for name, part in module.named_modules() if isinstance(part, _BatchNorm))
+    return {name for prefix, part in layers for name, _ in part.named_parameters(prefix)}
+
+
 def hold_statistics(module: nn.Module) -> list[_BatchNorm]:
     """Keep the statistics of a module's layers as they are while it trains; return these layers."""
     layers = statistics_layers(module)

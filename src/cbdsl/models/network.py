@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cbdsl import register
-from cbdsl.arrays import Doubles, Floats
+from cbdsl.arrays import Bools, Doubles, Floats
 from cbdsl.errors import UserError, unknown
 from cbdsl.models.architecture import Architecture, describe_outputs, fits_outputs, from_module
 from cbdsl.models.frozen_weights import FrozenWeights
@@ -92,6 +92,17 @@ class Network:
         from cbdsl.models.batch_statistics import statistics_layers  # noqa: PLC0415 - torch takes a second to load
 
         return bool(statistics_layers(self.subject))  # type: ignore[arg-type]  # a module
+
+    def norm_places(self) -> Bools:
+        """Return which of the D weights are factors and offsets of BatchNorm layers."""
+        names: set[str] = set()
+        if self.described is None:
+            from cbdsl.models.batch_statistics import norm_parameters  # noqa: PLC0415 - torch takes a second to load
+
+            names = norm_parameters(self.subject)  # type: ignore[arg-type]  # a module
+        parts = [np.full(math.prod(shape), name in names) for name, shape in self.tensor_shapes()]
+        places: Bools = np.concatenate(parts)
+        return places if self.frozen is None else places[self.frozen.trains]
 
     @property
     def size(self) -> int:

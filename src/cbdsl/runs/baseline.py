@@ -62,7 +62,10 @@ def _key(experiment: Experiment) -> str:
     """Return a hash of all that decides the measurement."""
     spec = experiment.spec
     local = asdict(replace(spec.local, epochs=1, steps=0, decay=1.0, schedule=Sgd.of(spec.local, 1.0).schedule))
-    del local["schedule_over"]  # over a run it is constant here, because nobody knows how many epochs there will be
+    del (
+        local["batchnorm"],
+        local["schedule_over"],
+    )  # over a run: constant here
     data = {name: value for name, value in asdict(spec.data).items() if not name.startswith("local_test")}
     named = (spec.model, spec.data.source, spec.data.partition, *filter(None, (spec.loss, spec.local.augment)))
     options = [dict(spec.options.of(part)) for part in named]

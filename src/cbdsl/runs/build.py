@@ -37,7 +37,7 @@ from cbdsl.algorithm.verification import (
 )
 from cbdsl.algorithm.worker_round import LocalWorkers, TrainingSet, WorkerData, draw_batches, make_scorer, pad_rows
 from cbdsl.algorithm.worker_table import room_in_file
-from cbdsl.arrays import Doubles, Floats, Indices, NamedArrays, Samples, copy_memory
+from cbdsl.arrays import Bools, Doubles, Floats, Indices, NamedArrays, Samples, copy_memory
 from cbdsl.attacks.adversary import Adversary, PublicData, make_tools
 from cbdsl.attacks.attack import Attack, make_attack
 from cbdsl.codecs.envelope import make_codecs
@@ -148,6 +148,8 @@ class Experiment:
         )
         engine = choice.engine
         server = build_server(spec, engine, dataset.train, parts, given, secret, _layers(network))
+        if spec.local.batchnorm == "own":
+            server = replace(server, own=_own_weights(spec, network))
         _check_memory(spec, parts, engine.size, server if deal and given.make_swarm is None else None)
         initial = draw_initial(spec, network, start)
         if given.init is None and spec.init == INIT_SERVER:
@@ -166,7 +168,7 @@ class Experiment:
     @cached_property
     def memory_swarm(self) -> LocalSwarm:
         """The workers in memory, made when they are first needed."""
-        spec, method = self.spec, self.server.method
+        spec, method = self.spec, self.server.worker_method
         held, adversary = self.worker_data_and_adversary()
         workers = LocalWorkers(
             self.engine, held, spec.local, spec.swarm, spec.seed, range(spec.workers), method.gradients,
@@ -187,6 +189,12 @@ class Experiment:
                 f"data.local_test={self.spec.data.local_test:g} measures models on samples that workers hold back. "
                 "Here workers have samples of their own, which never leave their devices, so the server has none to "
                 "measure on. Leave it out; cbdsl run and cbdsl swarm have it.",
+                code="not-supported",
+            )
+        if self.server.own is not None:
+            raise UserError(
+                "local.batchnorm=own is for workers of this process or a Ray cluster: other workers get a network as "
+                "data, and BatchNorm cannot be described so. Leave it out, or use cbdsl run.",
                 code="not-supported",
             )
         if self.server.alone is not None:
@@ -213,7 +221,7 @@ class Experiment:
     @property
     def remembers(self) -> bool:
         """Whether workers keep anything from one round to the next."""
-        return bool(kept_arrays(self.server.method, self.server.policy.codecs.up))
+        return bool(kept_arrays(self.server.worker_method, self.server.policy.codecs.up))
 
     @cached_property
     def key(self) -> str:
@@ -359,12 +367,24 @@ def honest_workers(experiment: Experiment) -> Indices:
     return np.setdiff1d(everybody, np.asarray(experiment.byzantine, np.int32))
 
 
+def _own_weights(spec: Spec, network: Network) -> Bools:
+    """Return the weights of BatchNorm layers, (D,), which stay on each worker."""
+    places = network.norm_places()
+    if not places.any():
+        raise UserError(
+            f"local.batchnorm=own keeps the weights of BatchNorm layers on their worker, and the model '{spec.model}' "
+            "has none that train. Leave it out, or give a model with nn.BatchNorm1d or nn.BatchNorm2d.",
+            code="no-effect",
+        )
+    return places
+
+
 def _check_memory(spec: Spec, parts: Split, size: int, server: Server | None) -> None:
     """Refuse a run whose arrays do not fit, before they are made. server: None if the workers are elsewhere."""
     starts = spec.workers if spec.swarm.start == "apart" else 1
     needed = 4 * starts * size
     if server is not None:
-        kept, moved = bytes_of_state(server.method, spec, size, server.policy.codecs.up, spec.workers)
+        kept, moved = bytes_of_state(server.worker_method, spec, size, server.policy.codecs.up, spec.workers)
         uploads = 4 * spec.participants * server.method.vectors * size * (server.method.conversation == "average")
         longest = parts.most_samples + len(parts.shared_training)
         batch = spec.local.batch_size

@@ -51,6 +51,7 @@ def resolve(spec: Spec, given_method: Method | None = None) -> Spec:
     _check_names(whole, method)
     _check_scoring(whole)
     _check_local(whole, method)
+    _check_batchnorm(whole, method)
     _check_defence(whole, method)
     return whole
 
@@ -124,6 +125,24 @@ def _check_engine(spec: Spec, method: Method) -> None:
         raise UserError(
             f"The method '{spec.method}' adds a term to the loss, which takes the torch engine; given engine=native. "
             "Use --engine torch (or auto).",
+            code="conflict",
+        )
+
+
+def _check_batchnorm(spec: Spec, method: Method) -> None:
+    if spec.local.batchnorm == "shared" or method.conversation == "alone":
+        return
+    if method.conversation == "swarm":
+        raise UserError(
+            f"In '{spec.method}' a worker claims the score of its model, and the server verifies the claim on what was "
+            "uploaded. With BatchNorm layers that stay on the worker (local.batchnorm=own) it could not reproduce the "
+            "score. Use a method in which everybody uploads, such as fedavg.",
+            code="conflict",
+        )
+    if method.vectors > 1 or method.remembers:
+        raise UserError(
+            f"The workers of '{spec.method}' keep something of their own for every weight already, so local.batchnorm="
+            "own is not defined for it. Use fedavg, fedprox, fedavgm or fedadam.",
             code="conflict",
         )
 
@@ -354,6 +373,11 @@ _RULES = (
         _is_one_of("local.momentum"),
         lambda spec, _: spec.local.optimiser != "sgd",
         "it is SGD's; Adam and AdamW have 0.9 and 0.999 instead. Leave it out, or use local.optimiser=sgd.",
+    ),
+    _Rule(
+        _is_one_of("local.batchnorm"),
+        lambda _, method: method.conversation == "alone",
+        "in '{method}' no weights are averaged.",
     ),
     _Rule(
         _is_one_of("data.local_test_every"),

@@ -120,7 +120,9 @@ def _own_models(
     elif isinstance(swarm, SwarmWithAttackers):
         block = workers_at_once(experiment.engine.size)
         for start in range(0, len(workers), block):
-            yield from swarm.personal(workers[start : start + block].tolist()).items()
+            for worker, weights in swarm.personal(workers[start : start + block].tolist()).items():
+                own = experiment.server.own  # all others are the server's
+                yield worker, weights if own is None else np.where(own, weights, state.global_best)
 
 
 def _measure(experiment: Experiment, weights: Floats, worker: int, own: bool = False) -> Values:

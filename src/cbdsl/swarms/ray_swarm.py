@@ -625,7 +625,7 @@ def build_ray_swarm(experiment: Experiment, ray: Any, shards: int | None = None)
     held, adversary = experiment.worker_data_and_adversary()
     computed = isinstance(held.training, Computed)
     recipe = ShardRecipe(
-        server.method, codec, network, experiment.engine.name, spec.local, spec.swarm, spec.seed,
+        server.worker_method, codec, network, experiment.engine.name, spec.local, spec.swarm, spec.seed,
         spec.defence.commitment, experiment.loss, experiment.augmentation, held if computed else None,
     )  # fmt: skip
     edges = [spec.workers * shard // shards for shard in range(shards + 1)]
@@ -646,7 +646,7 @@ def build_ray_swarm(experiment: Experiment, ray: Any, shards: int | None = None)
 def bytes_of_shard(experiment: Experiment, workers: int) -> int:
     """Return the memory of a shard's state: its workers' rows, and samples."""
     spec, server = experiment.spec, experiment.server
-    kept, moved = bytes_of_state(server.method, spec, experiment.engine.size, server.policy.codecs.up, workers)
+    kept, moved = bytes_of_state(server.worker_method, spec, experiment.engine.size, server.policy.codecs.up, workers)
     train, parts = experiment.dataset.train, experiment.split
     sample = train.features[:1].nbytes + 4
     if isinstance(parts.workers, Computed):
