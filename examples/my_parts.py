@@ -81,6 +81,14 @@ def steady(rows: Doubles, attackers: int, trust: cbdsl.TrustedReference, *, beta
     return combined
 
 
+@cbdsl.register.preaggregation("shortened")
+def shortened(rows: Doubles, attackers: int, trust: cbdsl.TrustedReference) -> Doubles:  # noqa: ARG001
+    """Steps longer than the median one are shortened to it."""
+    steps = rows - trust.reference
+    lengths = np.linalg.norm(steps, axis=1, keepdims=True)
+    return np.asarray(trust.reference + steps * np.minimum(1, np.median(lengths) / np.maximum(lengths, 1e-30)))
+
+
 @cbdsl.register.selection("patient")
 @dataclass(frozen=True)
 class Patient(cbdsl.Selection):

@@ -22,7 +22,7 @@ ATTACKS = (
 SHORT_ATTACKS = ("alie", "label-flip", "liar", "memoriser", "nan", "staller")
 AGGREGATORS = (
     "mean", "median", "trimmed-mean", "krum", "multi-krum", "geometric-median", "centred-clipping", "bulyan", "fltrust",
-    "zeno", "rlr", "mda", "align-ins",
+    "zeno", "rlr", "mda", "align-ins", "dnc", "sign-guard", "flame", "bant", "auto-bant", "fedgreed", "loss-clusters",
 )  # fmt: skip
 PARTITIONS = ("iid", "shards", "dirichlet", "similarity", "quantity", "feature", "by-client")
 DATA = {
@@ -182,8 +182,10 @@ def _servers() -> dict[str, Case]:
     for rule in AGGREGATORS:
         lying = ("--method", "fedavg", "--shared", "both", "--byzantine", "2", "--attack", "alie")
         words = small("strong-iid", *lying, workers=11)
-        short = rule in {"geometric-median", "krum", "trimmed-mean", "rlr", "mda", "align-ins"}
+        short = rule in {"geometric-median", "krum", "trimmed-mean", *AGGREGATORS[10:]}
         found[f"aggregator {rule}"] = Case((*words, "--aggregator", rule), short=short)
+        if rule == "median":
+            found[f"aggregator bucketing+{rule}"] = Case((*words, "--aggregator", f"bucketing+{rule}"), short=True)
         found[f"aggregator nnm+{rule}"] = Case((*words, "--aggregator", f"nnm+{rule}"), short=rule == "median")
     return found
 

@@ -160,7 +160,10 @@ def _convert(value: Any, default: Any, what: str) -> Any:  # noqa: ANN401 - any 
 
 
 attack = Register("attack", tuple(f"cbdsl.attacks.{name}" for name in ("weights", "protocol", "adaptive", "backdoors")))
-aggregator = Register("aggregator", ("cbdsl.algorithm.aggregators", "cbdsl.algorithm.aggregators_filtering"))
+aggregator = Register(
+    "aggregator", tuple(f"cbdsl.algorithm.aggregators{family}" for family in ("", "_filtering", "_trial"))
+)
+preaggregation = Register("pre-aggregation", ("cbdsl.algorithm.aggregators",))
 selection = Register("selection", ("cbdsl.algorithm.selection", "cbdsl.algorithm.rotation"))
 method = Register("method", ("cbdsl.algorithm.methods", "cbdsl.algorithm.methods_more", "cbdsl.algorithm.alone"))
 partition = Register("partition", ("cbdsl.data.partition",))
@@ -173,6 +176,7 @@ codec = Register("codec", ("cbdsl.codecs.quantize", "cbdsl.codecs.topk"))
 ALL = {
     "attacks": attack,
     "aggregators": aggregator,
+    "pre-aggregations": preaggregation,
     "selections": selection,
     "methods": method,
     "partitions": partition,

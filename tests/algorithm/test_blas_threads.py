@@ -12,7 +12,7 @@ PROGRAM = """
 import hashlib
 import numpy as np
 from cbdsl import register
-from cbdsl.algorithm.aggregators import TrustedReference, aggregate
+from cbdsl.algorithm.aggregators import TrialSet, TrustedReference, aggregate
 from cbdsl.algorithm.mixture import mix_steps
 from cbdsl.arrays import norm
 from cbdsl.attacks.weights import largest_gamma
@@ -21,9 +21,11 @@ draws = np.random.default_rng(0)
 for workers, size in ((10, 7_850), (30, 21_840)):
     at = draws.standard_normal(size).astype(np.float32)
     rows = at + draws.standard_normal((workers, size)).astype(np.float32) / 10
-    trust = TrustedReference(at, lambda: rows[:5].mean(0), lambda given: given.astype(np.float64).sum(1))
+    losses = lambda given: given.astype(np.float64).sum(1)
     for name in register.aggregator.names():
-        for rule in (name, f"nnm+{name}"):
+        for rule in (name, f"nnm+{name}", f"bucketing+{name}"):
+            trial = TrialSet(40, losses, lambda model, samples: (float(losses(model[None])[0]), rows[0]))
+            trust = TrustedReference(at, lambda: rows[:5].mean(0), losses, trial=trial)
             print(workers, rule, hashlib.sha256(aggregate(rule, list(rows), 3, trust)).hexdigest())
     doubles = rows.astype(np.float64)
     mixture = mix_steps(doubles - at, 5, lambda step: float(np.square(step - doubles[0] + at).sum()))

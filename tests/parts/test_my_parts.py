@@ -19,6 +19,7 @@ from support.outside_parts import EXAMPLE, forget_guests, outside_file, outside_
 PARTS = {
     "attacks": "shuffle",
     "aggregators": "winsorised",
+    "pre-aggregations": "shortened",
     "selections": "patient",
     "methods": "elastic",
     "partitions": "unequal",
@@ -67,13 +68,14 @@ def test_all_parts_keep_the_laws() -> None:
 
 def test_parts_by_name_in_runs(plugin: str, tmp_path: Path) -> None:
     swarm = cbdsl.run(outside_spec(plugin, selection__name="patient", **ATTACKED), out="swarm", callbacks=[])
-    average = cbdsl.run(outside_spec(plugin, method="elastic", defence__aggregator="winsorised"), out="average")
+    averaging = outside_spec(plugin, method="elastic", defence__aggregator="shortened+winsorised")
+    average = cbdsl.run(averaging, out="average")
     assert (swarm.summary.attack, swarm.summary.defence) == ("shuffle", "patient")
-    assert (average.summary.method, average.summary.defence) == ("elastic", "winsorised")
+    assert (average.summary.method, average.summary.defence) == ("elastic", "shortened+winsorised")
     assert swarm.spec.plugins == (str(tmp_path / "my_parts.py"),)
     copies = list((tmp_path / "swarm" / "plugins").iterdir())
     assert [copy.read_bytes() for copy in copies] == [EXAMPLE.read_bytes()]
-    again = cbdsl.run(outside_spec(plugin, method="elastic", defence__aggregator="winsorised"), callbacks=[])
+    again = cbdsl.run(averaging, callbacks=[])
     np.testing.assert_array_equal(average.weights, again.weights)
 
 

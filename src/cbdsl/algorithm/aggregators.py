@@ -13,7 +13,7 @@ Products of BLAS depend on its number of threads in the last bits. Here they onl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +23,15 @@ from cbdsl import register
 from cbdsl.algorithm.mixture import turn_disputed
 from cbdsl.arrays import Doubles, Floats, Indices, NamedArrays, norm
 from cbdsl.errors import UserError, unknown
+
+
+@dataclass(frozen=True, eq=False)
+class TrialSet:
+    """The samples that a server tries uploads on: its private hold-out, or D_sc where there is none."""
+
+    count: int  # of samples
+    losses: Callable[[Floats], Doubles]  # losses(rows), (k, D) -> (k,)
+    differentiate: Callable[[Floats, Indices], tuple[float, Floats]]  # a model's loss and gradient (D,) on some samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +57,7 @@ class TrustedReference:
     layers: tuple[tuple[int, int], ...] = ()  # first and last + 1 column of each tensor of weights; (): not known
     memory: NamedArrays = field(default_factory=dict)
     """What the rule remembers: arrays by name, saved with the run. It reads them and puts new arrays in their place."""
+    trial: TrialSet | None = None  # always given in a run
 
 
 AggregationRule = Callable[[Doubles, int, TrustedReference], Doubles]
@@ -65,9 +75,14 @@ def mean(rows: Doubles, attackers: int, trust: TrustedReference, *, weights: str
 
     The numbers of samples are those that the server dealt; if workers state them, each counts up to three medians.
     """
-    if not weighs_by_size(weights) or (trust.sizes == trust.sizes[:1]).all():
+    return average(rows, trust.sizes) if weighs_by_size(weights) else np.asarray(rows.mean(0))
+
+
+def average(rows: Doubles, sizes: Doubles) -> Doubles:
+    """Return the mean of rows (k, D), weighted by sizes (k,), (D,); without sizes all count equally."""
+    if (sizes == sizes[:1]).all():
         return np.asarray(rows.mean(0))
-    return np.asarray(np.einsum("i,ij->j", trust.sizes / trust.sizes.sum(), rows))
+    return np.asarray(np.einsum("i,ij->j", sizes / sizes.sum(), rows))
 
 
 def weighs_by_size(weights: str) -> bool:
@@ -77,13 +92,13 @@ def weighs_by_size(weights: str) -> bool:
     return weights == "size"
 
 
-@register.aggregator("median")
+@register.aggregator("median", family="coordinates")
 def median(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """Coordinate-wise median (Yin et al. 2018)."""
     return np.asarray(np.median(rows, axis=0))
 
 
-@register.aggregator("trimmed-mean")
+@register.aggregator("trimmed-mean", family="coordinates")
 def trimmed_mean(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """Coordinate-wise mean without the f largest and the f smallest values (Yin et al. 2018)."""
     return trimmed_mean_of(rows, attackers)
@@ -95,20 +110,20 @@ def trimmed_mean_of(rows: Doubles, count: int) -> Doubles:
     return np.asarray(np.sort(rows, axis=0)[cut : len(rows) - cut].mean(0))
 
 
-@register.aggregator("krum")
+@register.aggregator("krum", family="distances")
 def krum(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """The row with the least sum of squared distances to its k - f - 2 nearest others (Blanchard et al. 2017)."""
     return np.asarray(rows[_krum_order(_distances(rows), attackers)[0]])
 
 
-@register.aggregator("multi-krum")
+@register.aggregator("multi-krum", family="distances")
 def multi_krum(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """The mean of the k - f rows that Krum likes best (Blanchard et al. 2017)."""
     best = _krum_order(_distances(rows), attackers)[: max(1, len(rows) - attackers)]
     return np.asarray(rows[np.sort(best)].mean(0))
 
 
-@register.aggregator("geometric-median")
+@register.aggregator("geometric-median", family="distances")
 def geometric_median(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """argmin_z sum_i |z - w_i| (Pillutla et al. 2022), by Weiszfeld's iteration.
 
@@ -131,7 +146,7 @@ def geometric_median(rows: Doubles, attackers: int, trust: TrustedReference) -> 
     return np.asarray(centre)
 
 
-@register.aggregator("centred-clipping")
+@register.aggregator("centred-clipping", family="distances")
 def centred_clipping(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """v <- v + mean of (w_i - v) min(1, tau / |w_i - v|), five times from v = w_t (Karimireddy et al. 2021).
 
@@ -146,7 +161,7 @@ def centred_clipping(rows: Doubles, attackers: int, trust: TrustedReference) -> 
     return np.asarray(centre)
 
 
-@register.aggregator("bulyan")
+@register.aggregator("bulyan", family="distances")
 def bulyan(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """Krum picks k - 2f rows one by one; then, by coordinate, the mean of the k - 4f values nearest their median.
 
@@ -159,12 +174,12 @@ def bulyan(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  
         picked.append(best)
         left.remove(best)
     chosen = rows[np.sort(picked)]
-    nearest = _ranked(np.abs(chosen - np.median(chosen, axis=0)))
+    nearest = rank(np.abs(chosen - np.median(chosen, axis=0)))
     keep = max(1, len(chosen) - 2 * attackers)
     return np.asarray(np.take_along_axis(chosen, nearest[:keep], 0).mean(0))
 
 
-@register.aggregator("fltrust")
+@register.aggregator("fltrust", family="server-data")
 def fltrust(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """w_t + weighted mean of steps, each as long as the server's own; weights max(0, cos to it) (Cao et al. 2021)."""
     reference = trust.reference.astype(np.float64)
@@ -177,7 +192,7 @@ def fltrust(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles: 
     return np.asarray(reference + np.einsum("i,ij->j", weights * scale, steps) / weights.sum())
 
 
-@register.aggregator("zeno")
+@register.aggregator("zeno", family="server-data")
 def zeno(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:
     """The mean of the k - f rows with the greatest F(w_t) - F(w_i) - rho |w_i - w_t|^2 on D_sc (Xie et al. 2019).
 
@@ -189,49 +204,95 @@ def zeno(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:
     return np.asarray(rows[np.sort(best)].mean(0))
 
 
-@register.aggregator("rlr")
+@register.aggregator("rlr", family="coordinates")
 def rlr(rows: Doubles, attackers: int, trust: TrustedReference, *, theta: int = 0) -> Doubles:
     """w_t + the mean step, turned round in the weights on whose sign the workers disagree (Ozdayi et al. 2021).
 
     The learning rate of weight j is 1 if |sum_i sign(w_ij - w_tj)| >= theta, else -1. theta is a number of votes; 0
     stands for 2f, as in the authors' experiments with 40 workers. It is for backdoors: a step of any length passes.
+    The mean is weighted by size.
     """
     reference = trust.reference.astype(np.float64)
     share = min(theta or 2 * attackers, len(rows)) / len(rows)
-    return np.asarray(reference + turn_disputed(rows - reference, share).mean(0))
+    return reference + average(turn_disputed(rows - reference, share), trust.sizes)
 
 
-MIXING = "nnm"
+PreAggregation = Callable[[Doubles, int, TrustedReference], Doubles]
+"""Takes what a rule takes, rows (k, D), f and a `TrustedReference`; returns the rows that the rule gets, (k', D)."""
 
 
-def mix_neighbours(rows: Doubles, attackers: int) -> Doubles:
-    """Replace each row by the mean of its k - f nearest rows, itself included (Allouah et al. 2023)."""
+@register.preaggregation("nnm")
+def mix_neighbours(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
+    """Nearest-neighbour mixing: each row becomes the mean of its k - f nearest, itself included.
+
+    (Allouah et al. 2023.)
+    """
     near = np.argsort(_distances(rows), axis=1, kind="stable")[:, : max(1, len(rows) - attackers)]
     return np.stack([rows[np.sort(nearest)].mean(0) for nearest in near])
 
 
-def parse_aggregator(name: str) -> tuple[bool, str]:
-    """Split a name such as `nnm+krum` into whether rows are mixed first, and the rule."""
-    before, plus, rule = name.rpartition("+")
-    if rule not in register.aggregator or (plus and before != MIXING):
-        rules = register.aggregator.names()
-        raise unknown("aggregator", name, [*rules, *(f"{MIXING}+{rule}" for rule in rules)], register.OWN)
-    return bool(plus), rule
+@register.preaggregation("bucketing")
+def fill_buckets(rows: Doubles, attackers: int, trust: TrustedReference, *, size: int = 2) -> Doubles:  # noqa: ARG001
+    """Bucketing: the means of `size` rows each, dealt at random (Karimireddy et al. 2022); the last has what is left.
+
+    f attackers spoil f buckets at most, of which there are fewer, but rows are more alike.
+    """
+    if size < 1:
+        raise UserError(f"options.bucketing.size is from 1 on; given {size}.", code="out-of-range")
+    dealt = trust.rng.permutation(len(rows))
+    return np.stack([rows[np.sort(dealt[first : first + size])].mean(0) for first in range(0, len(rows), size)])
+
+
+Settings = Callable[[str], Mapping[str, Any]]
+"""Returns the settings of a part by its name, such as `Options.of`."""
+
+
+def use_defaults(part: str) -> Mapping[str, Any]:  # noqa: ARG001 - settings of any part
+    """Return no settings."""
+    return {}
+
+
+def parse_aggregator(name: str) -> tuple[list[str], str]:
+    """Split a name such as `bucketing+nnm+krum` into the pre-aggregations, in their order, and the rule."""
+    *before, rule = name.split("+")
+    earlier = register.preaggregation.names()
+    if rule not in register.aggregator:
+        hint = f"{' or '.join(f'{part}+' for part in earlier)} may stand before it. {register.OWN}"
+        raise unknown("aggregator", rule, register.aggregator.names(), hint)
+    for part in before:
+        if part not in earlier:
+            raise unknown("pre-aggregation before the aggregator:", part, earlier, register.OWN)
+    return before, rule
+
+
+def count_rows(name: str, workers: int, settings: Settings = use_defaults) -> int:
+    """Return how many rows the rule of a name such as `bucketing+krum` gets from this many workers."""
+    for part in name.split("+")[:-1]:
+        if part == "bucketing":
+            workers = -(-workers // max(1, int(settings(part).get("size", 2))))
+    return workers
 
 
 def aggregate(
-    name: str, models: Sequence[Floats], attackers: int, trust: TrustedReference, rule: AggregationRule | None = None
+    name: str,
+    models: Sequence[Floats],
+    attackers: int,
+    trust: TrustedReference,
+    rule: AggregationRule | None = None,
+    settings: Settings = use_defaults,
 ) -> Floats:
-    """Combine models, each (D,); return w_t if none is left. rule: the rule of this name, if it has settings.
+    """Combine models, each (D,); return w_t if none is left. rule: in place of the one of this name.
 
     trust: its sizes and workers are those of the models. What the rule remembers is in `trust.memory` afterwards.
     """
-    mixing, plain = parse_aggregator(name) if rule is None else (name.startswith(f"{MIXING}+"), name.rpartition("+")[2])
-    apply: AggregationRule = rule or register.aggregator.get(plain)
+    if rule is None:
+        parse_aggregator(name)
+    *before, plain = name.split("+")
+    apply: AggregationRule = rule or register.aggregator.make(plain, settings(plain))
     rows = np.stack(models).astype(np.float64)
     sizes = trust.sizes if len(trust.sizes) else np.ones(len(rows))
     workers = trust.workers if len(trust.workers) else np.arange(len(rows), dtype=np.int32)
-    if plain != "mean" or mixing:
+    if plain != "mean" or before:
         finite = np.isfinite(rows).all(1)
         attackers, rows = max(0, attackers - int((~finite).sum())), rows[finite]
         sizes, workers = sizes[finite], workers[finite]
@@ -239,10 +300,20 @@ def aggregate(
             return trust.reference
     ordered = np.lexsort(rows[:, :8].T[::-1])  # ties must not depend on the order of workers
     rows, sizes, workers = rows[ordered], sizes[ordered], workers[ordered]
-    if mixing:
-        rows, sizes = mix_neighbours(rows, attackers), np.ones(len(rows))  # a mixed row is no longer one worker's
     trust = replace(trust, sizes=sizes, workers=workers)
     with np.errstate(over="ignore", invalid="ignore"):
+        for part in before:
+            made = np.asarray(register.preaggregation.make(part, settings(part))(rows, attackers, trust))
+            if made.shape[1:] != rows.shape[1:] or not 1 <= len(made) <= len(rows) or not np.isfinite(made).all():
+                raise UserError(
+                    f"The pre-aggregation {part} returns shape {made.shape} for rows of shape {rows.shape}, or numbers "
+                    "that are not finite. It returns rows (k', D), as many or fewer.",
+                    code="invalid-part",
+                )
+            rows = made
+            same = len(rows) == len(trust.workers)  # a mixed row is no longer one worker's, and a bucket nobody's
+            numbers = trust.workers if same else np.arange(len(rows), dtype=np.int32)
+            trust = replace(trust, sizes=np.ones(len(rows)), workers=numbers)
         combined = np.asarray(apply(rows, attackers, trust))
         if combined.shape != rows.shape[1:]:
             raise _invalid_rule(apply, f"returns shape {combined.shape} for rows of shape {rows.shape}")
@@ -264,13 +335,15 @@ def _invalid_rule(rule: AggregationRule, what: str) -> UserError:
     )
 
 
-def check_majority(name: str, workers: int, attackers: int) -> None:
-    """Refuse a number of attackers that no rule tolerates: half of the workers or more."""
-    parse_aggregator(name)
-    if name != "mean" and 2 * attackers >= workers:
+def check_majority(name: str, workers: int, attackers: int, settings: Settings = use_defaults) -> None:
+    """Refuse a number of attackers that no rule tolerates: half of the rows that the rule gets, or more."""
+    before, _ = parse_aggregator(name)
+    rows = count_rows(name, workers, settings)
+    if name != "mean" and 2 * attackers >= rows:
+        buckets = f", which fill {rows} buckets" if "bucketing" in before else ""
         raise UserError(
-            f"The aggregator '{name}' is to tolerate {attackers} attackers of {workers} workers; it needs an honest "
-            "majority. Set defence.declared lower.",
+            f"The aggregator '{name}' is to tolerate {attackers} attackers of {workers} workers{buckets}; it needs an "
+            "honest majority. Set defence.declared lower.",
             code="out-of-range",
         )
 
@@ -286,10 +359,10 @@ def _krum_order(apart: Doubles, attackers: int) -> np.ndarray[Any, np.dtype[np.i
     """Sort rows by Krum's criterion, best first, from squared distances (k, k)."""
     others = np.sort(apart + np.diag(np.full(len(apart), np.inf)), axis=1)
     near = min(max(1, len(apart) - attackers - 2), max(1, len(apart) - 1))
-    return _ranked(others[:, :near].sum(1))
+    return rank(others[:, :near].sum(1))
 
 
-def _ranked(values: Doubles) -> np.ndarray[Any, np.dtype[np.intp]]:
+def rank(values: Doubles) -> np.ndarray[Any, np.dtype[np.intp]]:
     """Sort from the least on, along the first axis; values that differ by rounding alone count as equal.
 
     Mixed rows often are equally far from all others, and the choice must not depend on the last bit.

@@ -20,7 +20,8 @@ from cbdsl.spec import Spec, as_text, differences, reference
 
 _OPTIONS = {
     "attacks": "--attack NAME",
-    "aggregators": "--aggregator NAME, or nnm+NAME",
+    "aggregators": "--aggregator NAME",
+    "pre-aggregations": "--aggregator NAME+AGGREGATOR",
     "selections": "--select NAME",
     "methods": "--method NAME",
     "partitions": "--set data.partition=NAME",

@@ -24,11 +24,12 @@ EXTRAS = {
     "ray": "ray",
     "optuna": "tune",
     "PIL": "data",
+    "sklearn": "cluster-defences",
     "pyarrow": "parquet",
 }
 """Modules and the extras that install them: pip install 'cbdsl[study]'."""
 
-_DISTRIBUTIONS = {"PIL": "pillow"}  # modules that have another name on the package index
+_DISTRIBUTIONS = {"PIL": "pillow", "sklearn": "scikit-learn"}  # modules that have another name on the package index
 
 
 def is_installed(library: str) -> bool:

@@ -16,10 +16,10 @@ from numpy.typing import ArrayLike, NDArray
 from cbdsl import register
 from cbdsl.algorithm.aggregators import (
     AggregationRule,
+    TrialSet,
     TrustedReference,
     aggregate,
     check_majority,
-    parse_aggregator,
     weighs_by_size,
 )
 from cbdsl.algorithm.alone import AloneMethod, AloneTraining, LocalOnly, ServerOnly
@@ -530,13 +530,10 @@ def build_combination(
     def size_of(worker: WorkerId) -> int:
         return len(split.workers[worker]) if split.workers else 1  # 1: workers have samples of their own
 
-    plain = name.rpartition("+")[2]
-    options = spec.options.of(plain)
-    if name == "mean" and given is None and weighs_by_size(options.get("weights", "size")):
+    if name == "mean" and given is None and weighs_by_size(spec.options.of(name).get("weights", "size")):
         return Combination(size_of)
     if given is None:
-        check_majority(name, spec.workers, declared)
-    rule: AggregationRule = given or register.aggregator.make(parse_aggregator(name)[1], options)
+        check_majority(name, spec.workers, declared, spec.options.of)
     train = make_trainer(spec, engine, samples, split.shared_training)
     own = split.shared_training if len(split.shared_training) else split.shared_scoring
 
@@ -551,15 +548,23 @@ def build_combination(
     def gradient(weights: Floats, rows: Indices | None = None) -> Floats:
         return np.asarray(engine.gradients(weights[None], samples, own if rows is None else own[rows])[0])
 
+    tried = split.holdout if len(split.holdout) else split.shared_scoring
+
+    def differentiate(weights: Floats, rows: Indices) -> tuple[float, Floats]:
+        found = weights[None], samples, tried[rows]
+        return float(engine.losses(*found)[0]), np.asarray(engine.gradients(*found)[0])
+
+    trial = TrialSet(len(tried), lambda rows: engine.losses(rows, samples, tried), differentiate)
+
     def combine(
         state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats], sizes: Doubles
     ) -> tuple[Floats, NamedArrays]:
         number = state.round + 1
         trust = TrustedReference(
             state.global_best, lambda: train(state.global_best, number), losses, sizes, np.array(workers, np.int32),
-            number, stream(secret or spec.seed, "aggregator", number), gradient, layers, dict(state.rule_memory),
+            number, stream(secret or spec.seed, "aggregator", number), gradient, layers, dict(state.rule_memory), trial,
         )  # fmt: skip
-        combined = aggregate(name, models, declared, trust, rule)
+        combined = aggregate(name, models, declared, trust, given, spec.options.of)
         return combined, copy_memory(trust.memory, f"The aggregator {name}")
 
     return Combination(size_of, rule=combine)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cbdsl import register
-from cbdsl.algorithm.aggregators import check_majority, parse_aggregator
-from cbdsl.algorithm.aggregators_filtering import count_subsets
+from cbdsl.algorithm.aggregators import check_majority, count_rows, parse_aggregator
+from cbdsl.algorithm.aggregators_filtering import check_rule
 from cbdsl.algorithm.methods import Method
 from cbdsl.attacks.attack import make_attack
 from cbdsl.codecs.envelope import Codecs, make_codecs
@@ -70,12 +70,14 @@ def _check_names(spec: Spec, method: Method) -> None:
     if spec.selection.name != CUSTOM:
         build_selection(spec)
     if spec.defence.aggregator != CUSTOM:
-        rule = parse_aggregator(spec.defence.aggregator)[1]
+        name = spec.defence.aggregator
+        before, rule = parse_aggregator(name)
         register.aggregator.make(rule, spec.options.of(rule))
+        for part in before:
+            register.preaggregation.make(part, spec.options.of(part))
         if method.conversation == "average":
-            check_majority(spec.defence.aggregator, spec.workers, spec.defence.declared)
-            if rule == "mda":
-                count_subsets(spec.participants, spec.defence.declared)
+            check_majority(name, spec.workers, spec.defence.declared, spec.options.of)
+            check_rule(rule, count_rows(name, spec.participants, spec.options.of), spec.defence.declared)
     for kind, name in ((register.partition, spec.data.partition), (register.model, spec.model)):
         if name != CUSTOM:
             kind.make(name, spec.options.of(name)) if kind is register.partition else kind.get(name)
@@ -84,7 +86,7 @@ def _check_names(spec: Spec, method: Method) -> None:
     codecs = make_codecs(spec)
     used = {
         spec.codec.up, spec.codec.down, spec.method,
-        spec.attack.name, spec.selection.name, spec.defence.aggregator.rpartition("+")[2],
+        spec.attack.name, spec.selection.name, *spec.defence.aggregator.split("+"),
         spec.data.partition, spec.data.source, spec.model, *register.metric.names(), *_check_loss(spec),
         *filter(None, [spec.local.augment]),
     }  # fmt: skip
@@ -198,9 +200,15 @@ def _check_defence(spec: Spec, method: Method) -> None:
     if spec.defence.aggregator != "mean":
         if method.conversation != "average":
             raise UserError(explain_no_effect("defence.aggregator", spec, method), code="no-effect")
-        if spec.defence.aggregator.rpartition("+")[2] == "fltrust" and not spec.data.shared_training:
+        *before, rule = spec.defence.aggregator.split("+")
+        if rule == "fltrust" and not spec.data.shared_training:
             raise UserError(
                 f"The aggregator '{spec.defence.aggregator}' trains on D_tr at the server; data.shared_training is 0.",
+                code="conflict",
+            )
+        if rule == "bant" and "bucketing" in before:
+            raise UserError(
+                "The aggregator 'bant' remembers workers, and a bucket is not a worker. Use bant or nnm+bant.",
                 code="conflict",
             )
         if method.vectors > 1:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cbdsl import register
-from cbdsl.algorithm.aggregators import AggregationRule, TrustedReference
+from cbdsl.algorithm.aggregators import AggregationRule, TrialSet, TrustedReference
 from cbdsl.algorithm.messages import Claim, Order, RoundLog, ServerState, WorkerId
 from cbdsl.algorithm.round import ServerPolicy, play_round
 from cbdsl.algorithm.selection import Candidate, RoundContext, Selection, SelectionResult, VerifiedUpload
@@ -93,10 +93,14 @@ def _apply_rule(
     def gradient(weights: Floats, rows: Indices | None = None) -> Floats:
         return np.asarray(weights - np.float32(0.1 if rows is None else 0.1 * len(rows)), np.float32)
 
+    def differentiate(weights: Floats, rows: Indices) -> tuple[float, Floats]:
+        return float(losses(weights[None])[0]), gradient(weights, rows)
+
     count = len(rows)
     trust = TrustedReference(
         reference, lambda: root, losses, np.full(count, 20.0), np.arange(count, dtype=np.int32), number,
         np.random.default_rng(number), gradient, ((0, 5), (5, SIZE)), {} if memory is None else memory,
+        TrialSet(40, losses, differentiate),
     )  # fmt: skip
     case = f"with {len(rows)} rows and {attackers} attackers"
     with laws.expect_no_error(case), np.errstate(all="ignore"):
