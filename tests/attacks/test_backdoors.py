@@ -126,7 +126,7 @@ def test_each_attacker_of_a_run_has_its_own_bar() -> None:
     stage = stage_of("dba", 5)
     adversary = stage.memory_swarm.adversary
     assert adversary is not None
-    bars = [adversary._members[worker].bar for worker in stage.byzantine]  # type: ignore[attr-defined]
+    bars = [adversary._member(worker).bar for worker in stage.byzantine]  # type: ignore[attr-defined]
     assert bars == [0, 1, 2, 3, 0]
 
 

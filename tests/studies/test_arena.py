@@ -156,6 +156,7 @@ def test_a_match_reports_the_classes_that_are_targeted(monkeypatch: pytest.Monke
     [
         ({"attacks": ("lair",)}, "unknown-name", "lair"),
         ({"defences": ("gard",)}, "unknown-name", "gard"),
+        ({"defences": ("buckets+krum",)}, "unknown-name", "buckets"),
         ({"byzantine": (0,)}, "out-of-range", "0"),
         ({"seeds": ()}, "out-of-range", "seed"),
         ({"presets": ()}, "out-of-range", "preset"),
@@ -174,6 +175,9 @@ def test_attacks_and_defences_are_chosen_by_family() -> None:
     )
     assert plan.attacks == ("liar", "copycat", "fifth", "staller", "flooder")  # each once; `absent` is run anyway
     assert plan.defences == ("fedavg", "cb-dsl", "guard", "rotation", "soup")
+    plan = replace(SMALL, defences=("bucketing+krum", "family:coordinates", "family:filtering"))
+    assert plan.defences[:4] == ("bucketing+krum", "median", "trimmed-mean", "nnm")
+    assert {"dnc", "flame"} <= set(plan.defences)
     with refused_as("unknown-name", "'backdor'", "'backdoor'"):
         replace(SMALL, attacks=("family:backdor",))
     with refused_as("unknown-name", "family"):

@@ -125,7 +125,7 @@ def _decline(believed: Sequence[VerifiedUpload], weights: Doubles) -> dict[Worke
     return {one.worker: UNWEIGHTED for one, weight in zip(believed, weights, strict=True) if weight <= 0}
 
 
-@register.selection("rotation")
+@register.selection("rotation", family="verified")
 @dataclass(frozen=True)
 class Rotation(MixedSelection):
     """K workers in turn, whatever they claim; all steps start at w^g and are mixed by what does best in private.
@@ -152,7 +152,7 @@ class Rotation(MixedSelection):
         return min(able, key=lambda worker: (worker - first) % places)
 
 
-@register.selection("soup")
+@register.selection("soup", family="verified")
 @dataclass(frozen=True)
 class Soup(MixedSelection):
     """A verified average: the K best claimants, whether they beat F^g or not, mixed as in `rotation`."""

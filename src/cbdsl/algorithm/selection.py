@@ -133,7 +133,7 @@ class Selection(ABC):
         """Return the new global model from at least one verified upload."""
 
 
-@register.selection("best")
+@register.selection("best", family="verified")
 class Best(Selection):
     """The paper's: the best claimant that beats F^g becomes w^g, once it is verified (Eq. 7)."""
 

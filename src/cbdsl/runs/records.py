@@ -443,7 +443,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     if honest:
         rows.append(("honest but banned", _workers(honest)))
     if summary.attack_success is not None:
-        rows.append(("attack success", f"{summary.attack_success:.1%} of triggered test images"))
+        rows.append(("attack success", f"{summary.attack_success:.1%} of the test images that it aims at"))
     if summary.aimed_accuracy is not None:
         rows.append(("aimed-at classes", f"{summary.aimed_accuracy:.1%} accuracy in the worst of them"))
     if summary.wasted_uplink_bytes:

@@ -38,9 +38,10 @@ class Defence:
 
     @property
     def family(self) -> str:
-        """What it has in common with others: that of its aggregator, or `verified`."""
-        rule = self.settings.get("defence.aggregator")
-        return register.aggregator.family(parse_aggregator(rule)[1]) if rule else "verified" * self.ours
+        """What it has in common with others: the family of its aggregator or selection."""
+        if rule := self.settings.get("defence.aggregator"):
+            return register.aggregator.family(parse_aggregator(rule)[1])
+        return register.selection.family(self.settings.get("selection.name", "best")) if self.ours else ""
 
 
 def _fedavg(aggregator: str, label: str) -> Defence:
@@ -70,18 +71,26 @@ DEFENCES: dict[str, Defence] = {
     "nnm": _fedavg("nnm+trimmed-mean", "mixing + trimmed mean"),
     "fltrust": _fedavg("fltrust", "FLTrust"),
     "zeno": _fedavg("zeno", "Zeno"),
+    "dnc": _fedavg("dnc", "DnC"),
+    "sign-guard": _fedavg("sign-guard", "SignGuard"),
+    "flame": _fedavg("flame", "FLAME"),
+    "align-ins": _fedavg("align-ins", "AlignIns"),
+    "rlr": _fedavg("rlr", "robust learning rate"),
+    "bant": _fedavg("bant", "BANT"),
     "cb-dsl": Defence("CB-DSL + D_G", _CB_DSL, ours=True),
     "guard": Defence("CB-DSL + guard", _GUARD, ours=True),
     "rotation": Defence("verified rotation + guard", _ROTATION, ours=True),
     "soup": Defence("CB-DSL + guard + soup", {**_GUARD, "selection.name": "soup", "selection.k": 3}, ours=True),
 }
+_CLUSTERING = ("sign-guard", "flame")  # need scikit-learn, so an arena has them on request
 
 
 def get_defence(name: str) -> Defence:
-    """Return a defence by name; an aggregator, selection or method is one, too."""
+    """Return a defence by name; an aggregator such as `bucketing+krum`, a selection or a method is one, too."""
     if name in DEFENCES:
         return DEFENCES[name]
-    if name in register.aggregator:
+    if name in register.aggregator or "+" in name:
+        parse_aggregator(name)
         return _fedavg(name, name)
     if name in register.selection:
         return Defence(f"CB-DSL + guard + {name}", {**_GUARD, "selection.name": name}, ours=True)
@@ -130,7 +139,7 @@ class ArenaPlan:
     attacks: tuple[str, ...] = field(
         default_factory=lambda: tuple(name for name in register.attack.names() if name != ABSENT)
     )
-    defences: tuple[str, ...] = tuple(DEFENCES)
+    defences: tuple[str, ...] = tuple(name for name in DEFENCES if name not in _CLUSTERING)
     byzantine: tuple[int, ...] = (1, 5, 20)
     seeds: tuple[int, ...] = (0, 1, 2)  # of our own defences and of FedAvg
     other_seeds: tuple[int, ...] = (0,)  # of all other defences
