@@ -29,8 +29,8 @@ def test_a_run_ends_with_a_summary_and_a_folder_that_explains_itself(tmp_path: P
     assert re.search(r"attackers +worker (\d); banned: \1 *\n", done.stdout)
     folder = tmp_path / "runs" / "mnist-iid-cb-dsl-liar1-seed5"
     assert {path.name for path in folder.iterdir()} == {
-        ".lock", "README.txt", "accuracy.png", "checkpoint.npz", "model.safetensors", "rounds.jsonl", "spec.toml",
-        "summary.json",
+        ".lock", "README.txt", "accuracy.png", "checkpoint.npz", "claims.bin", "model.safetensors", "rounds.jsonl",
+        "spec.toml", "summary.json",
     }  # fmt: skip
     keys = set(json.loads((folder / "rounds.jsonl").read_text().splitlines()[0]))
     assert keys >= {

@@ -118,6 +118,12 @@ def test_groups_are_renamed_ordered_and_tested_against_any_of_them() -> None:
         found.arranged({"rotation": "fedavg"})
 
 
+def test_rotation_is_called_rotation() -> None:
+    found = group_results([make_run([0.5], method="restart", selection__name="rotation"), make_run([0.5])])
+    assert [group.label for group in found.groups] == ["rotation", "cb-dsl"]
+    assert [group.settings["method"] for group in found.groups] == ["restart", "cb-dsl"]
+
+
 def test_a_comparison_says_what_three_seeds_can_tell() -> None:
     words = describe_tests(group_results(WAYS))
     assert "3 seeds" in words

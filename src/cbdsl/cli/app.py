@@ -52,7 +52,7 @@ COMMANDS = {  # by panel of the help page: name, place, and the first paragraph 
         ),
         "export": (
             "model_commands:export",
-            "Write a trained model for other programs: ONNX, one C file, or safetensors.",
+            "Write a trained model for other programs: ONNX, one C file and its header, or safetensors.",
         ),
     },
     "Deploy": {

@@ -246,8 +246,8 @@ class RunFolder:
     def rewind(self, records: Sequence[RoundRecord]) -> None:
         """Keep only these rounds in rounds.jsonl and claims.bin; later ones are played again."""
         claims, last = self.claims(), records[-1].round if records else 0
-        if len(claims):
-            os.truncate(self.path / "claims.bin", NO_CLAIMS.itemsize * int(np.sum(claims["round"] <= last)))
+        if (self.path / "claims.bin").exists():  # written anew, because a result in Python may have mapped the old file
+            write_atomically(self.path / "claims.bin", claims[claims["round"] <= last].tobytes(), self._private)
         text = "".join(json.dumps(line.to_json(), allow_nan=False) + "\n" for line in records)
         write_atomically(self.path / "rounds.jsonl", text.encode(), self._private)
 

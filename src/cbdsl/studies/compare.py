@@ -292,7 +292,8 @@ def group_results(results: Sequence[FinishedRun], axes: Sequence[str] | None = N
     distinguishing = _find_distinguishing(keys, values)
     groups = tuple(
         RunGroup(
-            ", ".join(describe_setting(key, one[key]) for key in distinguishing) or spec.method,
+            ", ".join(describe_setting(key, _name_method(spec, key, one[key])) for key in distinguishing)
+            or _name_method(spec, "method", spec.method),
             {key: one[key] for key in keys},
             tuple(sorted(runs, key=lambda run: run.spec.seed)),
         )
@@ -443,6 +444,12 @@ def describe_setting(key: str, value: object) -> str:
     if isinstance(value, str) and key != "shared":
         return Path(value).name or f"no {name}"
     return f"{name.replace('_', ' ')} {format_value(value)}"
+
+
+def _name_method(spec: Spec, key: str, value: Any) -> Any:  # noqa: ANN401 - any value of a spec
+    """Return a setting's value as a label has it: the method `restart` with rotation is called rotation."""
+    rotates = key == "method" and value == "restart" and spec.selection.name == "rotation"
+    return "rotation" if rotates else value
 
 
 def _metric_of(name: str) -> Callable[[Summary], float]:
