@@ -165,6 +165,7 @@ PRESETS: dict[str, Spec] = {
     "flights": _FLIGHTS,
     "hapt-anomaly": _HAPT_ANOMALY,
     "hapt": _HAPT,
+    "hapt-gru": replace(_HAPT, preset="hapt-gru", model="har-gru"),
     "fashion": _FASHION,
     "cifar10": _CIFAR10,
 }
@@ -188,6 +189,7 @@ DESCRIPTIONS = {
     "flights": "time in the air of flights, 16 airlines, verified rotation of 3 (cbdsl data fetch flights)",
     "hapt-anomaly": "stairs as anomalies in sensors of 21 people, verified rotation of 8 (cbdsl data fetch hapt)",
     "hapt": "sensors of 21 people, verified rotation of 8 with a guard, tested on 9 others (cbdsl data fetch hapt)",
+    "hapt-gru": "the same with a recurrent network (cbdsl data fetch hapt)",
     "fashion": "Fashion-MNIST, 50 workers, classes by Dirichlet(0.3) (cbdsl data fetch fashion-mnist)",
     "cifar10": "CIFAR-10 with resnet8, 10 workers, classes by Dirichlet(0.3) (cbdsl data fetch cifar10)",
 }

@@ -20,11 +20,13 @@ from cbdsl.models.layers import (
     Flatten,
     Gelu,
     GroupNorm,
+    Gru,
     Hardswish,
     Layer,
     LayerNorm,
     LeakyRelu,
     Linear,
+    Lstm,
     MaxPool1d,
     MaxPool2d,
     Relu,
@@ -34,6 +36,7 @@ from cbdsl.models.layers import (
     Silu,
     Softplus,
     Tanh,
+    Transpose,
 )
 from cbdsl.models.zoo import cnn
 
@@ -74,7 +77,10 @@ def test_an_architecture_survives_json() -> None:
     for layer in others:
         net.add(layer)
     net.add(Concat(), net.add(Add(), net.last, branch), SAMPLES)
-    for layer in (MaxPool1d((3,), (2,), (1,)), AvgPool1d((2,), (2,)), Flatten(), Linear(12, 2)):
+    for layer in (
+        MaxPool1d((3,), (2,), (1,)), AvgPool1d((2,), (2,)), Transpose(), Gru(6, 4, last=False), Lstm(4, 5, bias=False),
+        Linear(5, 2),
+    ):  # fmt: skip
         net.add(layer)
     graph = net.architecture()
     kinds = {type(layer) for architecture in (every_kind, graph) for layer in architecture.layers}
@@ -125,6 +131,16 @@ def test_an_architecture_survives_json() -> None:
         ((4,), (Scale((1.0, 2.0)),), "one for each of 4 channels"),
         ((4,), (Scale(offsets=(float("inf"),)),), "offsets is inf"),
         ((4,), (Scale([2.0]),), "factors are"),  # type: ignore[arg-type]
+        (
+            (9, 4),
+            (Gru(5, 3),),
+            "takes series \\(steps, 5\\) but is given .*; where the channels come first, put a Transpose",
+        ),
+        ((4,), (Lstm(4, 3),), "takes series"),
+        ((9, 4), (Gru(4, 0),), "hidden is 0"),
+        ((9, 4), (Lstm(4, 3, last=1),), "last is 1"),  # type: ignore[arg-type]
+        ((2**20, 1), (Gru(1, 2**20),), "steps keep more than"),
+        ((4,), (Transpose(),), "takes a series of two axes"),
         ((4,), (Add(),), "takes 2 to 64 tensors but is given 1"),
         ((4,), ("relu",), "is not a layer; known are"),
         ((4,), (Linear(4, True),), "outputs is True"),
@@ -191,7 +207,7 @@ def table(layer: dict[str, object]) -> dict[str, object]:
         ({"format": 1, "shape": [4], "layers": []}, "reads format 2"),
         ({"format": 2, "shape": 4, "layers": []}, "must be lists"),
         ({"format": 2, "shape": [4], "layers": ["relu"]}, "its kind must be one of"),
-        ({"format": 2, "shape": [4], "layers": [{"kind": "lstm"}]}, "its kind must be one of"),
+        ({"format": 2, "shape": [4], "layers": [{"kind": "rnn"}]}, "its kind must be one of"),
         ({"format": 2, "shape": [4], "layers": [{"kind": "linear", "size": 3}]}, "unknown \\['size'\\]"),
         ({"format": 2, "shape": [4], "layers": [{"kind": "linear", "inputs": 4}]}, "outputs"),
         ({"format": 2, "shape": [4], "layers": [{"kind": "linear", "inputs": "4", "outputs": 2}]}, "inputs is '4'"),

@@ -110,6 +110,23 @@ FUNCTIONS: list[tuple[str, Callable[[Tensor], Tensor], Shape, Layer]] = [
 ]
 
 
+TURNED = kinds.Transpose()
+SERIES_TO_ROWS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[Layer, ...]]] = {
+    "turned": (lambda x: x.transpose(1, 2).flatten(1), (TURNED,)),
+    "turned back": (lambda x: x.permute(0, 2, 1).transpose(-2, -1).flatten(1), (TURNED, TURNED)),
+    "turned once": (lambda x: torch.swapaxes(x, 2, 1).permute((0, 1, 2)).flatten(1), (TURNED,)),
+    "mean of steps": (lambda x: x.transpose(1, 2).mean(1), (TURNED, TURNED, kinds.AvgPool1d((9,), (9,)))),
+}
+
+
+@pytest.mark.parametrize("name", SERIES_TO_ROWS)
+def test_the_channels_and_steps_of_a_series_change_places(name: str) -> None:
+    call, layers = SERIES_TO_ROWS[name]
+    inputs = 4 if "mean" in name else 36
+    module = nn.Sequential(Called(call), nn.Linear(inputs, 2))
+    assert from_module(module, SERIES) == Architecture(SERIES, (*layers, kinds.Flatten(), kinds.Linear(inputs, 2)))
+
+
 @pytest.mark.parametrize(("name", "call", "shape", "layer"), FUNCTIONS, ids=[name for name, *_ in FUNCTIONS])
 def test_a_function_is_described(name: str, call: Callable[[Tensor], Tensor], shape: Shape, layer: Layer) -> None:
     del name
@@ -180,8 +197,15 @@ REFUSED: list[tuple[nn.Module, Shape, str]] = [
     (nn.AlphaDropout(0.2), ROWS, "use nn.Dropout"),
     (nn.Flatten(0), IMAGES, r"layer 0 \(Flatten\): flatten\(0, -1\) of N samples of shape .*x.flatten\(1\)"),
     (nn.Softmax(1), ROWS, "the loss is taken of logits; leave it out"),
-    (nn.LSTM(9, 4), SERIES, r"layer 0 \(LSTM\) is not native: .*recurrent layers run on torch only"),
-    (nn.GRU(9, 4), SERIES, r"layer 0 \(GRU\) is not native: .*Conv1d layers are native"),
+    (nn.RNN(9, 4), SERIES, r"layer 0 \(RNN\) is not native: it runs on torch; nn.GRU and nn.LSTM are native"),
+    (nn.LSTM(9, 4), SERIES, r"layer 0 \(LSTM\) has batch_first=False: give it samples .*batch_first=True"),
+    (nn.GRU(9, 4, batch_first=True, bidirectional=True), SERIES, r"layer 0 \(GRU\) has bidirectional=True"),
+    (nn.LSTM(9, 4, batch_first=True, proj_size=2), SERIES, "has proj_size=2: projections run on torch"),
+    (nn.GRU(9, 4, 2, batch_first=True, dropout=0.1), SERIES, "has dropout=0.1: put nn.Dropout between layers"),
+    (nn.GRU(4, 4, batch_first=True), SERIES, r"layer 0 \(GRU\): takes series \(steps, 4\) but .* put a Transpose"),
+    (nn.GRU(9, 4, batch_first=True), SERIES, r"reads the result of layer 0 .* as one tensor"),
+    (Called(lambda x: x.permute(2, 0, 1)), SERIES, r"permute of N samples .*x.transpose\(1, 2\) of a series is"),
+    (Called(lambda x: x.transpose(1, 2)), IMAGES, "transpose of N samples of shape"),
     (nn.TransformerEncoderLayer(9, 3), SERIES, "attention multiplies tensors with each other; it runs on torch"),
     (nn.Embedding(9, 3), ROWS, "table indices; it runs on torch"),
     (_Subclass(6, 3), ROWS, "_Subclass"),

@@ -146,7 +146,7 @@ def cbdsl_process(*words: str, cwd: Path) -> CommandResult:
 
 def shape_for(model: str) -> tuple[int, ...]:
     """Samples that one of the package's networks takes."""
-    return {"har-cnn": (6, 128), "mobilenet-025": (3, 32, 32)}.get(model, (1, 28, 28))
+    return {"har-cnn": (6, 128), "har-gru": (6, 128), "mobilenet-025": (3, 32, 32)}.get(model, (1, 28, 28))
 
 
 def module_named(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -47,6 +47,11 @@ LAYERS: list[tuple[Shape, Layer]] = [
     ((23,), layers.Softplus()),
     (MANY, layers.Softplus()),
     (FEW, layers.Tanh()),
+    ((9, 4), layers.Gru(4, 6)),
+    ((9, 4), layers.Gru(4, 21, bias=False, last=False)),
+    ((9, 4), layers.Lstm(4, 19)),
+    ((9, 4), layers.Lstm(4, 5, last=False)),
+    ((4, 9), layers.Transpose()),
 ]
 
 

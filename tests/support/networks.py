@@ -27,11 +27,13 @@ from cbdsl.models.layers import (
     Flatten,
     Gelu,
     GroupNorm,
+    Gru,
     Hardswish,
     Layer,
     LayerNorm,
     LeakyRelu,
     Linear,
+    Lstm,
     MaxPool1d,
     MaxPool2d,
     Relu,
@@ -42,6 +44,7 @@ from cbdsl.models.layers import (
     Silu,
     Softplus,
     Tanh,
+    Transpose,
 )
 from cbdsl.models.to_torch import module_of
 
@@ -251,7 +254,8 @@ def _joining(draw: st.DrawFn, net: Draft, reads: tuple[int, ...]) -> Layer:
 def _single(draw: st.DrawFn, shape: Shape, dropout: bool) -> Layer:  # noqa: PLR0911 - one for every kind
     """A layer that takes one tensor of this shape."""
     kinds = ["weights", "weights", "activation", "norm", "scale", *(["dropout"] if dropout else [])]
-    match draw(st.sampled_from(kinds + (["pool", "pool", "flatten"] if len(shape) > 1 else []))):
+    series = ["recurrent", "transpose"] if len(shape) == 2 else []
+    match draw(st.sampled_from(kinds + (["pool", "pool", "flatten"] if len(shape) > 1 else []) + series)):
         case "weights" if len(shape) == 1:
             return Linear(shape[0], draw(st.integers(1, 12)), draw(st.booleans()))
         case "weights":
@@ -262,6 +266,11 @@ def _single(draw: st.DrawFn, shape: Shape, dropout: bool) -> Layer:  # noqa: PLR
             return _pool(draw, shape)
         case "flatten":
             return Flatten()
+        case "recurrent":
+            kind = draw(st.sampled_from([Gru, Lstm]))
+            return kind(shape[1], draw(st.integers(1, 20)), draw(st.booleans()), draw(st.booleans()))
+        case "transpose":
+            return Transpose()
         case "dropout":
             return Dropout(draw(st.sampled_from([0.1, 0.5])))
         case "scale":

@@ -73,7 +73,8 @@ def c_file(program: Program, int8: bool = False) -> CFile:
         code.calls.append(f"    /* {step.number}: {step.layer.name} -> {' x '.join(map(str, step.shape))} */")
         sources = [_where(program, places, other) for other in step.reads]
         code.step(step, sources, _where(program, places, step.number))
-    constants, memory = sum(values.nbytes for values in code.arrays.values()), 4 * places.size
+    constants, size = sum(values.nbytes for values in code.arrays.values()), places.size + code.scratch
+    memory = 4 * size
     head = _HEAD.format(
         shape=" x ".join(map(str, program.card.shape)), units=textwrap.fill(program.units(), 100), constants=constants,
         kind="8-bit whole numbers" if int8 else "floats", memory=memory, **_TEXTS[program.card.task],
@@ -85,7 +86,8 @@ def c_file(program: Program, int8: bool = False) -> CFile:
     check = _CHECK.format(inputs=program.inputs, outputs=outputs, classes=program.classes, names=names)
     includes, body = code.preamble(int8)
     arrays = "\n".join(_array(name, values) for name, values in code.arrays.items())
-    room = f"static float memory[{places.size}];\n\n" if places.size else ""
+    room = f"static float memory[{size}];\n\n" if size else ""
+    code.calls = [line.replace("SCRATCH", f"memory + {places.size}") for line in code.calls]
     calls = "\n".join(["void predict(const float *in, float *out)", "{", *code.calls, "}\n"])
     calls += _score(program) if program.card.task == "reconstruction" else ""
     text = f"{head}{includes}\n{check}{body}\n{arrays}\n{room}{calls}"
@@ -239,7 +241,8 @@ def _lines(words: Iterable[str]) -> str:
 class _Code:
     """The calls of `predict`, the functions that they need and the arrays that they name."""
 
-    rounded: dict[int, RoundedWeights]  # by step; empty: all weights are floats
+    rounded: dict[tuple[int, str], RoundedWeights]  # by step and name; empty: all weights are floats
+    scratch: int = 0  # floats that a step needs while it runs
     calls: list[str] = field(default_factory=list)
     arrays: dict[str, NDArray[np.float32] | NDArray[np.int8]] = field(default_factory=dict)
     functions: dict[str, str] = field(default_factory=dict)  # their texts by name
@@ -256,14 +259,15 @@ class _Code:
         self.arrays[name] = values.reshape(-1)
         return name
 
-    def weights(self, step: Step) -> tuple[str, ...]:
-        """Add the weights of a convolution or a dense layer; return weights, scales of integers, and bias."""
-        bias = self.constant(f"bias{step.number}", step.tensors.get("bias"))
-        found = self.rounded.get(step.number)
+    def weights(self, step: Step, weight: str = "weight", bias: str = "bias") -> tuple[str, ...]:
+        """Add a matrix of weights and a bias of a step; return weights, scales of integers, and bias."""
+        behind = weight.removeprefix("weight") + str(step.number)
+        given = self.constant(f"bias{behind}", step.tensors.get(bias))
+        found = self.rounded.get((step.number, weight))
         if found is None:
-            return self.constant(f"weight{step.number}", step.tensors["weight"]), bias
-        scales = self.constant(f"scale{step.number}", found.scales)
-        return self.constant(f"weight{step.number}", found.numbers), scales, bias
+            return self.constant(f"weight{behind}", step.tensors[weight]), given
+        scales = self.constant(f"scale{behind}", found.scales)
+        return self.constant(f"weight{behind}", found.numbers), scales, given
 
     def step(self, step: Step, sources: Sequence[str], target: str) -> None:
         """Add the calls of one step. sources, target: the expressions of its input and output arrays."""
@@ -298,6 +302,10 @@ class _Code:
         text = (
             text.replace("WEIGHT", "signed char" if int8 else "float")
             .replace("SCALES_GIVEN", "const float *scales, " if int8 else "")
+            .replace("SCALES_OF_INPUT", "const float *scales_in, " if int8 else "")
+            .replace("SCALES_OF_STATE", "const float *scales_own, " if int8 else "")
+            .replace("SCALES_IN", "scales_in, " if int8 else "")
+            .replace("SCALES_OWN", "scales_own, " if int8 else "")
             .replace("SCALED(sum)", "sum * scales[o]" if int8 else "sum")
             .replace("(float)taps[u]", "(float)taps[u]" if int8 else "taps[u]")
             .replace("(float)weights[", "(float)weights[" if int8 else "weights[")
@@ -314,6 +322,21 @@ def _convolution(code: _Code, step: Step, sources: Sequence[str], target: str) -
 def _dense(code: _Code, step: Step, sources: Sequence[str], target: str) -> None:
     layer: Any = step.layer
     code.call("dense", sources[0], layer.inputs, target, layer.outputs, *code.weights(step))
+
+
+def _recurrent(code: _Code, step: Step, sources: Sequence[str], target: str) -> None:
+    """Call the function of a GRU or an LSTM. Scratch: its sums of inputs and of states, and the cells of an LSTM."""
+    layer: Any = step.layer
+    is_lstm = isinstance(layer, layers.Lstm)
+    code.scratch = max(code.scratch, layer.hidden * (9 if is_lstm else 6))
+    code.functions.setdefault("dense", _DENSE)
+    weights = (*code.weights(step, "weight_ih_l0", "bias_ih_l0"), *code.weights(step, "weight_hh_l0", "bias_hh_l0"))
+    sizes = step.given[0][0], layer.inputs, target, layer.hidden, 0 if layer.last else layer.hidden
+    code.call(layer.name, sources[0], *sizes, "SCRATCH", *weights)
+
+
+def _transpose(code: _Code, step: Step, sources: Sequence[str], target: str) -> None:
+    code.call("transpose", sources[0], target, *step.shape)
 
 
 def _pool(function: str) -> Callable[[_Code, Step, Sequence[str], str], None]:
@@ -378,6 +401,9 @@ _CALLS: dict[type[Layer], Callable[[_Code, Step, Sequence[str], str], None]] = {
     layers.Flatten: _flatten,
     layers.GroupNorm: _group_norm,
     layers.LayerNorm: _layer_norm,
+    layers.Gru: _recurrent,
+    layers.Lstm: _recurrent,
+    layers.Transpose: _transpose,
     layers.Scale: _scale,
     layers.Add: _add,
     layers.Concat: _concat,
@@ -539,6 +565,55 @@ static void copy(const float *in, float *out, int count)
 }
 """
 
+_TRANSPOSE = """\
+static void transpose(const float *in, float *out, int rows, int columns)
+{
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < columns; c++)
+            out[r * columns + c] = in[c * rows + r];
+}
+"""
+
+_RECURRENT = """\
+static void NAME(const float *in, int steps, int inputs, float *out, int hidden, int ahead, float *sums,
+                 const WEIGHT *weights_in, SCALES_OF_INPUTconst float *bias_in, const WEIGHT *weights_own,
+                 SCALES_OF_STATEconst float *bias_own)
+{
+    float *const own = sums + GATES * hidden;ROOM
+    float *state = out;
+    for (int k = 0; k < hidden; k++)
+        START;
+    for (int t = 0; t < steps; t++, in += inputs) {
+        float *const next = out + t * ahead;
+        dense(in, inputs, sums, GATES * hidden, weights_in, SCALES_INbias_in);
+        dense(state, hidden, own, GATES * hidden, weights_own, SCALES_OWNbias_own);
+        for (int k = 0; k < hidden; k++) {
+STEP
+        }
+        state = next;
+    }
+}
+"""
+_GRU = (
+    _RECURRENT.replace("NAME", "gru").replace("GATES", "3").replace("ROOM", "").replace("START", "state[k] = 0.0f")
+    .replace("STEP", """\
+            const float r = 1.0f / (1.0f + expf(-sums[k] - own[k]));
+            const float z = 1.0f / (1.0f + expf(-sums[hidden + k] - own[hidden + k]));
+            const float n = tanhf(sums[2 * hidden + k] + r * own[2 * hidden + k]);
+            next[k] = (state[k] - n) * z + n;""")
+)  # fmt: skip
+_LSTM = (
+    _RECURRENT.replace("NAME", "lstm").replace("GATES", "4").replace("START", "state[k] = cell[k] = 0.0f")
+    .replace("ROOM", "\n    float *const cell = own + 4 * hidden;")
+    .replace("STEP", """\
+            const float i = 1.0f / (1.0f + expf(-sums[k] - own[k]));
+            const float f = 1.0f / (1.0f + expf(-sums[hidden + k] - own[hidden + k]));
+            const float g = tanhf(sums[2 * hidden + k] + own[2 * hidden + k]);
+            const float o = 1.0f / (1.0f + expf(-sums[3 * hidden + k] - own[3 * hidden + k]));
+            cell[k] = f * cell[k] + i * g;
+            next[k] = o * tanhf(cell[k]);""")
+)  # fmt: skip
+
 _ACTIVATION = """\
 static void NAME(const float *in, float *out, int count)
 {
@@ -555,6 +630,9 @@ _FUNCTIONS = {
     "max_pool": _MAX_POOL,
     "avg_pool": _AVG_POOL,
     "normalise": _NORMALISE,
+    "gru": _GRU,
+    "lstm": _LSTM,
+    "transpose": _TRANSPOSE,
     "scale": _SCALE,
     "add": _ADD,
     "copy": _COPY,

@@ -69,10 +69,10 @@ class _Nodes:
         self.made: list[Any] = []
         self.constants: list[Any] = []
 
-    def add(self, kind: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:  # noqa: ANN401
-        """Add a node; return the name of its result."""
+    def add(self, kind: str, inputs: Sequence[str], output: str = "", skip: int = 0, **attributes: Any) -> str:  # noqa: ANN401
+        """Add a node; return the name of its result. skip: how many results before that are left out."""
         name = output or f"{kind.lower()}_{len(self.made)}"
-        self.made.append(helper.make_node(kind, list(inputs), [name], **attributes))
+        self.made.append(helper.make_node(kind, list(inputs), [*[""] * skip, name], **attributes))
         return name
 
     def constant(self, values: NDArray[Any]) -> str:
@@ -157,6 +157,25 @@ def _group_norm(nodes: _Nodes, step: Step, sources: Sources) -> str:
     return nodes.scale(whole, step.shape, step.tensors["weight"], step.tensors["bias"])
 
 
+def _recurrent(kind: str, order: Sequence[int], **attributes: Any) -> Callable[[_Nodes, Step, Sources], str]:  # noqa: ANN401
+    """Return the row of a recurrent layer. order: torch's numbers of the gates in the order of ONNX."""
+
+    def add(nodes: _Nodes, step: Step, sources: Sources) -> str:
+        layer: Any = step.layer
+        gates = [values.reshape(len(order), layer.hidden, -1)[list(order)] for values in step.tensors.values()]
+        weights = [values.reshape(1, len(order) * layer.hidden, -1) for values in gates[:2]]
+        if layer.bias:
+            weights.append(np.concatenate([values.reshape(1, -1) for values in gates[2:]], axis=1))
+        rows = nodes.add("Transpose", sources, perm=(1, 0, 2))  # (steps, N, inputs)
+        inputs = [rows, *map(nodes.constant, weights)]
+        # The node's first result has all states, (steps, 1, N, hidden), its second the last one, (1, N, hidden).
+        states = nodes.add(kind, inputs, skip=int(layer.last), hidden_size=layer.hidden, **attributes)
+        rows = nodes.add("Squeeze", [states, nodes.constant(np.array([0 if layer.last else 1], np.int64))])
+        return rows if layer.last else nodes.add("Transpose", [rows], perm=(1, 0, 2))
+
+    return add
+
+
 def _scale(nodes: _Nodes, step: Step, sources: Sources) -> str:
     layer: Any = step.layer
     return nodes.scale(sources[0], step.shape, np.array(layer.factors), np.array(layer.offsets))
@@ -203,6 +222,9 @@ _NODES: dict[type[layers.Layer], Callable[[_Nodes, Step, Sources], str]] = {
     layers.Flatten: _node("Flatten", axis=1),
     layers.GroupNorm: _group_norm,
     layers.LayerNorm: _layer_norm,
+    layers.Gru: _recurrent("GRU", (1, 0, 2), linear_before_reset=1),
+    layers.Lstm: _recurrent("LSTM", (0, 3, 1, 2)),
+    layers.Transpose: _node("Transpose", perm=(0, 2, 1)),
     layers.Scale: _scale,
     layers.Add: _node("Sum"),
     layers.Concat: _node("Concat", axis=1),

@@ -215,12 +215,18 @@ class RoundedWeights:
         return np.asarray(self.numbers * self.scales.reshape(-1, *behind), np.float32)
 
 
-def round_weights(steps: Sequence[Step]) -> dict[int, RoundedWeights]:
-    """Return the rounded weights of all convolutions and dense layers, by step; biases and norms stay floats."""
+def round_weights(steps: Sequence[Step]) -> dict[tuple[int, str], RoundedWeights]:
+    """Return the rounded matrices of convolutions, dense and recurrent layers, by step and name.
+
+    Biases and norms stay floats.
+    """
+    kinds = layers.Conv1d | layers.Conv2d | layers.Linear | layers.Gru | layers.Lstm
     return {
-        step.number: _round(step.tensors["weight"])
+        (step.number, name): _round(values)
         for step in steps
-        if isinstance(step.layer, layers.Conv1d | layers.Conv2d | layers.Linear)
+        if isinstance(step.layer, kinds)
+        for name, values in step.tensors.items()
+        if values.ndim > 1
     }
 
 
@@ -228,7 +234,7 @@ def rounded_flat(steps: Sequence[Step]) -> Floats:
     """Return the flat weights (D,) of the rounded model, to measure its accuracy on any engine."""
     made = round_weights(steps)
     parts = [
-        made[step.number].floats() if name == "weight" and step.number in made else values
+        made[step.number, name].floats() if (step.number, name) in made else values
         for step in steps
         for name, values in step.tensors.items()
     ]

@@ -139,7 +139,8 @@ class Architecture:
 
     def multiply_adds(self) -> list[int]:
         """Return the multiply-adds of one sample per layer; layers without a matrix of weights count as 0."""
-        return [layer.multiply_adds(shape) for layer, shape in zip(self.layers, self.shapes(), strict=True)]
+        shapes = dict(enumerate(self.shapes())) | {SAMPLES: self.shape}
+        return [layer.multiply_adds(shapes[self.reads[at][0]], shapes[at]) for at, layer in enumerate(self.layers)]
 
     def training_multiply_adds(self) -> int:
         """Return the multiply-adds of one sample in training; there is no gradient before the first weights."""

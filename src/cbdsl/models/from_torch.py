@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -143,6 +143,11 @@ class _Proxy(fx.Proxy):
         """Number of axes."""
         return len(self.shape)
 
+    @property
+    def device(self) -> torch.device:
+        """Place of the tensor: the CPU, where modules are read."""
+        return torch.device("cpu")
+
     def dim(self) -> int:
         """Return the number of axes."""
         return len(self.shape)
@@ -251,6 +256,10 @@ _VIEWS: dict[object, str] = {
     **dict.fromkeys(("unsqueeze", torch.unsqueeze), "unsqueeze"),
 }
 
+_TURNS: tuple[object, ...] = (
+    "transpose", "swapaxes", "permute", torch.transpose, torch.swapaxes, torch.permute,
+)  # fmt: skip
+
 _MEANS: tuple[object, ...] = ("mean", torch.mean)
 
 _JOINS: tuple[object, ...] = (torch.cat, torch.concat, torch.concatenate)
@@ -277,7 +286,7 @@ _ADVICE: tuple[tuple[Any, str], ...] = (
     ((nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d), "the loss is taken of logits; leave it out"),
     (
         (nn.RNNBase, nn.RNNCellBase),
-        "recurrent layers run on torch only; Conv1d layers are native",
+        "it runs on torch; nn.GRU and nn.LSTM are native",
     ),
     (
         (nn.MultiheadAttention, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder,
@@ -301,6 +310,7 @@ class GraphReader:
         self.used: list[UsedParameter] = []
         self.values: dict[fx.Node, TracedTensor] = {}
         self.tables: dict[fx.Node, Tensor] = {}  # parameters and constants
+        self.recurrent: dict[fx.Node, RecurrentResult] = {}
 
     def architecture(self) -> tuple[Architecture, bool]:
         """Return the network with layers in the order of flat weights, and whether that is the order of use."""
@@ -334,18 +344,106 @@ class GraphReader:
             return
         if type(part) not in _BY_MODULE:
             raise ArchitectureError(f"{label} {_advice(part)}")
+        if type(part) in {nn.GRU, nn.LSTM}:
+            self._call_recurrent(node, part, label, line)
+            return
         if len(given) != 1:
             raise ArchitectureError(f"{label} is given more than one tensor ({line})")
         value = self.tensor_of(given[0], line)
-        for parameter in part.parameters(recurse=False):
-            if sharing := [one.label for one in self.used if one.parameter is parameter]:
-                again = f"is used twice ({line})" if sharing[0] == label else f"shares its weights with {sharing[0]}"
-                raise ArchitectureError(f"{label} {again}; give every layer weights of its own")
-            self.used.append(UsedParameter(label, parameter, len(self.lines)))
+        self._use(part.parameters(recurse=False), label, line)
         if isinstance(part, nn.Flatten):
             self._view(node, "flatten", value, label, part.start_dim, part.end_dim)
         else:
             self._apply(node, part, value, label, line)
+
+    def _use(self, parameters: Iterable[nn.Parameter], label: str, line: str) -> None:
+        """Record that the next layer has these parameters."""
+        for parameter in parameters:
+            if sharing := [one.label for one in self.used if one.parameter is parameter]:
+                again = f"is used twice ({line})" if sharing[0] == label else f"shares its weights with {sharing[0]}"
+                raise ArchitectureError(f"{label} {again}; give every layer weights of its own")
+            self.used.append(UsedParameter(label, parameter, len(self.lines)))
+
+    def _call_recurrent(self, node: fx.Node, part: Any, label: str, line: str) -> None:  # noqa: ANN401
+        """Record the call of a GRU or an LSTM. What is read of its result decides later which layers compute it."""
+        first, *states = [*node.args, *node.kwargs.values()]
+        value = self.tensor_of(first, line)
+        for state in states:
+            tables = [self.constant_of(each, line) for each in (state if isinstance(state, list | tuple) else [state])]
+            if any(not isinstance(each, Tensor) or bool(each.any()) for each in tables if each is not None):
+                raise ArchitectureError(
+                    f"{label} begins with a state ({line}); only one of zeros is native, as by default"
+                )
+        layer = _BY_MODULE[type(part)].describe(label, part, value.shape)
+        assert isinstance(layer, layers.Gru | layers.Lstm)
+        try:
+            states_shape = layer.output_shape(value.shape)
+        except ArchitectureError as error:
+            raise ArchitectureError(f"{label}: {error}") from None
+        call = RecurrentCall(part, layer, label, self.read(value, line), states_shape)
+        self.recurrent[node] = RecurrentResult(call, "result")
+
+    def _index(self, node: fx.Node, line: str) -> None:
+        """Translate an index. Only results of recurrent layers have one."""
+        source, index = node.args
+        result = self.recurrent.get(source) if isinstance(source, fx.Node) else None
+        if result is None:
+            raise ArchitectureError(f"{line}: {_explain_unknown(node)}")
+        match result.part, index:
+            case "result", 0:
+                self.recurrent[node] = RecurrentResult(result.call, "states")
+            case "result", 1:
+                part = "last states" if isinstance(result.call.layer, layers.Gru) else "last states and cells"
+                self.recurrent[node] = RecurrentResult(result.call, part)
+            case "last states and cells", 0:
+                self.recurrent[node] = RecurrentResult(result.call, "last states")
+            case "last states and cells", 1:
+                self.recurrent[node] = RecurrentResult(result.call, "cells")
+            case _:
+                if not result.is_last(index):
+                    raise ArchitectureError(
+                        f"{line}: of {result.call.label} all states can be read, the one after the last step, as "
+                        "out[:, -1], and the one of the last layer, as h[-1]"
+                    )
+                self.add_tensor(node, self._run(result.call, True, line))
+
+    def _run(self, call: RecurrentCall, last: bool, line: str) -> int:
+        """Return the number of the layer that computes the last state, or all of them; add its layers once."""
+        if call.number is not None and call.last != last:
+            raise ArchitectureError(
+                f"{line}: of {call.label} all states are read, and the last one besides; read one of both"
+            )
+        if call.number is None:
+            number, count = call.read, call.module.num_layers
+            parameters = list(call.module._parameters.values())  # layer by layer; attributes would be proxies
+            each = len(parameters) // count
+            for depth in range(count):
+                inputs = call.layer.inputs if depth == 0 else call.layer.hidden
+                self._use(parameters[depth * each : (depth + 1) * each], call.label, line)
+                layer = replace(call.layer, inputs=inputs, last=last and depth == count - 1)
+                number = self.add(layer, call.label, line, number)
+            call.number, call.last = number, last
+        return call.number
+
+    def _is_only_end(self, given: Any) -> bool:  # noqa: ANN401
+        """Return whether an argument is the last state of a recurrent layer as torch returns it, (1, N, H)."""
+        result = self.recurrent.get(given) if isinstance(given, fx.Node) else None
+        return result is not None and result.part == "last states" and result.shape[0] == 1
+
+    def _turn(self, node: fx.Node, value: TracedTensor, line: str, *given: Any, **named: Any) -> None:  # noqa: ANN401
+        """Translate axes that change places: the channels and the steps of a series."""
+        method = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        shape = _shape_after(method, value.shape, *given, **named)
+        order = torch.empty(5, 7, 11, device="meta") if len(value.shape) == 2 else None
+        turned = None if order is None or shape is None else tuple(getattr(order, method)(*given, **named).shape)
+        if turned == (5, 7, 11):
+            self.values[node] = value
+        elif turned == (5, 11, 7):
+            self.add_tensor(node, self.add(layers.Transpose(), line, line, self.read(value, line)))
+        else:
+            raise ArchitectureError(
+                f"{line}: {method} of N samples of shape {value.shape} is not known; x.transpose(1, 2) of a series is"
+            )
 
     def _apply(self, node: fx.Node, part: nn.Module, value: TracedTensor, label: str, line: str) -> None:
         layer = _BY_MODULE[type(part)].describe(label, part, value.shape)
@@ -368,9 +466,15 @@ class GraphReader:
         if target in _JOINS:
             self._join(node, line)
             return
-        if target not in _BY_FUNCTION and target not in _VIEWS and target not in _MEANS:
+        if target is operator.getitem:
+            self._index(node, line)
+            return
+        if target not in _BY_FUNCTION and target not in (*_VIEWS, *_MEANS, *_TURNS):
             raise ArchitectureError(f"{line}: {_explain_unknown(node)}")
         first, *rest = (*([node.kwargs["input"]] if "input" in node.kwargs else ()), *node.args) or (None,)
+        if self._is_only_end(first) and _VIEWS.get(target) == "squeeze" and (*rest, *node.kwargs.values()) == (0,):
+            self.add_tensor(node, self._run(self.recurrent[first].call, True, line))
+            return
         value = self.tensor_of(first, line)
         given = [self.constant_of(each, line) for each in rest]
         named = {key: self.constant_of(each, line) for key, each in node.kwargs.items() if key != "input"}
@@ -379,6 +483,8 @@ class GraphReader:
                 self._view(node, _VIEWS[target], value, line, *given, **named)
             elif target in _MEANS:
                 self._mean(node, value, line, *given, **named)
+            elif target in _TURNS:
+                self._turn(node, value, line, *given, **named)
             else:
                 part = _module_of_call(_BY_FUNCTION[target], target, value.shape, *given, **named)
                 self._apply(node, part, value, line, line)
@@ -484,6 +590,9 @@ class GraphReader:
         dtype: object = None,
     ) -> None:
         """Translate a mean over axes after the channels, which is a pooling."""
+        if len(value.shape) == 2 and dim in {1, -2} and not keepdim:  # of the steps of a series, which come first
+            turned = self.add(layers.Transpose(), line, line, self.read(value, line))
+            value, dim = TracedTensor(turned, self.draft.shape_of(turned)), 2
         places, shape = _mean_axes(value.shape, dim), _shape_after("mean", value.shape, dim, keepdim)
         if places is None or shape is None or dtype is not None:
             raise ArchitectureError(
@@ -540,12 +649,26 @@ class GraphReader:
 
     def tensor_of(self, given: Any, line: str) -> TracedTensor:  # noqa: ANN401
         """Return the tensor that an argument stands for."""
+        if isinstance(given, fx.Node) and given in self.recurrent:
+            self._read_states(given, line)
         if isinstance(given, fx.Node) and given in self.values:
             return self.values[given]
         self.refuse_parameter(given, line)
         raise ArchitectureError(
             f"{line}: it is given {given!r:.40}, which is not the result of a layer; use layers alone"
         )
+
+    def _read_states(self, node: fx.Node, line: str) -> None:
+        """Make a tensor of the result of a recurrent layer that is used as one."""
+        result = self.recurrent[node]
+        if node in self.values:
+            return
+        if result.part != "states":
+            raise ArchitectureError(
+                f"{line}: it reads the {result.part} of {result.call.label} as one tensor; native are out, h = ..., "
+                "and then out, out[:, -1] or h[-1]"
+            )
+        self.add_tensor(node, self._run(result.call, False, line))
 
     def read(self, value: TracedTensor, line: str) -> int:
         """Return the number of the layer that made a tensor, for a layer that takes it as it is."""
@@ -579,7 +702,45 @@ class GraphReader:
 
     def shape_of(self, node: fx.Node) -> tuple[int, ...]:
         """Return the shape of a tensor as the module sees it."""
+        if node in self.recurrent and node not in self.values:
+            return self.recurrent[node].shape
         return (_BATCH, *self.values[node].shape) if node in self.values else tuple(self.tables[node].shape)
+
+
+@dataclass(eq=False)
+class RecurrentCall:
+    """A call of a GRU or an LSTM, before it is known what of its result is read."""
+
+    module: Any
+    layer: layers.Gru | layers.Lstm  # the first, with all of its states
+    label: str
+    read: int  # number of the layer it reads
+    shape: Shape  # of all states of a sample
+    number: int | None = None  # of the layer that computes what is read, once it is known
+    last: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class RecurrentResult:
+    """What a call of a recurrent layer returns, or a part of that."""
+
+    call: RecurrentCall
+    part: str  # "result", "states" after all steps, "last states" of all layers, "cells", or "last states and cells"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the tensor as the module sees it."""
+        steps, hidden = self.call.shape
+        return (_BATCH, steps, hidden) if self.part == "states" else (self.call.module.num_layers, _BATCH, hidden)
+
+    def is_last(self, index: Any) -> bool:  # noqa: ANN401
+        """Return whether an index takes the state of the last layer after the last step, for all samples."""
+        axis = {"states": 1, "last states": 0}.get(self.part)  # of the steps, or of the layers
+        places = list(index) if isinstance(index, tuple) else [index]
+        if axis is None or len(places) <= axis:
+            return False
+        taken, count = places.pop(axis), self.shape[axis]
+        return any(taken == one for one in (-1, count - 1)) and all(each == slice(None) for each in places)
 
 
 @dataclass(eq=False)

@@ -83,7 +83,7 @@ class Layer:
         """Return names and shapes of its parameters, in the order of flat weights."""
         return {}
 
-    def multiply_adds(self, result: Shape) -> int:  # noqa: ARG002
+    def multiply_adds(self, given: Shape, result: Shape) -> int:  # noqa: ARG002
         """Return the multiply-adds for one sample; layers without a matrix of weights count as 0."""
         return 0
 
@@ -244,7 +244,7 @@ class _Convolution(Layer):
         """Return weight (outputs, inputs of a group, *kernel) and bias (outputs,)."""
         return _with_bias((self.outputs, self.inputs // self.groups, *self.kernel), self.bias)
 
-    def multiply_adds(self, result: Shape) -> int:
+    def multiply_adds(self, given: Shape, result: Shape) -> int:  # noqa: ARG002
         """Return one for every tap at every place."""
         return math.prod(result) * self.fan_in()
 
@@ -307,7 +307,7 @@ class Linear(Layer):
         """Return weight (outputs, inputs) and bias (outputs,)."""
         return _with_bias((self.outputs, self.inputs), self.bias)
 
-    def multiply_adds(self, result: Shape) -> int:  # noqa: ARG002
+    def multiply_adds(self, given: Shape, result: Shape) -> int:  # noqa: ARG002
         """Return one for every weight."""
         return self.inputs * self.outputs
 
@@ -318,6 +318,84 @@ class Linear(Layer):
     def kernel_sizes(self) -> tuple[int, ...]:
         """Return the code and all settings."""
         return (self.code, self.inputs, self.outputs, self.bias)
+
+
+@dataclass(frozen=True)
+class _Recurrent(Layer):
+    """A recurrent layer on a series (steps, inputs), in PyTorch's order of gates; GATES of them, each of `hidden` rows.
+
+    last: whether the result is the state after the last step, (hidden,), or those after all steps, (steps, hidden).
+    """
+
+    inputs: int
+    hidden: int
+    bias: bool = True
+    last: bool = True
+
+    GATES: ClassVar[int]
+
+    def _check_settings(self) -> None:
+        _check_size("inputs", self.inputs)
+        _check_size("hidden", self.hidden)
+        _check_flag("bias", self.bias)
+        _check_flag("last", self.last)
+
+    def _output_shape(self, shape: Shape) -> Shape:
+        if len(shape) != 2 or shape[1] != self.inputs:
+            raise ArchitectureError(
+                f"takes series (steps, {self.inputs}) but is given {shape}; where the channels come first, put a "
+                "Transpose before it"
+            )
+        states = shape[0] * self.hidden * (5 if self.GATES == 3 else 7)
+        if states > LARGEST:
+            raise ArchitectureError(
+                f"its {shape[0]} steps keep more than {LARGEST:,} numbers; use fewer or a smaller one"
+            )
+        return (self.hidden,) if self.last else (shape[0], self.hidden)
+
+    def tensors(self) -> dict[str, Shape]:
+        """Return the weights of inputs and of states, then their biases, under the names that torch gives them."""
+        rows = self.GATES * self.hidden
+        weights = {"weight_ih_l0": (rows, self.inputs), "weight_hh_l0": (rows, self.hidden)}
+        return weights | (dict.fromkeys(("bias_ih_l0", "bias_hh_l0"), (rows,)) if self.bias else {})
+
+    def multiply_adds(self, given: Shape, result: Shape) -> int:  # noqa: ARG002
+        """Return one for every weight in every step."""
+        return given[0] * self.GATES * self.hidden * (self.inputs + self.hidden)
+
+    def fan_in(self) -> int:
+        """Return the numbers of a state, from which torch draws all weights."""
+        return self.hidden
+
+    def kernel_sizes(self) -> tuple[int, ...]:
+        """Return the code and all settings."""
+        return (self.code, self.inputs, self.hidden, self.bias, self.last)
+
+
+@dataclass(frozen=True)
+class Gru(_Recurrent):
+    """Gated recurrent units: r, z = sigmoid(...), n = tanh(W x + r * (U h)), h' = (1 - z) * n + z * h."""
+
+    name, code, GATES = "gru", 22, 3
+
+
+@dataclass(frozen=True)
+class Lstm(_Recurrent):
+    """Long short-term memory: i, f, o = sigmoid(...), g = tanh(...), c' = f * c + i * g, h' = o * tanh(c')."""
+
+    name, code, GATES = "lstm", 23, 4
+
+
+@dataclass(frozen=True)
+class Transpose(Layer):
+    """The channels of a series and its steps change places: (channels, steps) becomes (steps, channels)."""
+
+    name, code = "transpose", 24
+
+    def _output_shape(self, shape: Shape) -> Shape:
+        if len(shape) != 2:
+            raise ArchitectureError(f"takes a series of two axes but is given {shape}")
+        return shape[::-1]
 
 
 @dataclass(frozen=True)
@@ -552,7 +630,8 @@ LAYERS: dict[str, type[Layer]] = {
     kind.name: kind
     for kind in (
         Conv2d, Conv1d, Linear, Relu, Relu6, LeakyRelu, Tanh, Sigmoid, Silu, Hardswish, Softplus, Gelu, MaxPool2d,
-        MaxPool1d, AvgPool2d, AvgPool1d, Flatten, GroupNorm, LayerNorm, Dropout, Scale, Add, Concat,
+        MaxPool1d, AvgPool2d, AvgPool1d, Flatten, GroupNorm, LayerNorm, Dropout, Scale, Add, Concat, Gru,
+        Lstm, Transpose,
     )
 }  # fmt: skip
 """All layer kinds by name."""

@@ -53,7 +53,7 @@ def initial_weights(architecture: Architecture, seed: int) -> Floats:
 def _bound(layer: Layer, name: str) -> float:
     """Return the largest initial weight or bias, in the order of torch's arithmetic."""
     inputs = layer.fan_in()
-    if name == "bias":
+    if name != "weight":  # a bias, or anything of a recurrent layer
         return 1 / math.sqrt(inputs)
     gain = math.sqrt(2.0 / (1 + _SLOPE**2))
     return math.sqrt(3.0) * (gain / math.sqrt(inputs))

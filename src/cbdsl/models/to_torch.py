@@ -144,6 +144,40 @@ class ScaleModule(nn.Module):
         return samples * self.factors.view(-1, *behind) + self.offsets.view(-1, *behind)
 
 
+class GruModule(nn.GRU):
+    """`Gru` in torch: one layer that returns its states alone."""
+
+    def __init__(self, layer: layers.Gru) -> None:
+        super().__init__(layer.inputs, layer.hidden, bias=layer.bias, batch_first=True)
+        self.last = layer.last
+
+    def forward(self, samples: Tensor) -> Tensor:  # type: ignore[override]
+        """Return the last state (N, H), or those after all steps (N, L, H)."""
+        states: Tensor = super().forward(samples)[0]
+        return states[:, -1] if self.last else states
+
+
+class LstmModule(nn.LSTM):
+    """`Lstm` in torch: one layer that returns its states alone."""
+
+    def __init__(self, layer: layers.Lstm) -> None:
+        super().__init__(layer.inputs, layer.hidden, bias=layer.bias, batch_first=True)
+        self.last = layer.last
+
+    def forward(self, samples: Tensor) -> Tensor:  # type: ignore[override]
+        """Return the last state (N, H), or those after all steps (N, L, H)."""
+        states: Tensor = super().forward(samples)[0]
+        return states[:, -1] if self.last else states
+
+
+class TransposeModule(nn.Module):
+    """`Transpose` in torch."""
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """Return the same numbers with the axes behind the samples changed."""
+        return samples.transpose(1, 2)
+
+
 @dataclass(frozen=True)
 class TorchLayer:
     """One torch class: the layer kind it is, how to convert both ways, and which functions compute the same."""
@@ -302,6 +336,25 @@ def _instance_norm(module: type[nn.Module], axes: int) -> TorchLayer:
     return TorchLayer(layers.GroupNorm, module, describe)
 
 
+def _recurrent(kind: Any, module: Any, single: Any) -> tuple[TorchLayer, ...]:  # noqa: ANN401
+    """Return the rows of torch's own class, whose first layer is described, and of the class that is built."""
+
+    def describe(label: str, part: nn.RNNBase, _shape: Shape) -> Layer:
+        for name, wanted, advice in (
+            ("batch_first", True, "give it samples (N, steps, inputs) and batch_first=True"),
+            ("bidirectional", False, "layers of both directions run on torch"),
+            ("proj_size", 0, "projections run on torch"),
+        ):
+            if getattr(part, name) != wanted:
+                raise ArchitectureError(f"{label} has {name}={getattr(part, name)}: {advice}")
+        if part.dropout and part.num_layers > 1:
+            raise ArchitectureError(f"{label} has dropout={part.dropout}: put nn.Dropout between layers of their own")
+        described: Layer = kind(part.input_size, part.hidden_size, part.bias, getattr(part, "last", False))
+        return described
+
+    return TorchLayer(kind, module, describe), TorchLayer(kind, single, describe, single)
+
+
 def _describe_softplus(label: str, part: nn.Softplus, _shape: Shape) -> Layer:
     if (part.beta, part.threshold) != (1, 20):
         raise ArchitectureError(
@@ -390,6 +443,9 @@ TORCH_LAYERS = (
         lambda _, part, __: layers.Scale(tuple(part.factors.tolist()), tuple(part.offsets.tolist())),
         ScaleModule,
     ),
+    *_recurrent(layers.Gru, nn.GRU, GruModule),
+    *_recurrent(layers.Lstm, nn.LSTM, LstmModule),
+    TorchLayer(layers.Transpose, TransposeModule, lambda *_: layers.Transpose(), lambda _: TransposeModule()),
     TorchLayer(layers.Add, SumModule, lambda *_: layers.Add(), lambda _: SumModule()),
     TorchLayer(layers.Concat, ConcatModule, lambda *_: layers.Concat(), lambda _: ConcatModule()),
 )

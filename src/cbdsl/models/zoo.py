@@ -15,12 +15,14 @@ from cbdsl.models.layers import (
     Conv2d,
     Flatten,
     GroupNorm,
+    Gru,
     Layer,
     Linear,
     MaxPool1d,
     MaxPool2d,
     Relu,
     Shape,
+    Transpose,
 )
 
 _GROUPS = 8  # of GroupNorm, where channels allow
@@ -74,13 +76,7 @@ def softmax(shape: Shape, classes: int) -> Architecture:
 @register.model("har-cnn")
 def har_cnn(shape: Shape, classes: int) -> Architecture:
     """Windows of sensors, (channels, length): three convolutions and two dense layers, after Ronao and Cho (2016)."""
-    if len(shape) != 2 or shape[0] < 1 or shape[1] < 16:
-        raise UserError(
-            "The model 'har-cnn' needs windows of shape (channels, length) of at least 16 readings; the data has shape "
-            f"{shape}. Choose --model cnn for images, --model mlp for anything else, or give a module of your own.",
-            code="wrong-shape",
-        )
-    channels, length = shape
+    channels, length = _need_windows("har-cnn", shape)
     return _network(
         "har-cnn",
         shape,
@@ -96,6 +92,21 @@ def har_cnn(shape: Shape, classes: int) -> Architecture:
         Flatten(),
         Linear(32 * (length // 8), 64),
         Relu(),
+        Linear(64, classes),
+    )
+
+
+@register.model("har-gru")
+def har_gru(shape: Shape, classes: int) -> Architecture:
+    """Windows of sensors, (channels, length): a convolution of every fourth reading, 64 gated recurrent units."""
+    channels, _ = _need_windows("har-gru", shape)
+    return _network(
+        "har-gru",
+        shape,
+        Conv1d(channels, 32, (8,), padding=(2,), stride=(4,)),
+        Relu(),
+        Transpose(),
+        Gru(32, 64),
         Linear(64, classes),
     )
 
@@ -155,6 +166,7 @@ def mobilenet(shape: Shape, classes: int) -> Architecture:
 USUAL: dict[str, tuple[Shape, int]] = {
     "autoencoder": ((1, 28, 28), 784),
     "har-cnn": ((6, 128), 6),  # windows of a telephone's sensors, as in `hapt`
+    "har-gru": ((6, 128), 6),
     "ds-cnn": ((1, 49, 10), 12),  # a second of speech
     "resnet8": ((3, 32, 32), 10),  # CIFAR-10
     "mobilenet-025": ((3, 96, 96), 2),  # visual wake words
@@ -193,6 +205,17 @@ def _classified(net: Draft, classes: int) -> Architecture:
     net.add(Flatten())
     net.add(Linear(channels, classes))
     return net.architecture()
+
+
+def _need_windows(name: str, shape: Shape) -> Shape:
+    """Return the channels and the length of a window; refuse other shapes."""
+    if len(shape) != 2 or shape[0] < 1 or shape[1] < 16:
+        raise UserError(
+            f"The model '{name}' needs windows of shape (channels, length) of at least 16 readings; the data has shape "
+            f"{shape}. Choose --model cnn for images, --model mlp for anything else, or give a module of your own.",
+            code="wrong-shape",
+        )
+    return shape
 
 
 def _need_images(name: str, shape: Shape, side: int) -> None:

@@ -121,4 +121,10 @@ inline void copy(const Map &from_map, const lanes *from, const Map &to_map, lane
         }
 }
 
+// The same for a series whose channels become its places.
+inline void turn(const Map &from_map, const lanes *from, const Map &to_map, lanes *to, bool adds) {
+    for (int channel = 0; channel < from_map.channels; channel++)
+        for (int x = 0; x < from_map.width; x++) put(to[to_map.at(x, 0) + channel], from[from_map.at(channel, 0) + x], adds);
+}
+
 }  // namespace cbdsl

@@ -10,6 +10,7 @@
 #include "losses.hpp"
 #include "norm.hpp"
 #include "pooling.hpp"
+#include "recurrent.hpp"
 #include "wide_pass.hpp"
 
 namespace cbdsl {
@@ -61,6 +62,8 @@ void forward_stage(const Stage &stage, const View &view, const float *weights, c
         case StageKind::scale: scale(stage, view.plan.constants.data(), input, output); break;
         case StageKind::dropout: drop(stage, draw, input, output, kept); break;
         case StageKind::flatten: copy(stage.input, input, plain(stage.input.channels, stage.input.height, stage.input.width), output, false); break;
+        case StageKind::transpose: turn(stage.input, input, stage.output, output, false); break;
+        case StageKind::recurrent: Recurrence(stage, weights, kept).forward(TRAINING, input, output); break;
         case StageKind::add:
             for (size_t k = 0; k < stage.reads.size(); k++)
                 add_one(stage, stage.map(view.plan.tensors[stage.reads[k]].value), view.read(stage.reads[k]), output, k == 0,
@@ -98,6 +101,7 @@ inline void backward_stage(const Stage &stage, const View &view, const float *we
             unbend(stage, output, output_gradient);
             normalise_gradient(stage, weights, input, output_gradient, kept, gradient, adds, sink);
             return;
+        case StageKind::recurrent: Recurrence(stage, weights, kept).backward(output_gradient, gradient, adds, sink); return;
         case StageKind::add:
         case StageKind::concat: {
             unbend(stage, output, output_gradient);
@@ -119,6 +123,7 @@ inline void backward_stage(const Stage &stage, const View &view, const float *we
         case StageKind::activation: activate_all_gradient(stage, input, output, output_gradient, gradient, adds); break;
         case StageKind::scale: scale_gradient(stage, constants, output_gradient, gradient, adds); break;
         case StageKind::dropout: drop_gradient(stage, draw, output_gradient, kept, gradient, adds); break;
+        case StageKind::transpose: turn(stage.output_gradient, output_gradient, stage.input_gradient, gradient, adds); break;
         case StageKind::flatten:
             copy(plain(stage.input.channels, stage.input.height, stage.input.width), output_gradient, stage.input_gradient, gradient, adds);
             break;

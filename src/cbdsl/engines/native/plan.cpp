@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "recurrent.hpp"
+
 namespace cbdsl {
 
 namespace {
@@ -93,6 +95,8 @@ class Reader {
             if (layer.code() == CODE_GROUP_NORM || layer.code() == CODE_LAYER_NORM) return norm(i);
             if (layer.code() == CODE_ADD || layer.code() == CODE_CONCAT) return join(i);
             if (layer.code() == CODE_SCALE || layer.code() == CODE_DROPOUT) return constant(i);
+            if (layer.code() == CODE_GRU || layer.code() == CODE_LSTM) return recurrent(i);
+            if (layer.code() == CODE_TRANSPOSE) return transpose(i);
             return activation(i);
         }
         return true;
@@ -313,6 +317,32 @@ class Reader {
         return true;
     }
 
+    // A series whose channels are the steps of time.
+    bool recurrent(int i) {
+        Layer &layer = layers_[i];
+        if (layer.flat || layer.height != 1 || layer[1] != layer.width || layer[2] < 1) return false;
+        Stage stage;
+        stage.kind = StageKind::recurrent;
+        stage.is_lstm = layer.code() == CODE_LSTM, stage.hidden = layer[2], stage.last = layer[4];
+        const size_t rows = size_t(stage.is_lstm ? 4 : 3) * stage.hidden;
+        stage.weight = take(rows * layer[1]), stage.state_weight = take(rows * stage.hidden);
+        if (layer[3]) stage.bias = take(2 * rows);
+        if (stage.last) layer.channels = stage.hidden, layer.width = 1, layer.flat = true;
+        else layer.width = stage.hidden;
+        finish(stage, i, i);
+        return true;
+    }
+
+    bool transpose(int i) {
+        Layer &layer = layers_[i];
+        if (layer.flat || layer.height != 1) return false;
+        Stage stage;
+        stage.kind = StageKind::transpose;
+        std::swap(layer.channels, layer.width);
+        finish(stage, i, i);
+        return true;
+    }
+
     std::vector<Layer> layers_;  // the samples first
     Plan &plan_;
     size_t parameters_ = 0;
@@ -359,6 +389,7 @@ size_t kept_by(const Stage &stage) {
         case StageKind::norm:  // mean and deviation of every group, sums over them, or the gradients of all places
             return 2 * (stage.output.count() / stage.together) + 2 * (stage.weight_per_place ? stage.together : size_t(stage.channels));
         case StageKind::dropout: return stage.output.count();
+        case StageKind::recurrent: return Recurrence::kept(stage);
         default: return 0;
     }
 }
@@ -372,6 +403,7 @@ bool wants_wide(const Plan &plan) {
     for (const Stage &stage : plan.stages) {
         if (stage.flat) continue;
         if (stage.kind == StageKind::norm && stage.weight_per_place) return false;
+        if (stage.kind == StageKind::recurrent || stage.kind == StageKind::transpose) return false;
         if (stage.kind != StageKind::convolution) continue;
         if (stage.groups > 1 && (stage.group_inputs > 1 || stage.group_outputs > 1)) return false;
         const int inputs = plan.tensors[stage.reads[0]].value.channels;
@@ -494,7 +526,10 @@ void freeze(Plan &plan, const uint8_t *trains, const float *values) {
         plan.runs.back().count++, plan.trained++;
     }
     for (const Stage &stage : plan.stages) {
-        bool learned = (stage.weight != NOWHERE && trains[stage.weight]) || (stage.bias != NOWHERE && trains[stage.bias]);
+        const size_t rows = size_t(stage.is_lstm ? 4 : 3) * stage.hidden;
+        bool learned = false;
+        for (const size_t part : {stage.weight, stage.state_weight, stage.bias, stage.bias == NOWHERE ? NOWHERE : stage.bias + rows})
+            learned = learned || (part != NOWHERE && trains[part]);
         for (const int read : stage.reads) learned = learned || plan.tensors[read].learned;
         plan.tensors[stage.makes].learned = learned;
     }

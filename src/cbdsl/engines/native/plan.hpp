@@ -10,7 +10,7 @@
 
 namespace cbdsl {
 
-enum class StageKind { convolution, dense, pool, activation, norm, add, concat, scale, dropout, flatten };
+enum class StageKind { convolution, dense, pool, activation, norm, add, concat, scale, dropout, flatten, transpose, recurrent };
 // Pooling that a convolution does itself while its results are still in registers (2x2, stride 2).
 enum class Fused { none, max2, average2 };
 
@@ -88,6 +88,9 @@ struct Stage {
     float setting = 0.0f;                                 // of a norm: epsilon; of a dropout: the chance
     size_t constants = 0;                                 // of a scale: where its factors begin, then its offsets
     bool one_factor = false, one_offset = false;          // for all channels
+    bool is_lstm = false, last = false;                   // of a recurrent stage: which one; whether it makes its last state alone
+    int hidden = 0;                                       // numbers of its state
+    size_t state_weight = NOWHERE;                        // and its weights of the state; those of its bias follow each other
     int number = 0;                                       // of the layer, for random numbers
     std::vector<int> reads;                               // tensors
     std::vector<uint8_t> adds;                            // for each of them: another stage has begun its gradient
@@ -147,7 +150,8 @@ struct Plan {
 
 enum LayerCode : int32_t {
     CODE_CONVOLUTION = 1, CODE_MAX_POOL = 5, CODE_AVERAGE_POOL = 6, CODE_FLATTEN = 7, CODE_LINEAR = 8, CODE_GROUP_NORM = 15,
-    CODE_LAYER_NORM = 16, CODE_DROPOUT = 17, CODE_SCALE = 18, CODE_ADD = 19, CODE_CONCAT = 20
+    CODE_LAYER_NORM = 16, CODE_DROPOUT = 17, CODE_SCALE = 18, CODE_ADD = 19, CODE_CONCAT = 20, CODE_GRU = 22, CODE_LSTM = 23,
+    CODE_TRANSPOSE = 24
 };  // those of activations are in curves.hpp
 constexpr int LAYER_FIELDS = 12;  // code, how many tensors it reads, then up to ten numbers
 
