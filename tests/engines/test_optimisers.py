@@ -102,6 +102,20 @@ def test_both_engines_agree_to_a_millionth_after_many_steps(sgd: Sgd) -> None:
     np.testing.assert_allclose(both[0], both[1], rtol=1e-6)
 
 
+@needs_native
+@pytest.mark.parametrize("rate", [5e-4, 3e-3])
+def test_both_engines_are_as_far_from_adam_in_double_precision(rate: float) -> None:
+    network = cnn((1, 28, 28), 10)
+    samples, weights = samples_for(network, 200), initial(network, 1)
+    rows, sgd = np.random.default_rng(2).integers(0, 200, (1, 15, 10)).astype(np.int32), Sgd(rate, optimiser="adam")
+    exact = reference_training(network, weights[0], samples, rows[0], sgd)
+    native, torchs = (
+        distance(engine_of(name, network).train(weights, samples, rows, sgd)[0], exact) for name in ("native", "torch")
+    )
+    assert native < 2 * torchs
+    assert native < 2e-3 * rate
+
+
 @pytest.mark.parametrize("sgd", KINDS, ids=str)
 def test_models_that_train_together_train_as_alone(sgd: Sgd) -> None:
     samples, weights, rows = samples_for(SMALL, 60), initial(SMALL, 5), batches(5, 9, 6)
