@@ -54,10 +54,10 @@ class TrustedReference:
     """gradient(weights, rows=None) of the mean loss on D_tr, (D,); rows: numbers of samples of D_tr, all if None.
 
     On D_sc where there is no D_tr."""
-    layers: tuple[tuple[int, int], ...] = ()  # first and last + 1 column of each tensor of weights; (): not known
     memory: NamedArrays = field(default_factory=dict)
     """What the rule remembers: arrays by name, saved with the run. It reads them and puts new arrays in their place."""
     trial: TrialSet | None = None  # always given in a run
+    layers: tuple[tuple[int, int], ...] = ()  # first and last + 1 column of each tensor of weights; (): not known
 
 
 AggregationRule = Callable[[Doubles, int, TrustedReference], Doubles]

@@ -99,8 +99,8 @@ def _apply_rule(
     count = len(rows)
     trust = TrustedReference(
         reference, lambda: root, losses, np.full(count, 20.0), np.arange(count, dtype=np.int32), number,
-        np.random.default_rng(number), gradient, ((0, 5), (5, SIZE)), {} if memory is None else memory,
-        TrialSet(40, losses, differentiate),
+        np.random.default_rng(number), gradient, {} if memory is None else memory,
+        TrialSet(40, losses, differentiate), ((0, 5), (5, SIZE)),
     )  # fmt: skip
     case = f"with {len(rows)} rows and {attackers} attackers"
     with laws.expect_no_error(case), np.errstate(all="ignore"):
