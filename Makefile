@@ -89,4 +89,5 @@ sanitize: $(READY)
 	rm -rf build/sanitized
 	CBDSL_SANITIZE=address,undefined $(BIN)/pip install --quiet --no-deps --target build/sanitized .
 	LD_PRELOAD="$$($${CXX:-g++} -print-file-name=libasan.so) $$($${CXX:-g++} -print-file-name=libubsan.so)" \
-	ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitized $(BIN)/pytest tests/engines/test_native_engine.py tests/engines/test_native_graphs.py
+	ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=build/sanitized $(BIN)/pytest tests/engines/test_native_engine.py tests/engines/test_native_graphs.py \
+		tests/engines/test_recurrent.py

@@ -478,7 +478,7 @@ def _local_test_rows(found: LocalTest) -> list[tuple[str, str]]:
             metric = find_metric(key)
             text = f"{metric.title or key} {metric.text(spread.mean)}, worst tenth {metric.text(spread.worst_tenth)}"
             text += f", best {metric.text(spread.best)}, deviation {metric.text(spread.deviation)}"
-            where = f"on the {found.samples:,} samples that {found.workers:,} workers held back"
+            where = f"on samples that {spread.workers:,} workers held back"
             rows.append((name, f"{text}, {where}; {spread.better} is better"))
     if found.bytes:
         size = format_bytes(found.bytes)
