@@ -27,7 +27,7 @@ def test_everything_else_on_the_page_runs(tmp_path: Path, monkeypatch: pytest.Mo
     outside_file(tmp_path)
     text, names = EXAMPLE.read_text(), {"__name__": "page"}
     rest = [block for block in blocks() if block not in text + "\n"]
-    assert len(rest) == 7
+    assert len(rest) == 6
     try:
         for block in rest:
             exec(compile(block, str(PAGE), "exec"), names)
