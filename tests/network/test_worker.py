@@ -412,7 +412,7 @@ def test_a_workers_file_of_samples(tmp_path: Path) -> None:
     write_samples(tmp_path / "own.npz", own)
     assert np.array_equal(read_samples(tmp_path / "own.npz").labels, own.labels)
     (tmp_path / "bad.npz").write_bytes(b"nothing")
-    np.savez(tmp_path / "odd.npz", features=np.ones((3, 8)), labels=np.array(["a", "b", "c"]))
+    np.savez(tmp_path / "odd.npz", features=np.ones((3, 8)), labels=np.array([0.5, 1.0, 2.0], object))
     np.savez(tmp_path / "nan.npz", features=np.full((3, 8), np.nan), labels=np.arange(3))
     for name in ("bad.npz", "odd.npz", "nan.npz", "missing.npz"):
         with pytest.raises(UserError):

@@ -103,7 +103,12 @@ class ModelOutputs:
 
 @dataclass(frozen=True, eq=False)
 class TrainingBatch(ModelOutputs):
-    """A batch of one worker while its model trains, as a term of the loss sees it; see `WorkerRound.train`."""
+    """A batch of one worker while its model trains, as a term of the loss sees it; see `WorkerRound.train`.
+
+    >>> seen = TrainingBatch(np.full((2, 1), 3.0), np.zeros((2, 4)), np.zeros((2, 8)), np.zeros(2), others={})
+    >>> float(0.1 * (seen.outputs**2).mean())  # a term that keeps outputs small
+    0.9
+    """
 
     features: Tensor  # (B, *shape)
     labels: Tensor  # (B,), or targets (B, T)

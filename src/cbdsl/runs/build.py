@@ -562,8 +562,8 @@ def build_combination(
         number = state.round + 1
         trust = TrustedReference(
             state.global_best, lambda: train(state.global_best, number), losses, sizes, np.array(workers, np.int32),
-            number, stream(secret or spec.seed, "aggregator", number), gradient, dict(state.rule_memory),
-            trial, layers,
+            number, stream(secret or spec.seed, "aggregator", number), gradient, dict(state.rule_memory), trial,
+            layers,
         )  # fmt: skip
         combined = aggregate(name, models, declared, trust, given, spec.options.of)
         return combined, copy_memory(trust.memory, f"The aggregator {name}")

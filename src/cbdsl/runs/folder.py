@@ -326,6 +326,8 @@ class RunFolder:
                 references=tuple(arrays.pop("references")),
                 updates=_cut(arrays.pop("updates").tobytes(), meta.updates),
             )
+            if arrays:
+                raise ValueError(f"it has {', '.join(arrays)}, which no checkpoint has")
             rows = self.mapped_rows()
             _check_sizes(state, rows)
         except (OSError, ArithmeticError, ValueError, KeyError, TypeError) as error:

@@ -185,8 +185,8 @@ class Summary:
     metrics: dict[str, float | None] = field(default_factory=dict)  # of the final model by name, the main one first
     best: float | None = None  # of the main metric, by round
     vote: Vote | None = None  # of workers that learn alone
-    epsilon: float | None = None  # of differential privacy, where the method has it
     local_test: LocalTest | None = None  # None if workers held back no samples
+    epsilon: float | None = None  # of differential privacy, where the method has it
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for JSON."""
