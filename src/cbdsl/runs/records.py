@@ -61,7 +61,7 @@ class RoundRecord:
     refuted: list[int]
     declined: list[int]  # neither used nor refuted; in averaging rounds, left out
     silent: list[int]
-    banned: list[int]  # all workers banned so far
+    banned: list[int]  # all workers that are banned now
     set_aside: dict[str, str]  # impossible claims, and why
     uploads: int  # models sent up, accepted or not
     uplink_bytes: int
