@@ -702,6 +702,8 @@ class Worker:
         if not wire.has_bit(order.participants, self._device.number):
             self._note_passed_over(self._device)
             return
+        if self._passed_over >= _PASSED_OVER:
+            _log.info("worker %s takes part in the run again", self._name)
         self._passed_over = 0
         if state is None or order.round > state.round:
             state = self._state = self._device.carry_out(order, holder.model)

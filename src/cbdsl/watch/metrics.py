@@ -54,7 +54,7 @@ def describe_run(view: RunView) -> str:
             "cbdsl_round_seconds": [({}, seconds)],
             "cbdsl_round_phase_seconds": [({"phase": name}, spent) for name, spent in phases.items()],
             "cbdsl_workers": [({"state": state}, count) for state, count in view.count_states().items()],
-            "cbdsl_bans_total": [({}, len(progress.banned))],
+            "cbdsl_bans_total": [({}, progress.bans)],
             "cbdsl_refused_messages_total": [({}, facts.refused if view.connections.seen else None)],
         }
     )

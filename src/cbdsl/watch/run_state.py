@@ -414,6 +414,7 @@ class RunProgress:
     totals: RunTotals = field(default_factory=RunTotals)
     last: RoundRecord | None = None
     banned: set[int] = field(default_factory=set)
+    bans: int = 0  # those that were lifted included
     counts: defaultdict[int, WorkerCounts] = field(default_factory=lambda: defaultdict(WorkerCounts))
     names: dict[str, str] = field(default_factory=dict)  # by number, in served runs
 
@@ -440,7 +441,10 @@ class RunProgress:
             self.counts[verdict["worker"]].claim = finite(verdict["claimed"])
         for worker in set(record.banned) - self.banned:
             self.counts[worker].ban = _reason_of_ban(worker, record)
-        self.banned.update(record.banned)
+            self.bans += 1
+        for worker in self.banned.difference(record.banned):
+            self.counts[worker].ban = ""
+        self.banned = set(record.banned)
         self.names.update(record.names)
 
     def copy(self) -> RunProgress:
@@ -539,6 +543,7 @@ _SENTENCES = {
     "refused": "refused a message from {worker}: {reason}",
     "flood": "{worker} sends too much and is ignored for a while",
     "banned": "{worker} is banned until the end of the run: {reason}",
+    "unbanned": "the ban of {worker} is lifted",
     "enrolled": "{worker} has joined",
     "left": "{worker} is no longer in the swarm",
     "started": "the server was started",
