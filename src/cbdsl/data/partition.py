@@ -494,7 +494,7 @@ def _check_quantity(spec: DataSpec, beta: float, least: int) -> None:
     check_value(least, Bounds(1), "options.quantity.least")
     if least > spec.samples_per_worker:
         raise UserError(
-            f"options.quantity.least is {least}, above data.samples_per_worker ({spec.samples_per_worker}). Set it "
+            f"options.quantity.least is {least}, above data.samples_per_worker, {spec.samples_per_worker}. Set it "
             "lower.",
             code="out-of-range",
         )

@@ -128,7 +128,7 @@ def plan_sweep(
     note = ""
     if repeated and any(idle):
         why = next(why for found in idle for why in found.values())
-        note = f"{repeated} of {len(specs)} combinations are the same run as another one, which is run once. {why}"
+        note = f"{repeated} of {len(specs)} combinations are the same run as another one, and run once. {why}"
     return SweepPlan(distinct, keys, note)
 
 
