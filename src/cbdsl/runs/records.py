@@ -418,6 +418,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
                 f"{summary.vote.attackers} workers vote",
             )
         )
+    rows += _privacy_rows(summary)
     if summary.server_alone is not None:
         rows.append(("server alone", describe_server_alone(summary.server_alone, metric)))
         if summary.task == "classification" and summary.server_alone.value > summary.final_value:
@@ -455,6 +456,13 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
         ("time", f"{format_duration(summary.seconds)} ({summary.seconds:.1f} s) on the {summary.engine} engine")
     )
     return rows
+
+
+def _privacy_rows(summary: Summary) -> list[tuple[str, str]]:
+    if summary.epsilon is None:
+        return []
+    about = f"for whether a worker took part in the {summary.rounds} rounds"
+    return [("privacy", f"epsilon {summary.epsilon:.4g} {about}, at the method's delta; lower is more private")]
 
 
 def _metric_rows(summary: Summary) -> list[tuple[str, str]]:
