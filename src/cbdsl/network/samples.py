@@ -72,8 +72,9 @@ def _divide(own: TableSamples, data: Dataset) -> Samples:
     if data.task != "reconstruction" and not data.target_names:
         what = "the column of classes" if data.task == "classification" else "its targets"
         raise UserError(
-            f"The samples are a table. The run learns {describe_outputs(data.outputs, data.task)} and does not name "
-            f"{what}. Give the server a table, or data with target_names; or give an .npz file here.",
+            "The samples are a table, which has no labels of its own. In this run "
+            f"{describe_outputs(data.outputs, data.task)}, and it does not name {what}. Give the server a table, or "
+            "data with target_names; or give an .npz file here.",
             code="wrong-shape" if data.task == "classification" else "missing-value",
         )
     features, targets = own.table.divide(data.target_names)
