@@ -191,8 +191,8 @@ def test_a_latecomer_catches_up_from_what_is_retained(codec: str, tmp_path: Path
     models = [line.traffic["broadcast"] for line in served.result.rounds]
     simulated = cbdsl.run(stage.spec, model=perceptron, data=blobs()).rounds[0].traffic["broadcast"]
     assert models[0] == [5, simulated[1] // 6 * 5]  # nothing is counted for a worker that is not there
-    late = next(number for number, line in enumerate(served.result.rounds) if not line.absent)
-    assert models[late][0] == 6  # it gets w^g, too
+    joined = next(number for number, line in enumerate(served.result.rounds) if not line.absent)
+    assert models[joined][0] == 6  # it gets w^g, too
     complete = sum(not line.absent for line in served.result.rounds)
     summary = served.result.summary
     uploads = 6 * complete + 5 * (9 - complete)
