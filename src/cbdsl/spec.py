@@ -607,9 +607,19 @@ def dotted_keys() -> list[str]:
     ]
 
 
+SHORT_KEYS: Mapping[str, str] = {  # names of options that stand for one setting
+    "aggregator": "defence.aggregator",
+    "attack": "attack.name",
+    "byzantine": "attack.byzantine",
+    "data": "data.source",
+    "select": "selection.name",
+}
+
+
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Parse `key=value` of the command line; the value is TOML, or else a plain word."""
-    key, separator, value = text.partition("=")
+    """Parse `key=value` of the command line; the value is TOML, or else a plain word. The key may be a short one."""
+    name, separator, value = text.partition("=")
+    key = SHORT_KEYS.get(name.strip(), name)
     if not separator or not key.strip():
         raise UserError(
             f"{shown(text)} is not a setting. Write --set key=value, such as --set local.epochs=3.",

@@ -13,6 +13,7 @@ from cbdsl.algorithm.methods_more import DpFedAvg, clip_steps
 from cbdsl.algorithm.rotation import Rotation
 from cbdsl.algorithm.selection import BestMean, Candidate, RoundContext, VerifiedUpload
 from cbdsl.algorithm.verification import Verifier
+from cbdsl.runs.records import summary_rows
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
 from support.helpers import blobs, fresh_state, perceptron, small_spec
@@ -111,6 +112,7 @@ def test_epsilon_is_that_of_the_gaussian_mechanism_and_less_where_few_take_part(
     assert DpFedAvg(noise=0.0).epsilon(1, 1.0) == np.inf
     result = cbdsl.run(small_spec(method="dp-fedavg", rounds=2), model=perceptron, data=blobs())
     assert result.summary.epsilon == pytest.approx(DpFedAvg().epsilon(2, 1.0))
+    assert f"epsilon {result.summary.epsilon:.4g} " in dict(summary_rows(result.summary))["privacy"]
 
 
 def test_what_has_no_effect_or_no_meaning_is_refused() -> None:

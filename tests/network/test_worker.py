@@ -26,12 +26,13 @@ from cbdsl.network.samples import SharedLayout, pack_shared, read_samples, unpac
 from cbdsl.network.server import ServerConfig
 from cbdsl.network.session import ServedRun, announce, open_run, serve, spec_for_workers
 from cbdsl.network.wire import Announcement, OrderMessage, WireError
-from cbdsl.network.worker import WorkerInbox
+from cbdsl.network.worker import Worker, WorkerInbox
 from cbdsl.network.worker_state import WorkerStateFolder
 from cbdsl.runs.build import Experiment, UserParts
 from cbdsl.runs.resolve import resolve
 from cbdsl.spec import Spec
 from support.bus import Bus
+from support.deployment import wait_until
 from support.helpers import blobs, perceptron, small_spec
 from support.refusals import refused_as
 from support.stateful_parts import momentum  # noqa: F401 - a fixture
@@ -184,6 +185,18 @@ def test_a_latecomer_catches_up_from_what_is_retained(codec: str, tmp_path: Path
     served = serve(stage, open_run(stage, tmp_path / "run"), config, None, late, bus.link)
     claims = [line.traffic["score"][0] for line in served.result.rounds]
     assert claims[:6] == [5] * 6
+    told = [(line.participants, line.absent, line.traffic["order"][0]) for line in served.result.rounds]
+    assert told[:6] == [(6, 1, 5)] * 6
+    assert told[8] == (6, 0, 6)
+    models = [line.traffic["broadcast"] for line in served.result.rounds]
+    simulated = cbdsl.run(stage.spec, model=perceptron, data=blobs()).rounds[0].traffic["broadcast"]
+    assert models[0] == [5, simulated[1] // 6 * 5]  # nothing is counted for a worker that is not there
+    joined = next(number for number, line in enumerate(served.result.rounds) if not line.absent)
+    assert models[joined][0] == 6  # it gets w^g, too
+    complete = sum(not line.absent for line in served.result.rounds)
+    summary = served.result.summary
+    uploads = 6 * complete + 5 * (9 - complete)
+    assert summary.fedavg_model_uplink_bytes == uploads * 4 * summary.parameters
     assert claims[8] == 6
     assert served.result.rounds[-1].banned == []
     for number in made.workers:
@@ -210,6 +223,47 @@ def test_shared_samples_are_fetched_once_and_kept(tmp_path: Path) -> None:
         second = play(bus, stage, tmp_path, workers.names)
     assert without_time(first.result) == without_time(second.result)  # another run, nothing left of the first
     assert not [topic for topic in heard if "/shared/" in topic]
+
+
+def test_a_worker_that_waited_through_the_end_of_another_run_is_sent_the_shared_samples_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cbdsl.network.server._FINISH_SECONDS", 0.2)
+    staying = Worker.run
+    monkeypatch.setattr(Worker, "run", lambda self: staying(self, stay=True))
+    stage, bus = prepared(small_spec(rounds=2)), Bus()
+    with crew(bus, stage, tmp_path / "first") as workers:
+        play(bus, stage, tmp_path / "first", workers.names)
+    heard: list[str] = []
+    with crew(bus, stage, tmp_path / "second") as workers:  # without the state of the first
+        wait_until(lambda: all((tmp_path / "second" / name / "model.safetensors").exists() for name in workers.names))
+        for worker in workers.workers.values():
+            worker._inbox._take = _listening(worker._inbox._take, heard)  # type: ignore[method-assign,assignment]
+        play(bus, prepared(small_spec(rounds=2, seed=1)), tmp_path / "second", workers.names)
+    assert len([topic for topic in heard if "/shared/" in topic]) == 6  # one piece each
+
+
+def test_shared_samples_that_are_on_their_way_are_not_requested_again(tmp_path: Path) -> None:
+    stage, bus = prepared(small_spec()), Bus()
+    worker = Worker("s", "w0", Crew(bus, stage, tmp_path).own(0), tmp_path, lambda *given: bus.link(*given[:3]))
+    worker._link.open()
+    shared = np.random.default_rng(0).bytes(3 * wire.CHUNK)
+    pieces = wire.split_content(b"run-0001", 0, shared)
+    bus.publish(topics.spec("s"), wire.encode(announce(stage, b"run-0001", shared)))
+    order_message = wire.encode(OrderMessage(b"run-0001", 1, "swarm", b"", 0.5, 0.1, 1, bytes(16)))
+    bus.publish(topics.order("s"), order_message)
+
+    def subscribes_again() -> bool:
+        before = worker._link.patterns.count(topics.shared("s", "+"))  # type: ignore[attr-defined]
+        bus.publish(topics.order("s"), order_message)
+        return bool(worker._link.patterns.count(topics.shared("s", "+")) > before)  # type: ignore[attr-defined]
+
+    for _ in range(2):
+        piece = next(pieces)
+        bus.publish(topics.shared("s", piece.index), wire.encode(piece))
+        assert not subscribes_again()
+    assert subscribes_again()  # no piece since the last time
+    worker.leave()
 
 
 def test_a_damaged_state_is_left_and_the_worker_starts_from_the_global_model(tmp_path: Path) -> None:

@@ -156,6 +156,38 @@ def test_markdown_has_a_row_per_group_and_the_notes() -> None:
         format_comparison(group_results(WAYS), "md", ("speed",))
 
 
+UNDER = [
+    make_run([0.5, final], defence__aggregator=rule, attack__name=attack, attack__byzantine=2, seed=seed)
+    for attack, rule, finals in (
+        ("ipm", "krum", (0.70, 0.71, 0.72)), ("ipm", "median", (0.80, 0.82, 0.83)),
+        ("alie", "krum", (0.90, 0.92, 0.94)), ("alie", "median", (0.60, 0.61, 0.63)),
+    )
+    for seed, final in enumerate(finals)
+]  # fmt: skip
+
+
+def test_groups_are_tested_within_the_same_attack_alone() -> None:
+    rows = cbdsl.compare(UNDER, within="attack", to="rows")
+    assert [(row["within"], row["label"]) for row in rows] == [
+        ("alie", "krum"), ("alie", "median"), ("ipm", "krum"), ("ipm", "median"),
+    ]  # fmt: skip
+    gaps = [row["final_accuracy_difference"] for row in rows]
+    assert gaps[0] is gaps[3] is None  # the best of each block
+    assert gaps[1:3] == pytest.approx([-0.92 + 0.6133333, 0.71 - 0.8166667])
+    tex = cbdsl.compare(UNDER, within=["attack.name"], against="krum", to="tex")
+    assert tex.count(r"\midrule") == 2
+    assert r"\multicolumn{5}{l}{\emph{ipm}} \\" in tex.splitlines()
+    assert tex.count("% in each block: Differences from krum, paired") == 1
+    assert "| *alie* |  |  |  |  |" in cbdsl.compare(UNDER, within="attack", to="md").splitlines()
+    assert next(csv.DictReader(io.StringIO(cbdsl.compare(UNDER, within="attack", to="csv"))))["within"] == "alie"
+    with refused_as("unknown-setting", "attack.name"):
+        cbdsl.compare(UNDER, within="atack")
+    with refused_as("no-effect", "workers"):
+        cbdsl.compare(UNDER, within="workers")
+    with refused_as("conflict"):
+        cbdsl.compare({"all": UNDER}, within="attack")
+
+
 def test_python_gets_a_data_frame_or_rows() -> None:
     rows = cbdsl.compare({"mine": WAYS[:3], "FedAvg": WAYS[3:]}, to="rows")
     assert [(row["label"], row["runs"]) for row in rows] == [("mine", 3), ("FedAvg", 3)]

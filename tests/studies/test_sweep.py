@@ -34,6 +34,8 @@ SMALL = Spec(model="softmax", workers=4, rounds=3).with_settings(
         ("swarm.inertia=[1, 0],0.9", ("swarm.inertia", [[1, 0], 0.9])),
         ("method=cb-dsl,fedavg", ("method", ["cb-dsl", "fedavg"])),
         ("seed=7", ("seed", [7])),
+        ("attack=alie,ipm", ("attack.name", ["alie", "ipm"])),
+        ("aggregator=krum,median", ("defence.aggregator", ["krum", "median"])),
     ],
 )
 def test_an_axis_is_a_setting_and_its_values(text: str, expected: tuple[str, list[Any]]) -> None:

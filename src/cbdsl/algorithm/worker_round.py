@@ -248,9 +248,9 @@ class WorkerRound:
             versions=np.full(len(uploads), self.version, np.int32),
         )
 
-    def place(self, rows: Particles, positions: Floats) -> Particles:
-        """Return the workers at other positions."""
-        return replace(rows, positions=positions)
+    def place(self, rows: Particles, positions: Floats, velocities: Floats | None = None) -> Particles:
+        """Return the workers at other positions, and with other velocities if they are given."""
+        return replace(rows, positions=positions, velocities=rows.velocities if velocities is None else velocities)
 
     remembered = renamed("remembered", remember_best)  # old names, until 1.0
     rebased = renamed("rebased", repack_old)

@@ -65,6 +65,7 @@ COMMANDS = {  # by panel of the help page: name, place, and the first paragraph 
             "Create certificates for a swarm, and the broker's configuration.",
         ),
         "serve": ("serve_commands:serve", "Run the parameter server, with workers behind an MQTT broker."),
+        "unban": ("unban_command:unban", "Lift the ban of a worker in a served run."),
         "work": ("work_command:work", "Run one worker. Its samples never leave this machine."),
         "flower": ("flower_command:flower", "Run CB-DSL as a Flower app."),
     },

@@ -68,7 +68,8 @@ def _print_values(saved: SavedModel, found: Values, as_json: bool) -> None:
         told = {"samples": len(rows), "metrics": found.metrics, "threshold": saved.card.threshold, "predictions": rows}
         typer.echo(json.dumps({key: value for key, value in told.items() if value is not None}, indent=2))
         return
-    typer.echo("sample  " + "  ".join(f"{name:>12}" for name in names))
+    threshold = "" if saved.card.threshold is None else f"  threshold {saved.card.threshold:.6g}"
+    typer.echo("sample  " + "  ".join(f"{name:>12}" for name in names) + threshold)
     for number, row in enumerate(found.outputs.tolist()):
         verdict_text = "" if found.anomalies is None else "  not normal" if found.anomalies[number] else "  normal"
         typer.echo(f"{number:<7} " + "  ".join(f"{value:12.6g}" for value in row) + verdict_text)

@@ -30,8 +30,8 @@ from cbdsl.studies import (
     label_budget as budget_job,
     reproduce as reproduce_job,
 )
-from cbdsl.studies.compare import compare as compare_runs, group_results, sort_sweep
-from cbdsl.studies.comparison_text import format_comparison
+from cbdsl.studies.compare import group_blocks, group_results, read_folders, sort_sweep
+from cbdsl.studies.comparison_text import format_blocks
 from cbdsl.studies.paper import FULL_PLAN, QUICK_PLAN, REGIMES
 from cbdsl.studies.sweep import (
     OTHER_STUDIES,
@@ -98,7 +98,7 @@ def resolve_grid(spec_words: SpecWords, axes: list[tuple[str, list[Any]]]) -> Sw
     return plan_sweep(spec_words.spec(), axes, spec_words.fixed, spec_words.given)
 
 
-def compare(
+def compare(  # noqa: PLR0913, PLR0917 - one parameter per option
     folders: Annotated[list[Path], typer.Argument(metavar="RUN RUN ...", help="Folders of finished runs.")],
     out: Annotated[
         Path | None, typer.Option(help="Also write a page with a figure, and the table as CSV, into this folder.")
@@ -117,22 +117,31 @@ def compare(
         str | None,
         typer.Option(help="Of md and tex: final, best, uplink_bytes, macro-f1, ...; final if not given."),
     ] = None,
+    within: Annotated[
+        str | None,
+        typer.Option(metavar="KEYS", help="Test only groups with the same value of these settings, as in: attack."),
+    ] = None,
 ) -> None:
     """Compare finished runs: settings that differ, mean ± deviation over seeds, paired tests."""
     if out is not None:
         options.demand_pages("it draws the figure of the page")
     if measures is not None and to not in {"md", "tex"}:
         raise UserError("--measures is for --to md and --to tex; other tables have a column each.", code="no-effect")
+    if within and out is not None:
+        raise UserError("--out writes one page for all groups, --within prints tables. Leave one out.", code="conflict")
     labels = dict(_parse_label(text) for text in label or [])
-    comparison = compare_runs(folders).arranged(labels, order, against or "")
+    blocks = group_blocks(read_folders(folders), words(within or ""))
+    blocks = {title: one.arranged(labels, order, against or "") for title, one in blocks.items()}
     if to is not None:
-        typer.echo(format_comparison(comparison, to, words(measures or "final")), nl=False)
+        typer.echo(format_blocks(blocks, to, words(measures or "final")), nl=False)
     else:
-        print_comparison(comparison)
+        for title, comparison in blocks.items():
+            typer.echo(f"\n{title}" if title else "", nl=bool(title))
+            print_comparison(comparison)
     if out is not None:
         from cbdsl.report.comparison_page import write_comparison  # noqa: PLC0415 - it needs matplotlib
 
-        typer.echo(f"page: {write_comparison(comparison, out)}", err=to is not None)
+        typer.echo(f"page: {write_comparison(blocks[''], out)}", err=to is not None)
 
 
 def _parse_label(text: str) -> tuple[str, str]:

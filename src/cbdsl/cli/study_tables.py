@@ -30,7 +30,7 @@ def _print_page(console: Console, page: Path) -> None:
 
 def _shorten(keys: Sequence[str]) -> list[str]:
     """Return settings as headings, without their group if they stay distinct."""
-    names = [key.rpartition(".")[2] for key in keys]
+    names = [key.removesuffix(".name").rpartition(".")[2] for key in keys]
     taken = {"runs", "uplink", "downlink", "uploads", "bans"}
     return names if len(set(names)) == len(names) and not taken & set(names) else list(keys)
 

@@ -439,6 +439,8 @@ def read_dataset_arrays(path: Path, task: str = "auto") -> dict[str, NDArray[Any
     if task == "reconstruction":
         needed, kind = (_ARRAYS[0], _ARRAYS[2]), ""
     wanted = f"an .npz file with the arrays {', '.join(needed)}: numbers (N, ...){' and ' * bool(kind)}{kind}"
+    if task == "auto":
+        wanted += ". For an anomaly detector, which needs no labels, set data.task=reconstruction"
     arrays = read_arrays(path, needed, "data", wanted, ("train_clients", *SCALES, *set(_ARRAYS) - set(needed)))
     for name in arrays:
         if arrays[name].dtype.kind not in ("fiubU" if name in _ARRAYS[1::2] else "fiub"):  # classes may be text

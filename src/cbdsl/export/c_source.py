@@ -152,9 +152,10 @@ _TEXTS = {
         "what": "An anomaly detector",
         "result": "PREDICT_OUTPUTS floats: the sample as it is reconstructed\n\n"
         "   float predict_score(const float *in, const float *out);\n\n"
-        "   the anomaly score of a sample and its reconstruction; above predict_threshold it is not normal\n\n"
+        "   the anomaly score of a sample and its reconstruction: call predict(in, out) first;\n"
+        "   above predict_threshold it is not normal\n\n"
         "   int predict_anomaly(const float *in, const float *out);\n\n"
-        "   whether it is above: 1 if the sample is not normal, otherwise 0",
+        "   whether it is above, also after predict: 1 if the sample is not normal, otherwise 0",
     },
 }
 _SCORE = """
@@ -210,7 +211,9 @@ def _where(program: Program, places: BufferPlan, number_of_step: int) -> str:
 
 
 def _name(program: Program, label: int) -> str:
-    names = program.card.target_names if program.card.task == "regression" else program.card.class_names
+    if program.card.task == "regression":
+        return program.card.target_names[label] if program.card.target_names else f"target {label + 1}"
+    names = program.card.class_names
     return names[label] if label < len(names) else str(label)
 
 

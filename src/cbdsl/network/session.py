@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ import numpy as np
 
 from cbdsl import register
 from cbdsl.algorithm.broadcast import keyframe_of
-from cbdsl.algorithm.messages import ServerState
+from cbdsl.algorithm.messages import ServerState, WorkerId
 from cbdsl.arrays import Floats
 from cbdsl.engines.loss import make_loss
 from cbdsl.errors import UserError
@@ -27,6 +27,7 @@ from cbdsl.network.mqtt import NOW_AND_THEN, Counts, Meter, MqttLink
 from cbdsl.network.roster import Roster
 from cbdsl.network.samples import pack_shared
 from cbdsl.network.server import MakeLink, NetworkSwarm, ServerConfig
+from cbdsl.network.unban import UnbanRequests
 from cbdsl.network.wire import Announcement
 from cbdsl.register import CUSTOM
 from cbdsl.runs.build import Experiment
@@ -141,9 +142,15 @@ def serve(
                 _note_bans(events, completed, roster)
                 return _add_names(completed, roster, network)
 
+            unban = UnbanRequests(out, roster, events)
+
+            def enter_round(before: ServerState) -> tuple[ServerState, Sequence[WorkerId]]:
+                return unban.apply(before), network.members()
+
             for completed in play_rounds(
-                experiment, state, network, members=network.members, opened=opened, annotate=annotate
+                experiment, state, network, enter_round=enter_round, opened=opened, annotate=annotate
             ):
+                unban.clear()
                 meter.save(NOW_AND_THEN)
                 events.save(NOW_AND_THEN)
                 if on_round is not None:
@@ -184,11 +191,11 @@ def _add_names(played: CompletedRound, roster: Roster, network: NetworkSwarm) ->
 
 
 def _note_bans(events: Events, played: CompletedRound, roster: Roster) -> None:
-    """Note which workers were banned in a round, and why; a ban lasts as long as the run."""
+    """Note which workers were banned in a round, and why; a ban lasts as long as the run, or until `cbdsl unban`."""
     for verdict in played.log.verdicts:
         if verdict.outcome == "refuted":
             name, reason = roster.name(verdict.worker), verdict.reason
-            _log.warning("worker %s is banned until the end of the run: %s", name, reason)
+            _log.warning("worker %s is banned until the end of the run, or `cbdsl unban`: %s", name, reason)
             claimed, measured = finite(verdict.claimed), finite(verdict.measured)
             events.note(
                 "banned", round=played.log.round, worker=name, reason=reason, claimed=claimed, measured=measured

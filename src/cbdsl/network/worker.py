@@ -93,6 +93,11 @@ class LargeMessage:
             self.version = piece.round
             self.fill(piece.digest, whole)
 
+    @property
+    def missing(self) -> int:
+        """How many pieces of the version that is arriving are missing; 0 if none is arriving."""
+        return self._assembly.missing if self._assembly is not None else 0
+
     def fill(self, digest: bytes, content: bytes) -> None:
         """Set the whole content."""
         self.content, self._assembly = content, None
@@ -473,6 +478,8 @@ class Worker:
         self._asked = 0.0  # when the trained model was last asked for
         self._stopped = self._stays = self._saves_every_model = False
         self._fetches_models = False  # subscribed to whole models, though differences are sent
+        self._fetches_shared = False  # subscribed to the shared samples
+        self._shared_missing = 0  # how many of their pieces were missing when the server last repeated an order
         status = topics.from_worker(swarm, name, "status")
         will = LastWill(status, wire.encode(Status(False, self._session)))
         self._link = make_link(self.handle, self.announce_worker, will, self._meter)
@@ -489,6 +496,8 @@ class Worker:
     def handle(self, topic: str, payload: bytes) -> None:
         """Take a message from the link."""
         follow_up, assignment = self._inbox.handle(topic, payload), self._inbox.assignment
+        if assignment is not None and self._inbox.shared.digest == assignment.shared_digest:
+            self._leave_shared()
         if follow_up == "join run" and assignment is not None:
             self._subscribe_to_run(assignment)
         if follow_up in {"join run", "send hello"}:
@@ -500,7 +509,7 @@ class Worker:
         if assignment.shared_size:
             content = self._folder.load_shared(assignment.shared_digest, assignment.shared_size)
             if content is None:
-                self._subscribe(topics.shared)
+                self._subscribe_to_shared()
             else:
                 self._inbox.shared.fill(assignment.shared_digest, content)
         self._subscribe(topics.update if assignment.codecs.down.relative else topics.model)
@@ -515,9 +524,21 @@ class Worker:
         if self._fetches_models or (late and not assignment.codecs.down.relative):
             self._subscribe(topics.model)
         if inbox.shared.digest != assignment.shared_digest:
-            self._subscribe(topics.shared)
+            missing, self._shared_missing = self._shared_missing, inbox.shared.missing
+            if missing == inbox.shared.missing:  # no piece since the last time: none is on its way
+                self._subscribe_to_shared()
         if inbox.welcome is None:
             self._send_hello()
+
+    def _subscribe_to_shared(self) -> None:
+        self._fetches_shared = True
+        self._subscribe(topics.shared)
+
+    def _leave_shared(self) -> None:
+        """Unsubscribe from the shared samples: the next run's would arrive when they are published, and once more."""
+        if self._fetches_shared:
+            self._fetches_shared = False
+            self._link.unsubscribe(topics.shared(self._swarm_name, "+"))
 
     def _send_hello(self) -> None:
         with self._hello_lock:  # both threads send hellos; the last one must state the current state
@@ -672,7 +693,6 @@ class Worker:
         """Build the model and the engine, and restore the saved state."""
         if shared and self._folder.load_shared(assignment.shared_digest, assignment.shared_size) is None:
             self._folder.save_shared(shared)
-            self._link.unsubscribe(topics.shared(self._swarm_name, "+"))
         self._device = self._state = None  # first: two at once would take twice the memory
         device = DeviceWorker(assignment, number, self._own, shared, self._budget.threads, self._attack)
         codec = assignment.codecs.up
@@ -702,6 +722,8 @@ class Worker:
         if not wire.has_bit(order.participants, self._device.number):
             self._note_passed_over(self._device)
             return
+        if self._passed_over >= _PASSED_OVER:
+            _log.info("worker %s takes part in the run again", self._name)
         self._passed_over = 0
         if state is None or order.round > state.round:
             state = self._state = self._device.carry_out(order, holder.model)
@@ -762,6 +784,7 @@ class Worker:
     def _finish(self, order: OrderMessage, holder: GlobalModelHolder) -> None:
         """Save the trained model. End, unless this worker stays or had finished this run before."""
         self._stop_fetching()
+        self._leave_shared()
         had_it = self._trained.is_final(order)
         was_ready = self._device is not None and self._run == order.run
         took_part = self._inbox.welcome is not None or self._folder.last().run == order.run

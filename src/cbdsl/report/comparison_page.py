@@ -201,10 +201,12 @@ def tabulate_groups(comparison: Comparison) -> Table:
     heads, rows = comparison_rows(comparison)
     settings, is_whole = len(comparison.keys), len(comparison.keys) == len(comparison.distinguishing)
     cells: list[Row] = []
+    one_set = len({row.seeds for row in comparison.rows}) == 1  # then the page's first line has the seeds
     for group, row in zip(comparison.groups, rows, strict=True):
         note = ", ".join(f"{key} {format_value(value)}" for key, value in group.settings.items())
         label = Cell(group.label, "" if is_whole else note, strong=True)
-        cells.append((label, row[settings], *map(keep_together, row[settings + 1 :])))
+        runs = str(len(group.runs)) if one_set else row[settings]
+        cells.append((label, runs, *map(keep_together, row[settings + 1 :])))
     return Table(["Group", *map(capitalise, heads[settings:])], cells)
 
 

@@ -72,6 +72,7 @@ events.jsonl       connections, disconnections and refused messages; earlier one
 claims.jsonl       what every worker claimed, round by round; earlier rounds are in claims.old.jsonl
 refused.json       how many messages were refused, by reason and by worker
 wire.json          bytes on the server's connection, by direction and kind of message
+unban/             requests of `cbdsl unban` that the server has not carried out yet
 journal.bin        messages received in the current round; removed when the run is finished
 .secret            the server's secret number, which draws its private hold-out (serve); keep it private
 broker/            the broker's mosquitto.conf, passwords (a hash of the one of this run) and broker.log (swarm)

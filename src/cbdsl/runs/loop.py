@@ -342,14 +342,15 @@ def play_rounds(
     state: ServerState,
     swarm: Swarm | None = None,
     measured: bool = True,
-    members: Callable[[], Sequence[WorkerId]] | None = None,
+    enter_round: Callable[[ServerState], tuple[ServerState, Sequence[WorkerId]]] | None = None,
     opened: OpenRun | None = None,
     annotate: Callable[[CompletedRound], RoundRecord] | None = None,
 ) -> Iterator[CompletedRound]:
     """Play the rounds that are left, with the experiment's swarm or another one; the only loop over rounds.
 
     measured: test w^g after every round; otherwise the accuracy in the record is NaN.
-    members: called before every round; returns who is in the swarm, where workers join and leave.
+    enter_round: called before every round; returns the state to go on with, and who is in the swarm, where workers
+        join and leave.
     opened: where records and checkpoints are kept. annotate: completes a record before it is kept.
     """
     swarm = experiment.swarm if swarm is None else swarm
@@ -358,7 +359,8 @@ def play_rounds(
     every_metric = experiment.dataset.task != "classification" or (opened is not None and opened.metrics)
     while state.round < experiment.spec.rounds:
         started = time.perf_counter()
-        order = experiment.server.order(state, members() if members is not None else None)
+        state, members = enter_round(state) if enter_round is not None else (state, None)
+        order = experiment.server.order(state, members)
         state, log = experiment.server.play(state, order, reached)
         accuracy = experiment.test_accuracy(state) if measured else math.nan
         others = experiment.test_metrics(state) if measured and every_metric else {}

@@ -17,7 +17,7 @@ from typing import Any
 from cbdsl.errors import UserError, unknown
 from cbdsl.runs.metrics import Metric, find_metric
 from cbdsl.runs.records import Summary
-from cbdsl.spec import Spec, dotted_keys, option_keys, setting_values
+from cbdsl.spec import SHORT_KEYS, Spec, dotted_keys, option_keys, setting_values, unknown_setting
 from cbdsl.studies.sweep import FinishedRun, read_run
 from cbdsl.util.formatting import format_bytes
 from cbdsl.util.paired_test import PairedTest, least_exact_p
@@ -331,6 +331,36 @@ def _rank(values: Sequence[Any]) -> dict[Any, int]:
     return {value: rank for rank, value in enumerate(distinct)}
 
 
+def group_blocks(results: Sequence[FinishedRun], within: Sequence[str] = ()) -> dict[str, Comparison]:
+    """Group the runs of each combination of some settings' values by themselves, by a title: `alie, byzantine 3`.
+
+    A group is then tested only against groups with the same values. Numbers come by size, words by the alphabet.
+    Without such settings all runs are one block without a title.
+    """
+    if not within:
+        return {"": group_results(results)}
+    keys = [SHORT_KEYS.get(key, key) for key in within]
+    known = [*dotted_keys(), *option_keys(result.spec for result in results)]
+    for key in keys:
+        if key not in known:
+            raise unknown_setting(key)
+    found: dict[tuple[Any, ...], list[FinishedRun]] = {}
+    for result in results:
+        found.setdefault(tuple(setting_values(result.spec, keys).values()), []).append(result)
+    if len(found) < 2:
+        raise UserError(
+            f"All runs have the same {' and '.join(keys)}. Name settings in which they differ.",
+            code="no-effect",
+        )
+    columns = [_rank(sorted(set(column), key=_sort_key)) for column in zip(*found, strict=True)]
+    order = sorted(found, key=lambda values: [ranks[value] for ranks, value in zip(columns, values, strict=True)])
+    return {", ".join(map(describe_setting, keys, values)): group_results(found[values]) for values in order}
+
+
+def _sort_key(value: object) -> tuple[bool, str]:
+    return isinstance(value, str), str(value)
+
+
 def group_labelled(groups: Mapping[str, Sequence[FinishedRun]]) -> Comparison:
     """Group runs as they are given, by label, whatever their specs are."""
     empty = [label for label, runs in groups.items() if not runs]
@@ -387,14 +417,29 @@ def format_p(p: float | None) -> str:
 
 def format_csv(comparison: Comparison) -> str:
     """Return one line per group; see `table_rows`."""
+    return format_csv_blocks({"": comparison})
+
+
+def format_csv_blocks(blocks: Mapping[str, Comparison]) -> str:
+    """Return one line per group; see `block_rows`."""
     text = io.StringIO(newline="")
-    rows = table_rows(comparison)
-    writer = csv.DictWriter(text, list(rows[0]))
+    rows = block_rows(blocks)
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
     writer.writeheader()
+    settings = {key for comparison in blocks.values() for key in comparison.keys}
     for row in rows:
-        settings = {key: format_value(row[key]) for key in comparison.keys}
-        writer.writerow({**row, **settings, "seeds": " ".join(map(str, row["seeds"]))})
+        plain = {name: format_value(value) if name in settings else value for name, value in row.items()}
+        writer.writerow({**plain, "seeds": " ".join(map(str, row["seeds"]))})
     return text.getvalue()
+
+
+def block_rows(blocks: Mapping[str, Comparison]) -> list[dict[str, Any]]:
+    """Return the rows of comparisons by title; the column `within` is the title, if there is one."""
+    return [
+        {**({"within": title} if title else {}), **row}
+        for title, comparison in blocks.items()
+        for row in table_rows(comparison)
+    ]
 
 
 def table_rows(comparison: Comparison) -> list[dict[str, Any]]:

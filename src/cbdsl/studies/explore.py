@@ -11,10 +11,10 @@ from cbdsl.errors import UserError, unknown
 from cbdsl.presets import preset
 from cbdsl.runs.callbacks import open_progress
 from cbdsl.runs.result import Result
-from cbdsl.spec import Spec
+from cbdsl.spec import SHORT_KEYS, Spec, words
 from cbdsl.studies.arena import Arena, ArenaPlan, run_arena
-from cbdsl.studies.compare import Comparison, group_labelled, group_results, read_folders, sort_sweep, table_rows
-from cbdsl.studies.comparison_text import FORMATS, format_comparison
+from cbdsl.studies.compare import Comparison, block_rows, group_blocks, group_labelled, read_folders, sort_sweep
+from cbdsl.studies.comparison_text import FORMATS, format_blocks
 from cbdsl.studies.sweep import (
     OTHER_STUDIES,
     FinishedRun,
@@ -39,12 +39,14 @@ def compare(
     against: str = "",
     measures: Sequence[str] = ("final",),
     to: str = "frame",
+    within: str | Sequence[str] = (),
 ) -> Any:  # noqa: ANN401 - a data frame, a list or text
     """Compare finished runs: one row per group with means, deviations and paired tests of every measure.
 
     runs: those that differ only in their seed are a group; or groups by label, for parts that specs do not name.
     labels, order (given, best or label), against: as in `cbdsl compare`. measures: of Markdown and LaTeX.
     to: a pandas "frame", a list of "rows" (without pandas), or text: "md", "tex" or "csv".
+    within: settings, such as "attack"; groups are tested only against groups with the same values of these.
 
     >>> from cbdsl import Spec, run
     >>> spec = Spec(workers=2, rounds=1, model="softmax").with_settings({"data.samples_per_worker": 20})
@@ -55,10 +57,11 @@ def compare(
     """
     if to not in {"frame", "rows", *FORMATS}:
         raise unknown("output", to, ("frame", "rows", *FORMATS))
-    found = _group(runs).arranged(labels, order, against)
+    blocks = _group(runs, words(within) if isinstance(within, str) else within)
+    blocks = {title: one.arranged(labels, order, against) for title, one in blocks.items()}
     if to in FORMATS:
-        return format_comparison(found, to, measures)
-    rows = table_rows(found)
+        return format_blocks(blocks, to, measures)
+    rows = block_rows(blocks)
     if to == "rows":
         return rows
     try:
@@ -68,7 +71,7 @@ def compare(
             'A data frame needs pandas. Install it (pip install pandas), or ask for a list: to="rows".',
             code="missing-package",
         ) from error
-    return pd.DataFrame(rows).set_index("label")
+    return pd.DataFrame(rows).set_index(["within", "label"] if within else "label")
 
 
 def sweep(
@@ -93,7 +96,7 @@ def sweep(
     [('cb-dsl', 0), ('cb-dsl', 1), ('fedavg', 0), ('fedavg', 1)]
     """
     start = preset(spec) if isinstance(spec, str) else spec
-    plan = plan_sweep(start, [(key, list(values)) for key, values in over.items()])
+    plan = plan_sweep(start, [(SHORT_KEYS.get(key, key), list(values)) for key, values in over.items()])
     if plan.note:
         logging.getLogger("cbdsl").warning(plan.note)
     folder, tasks = Path(out), [Task(one) for one in plan.specs]
@@ -127,10 +130,12 @@ def arena(
         return run_arena(chosen, Path(out), jobs, lambda done, total, share: line.show(done, total, "", share), on)
 
 
-def _group(runs: Runs | Mapping[str, Runs]) -> Comparison:
+def _group(runs: Runs | Mapping[str, Runs], within: Sequence[str]) -> Mapping[str, Comparison]:
     if isinstance(runs, Mapping):
-        return group_labelled({label: _finished(own) for label, own in runs.items()})
-    return group_results(_finished(runs))
+        if within:
+            raise UserError("Groups that are given by label have no blocks. Leave out within.", code="conflict")
+        return {"": group_labelled({label: _finished(own) for label, own in runs.items()})}
+    return group_blocks(_finished(runs), within)
 
 
 def _finished(runs: Runs) -> list[FinishedRun]:

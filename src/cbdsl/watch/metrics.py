@@ -48,13 +48,13 @@ def describe_run(view: RunView) -> str:
             "cbdsl_metric": [({"name": name}, value) for name, value in (last.metrics if last else {}).items()],
             "cbdsl_global_score": [({}, score)],
             "cbdsl_payload_bytes_total": [({"direction": "up"}, up), ({"direction": "down"}, down)],
-            "cbdsl_fedavg_bytes_total": [({}, facts.fedavg_bytes() * progress.round or None)],
+            "cbdsl_fedavg_bytes_total": [({}, round(facts.fedavg_bytes(progress.totals) * progress.round) or None)],
             "cbdsl_wire_bytes_total": [({"direction": way}, count) for way, count in facts.wire.items()],
             "cbdsl_uploads_total": [({}, progress.totals.uploads)],
             "cbdsl_round_seconds": [({}, seconds)],
             "cbdsl_round_phase_seconds": [({"phase": name}, spent) for name, spent in phases.items()],
             "cbdsl_workers": [({"state": state}, count) for state, count in view.count_states().items()],
-            "cbdsl_bans_total": [({}, len(progress.banned))],
+            "cbdsl_bans_total": [({}, progress.bans)],
             "cbdsl_refused_messages_total": [({}, facts.refused if view.connections.seen else None)],
         }
     )

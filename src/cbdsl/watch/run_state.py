@@ -204,7 +204,7 @@ class RunView:
             "banned": len(progress.banned),
             "uploads": progress.totals.uploads,
             "seconds": progress.totals.seconds,
-            "fedavg": facts.fedavg_bytes(),
+            "fedavg": facts.fedavg_bytes(progress.totals),
             "wire": facts.wire,
             "refused": facts.refused,
         }
@@ -348,10 +348,11 @@ class FolderFacts:
         recent = time.time() - changed < _RUNNING_SECONDS
         return "running" if recent or _is_locked(self._folder / ".lock") else "stopped"
 
-    def fedavg_bytes(self) -> int:
+    def fedavg_bytes(self, totals: RunTotals) -> float:
         """Return what FedAvg would upload per round: a model from each participant; 0 if its size is not known."""
         parameters: int = self.summary.get("parameters", 0) or self._parameters
-        return parameters * NUMBER_BYTES * self.spec.participants if self.spec else 0
+        models = self.spec.participants if self.spec else 0
+        return parameters * NUMBER_BYTES * (totals.fedavg_uploads(models) / totals.rounds if totals.rounds else models)
 
 
 def _read_spec(path: Path) -> Spec | None:
@@ -414,6 +415,7 @@ class RunProgress:
     totals: RunTotals = field(default_factory=RunTotals)
     last: RoundRecord | None = None
     banned: set[int] = field(default_factory=set)
+    bans: int = 0  # those that were lifted included
     counts: defaultdict[int, WorkerCounts] = field(default_factory=lambda: defaultdict(WorkerCounts))
     names: dict[str, str] = field(default_factory=dict)  # by number, in served runs
 
@@ -440,7 +442,10 @@ class RunProgress:
             self.counts[verdict["worker"]].claim = finite(verdict["claimed"])
         for worker in set(record.banned) - self.banned:
             self.counts[worker].ban = _reason_of_ban(worker, record)
-        self.banned.update(record.banned)
+            self.bans += 1
+        for worker in self.banned.difference(record.banned):
+            self.counts[worker].ban = ""
+        self.banned = set(record.banned)
         self.names.update(record.names)
 
     def copy(self) -> RunProgress:
@@ -539,6 +544,7 @@ _SENTENCES = {
     "refused": "refused a message from {worker}: {reason}",
     "flood": "{worker} sends too much and is ignored for a while",
     "banned": "{worker} is banned until the end of the run: {reason}",
+    "unbanned": "the ban of {worker} is lifted",
     "enrolled": "{worker} has joined",
     "left": "{worker} is no longer in the swarm",
     "started": "the server was started",
