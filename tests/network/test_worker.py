@@ -185,6 +185,18 @@ def test_a_latecomer_catches_up_from_what_is_retained(codec: str, tmp_path: Path
     served = serve(stage, open_run(stage, tmp_path / "run"), config, None, late, bus.link)
     claims = [line.traffic["score"][0] for line in served.result.rounds]
     assert claims[:6] == [5] * 6
+    told = [(line.participants, line.absent, line.traffic["order"][0]) for line in served.result.rounds]
+    assert told[:6] == [(6, 1, 5)] * 6
+    assert told[8] == (6, 0, 6)
+    models = [line.traffic["broadcast"] for line in served.result.rounds]
+    simulated = cbdsl.run(stage.spec, model=perceptron, data=blobs()).rounds[0].traffic["broadcast"]
+    assert models[0] == [5, simulated[1] // 6 * 5]  # nothing is counted for a worker that is not there
+    joined = next(number for number, line in enumerate(served.result.rounds) if not line.absent)
+    assert models[joined][0] == 6  # it gets w^g, too
+    complete = sum(not line.absent for line in served.result.rounds)
+    summary = served.result.summary
+    uploads = 6 * complete + 5 * (9 - complete)
+    assert summary.fedavg_model_uplink_bytes == uploads * 4 * summary.parameters
     assert claims[8] == 6
     assert served.result.rounds[-1].banned == []
     for number in made.workers:

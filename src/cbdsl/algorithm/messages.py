@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -73,6 +73,15 @@ class Swarm(Protocol):
         ...
 
 
+@runtime_checkable
+class SwarmWithAbsentees(Swarm, Protocol):
+    """A swarm that finds out in a round which participants are not there at all, and cost no messages."""
+
+    def absentees(self) -> Collection[WorkerId]:
+        """Return the participants of the current round that neither answered nor are connected."""
+        ...
+
+
 @dataclass(frozen=True)
 class Verdict:
     """The outcome of one invitation, or of one upload where everybody uploads."""
@@ -94,6 +103,7 @@ class RoundLog:
     set_aside: Mapping[WorkerId, str]  # claims that could not be true, and why
     verdicts: tuple[Verdict, ...]
     traffic: tuple[Traffic, ...]
+    absent: int = 0  # participants that were not there, see `SwarmWithAbsentees`
 
     def outcome(self, outcome: str) -> list[WorkerId]:
         """Return the workers with an outcome, in the order of invitation."""

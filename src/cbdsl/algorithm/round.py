@@ -34,6 +34,7 @@ from cbdsl.algorithm.messages import (
     RoundLog,
     ServerState,
     Swarm,
+    SwarmWithAbsentees,
     Upload,
     Verdict,
     WorkerId,
@@ -81,6 +82,7 @@ def play_round(
     """Play Algorithm 1, lines 8 to 12: compare the scores, invite the best, verify, ban, go on to the next best."""
     answers = swarm.report(order)
     claims = {worker: answers[worker] for worker in order.participants if worker in answers}
+    reached = _without_absentees(order, swarm, state, policy.codecs)
     set_aside = {worker: reason for worker, claim in claims.items() if (reason := _objection(claim, policy))}
     scores = {worker: claim.score for worker, claim in claims.items() if worker not in set_aside}
 
@@ -113,14 +115,15 @@ def play_round(
         else one
         for one in verdicts
     )
-    after = _adopt(_remember(state, order, final), combined, policy)
+    after = _adopt(_remember(state, reached, final), combined, policy)
     traffic = (
-        *start_traffic(order),
+        *start_traffic(reached),
         ledger.claim_traffic(len(claims), sum(len(claim.commitment) for claim in claims.values())),
         ledger.invitation_traffic(len(final)),
         ledger.upload_traffic(len(uploads), sum(map(bytes_of, uploads.values()))),
     )
-    return after, RoundLog(order.round, claims, set_aside, final, traffic)
+    absent = len(order.participants) - len(reached.participants)
+    return after, RoundLog(order.round, claims, set_aside, final, traffic, absent)
 
 
 def _judge_claim(
@@ -217,6 +220,18 @@ def _objection(claim: Claim, policy: ServerPolicy) -> str:
     return find_claim_flaw(claim.score) or ("no commitment" if missing else "")
 
 
+def _without_absentees(order: Order, swarm: Swarm, state: ServerState, codecs: Codecs) -> Order:
+    """Return the order as it reached workers: to no participant that is not there, and its w^g to fewer."""
+    absent = set(swarm.absentees()) if isinstance(swarm, SwarmWithAbsentees) else set()
+    if not absent:
+        return order
+    present = tuple(worker for worker in order.participants if worker not in absent)
+    behind = [told for worker in present if (told := state.told.get(worker, 0)) < state.version]
+    message = order.global_best  # None: all participants have it
+    payload = 0 if message is None else sum(bytes_to_catch_up(state, told, message, codecs) for told in behind)
+    return replace(order, participants=present, receivers=len(behind), payload=payload)
+
+
 def start_traffic(order: Order) -> tuple[Traffic, Traffic]:
     """Count the messages of an order: its numbers to all participants, and w^g to those that do not have it."""
     return ledger.order_traffic(len(order.participants)), ledger.broadcast_traffic(order.receivers, order.payload)
@@ -293,11 +308,12 @@ def play_average_round(  # noqa: PLR0913 - the last two by name
     codecs = codecs or Codecs()
     swarm.report(order)
     received = swarm.upload(order.participants)
+    reached = _without_absentees(order, swarm, state, codecs)
     size = method.vectors * len(state.global_best)
     judged = [_judge_upload(worker, received.get(worker), state, codecs, size) for worker in order.participants]
     verdicts = tuple(verdict for verdict, _ in judged)
     models = {verdict.worker: model for verdict, model in judged if model is not None}
-    after = replace(state, round=order.round, told={**state.told, **dict.fromkeys(order.participants, state.version)})
+    after = replace(state, round=order.round, told={**state.told, **dict.fromkeys(reached.participants, state.version)})
     if models:
         combined, remembered = combine(state, list(models), list(models.values()))
         after = replace(after, rule_memory=remembered)
@@ -309,8 +325,9 @@ def play_average_round(  # noqa: PLR0913 - the last two by name
         made = _checked(model, combined, state, method)
         if np.isfinite(made).all() and np.isfinite(memory).all():  # otherwise the uploads allow no finite step
             after = adopt_model(replace(after, memory=memory), encode_model(made, state, codecs), codecs)
-    traffic = (*start_traffic(order), ledger.upload_traffic(len(received), sum(map(bytes_of, received.values()))))
-    return after, RoundLog(order.round, {}, {}, verdicts, traffic)
+    traffic = (*start_traffic(reached), ledger.upload_traffic(len(received), sum(map(bytes_of, received.values()))))
+    absent = len(order.participants) - len(reached.participants)
+    return after, RoundLog(order.round, {}, {}, verdicts, traffic, absent)
 
 
 def _checked(model: Floats, combined: Floats, state: ServerState, method: Method) -> Floats:
@@ -320,7 +337,7 @@ def _checked(model: Floats, combined: Floats, state: ServerState, method: Method
     if made.shape != state.global_best.shape or lost:
         what = "numbers that are not finite" if lost else f"shape {made.shape}"
         raise UserError(
-            f"The update of {type(method).__qualname__} returned {what} for a model of shape {state.global_best.shape} "
+            f"The update of {type(method).__qualname__} gives {what} for a model of shape {state.global_best.shape} "
             "and finite uploads. See the contract in cbdsl.Method, and try it with cbdsl.testing.check_method.",
             code="invalid-part",
         )

@@ -250,6 +250,13 @@ class NetworkSwarm:
                 self._events.note("silent", round=self.open_round.round, worker=self._roster.name(worker))
         return {worker: model for worker, model in received.items() if model is not None}
 
+    def absentees(self) -> Collection[WorkerId]:
+        """See `SwarmWithAbsentees`. A worker that lost its connection a moment ago may be restarting: it is there."""
+        with self._lock:
+            open_round = self.open_round
+            silent = open_round.participants.difference(open_round.answered, open_round.claims)
+            return [worker for worker in silent if not self._availability.is_here(self._roster.name(worker))]
+
     def _collect(self) -> None:
         """Wait for answers until the quorum or the deadline, and after the deadline for the first answer."""
         open_round, deadlines = self.open_round, self._deadlines

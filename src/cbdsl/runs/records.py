@@ -27,7 +27,7 @@ Claims = NDArray[np.void]
 _CLAIM = np.dtype([("round", "<i4"), ("worker", "<i4"), ("score", "<f4")])
 NO_CLAIMS: Claims = np.zeros(0, _CLAIM)
 
-_NOT_IF_EMPTY = ("names", "phases", "metrics", "local_test")
+_NOT_IF_EMPTY = ("names", "phases", "metrics", "local_test", "absent")
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class RoundRecord:
     phases: dict[str, float] = field(default_factory=dict, compare=False)  # how the seconds were spent, in served runs
     metrics: dict[str, float | None] = field(default_factory=dict)  # by name, the main one first
     local_test: LocalTest | None = None  # in rounds in which `data.local_test_every` asks for it
+    absent: int = 0  # participants that were not connected, in served runs; no message is counted for them
 
     @property
     def metric(self) -> str:
@@ -245,6 +246,12 @@ class RunTotals:
     seconds: float = 0.0
     best: float = math.nan  # of the main metric
     traffic: dict[str, list[int]] = field(default_factory=dict)  # kind -> [messages, payload bytes]
+    complete: int = 0  # rounds in which all participants were there
+    present: int = 0  # participants that were there, in the other rounds
+
+    def fedavg_uploads(self, participants: int) -> int:
+        """Return how many models FedAvg would have uploaded with those who were there; participants: the spec's."""
+        return self.complete * participants + self.present
 
     def add(self, line: RoundRecord) -> None:
         """Count one more round."""
@@ -254,6 +261,8 @@ class RunTotals:
         self.downlink_bytes += line.downlink_bytes
         self.wasted_bytes += line.wasted_bytes
         self.seconds += line.seconds
+        self.complete += not line.absent
+        self.present += line.participants - line.absent if line.absent else 0
         if find_metric(line.metric).is_better(line.value, self.best):
             self.best = line.value
         for kind, (messages, payload_bytes) in line.traffic.items():
@@ -318,6 +327,7 @@ def record(
         seconds=seconds,
         metrics=metrics or {},
         local_test=local_test,
+        absent=log.absent,
     )
 
 
@@ -351,7 +361,7 @@ def summarise(
         downlink_bytes=totals.downlink_bytes,
         model_uplink_bytes=totals.traffic.get("upload", [0, 0])[1],
         wasted_uplink_bytes=totals.wasted_bytes,
-        fedavg_model_uplink_bytes=totals.rounds * spec.participants * engine.size * NUMBER_BYTES,
+        fedavg_model_uplink_bytes=totals.fedavg_uploads(spec.participants) * engine.size * NUMBER_BYTES,
         banned=last.banned,
         honest_banned=len(set(last.banned) - set(byzantine)),
         byzantine=sorted(byzantine),

@@ -48,7 +48,7 @@ def describe_run(view: RunView) -> str:
             "cbdsl_metric": [({"name": name}, value) for name, value in (last.metrics if last else {}).items()],
             "cbdsl_global_score": [({}, score)],
             "cbdsl_payload_bytes_total": [({"direction": "up"}, up), ({"direction": "down"}, down)],
-            "cbdsl_fedavg_bytes_total": [({}, facts.fedavg_bytes() * progress.round or None)],
+            "cbdsl_fedavg_bytes_total": [({}, round(facts.fedavg_bytes(progress.totals) * progress.round) or None)],
             "cbdsl_wire_bytes_total": [({"direction": way}, count) for way, count in facts.wire.items()],
             "cbdsl_uploads_total": [({}, progress.totals.uploads)],
             "cbdsl_round_seconds": [({}, seconds)],

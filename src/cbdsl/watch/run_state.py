@@ -204,7 +204,7 @@ class RunView:
             "banned": len(progress.banned),
             "uploads": progress.totals.uploads,
             "seconds": progress.totals.seconds,
-            "fedavg": facts.fedavg_bytes(),
+            "fedavg": facts.fedavg_bytes(progress.totals),
             "wire": facts.wire,
             "refused": facts.refused,
         }
@@ -348,10 +348,11 @@ class FolderFacts:
         recent = time.time() - changed < _RUNNING_SECONDS
         return "running" if recent or _is_locked(self._folder / ".lock") else "stopped"
 
-    def fedavg_bytes(self) -> int:
+    def fedavg_bytes(self, totals: RunTotals) -> float:
         """Return what FedAvg would upload per round: a model from each participant; 0 if its size is not known."""
         parameters: int = self.summary.get("parameters", 0) or self._parameters
-        return parameters * NUMBER_BYTES * self.spec.participants if self.spec else 0
+        models = self.spec.participants if self.spec else 0
+        return parameters * NUMBER_BYTES * (totals.fedavg_uploads(models) / totals.rounds if totals.rounds else models)
 
 
 def _read_spec(path: Path) -> Spec | None:
