@@ -118,6 +118,26 @@ def test_groups_are_renamed_ordered_and_tested_against_any_of_them() -> None:
         found.arranged({"rotation": "fedavg"})
 
 
+def test_a_group_without_a_parts_option_is_called_by_its_method() -> None:
+    private = make_run([0.3], method="dp-fedavg")
+    runs = [
+        make_run([0.5], method="fedavg"),
+        *(
+            replace(
+                private,
+                spec=private.spec.with_settings({"options.dp-fedavg.noise": noise}),
+                summary=replace(private.summary, epsilon=4 / noise),
+            )
+            for noise in (2.0, 4.0)
+        ),
+    ]
+    found = group_results(runs)
+    assert [group.label for group in found.groups] == ["fedavg", "noise 2", "noise 4"]
+    assert "None" not in str(comparison_rows(found))
+    assert "epsilon" not in found.measures
+    assert "| noise 4 | 30.0 % | **1** |" in format_comparison(group_results(runs[1:]), "md", ("final", "epsilon"))
+
+
 def test_rotation_is_called_rotation() -> None:
     found = group_results([make_run([0.5], method="restart", selection__name="rotation"), make_run([0.5])])
     assert [group.label for group in found.groups] == ["rotation", "cb-dsl"]

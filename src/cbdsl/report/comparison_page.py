@@ -203,7 +203,7 @@ def tabulate_groups(comparison: Comparison) -> Table:
     cells: list[Row] = []
     one_set = len({row.seeds for row in comparison.rows}) == 1  # then the page's first line has the seeds
     for group, row in zip(comparison.groups, rows, strict=True):
-        note = ", ".join(f"{key} {format_value(value)}" for key, value in group.settings.items())
+        note = ", ".join(f"{key} {format_value(each)}" for key, each in group.settings.items() if each is not None)
         label = Cell(group.label, "" if is_whole else note, strong=True)
         runs = str(len(group.runs)) if one_set else row[settings]
         cells.append((label, runs, *map(keep_together, row[settings + 1 :])))

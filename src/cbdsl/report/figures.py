@@ -279,10 +279,14 @@ def save_accuracy_plot(path: Path, summary: Summary, records: Sequence[RoundReco
         axes.legend(frameon=False, loc="lower right")
     if summary.server_alone is not None:
         draw_server_alone(axes, summary.server_alone.value, metric)
-    end = (rounds[-1], values[-1])
+    end, alone = (rounds[-1], values[-1]), summary.server_alone
+    below = alone is not None and alone.value > end[1]  # so that the dashed line does not cross the number
+    if below:
+        axes.margins(y=0.1)
     axes.annotate(
-        metric.text(end[1], digits=1), end, xytext=(-6, 8), textcoords="offset points", ha="right", color=_BLUE
-    )
+        metric.text(end[1], digits=1), end, xytext=(-6, -8 if below else 8), textcoords="offset points", ha="right",
+        va="top" if below else "baseline", color=_BLUE,
+    )  # fmt: skip
     attack = f", {len(summary.byzantine)} Byzantine" if summary.byzantine else ""
     style_axes(
         axes, f"{summary.method}, shared: {summary.shared}, {summary.workers} workers{attack}, seed {summary.seed}"

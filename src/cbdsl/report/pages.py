@@ -161,8 +161,8 @@ def join_span(values: Iterable[int]) -> str:
 
 
 def capitalise(text: str) -> str:
-    """Return a heading with an upper-case first letter."""
-    return text[:1].upper() + text[1:]
+    """Return a heading with an upper-case first letter; a symbol, as in `p (t)`, stays as it is."""
+    return text if text[1:2] == " " else text[:1].upper() + text[1:]
 
 
 def keep_together(text: str) -> str:

@@ -55,11 +55,19 @@ _WHERE_MEASURED: dict[str, Callable[[Summary], float | None]] = {
     "aimed_accuracy": lambda summary: summary.aimed_accuracy,
     "worst_tenth": lambda summary: summary.worst_tenth,
     "server_alone": lambda summary: summary.server_alone.value if summary.server_alone else None,
+    "epsilon": lambda summary: summary.epsilon,
 }
 
 
 class _AttackSuccess(Metric):
     title, better, is_share = "attack success", "lower", True
+
+
+class _Epsilon(Metric):
+    title, better = "epsilon", "lower"
+
+
+_OWN_METRICS: Mapping[str, Callable[[], Metric]] = {"attack_success": _AttackSuccess, "epsilon": _Epsilon}
 
 
 _TITLES = {"uplink_bytes": "uplink", "downlink_bytes": "downlink"}
@@ -200,7 +208,7 @@ class Comparison:
                 found[name] = Measure(name.replace("-", "_"), metric.title or name, _metric_of(name), metric)
         for name, of_some in _WHERE_MEASURED.items():
             if all(of_some(one) is not None for one in summaries):
-                metric = _AttackSuccess() if name == "attack_success" else self.metric
+                metric = _OWN_METRICS.get(name, lambda: self.metric)()
                 found[name] = Measure(name, name.replace("_", " "), _number_of(of_some), metric)
         return found
 
@@ -292,7 +300,11 @@ def group_results(results: Sequence[FinishedRun], axes: Sequence[str] | None = N
     distinguishing = _find_distinguishing(keys, values)
     groups = tuple(
         RunGroup(
-            ", ".join(describe_setting(key, _name_method(spec, key, one[key])) for key in distinguishing)
+            ", ".join(
+                describe_setting(key, _name_method(spec, key, one[key]))
+                for key in distinguishing
+                if one[key] is not None  # an option of a part that this group does not have
+            )
             or _name_method(spec, "method", spec.method),
             {key: one[key] for key in keys},
             tuple(sorted(runs, key=lambda run: run.spec.seed)),
@@ -468,11 +480,14 @@ def table_rows(comparison: Comparison) -> list[dict[str, Any]]:
 def describe_run(run: FinishedRun, keys: Sequence[str]) -> str:
     """Describe what distinguishes a run: `swarm.inertia 0.5, seed 3`."""
     values = setting_values(run.spec, [*(key for key in keys if key != "seed"), "seed"])
-    return ", ".join(f"{key} {format_value(value)}" for key, value in values.items())
+    found = [f"{key} {format_value(value)}" for key, value in values.items() if value is not None]
+    return ", ".join([run.spec.method, *found] if len(found) == 1 < len(values) else found)
 
 
 def format_value(value: object) -> str:
-    """Format the value of a setting."""
+    """Format the value of a setting; nothing for None, which an option has where its part is not in use."""
+    if value is None:
+        return ""
     if isinstance(value, (tuple, list)):
         words = [format_value(item) for item in value]
         return words[0] if len(set(words)) == 1 else " to ".join(words)
