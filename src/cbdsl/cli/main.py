@@ -49,9 +49,8 @@ def _run() -> None:
         where = f" at {error.filename}" if error.filename else ""
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
             why = (error.strerror or "").partition(": ")[2]  # see `explain_full_disk`
-            _end(
-                f"the disk is full{where}{f' ({why})' * bool(why)}. What was recorded is safe: make room and continue."
-            )
+            where += f" ({why})" if why else ""
+            _end(f"the disk is full{where}. Everything recorded so far is safe: make room and continue.")
         if error.errno not in _CORRECTABLE or not where:
             raise
         _end(f"{error.filename} cannot be used: {error.strerror}. Check what it is and who may read and write it.")
