@@ -17,7 +17,7 @@ from typing import Any
 from cbdsl.errors import UserError, unknown
 from cbdsl.runs.metrics import Metric, find_metric
 from cbdsl.runs.records import Summary
-from cbdsl.spec import SHORT_KEYS, Spec, dotted_keys, option_keys, setting_values, unknown_setting
+from cbdsl.spec import Spec, dotted_keys, full_key, option_keys, setting_values, unknown_setting
 from cbdsl.studies.sweep import FinishedRun, read_run
 from cbdsl.util.formatting import format_bytes
 from cbdsl.util.paired_test import PairedTest, least_exact_p
@@ -351,7 +351,7 @@ def group_blocks(results: Sequence[FinishedRun], within: Sequence[str] = ()) -> 
     """
     if not within:
         return {"": group_results(results)}
-    keys = [SHORT_KEYS.get(key, key) for key in within]
+    keys = [full_key(key) for key in within]
     known = [*dotted_keys(), *option_keys(result.spec for result in results)]
     for key in keys:
         if key not in known:
