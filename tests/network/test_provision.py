@@ -21,10 +21,15 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cbdsl.cli.main import main
 from cbdsl.errors import UserError
 from cbdsl.network import provision as module
+from cbdsl.network.mqtt import Address
 from cbdsl.network.provision import add_workers, allow_models, provision, read_settings, reissue, renew, revoke
 from cbdsl.network.roster import worker_names
-from cbdsl.network.tls import MONITOR_NAME, SERVER_NAME
+from cbdsl.network.session import check_upload_size
+from cbdsl.network.tls import MONITOR_NAME, SERVER_NAME, read_largest_model
 from cbdsl.network.topics import check_name
+from cbdsl.runs.build import Experiment
+from cbdsl.runs.resolve import resolve
+from cbdsl.spec import Spec
 from support.refusals import refused_as
 
 FOR_A_WORKER = ("README.txt", "ca.crt", "identity.json", "worker.crt", "worker.key")
@@ -78,7 +83,7 @@ def test_every_machine_has_a_folder_of_its_own(keys: Path) -> None:
         "ca/issued/anna.crt", "ca/issued/bert.crt", "ca/staff-ca.crt", "ca/staff-ca.key",
         *(f"monitor/{name}" for name in ("README.txt", "ca.crt", "identity.json", "monitor.crt", "monitor.key")),
         "provision.json",
-        *(f"server/{name}" for name in ("README.txt", "ca.crt", "identity.json")),
+        *(f"server/{name}" for name in ("README.txt", "ca.crt", "identity.json", "limits.json")),
         *(f"server/{name}" for name in ("roster.txt", "server.crt", "server.key")),
         *(f"workers/anna/{name}" for name in FOR_A_WORKER), *(f"workers/bert/{name}" for name in FOR_A_WORKER),
     ]  # fmt: skip
@@ -280,12 +285,28 @@ def test_workers_may_upload_as_many_pieces_as_the_largest_model_has(keys: Path) 
     assert rules() == [str(number) for number in range(40)]  # 4 MB
     allow_models(keys, 60_000)
     assert rules() == ["0", "1", "2"]
+    assert read_largest_model(keys / "server" / "server.crt") == 60_000
     add_workers(keys, ["carl"])
     revoke(keys, ["bert"])
     renew(keys)
     assert rules() == ["0", "1", "2"]
     with refused_as("out-of-range", "given 0"):
         allow_models(keys, 0)
+
+
+def test_a_server_refuses_a_model_that_its_broker_would_not_pass_on(keys: Path) -> None:
+    stage = Experiment.prepare(resolve(Spec(model="cnn")), threads=1, deal=False)
+    address = Address("hub", 1, True, certificate=keys / "server" / "server.crt")
+    check_upload_size(stage, address)
+    allow_models(keys, 20_000)  # one piece
+    with refused_as("too-large", f"--largest-model {stage.engine.size}", "20,000", "limits.json"):
+        check_upload_size(stage, address)
+    check_upload_size(stage, Address("hub", 1))
+    (keys / "server" / "limits.json").write_text("{")
+    with refused_as("damaged-file", "limits.json"):
+        check_upload_size(stage, address)
+    (keys / "server" / "limits.json").unlink()  # as in a folder of an earlier release
+    check_upload_size(stage, address)
 
 
 def test_a_folder_of_an_earlier_release_is_brought_up_to_date(keys: Path) -> None:
@@ -384,6 +405,45 @@ def test_a_device_keeps_the_key_that_it_made(keys: Path, tmp_path: Path) -> None
     with refused_as("conflict", "2 workers"):
         add_workers(keys, ["shed", "barn"], [small])
     assert contents(keys) == before
+
+
+def test_a_key_that_a_device_made_is_renewed_and_never_reissued(keys: Path, tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    reissue(keys, ["anna"], [request(tmp_path, key)])
+    home, before = keys / "workers" / "anna", contents(keys / "workers" / "anna")
+    renew(keys)
+    assert certificate(home / "worker.crt").public_key() == key.public_key()
+    assert not (home / "worker.key").exists()
+    assert contents(home) != before
+    with refused_as("conflict", "anna"):
+        reissue(keys, ["anna"], [request(tmp_path, key)])
+    assert "anna" in read_settings(keys).members
+
+
+def test_a_request_is_a_small_file_with_a_key_that_brokers_take(keys: Path, tmp_path: Path) -> None:
+    before = contents(keys)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path, tmp_path / "absent"):
+        with refused_as("unreadable-file", path):
+            reissue(keys, ["anna"], [path])
+    for curve in (ec.SECP256K1(), ec.SECP224R1(), ec.SECP192R1(), ec.BrainpoolP256R1()):
+        with refused_as("unreadable-file", "P-256"):
+            reissue(keys, ["anna"], [request(tmp_path, ec.generate_private_key(curve))])
+    assert contents(keys) == before
+
+
+def test_a_folder_with_an_acl_file_is_given_the_plugin(keys: Path, cbdsl: Callable[..., Said]) -> None:
+    def rules() -> str:
+        return (keys / "broker" / "conf.d" / "cbdsl.conf").read_text()
+
+    assert "--renew --plugin PATH" in rules()  # what it says is done here
+    assert cbdsl("provision", str(keys), "--renew", "--plugin", "/opt/security.so").code == 0
+    assert "\nplugin /opt/security.so\n" in rules()
+    assert (keys / "broker" / "dynamic-security.json").exists()
+    assert read_settings(keys).plugin == "/opt/security.so"
+    assert cbdsl("provision", str(keys), "--renew", "--plugin", "none").code == 0
+    assert "\nacl_file acl\n" in rules()
+    assert cbdsl("provision", str(keys), "--revoke", "anna", "--plugin", "none").code == 2
 
 
 def test_lines_of_the_owner_survive_every_change(keys: Path) -> None:
