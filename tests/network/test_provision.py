@@ -386,6 +386,45 @@ def test_a_device_keeps_the_key_that_it_made(keys: Path, tmp_path: Path) -> None
     assert contents(keys) == before
 
 
+def test_a_key_that_a_device_made_is_renewed_and_never_reissued(keys: Path, tmp_path: Path) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    reissue(keys, ["anna"], [request(tmp_path, key)])
+    home, before = keys / "workers" / "anna", contents(keys / "workers" / "anna")
+    renew(keys)
+    assert certificate(home / "worker.crt").public_key() == key.public_key()
+    assert not (home / "worker.key").exists()
+    assert contents(home) != before
+    with refused_as("conflict", "anna"):
+        reissue(keys, ["anna"], [request(tmp_path, key)])
+    assert "anna" in read_settings(keys).members
+
+
+def test_a_request_is_a_small_file_with_a_key_that_brokers_take(keys: Path, tmp_path: Path) -> None:
+    before = contents(keys)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", Path("/dev/zero"), tmp_path, tmp_path / "absent"):
+        with refused_as("unreadable-file", path):
+            reissue(keys, ["anna"], [path])
+    for curve in (ec.SECP256K1(), ec.SECP224R1(), ec.SECP192R1(), ec.BrainpoolP256R1()):
+        with refused_as("unreadable-file", "P-256"):
+            reissue(keys, ["anna"], [request(tmp_path, ec.generate_private_key(curve))])
+    assert contents(keys) == before
+
+
+def test_a_folder_with_an_acl_file_is_given_the_plugin(keys: Path, cbdsl: Callable[..., Said]) -> None:
+    def rules() -> str:
+        return (keys / "broker" / "conf.d" / "cbdsl.conf").read_text()
+
+    assert "--renew --plugin PATH" in rules()  # what it says is done here
+    assert cbdsl("provision", str(keys), "--renew", "--plugin", "/opt/security.so").code == 0
+    assert "\nplugin /opt/security.so\n" in rules()
+    assert (keys / "broker" / "dynamic-security.json").exists()
+    assert read_settings(keys).plugin == "/opt/security.so"
+    assert cbdsl("provision", str(keys), "--renew", "--plugin", "none").code == 0
+    assert "\nacl_file acl\n" in rules()
+    assert cbdsl("provision", str(keys), "--revoke", "anna", "--plugin", "none").code == 2
+
+
 def test_lines_of_the_owner_survive_every_change(keys: Path) -> None:
     main = keys / "broker" / "mosquitto.conf"
     main.write_text(main.read_text() + "log_dest file mine.log\n")

@@ -74,7 +74,7 @@ def provision(  # noqa: PLR0913, PLR0917 - one parameter per option
         word
         for word, value in (
             ("--swarm", swarm), ("--host", hosts), ("--port", port), ("--days", days),
-            ("--server-host", server_host), ("--server-port", server_port), ("--plugin", plugin),
+            ("--server-host", server_host), ("--server-port", server_port), ("--plugin", None if renew else plugin),
         )
         if value not in (None, (), [])
     ]  # fmt: skip
@@ -91,13 +91,14 @@ def provision(  # noqa: PLR0913, PLR0917 - one parameter per option
         raise UserError(f"--workers and --names have no effect with {actions[0]}. Leave them out.", code="no-effect")
     if sign and not (add or reissue):
         raise UserError("--sign has no effect alone. Give --add --names NAME, or --reissue NAME.", code="no-effect")
+    plugin = "" if plugin == "none" else plugin
     if revoke:
         _tell_revoked(job.revoke(folder, list(dict.fromkeys(revoke))), revoke)
     elif reissue:
         chosen = list(dict.fromkeys(reissue))
         _tell_reissued(job.reissue(folder, chosen, sign or ()), chosen)
     elif renew:
-        _tell_renewed(job.renew(folder))
+        _tell_renewed(job.renew(folder, plugin))
     elif add:
         before = job.read_settings(folder).workers
         chosen = _worker_names(count, names, before)
@@ -111,7 +112,7 @@ def provision(  # noqa: PLR0913, PLR0917 - one parameter per option
             job.DAYS if days is None else days, job.PORT if port is None else port,
             server_host=server_host or "localhost", server_port=server_port,
             largest_model=job.LARGEST_MODEL if largest_model is None else largest_model,
-            plugin="" if plugin == "none" else plugin,
+            plugin=plugin,
         )  # fmt: skip
         _tell_made(made, given_host=bool(hosts))
 

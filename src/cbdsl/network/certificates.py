@@ -19,6 +19,12 @@ from cbdsl.network.tls import Identity
 
 AUTHORITY_DAYS = 7300
 _LEAST_RSA_BITS = 2048
+_CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)  # brokers refuse others in the handshake, or may
+_MOST_REQUEST_BYTES = 2**16
+MAKE_REQUEST = (
+    "openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout worker.key -subj /CN=worker "
+    "-out worker.csr"
+)
 _BACKDATED = timedelta(days=1)  # the clocks of small devices may be behind
 _LONGEST_NAME = 64  # of a common name; a host's whole name is among the alternative names
 
@@ -128,23 +134,32 @@ def identity_of(certificate: bytes) -> Identity:
 def read_request(path: Path) -> RequestedKey:
     """Return the public key of a PEM certificate signing request; names that the request states have no effect."""
     try:
-        request = x509.load_pem_x509_csr(path.read_bytes())
+        if not path.is_file():  # a device never ends, and a pipe may never begin
+            raise ValueError("there is no such file")
+        with path.open("rb") as file:
+            request = x509.load_pem_x509_csr(file.read(_MOST_REQUEST_BYTES))
         key = request.public_key()
         signed = request.is_signature_valid
     except (OSError, ValueError, UnsupportedAlgorithm) as error:
         raise UserError(
-            f"{path} is not a certificate signing request ({error}). Make one on the device: openssl req -new "
-            "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout worker.key -subj /CN=worker -out worker.csr",
+            f"{path} is not a certificate signing request ({error}). Make one on the device: {MAKE_REQUEST}",
             code="unreadable-file",
         ) from error
     small = isinstance(key, rsa.RSAPublicKey) and key.key_size < _LEAST_RSA_BITS
-    if not signed or small or not isinstance(key, RequestedKey):
+    unusual = isinstance(key, ec.EllipticCurvePublicKey) and not isinstance(key.curve, _CURVES)
+    if not signed or small or unusual or not isinstance(key, RequestedKey):
         raise UserError(
-            f"The key of {path} cannot be used. Allowed: EC, Ed25519, or RSA of at least {_LEAST_RSA_BITS} bits, in a "
-            "request that it signed.",
+            f"The key of {path} cannot be used. Allowed: P-256, P-384, P-521, Ed25519, or RSA of at least "
+            f"{_LEAST_RSA_BITS} bits, in a request that it signed.",
             code="unreadable-file",
         )
     return key
+
+
+def keys_of(certificates: bytes) -> list[RequestedKey]:
+    """Return the public keys of concatenated PEM certificates of workers."""
+    keys = (certificate.public_key() for certificate in x509.load_pem_x509_certificates(certificates))
+    return [key for key in keys if isinstance(key, RequestedKey)]
 
 
 def serials(certificates: bytes) -> list[int]:

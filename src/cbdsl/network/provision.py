@@ -26,11 +26,13 @@ from cbdsl.network.access_rules import BYTES_PER_RULE, MemberRights
 from cbdsl.network.broker import MESSAGE_LIMIT, QUEUE_LIMIT
 from cbdsl.network.certificates import (
     AUTHORITY_DAYS,
+    MAKE_REQUEST,
     Authority,
     IssuedCertificate,
     RequestedKey,
     identity_of,
     is_name,
+    keys_of,
     read_request,
     serials,
 )
@@ -252,6 +254,13 @@ def reissue(out: Path, workers: Sequence[str], requests: Sequence[Path] = ()) ->
     with _changing(out) as (known, authority):
         _check_known(known, workers)
         keys = _requested_keys(workers, requests)
+        for name, key in keys.items():
+            if key in keys_of(_record(out, name).read_bytes()):
+                raise UserError(
+                    f"The signing request of '{name}' is for a key that it has had already, and --reissue replaces the "
+                    f"key. Make a new one on the device: {MAKE_REQUEST}",
+                    code="conflict",
+                )
         for name in workers:
             old = serials(_record(out, name).read_bytes())
             _write_worker(out, name, known, authority, keys.get(name))
@@ -264,12 +273,19 @@ def reissue(out: Path, workers: Sequence[str], requests: Sequence[Path] = ()) ->
     return now
 
 
-def renew(out: Path) -> ProvisionedSwarm:
-    """Issue new keys and certificates to all that are not revoked; the old ones stay valid until they expire."""
-    with _changing(out) as (known, authority):
+def renew(out: Path, plugin: str | None = None) -> ProvisionedSwarm:
+    """Issue new keys and certificates to all that are not revoked; the old ones stay valid until they expire.
+
+    A worker that made its own key gets a new certificate for it.
+    plugin: from now on the broker has this plugin, or none if it is empty; None: as before.
+    """
+    with _changing(out) as (stored, authority):
+        known = stored if plugin is None else replace(stored, plugin=plugin)
         _write_staff(out, known, authority)
         for name in known.members:
-            _write_worker(out, name, known, authority)
+            home = out / "workers" / name
+            kept = (home / "worker.crt").exists() and not (home / "worker.key").exists()
+            _write_worker(out, name, known, authority, keys_of(_record(out, name).read_bytes())[-1] if kept else None)
         _write_rules(out, known)
         _write_revocations(out, authority)
         _write_settings(out, known)
