@@ -172,3 +172,37 @@ def test_a_second_thread_waits_for_the_import_of_the_parts(home: Path, monkeypat
         second = pool.submit(parts.names)
         second.add_done_callback(lambda _: second_thread_ended.set())
         assert (first.result(), second.result()) == (["late"], ["late"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "part", "setting", "value"),
+    [
+        (register.attack, "edge-case", "tail", 2.0),
+        (register.attack, "neurotoxin", "kept", float("nan")),
+        (register.attack, "a3fl", "share", -0.1),
+        (register.attack, "fang-trim", "scale", 0.0),
+        (register.attack, "poisoned-fl", "every", 0),
+        (register.attack, "gaussian", "scale", float("inf")),
+        (register.aggregator, "dnc", "times", 1_000_000_000),
+        (register.aggregator, "auto-bant", "batch", 0),
+        (register.method, "feddyn", "alpha", 1e300),
+        (register.method, "dp-fedavg", "noise", 1e300),
+    ],
+)
+def test_numbers_that_would_end_a_run_in_the_middle_are_refused(
+    kind: Register, part: str, setting: str, value: float
+) -> None:
+    with refused_as("out-of-range", part, setting, f"{value}"):
+        kind.make(part, {setting: value})
+
+
+def test_a_range_is_of_one_setting() -> None:
+    parts = Register("thing", homes=())
+
+    @parts("short", ranges={"length": (1, 2)})
+    def short(*, length: float = 1.0, width: float = 1.0) -> tuple[float, float]:
+        return length, width
+
+    assert parts.make("short", {"length": 2, "width": 99})() == (2.0, 99.0)
+    with refused_as("out-of-range", "length", "from 1 to 2", "2.5"):
+        parts.make("short", {"length": 2.5})

@@ -361,3 +361,11 @@ def test_the_key_reads_a_file_of_shared_samples_once_and_again_when_it_changes(
 def test_a_key_of_thousands_of_parts_is_refused_at_once() -> None:
     with refused_as("unreadable-file", "more than 100 dots"):
         from_toml(".".join("a" * 20_000) + " = 1")
+
+
+def test_a_setting_has_the_name_of_its_option() -> None:
+    attacked = {"attack.name": "alie", "attack.byzantine": 2, "defence.aggregator": "krum"}
+    assert Spec().with_settings({"attack": "alie", "byzantine": 2, "aggregator": "krum"}) == Spec().with_settings(
+        attacked
+    )
+    assert parse_setting("attack=alie") == ("attack.name", "alie")

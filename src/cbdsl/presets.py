@@ -115,6 +115,10 @@ def _with_few_labels(data: DataSpec, training: int = 150, scoring: int = 200) ->
     return replace(data, shared_training=training, shared_scoring=scoring, holdout=scoring)
 
 
+TASKS: Mapping[str, str] = {  # of presets whose data are not classified
+    "regression": "regression", "flights": "regression", "anomaly": "reconstruction", "hapt-anomaly": "reconstruction",
+}  # fmt: skip
+
 PRESETS: dict[str, Spec] = {
     # The text of Sec. VI: one epoch of plain SGD per round.
     "paper-iid": replace(_TEXT_REGIME, preset="paper-iid"),

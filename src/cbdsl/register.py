@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import math
 import sys
 import threading
 import traceback
@@ -44,12 +45,16 @@ class Register:
         self.kind, self._homes = kind, homes
         self._parts: dict[str, Callable[..., Any]] = {}
         self._families: dict[str, str] = {}
+        self._ranges: dict[str, Mapping[str, tuple[float, float]]] = {}
         self._lock = threading.RLock()
 
-    def __call__(self, name: str, *, family: str = "") -> Callable[[_Part], _Part]:
+    def __call__(
+        self, name: str, *, family: str = "", ranges: Mapping[str, tuple[float, float]] | None = None
+    ) -> Callable[[_Part], _Part]:
         """Return a decorator that registers a class or function under this name.
 
         family: what it has in common with others, for lists and for choosing several at once.
+        ranges: the least and the largest value of settings that are numbers; others may have any finite one.
         """
         if name == CUSTOM:
             raise UserError(
@@ -69,7 +74,7 @@ class Register:
                     f"The {self.kind} '{name}' exists already, in {known.__module__}. Give yours another name.",
                     code="exists-already",
                 )
-            self._parts[name], self._families[name] = part, family
+            self._parts[name], self._families[name], self._ranges[name] = part, family, ranges or {}
             return part
 
         return add
@@ -100,7 +105,9 @@ class Register:
                 raise UserError(
                     f"The {self.kind} '{name}' has no setting '{key}'. It has: {allowed}.", code="unknown-setting"
                 )
-            values[key] = _convert(value, known[key], f"{key} of the {self.kind} '{name}'")
+            what = f"{key} of the {self.kind} '{name}'"
+            values[key] = _convert(value, known[key], what)
+            _check_range(values[key], *self._ranges[name].get(key, (-math.inf, math.inf)), what)
         needed = [key for key, default in known.items() if default is inspect.Parameter.empty and key not in values]
         if needed:
             raise UserError(
@@ -157,6 +164,16 @@ def _convert(value: Any, default: Any, what: str) -> Any:  # noqa: ANN401 - any 
         return from_plain(tuple[Any, ...] if isinstance(default, tuple) else type(default), value)
     except UserError as error:
         raise UserError(f"{what} takes a value like {default!r}; given {value!r}.", code=error.code) from error
+
+
+def _check_range(value: object, least: float, most: float, what: str) -> None:
+    """Refuse a number that is not finite or outside of a range, before a run begins."""
+    if not isinstance(value, (int, float)) or (least <= value <= most and abs(value) < math.inf):
+        return
+    allowed = f"from {least:g} to {most:g}" if most < math.inf else f"at least {least:g}"
+    raise UserError(
+        f"{what} must be {allowed if least > -math.inf else 'a finite number'}; given {value}.", code="out-of-range"
+    )
 
 
 attack = Register("attack", tuple(f"cbdsl.attacks.{name}" for name in ("weights", "protocol", "adaptive", "backdoors")))

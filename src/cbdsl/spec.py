@@ -351,9 +351,11 @@ class Spec:
     def with_settings(self, settings: Mapping[str, Any]) -> Spec:
         """Return a copy with dotted keys set, such as {"local.epochs": 3} or {"options.fedprox.mu": 0.1}.
 
+        An option's name stands for its setting, as in {"attack": "alie"}; see `full_key`.
         Another method, or another number of attackers, resets what was written out for the old one; see `_resets`.
         """
         tree = self.to_tree()
+        settings = {key if isinstance(value, Mapping) else full_key(key): value for key, value in settings.items()}
         if settings.get("preset", self.preset) != self.preset:
             raise UserError(
                 f"preset says where a spec starts, and cannot be set; given {shown(settings['preset'])}. Start there: "
@@ -607,7 +609,7 @@ def dotted_keys() -> list[str]:
     ]
 
 
-SHORT_KEYS: Mapping[str, str] = {  # names of options that stand for one setting
+_SHORT_KEYS: Mapping[str, str] = {  # names of options that stand for one setting
     "aggregator": "defence.aggregator",
     "attack": "attack.name",
     "byzantine": "attack.byzantine",
@@ -616,22 +618,27 @@ SHORT_KEYS: Mapping[str, str] = {  # names of options that stand for one setting
 }
 
 
+def full_key(key: str) -> str:
+    """Return the dotted key that an option's name stands for; other keys unchanged."""
+    return _SHORT_KEYS.get(key, key)
+
+
 def parse_setting(text: str) -> tuple[str, Any]:
     """Parse `key=value` of the command line; the value is TOML, or else a plain word. The key may be a short one."""
     name, separator, value = text.partition("=")
-    key = SHORT_KEYS.get(name.strip(), name)
-    if not separator or not key.strip():
+    key = full_key(name.strip())
+    if not separator or not key:
         raise UserError(
             f"{shown(text)} is not a setting. Write --set key=value, such as --set local.epochs=3.",
             code="unknown-setting",
         )
     try:
-        return key.strip(), parse_toml(f"value = {value}")["value"]
+        return key, parse_toml(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
+        return key, value.strip()
     except ValueError as error:
         raise UserError(
-            f"The value of {shown(key.strip())} cannot be read ({error}); given {shown(value)}.", code="wrong-type"
+            f"The value of {shown(key)} cannot be read ({error}); given {shown(value)}.", code="wrong-type"
         ) from error
 
 

@@ -104,6 +104,7 @@ def test_dp_fedavg_adds_clipped_steps_and_noise_and_divides_by_those_asked() -> 
 def test_epsilon_is_that_of_the_gaussian_mechanism_and_less_where_few_take_part() -> None:
     pytest.importorskip("opacus", reason="opacus is not installed: pip install 'cbdsl[privacy]'")
     method = DpFedAvg(noise=2.0, delta=1e-5)
+    assert DpFedAvg(noise=1e-300).epsilon(1, 1.0) == float("inf")
     # One round of everybody, RDP(a) = a / (2 z^2): min over a of a / 8 + log(1 - 1/a) - (log(delta) + log(a)) / (a - 1)
     orders = np.arange(1.1, 200, 0.01)
     bound = orders / 8 + np.log1p(-1 / orders) - (np.log(1e-5) + np.log(orders)) / (orders - 1)

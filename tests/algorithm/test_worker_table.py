@@ -79,5 +79,7 @@ def test_a_method_says_what_its_workers_keep() -> None:
     assert kept_arrays(FedAvg(), Whole()) == kept_arrays(Restart(), Whole()) == ()
     assert kept_arrays(FedAvg(), TopK()) == kept_arrays(Scaffold(), Whole()) == ("velocities",)
     assert len(kept_arrays(SwarmMethod(), Whole())) == 6
+    with refused_as("conflict", "Scaffold", "topk"):
+        kept_arrays(Scaffold(), TopK())  # both would keep something else in the same array
     with refused_as("invalid-part", "momentum", "velocities"):
         kept_arrays(Odd(), Whole())

@@ -273,3 +273,20 @@ def test_a_method_in_which_nobody_is_invited_leaves_a_presets_rotation_behind() 
     assert read_words("rotation-iid", method="fedavg", codec="q4").resolved().codec.up == "q4"
     assert read_words("rotation-iid", method="cb-dsl").resolved().selection.name == "rotation"
     assert read_words("strong-iid", method="fedavg").resolved().method == "fedavg"
+
+
+@pytest.mark.parametrize(
+    ("start", "source", "task"),
+    [
+        ("regression", "own.npz", "regression"), ("regression", "own.csv", "auto"),  # its targets say so
+        ("anomaly", "own.npz", "reconstruction"), ("anomaly", "own.csv", "reconstruction"),
+        ("anomaly", "mnist", "auto"), ("paper-iid", "own.npz", "auto"),
+    ],
+)  # fmt: skip
+def test_a_file_has_the_task_of_the_preset(start: str, source: str, task: str) -> None:
+    assert SpecWords(start, options={"data.source": source}).spec().data.task == task
+
+
+def test_a_task_that_is_given_is_the_files() -> None:
+    words = SpecWords("regression", options={"data.source": "own.npz", "data.task": "classification"})
+    assert words.spec().data.task == "classification"

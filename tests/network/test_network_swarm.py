@@ -145,7 +145,9 @@ def test_a_model_of_another_size_ends_the_wait_at_once(bus: Bus, make: Callable[
     assert refused(network) == {"upload: a model of the wrong size": 1}
 
 
-def test_a_half_sent_model_is_no_model(bus: Bus, make: Callable[..., NetworkSwarm]) -> None:
+def test_a_half_sent_model_is_no_model(
+    bus: Bus, make: Callable[..., NetworkSwarm], caplog: pytest.LogCaptureFixture
+) -> None:
     network = make()
     for name in NAMES:
         Scripted(bus, name)
@@ -153,6 +155,7 @@ def test_a_half_sent_model_is_no_model(bus: Bus, make: Callable[..., NetworkSwar
     network.gather()
     network.report(order())
     assert network.upload([0]) == {}
+    assert "worker ann: 1 of 2 pieces" in caplog.text
     bus.lose = lambda topic: False  # noqa: ARG005
     network.report(order(2))
     assert set(network.upload([0])) == {0}

@@ -21,10 +21,15 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from cbdsl.cli.main import main
 from cbdsl.errors import UserError
 from cbdsl.network import provision as module
+from cbdsl.network.mqtt import Address
 from cbdsl.network.provision import add_workers, allow_models, provision, read_settings, reissue, renew, revoke
 from cbdsl.network.roster import worker_names
-from cbdsl.network.tls import MONITOR_NAME, SERVER_NAME
+from cbdsl.network.session import check_upload_size
+from cbdsl.network.tls import MONITOR_NAME, SERVER_NAME, read_largest_model
 from cbdsl.network.topics import check_name
+from cbdsl.runs.build import Experiment
+from cbdsl.runs.resolve import resolve
+from cbdsl.spec import Spec
 from support.refusals import refused_as
 
 FOR_A_WORKER = ("README.txt", "ca.crt", "identity.json", "worker.crt", "worker.key")
@@ -78,7 +83,7 @@ def test_every_machine_has_a_folder_of_its_own(keys: Path) -> None:
         "ca/issued/anna.crt", "ca/issued/bert.crt", "ca/staff-ca.crt", "ca/staff-ca.key",
         *(f"monitor/{name}" for name in ("README.txt", "ca.crt", "identity.json", "monitor.crt", "monitor.key")),
         "provision.json",
-        *(f"server/{name}" for name in ("README.txt", "ca.crt", "identity.json")),
+        *(f"server/{name}" for name in ("README.txt", "ca.crt", "identity.json", "limits.json")),
         *(f"server/{name}" for name in ("roster.txt", "server.crt", "server.key")),
         *(f"workers/anna/{name}" for name in FOR_A_WORKER), *(f"workers/bert/{name}" for name in FOR_A_WORKER),
     ]  # fmt: skip
@@ -280,12 +285,28 @@ def test_workers_may_upload_as_many_pieces_as_the_largest_model_has(keys: Path) 
     assert rules() == [str(number) for number in range(40)]  # 4 MB
     allow_models(keys, 60_000)
     assert rules() == ["0", "1", "2"]
+    assert read_largest_model(keys / "server" / "server.crt") == 60_000
     add_workers(keys, ["carl"])
     revoke(keys, ["bert"])
     renew(keys)
     assert rules() == ["0", "1", "2"]
     with refused_as("out-of-range", "given 0"):
         allow_models(keys, 0)
+
+
+def test_a_server_refuses_a_model_that_its_broker_would_not_pass_on(keys: Path) -> None:
+    stage = Experiment.prepare(resolve(Spec(model="cnn")), threads=1, deal=False)
+    address = Address("hub", 1, True, certificate=keys / "server" / "server.crt")
+    check_upload_size(stage, address)
+    allow_models(keys, 20_000)  # one piece
+    with refused_as("too-large", f"--largest-model {stage.engine.size}", "20,000", "limits.json"):
+        check_upload_size(stage, address)
+    check_upload_size(stage, Address("hub", 1))
+    (keys / "server" / "limits.json").write_text("{")
+    with refused_as("damaged-file", "limits.json"):
+        check_upload_size(stage, address)
+    (keys / "server" / "limits.json").unlink()  # as in a folder of an earlier release
+    check_upload_size(stage, address)
 
 
 def test_a_folder_of_an_earlier_release_is_brought_up_to_date(keys: Path) -> None:

@@ -266,6 +266,18 @@ def test_shared_samples_that_are_on_their_way_are_not_requested_again(tmp_path: 
     worker.leave()
 
 
+def test_a_worker_whose_model_does_not_arrive_logs_what_may_be_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("cbdsl.network.server.REPEAT_SECONDS", 0.1)
+    stage, bus = prepared(small_spec(rounds=2)), Bus()
+    bus.lose = lambda topic: "/upload/" in topic and "--largest-model" not in caplog.text
+    with crew(bus, stage, tmp_path) as workers:
+        served = play(bus, stage, tmp_path, workers.names)
+    assert len([line for line in caplog.messages if "3 times in round 1" in line]) == 1
+    assert_as_simulated(served, small_spec(rounds=2))
+
+
 def test_a_damaged_state_is_left_and_the_worker_starts_from_the_global_model(tmp_path: Path) -> None:
     stage, bus = prepared(small_spec()), Bus()
     with crew(bus, stage, tmp_path) as workers:

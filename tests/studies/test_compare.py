@@ -12,6 +12,8 @@ import pytest
 
 import cbdsl
 from cbdsl.report.comparison_page import write_comparison, write_sweep_index
+from cbdsl.runs.metrics import Spread as WorkerSpread
+from cbdsl.runs.records import LocalTest
 from cbdsl.studies.compare import (
     ComparisonRow,
     Spread,
@@ -136,6 +138,22 @@ def test_a_group_without_a_parts_option_is_called_by_its_method() -> None:
     assert "None" not in str(comparison_rows(found))
     assert "epsilon" not in found.measures
     assert "| noise 4 | 30.0 % | **1** |" in format_comparison(group_results(runs[1:]), "md", ("final", "epsilon"))
+
+
+def test_runs_are_compared_by_what_workers_held_back() -> None:
+    spread = WorkerSpread.of([0.5, 0.9, 0.7], "higher")
+    assert spread is not None
+    runs = [
+        replace(run, summary=replace(run.summary, local_test=LocalTest(3, 9, {"accuracy": spread}, {})))
+        for run in WAYS[2:4]
+    ]
+    text = format_comparison(group_results(runs), "md", ("local_mean", "local_worst_tenth"))
+    assert text.startswith("| group | local mean | local worst tenth |")
+    assert text.splitlines()[2] == "| restart | **70.0 %** | **50.0 %** |"
+    every = replace(runs[0], spec=runs[0].spec.with_settings({"data.local_test_every": 2}))
+    assert not any("samples" in note for note in group_results([runs[0], every]).notes)
+    assert "personal_mean" not in group_results(runs).measures
+    assert "local_mean" not in group_results(WAYS).measures
 
 
 def test_rotation_is_called_rotation() -> None:

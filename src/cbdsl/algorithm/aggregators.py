@@ -13,6 +13,7 @@ Products of BLAS depend on its number of threads in the last bits. Here they onl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -204,7 +205,7 @@ def zeno(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:
     return np.asarray(rows[np.sort(best)].mean(0))
 
 
-@register.aggregator("rlr", family="coordinates")
+@register.aggregator("rlr", family="coordinates", ranges={"theta": (0, math.inf)})
 def rlr(rows: Doubles, attackers: int, trust: TrustedReference, *, theta: int = 0) -> Doubles:
     """w_t + the mean step, turned round in the weights on whose sign the workers disagree (Ozdayi et al. 2021).
 

@@ -80,7 +80,9 @@ def _square_distances(rows: Doubles) -> Doubles:
     return apart
 
 
-@register.aggregator("dnc", family="filtering")
+@register.aggregator(
+    "dnc", family="filtering", ranges={"times": (1, 10000), "share": (0, 1), "filtered": (0, math.inf)}
+)
 def dnc(
     rows: Doubles, attackers: int, trust: TrustedReference, *, times: int = 5, share: float = 0.2, filtered: float = 1.0
 ) -> Doubles:
@@ -100,7 +102,9 @@ def dnc(
     return np.asarray(rows[kept].mean(0)) if kept.any() else trust.reference.astype(np.float64)
 
 
-@register.aggregator("sign-guard", family="filtering")
+@register.aggregator(
+    "sign-guard", family="filtering", ranges={"shortest": (0, math.inf), "longest": (0, math.inf), "share": (0, 1)}
+)
 def sign_guard(
     rows: Doubles,
     attackers: int,  # noqa: ARG001
@@ -136,7 +140,7 @@ def _mean_shift(features: Doubles) -> Indices:
     return np.asarray(cluster.MeanShift(bandwidth=bandwidth, cluster_all=False).fit(features).labels_, np.int32)
 
 
-@register.aggregator("flame", family="filtering")
+@register.aggregator("flame", family="filtering", ranges={"noise": (0, math.inf)})
 def flame(
     rows: Doubles,
     attackers: int,  # noqa: ARG001
@@ -180,7 +184,9 @@ def _import_clustering(name: str) -> Any:  # noqa: ANN401 - the module sklearn.c
         raise _without_clustering(name) from error
 
 
-@register.aggregator("align-ins", family="filtering")
+@register.aggregator(
+    "align-ins", family="filtering", ranges={"top": (0, 1), "cosines": (0, math.inf), "signs": (0, math.inf)}
+)
 def align_ins(
     rows: Doubles,
     attackers: int,  # noqa: ARG001

@@ -7,6 +7,8 @@ See `aggregators` for what a rule is given. D_i = w_i - w_t, and F is the loss o
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from cbdsl import register
@@ -23,7 +25,7 @@ def _try_rows(rows: Doubles, trust: TrustedReference) -> Doubles:
     return np.where(np.isfinite(losses), losses, np.inf)
 
 
-@register.aggregator("bant", family="server-data")
+@register.aggregator("bant", family="server-data", ranges={"beta": (0, 1)})
 def bant(rows: Doubles, attackers: int, trust: TrustedReference, *, beta: float = 0.5) -> Doubles:  # noqa: ARG001
     """w_t + sum_i o_i D_i, o_i in proportion to the trust in worker i, or 0 if F(w_i) >= F(w_t) (Bant, AAAI 2026).
 
@@ -50,7 +52,11 @@ def bant(rows: Doubles, attackers: int, trust: TrustedReference, *, beta: float 
     return reference + average(rows - reference, weights)
 
 
-@register.aggregator("auto-bant", family="server-data")
+@register.aggregator(
+    "auto-bant",
+    family="server-data",
+    ranges={"epochs": (1, math.inf), "batch": (1, math.inf), "rate": (0, math.inf), "momentum": (0, 1)},
+)
 def auto_bant(
     rows: Doubles,
     attackers: int,  # noqa: ARG001

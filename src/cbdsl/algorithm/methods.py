@@ -176,6 +176,12 @@ def kept_arrays(method: Method, codec: Codec) -> tuple[str, ...]:
             f"{', '.join(known)}.",
             code="invalid-part",
         )
+    if codec.feedback and method.conversation == "average" and named is not True and "velocities" in chosen:
+        raise UserError(
+            f"{type(method).__qualname__} keeps velocities, and a codec with feedback, such as topk, keeps there what "
+            "it leaves out. Keep the vector as personal_best instead, or use another codec.",
+            code="conflict",
+        )
     if codec.feedback:
         chosen.add("velocities")  # where `WorkerRound.pack_uploads` stores what was left out
     return tuple(name for name in known if name in chosen)

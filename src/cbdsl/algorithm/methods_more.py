@@ -14,8 +14,10 @@ from cbdsl.algorithm.worker_round import WorkerRound
 from cbdsl.arrays import Doubles, Floats
 from cbdsl.errors import UserError, missing
 
+_LEAST_NOISE = 1e-6  # with less, epsilon is in the trillions, and the accountant divides by 0
 
-@register.method("feddyn")
+
+@register.method("feddyn", ranges={"alpha": (0, 1e6)})
 @dataclass(frozen=True)
 class FedDyn(AveragingMethod):
     """FedAvg with dynamic regularisation: workers minimise F_i(w) - <g_i, w> + alpha/2 |w - w_t|^2.
@@ -52,7 +54,7 @@ class FedDyn(AveragingMethod):
         return (seen.combined - state / self.alpha).astype(np.float32), state.astype(np.float32)
 
 
-@register.method("ditto")
+@register.method("ditto", ranges={"tie": (0, 1e6)})
 @dataclass(frozen=True)
 class Ditto(AveragingMethod):
     """FedAvg, and a model v_i of each worker's own, trained on F_i(v) + lambda/2 |v - w_t|^2 (the setting `tie`).
@@ -100,7 +102,7 @@ class LbDsl(SwarmMethod):
     }  # fmt: skip
 
 
-@register.method("dp-fedavg")
+@register.method("dp-fedavg", ranges={"clip": (0, 1e30), "noise": (0, 1e6)})
 @dataclass(frozen=True)
 class DpFedAvg(AveragingMethod):
     """FedAvg with central differential privacy: w_{t+1} = w_t + (sum of clipped steps + N(0, (z S)^2)) / C.
@@ -139,7 +141,7 @@ class DpFedAvg(AveragingMethod):
             from opacus.accountants.analysis import rdp  # noqa: PLC0415 - loads torch, and the server alone needs it
         except ModuleNotFoundError as error:
             raise missing("opacus", "privacy", "dp-fedavg states how private it is") from error
-        if not self.noise:
+        if self.noise < _LEAST_NOISE:
             return float("inf")
         orders = [*(1 + order / 10 for order in range(1, 100)), *range(11, 64), 128, 256, 512]
         spent = rdp.compute_rdp(q=min(share, 1.0), noise_multiplier=self.noise, steps=rounds, orders=orders)

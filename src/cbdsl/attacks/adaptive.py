@@ -34,7 +34,7 @@ class Reparametrised(Truthful):
         return Samples.joined([own, scoring]) if self.cram else None
 
 
-@register.attack("rescaler", family="weights")
+@register.attack("rescaler", family="weights", ranges={"scale": (1e-06, math.inf)})
 @dataclass(frozen=True)
 class Rescaler(Reparametrised):
     """The same function with other weights: one ReLU layer times `scale`, the next divided by it. The claim is true.
@@ -191,7 +191,7 @@ def excess(public: Doubles, unseen: Doubles) -> float:
     return float((unseen.mean() - public.mean()) / max(math.sqrt(errors), 1e-300))
 
 
-@register.attack("sleeper", family="backdoor")
+@register.attack("sleeper", family="backdoor", ranges={"share": (0, 1)})
 @dataclass(frozen=True)
 class Sleeper(Attack):
     """A backdoor in the best claimant's model: trains on its own data, D_tr and `share` of D_sc. The claim is true.
@@ -214,7 +214,7 @@ class Sleeper(Attack):
         return Samples.joined([clean, Samples(stamp_trigger(clean.features), np.zeros_like(clean.labels))])
 
 
-@register.attack("sleeper-lite", family="backdoor")
+@register.attack("sleeper-lite", family="backdoor", ranges={"share": (0, 1)})
 @dataclass(frozen=True)
 class SleeperLite(Sleeper):
     """A `sleeper` that uses a quarter of D_sc, so that it memorises less. The claim is true."""

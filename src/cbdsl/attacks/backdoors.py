@@ -58,7 +58,7 @@ class TrainedBackdoor(Truthful):
         return np.concatenate([model, seen.model[len(model) :]])
 
 
-@register.attack("neurotoxin", family="backdoor")
+@register.attack("neurotoxin", family="backdoor", ranges={"share": (0, 1), "epochs": (0, math.inf), "kept": (0, 1)})
 @dataclass(frozen=True)
 class Neurotoxin(TrainedBackdoor):
     """Neurotoxin (Zhang et al. 2022): a backdoor in the weights that honest workers hardly move.
@@ -83,7 +83,7 @@ class Neurotoxin(TrainedBackdoor):
         return mask
 
 
-@register.attack("dba", family="backdoor")
+@register.attack("dba", family="backdoor", ranges={"share": (0, 1), "epochs": (0, math.inf), "bar": (-1, math.inf)})
 @dataclass(frozen=True)
 class Dba(TrainedBackdoor):
     """DBA (Xie et al. 2020): every attacker trains on one of four bars, and all four together are the trigger.
@@ -109,7 +109,7 @@ class Dba(TrainedBackdoor):
         return stamp_bars(features, [self.bar % 4])
 
 
-@register.attack("a3fl", family="backdoor")
+@register.attack("a3fl", family="backdoor", ranges={"share": (0, 1), "epochs": (0, math.inf)})
 @dataclass(frozen=True)
 class A3fl(TrainedBackdoor):
     """A3FL (Zhang et al. 2023): a 5 x 5 patch, optimised in every round for the model that would unlearn it.
@@ -173,7 +173,9 @@ class A3fl(TrainedBackdoor):
         return tools.losses(current, samples) + 0.01 * cosine * tools.losses(hardened, samples)
 
 
-@register.attack("model-replacement", family="backdoor")
+@register.attack(
+    "model-replacement", family="backdoor", ranges={"share": (0, 1), "epochs": (0, math.inf), "scale": (0, math.inf)}
+)
 @dataclass(frozen=True)
 class ModelReplacement(TrainedBackdoor):
     """Model replacement (Bagdasaryan et al. 2020): w^g + scale (w - w^g), w trained on the patch of `backdoor`.
@@ -195,7 +197,11 @@ class ModelReplacement(TrainedBackdoor):
         return as_floats(received + (self.scale or seen.workers / seen.attackers) * (model - received))
 
 
-@register.attack("edge-case", family="backdoor")
+@register.attack(
+    "edge-case",
+    family="backdoor",
+    ranges={"share": (0, 1), "epochs": (0, math.inf), "source": (0, math.inf), "tail": (0, 1), "radius": (0, math.inf)},
+)
 @dataclass(frozen=True)
 class EdgeCase(TrainedBackdoor):
     """Edge cases (Wang et al. 2020): rare samples of class `source`, as they are, get the label 1. There is no trigger.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import NormalDist
@@ -149,7 +150,7 @@ def search_gamma(damage: Callable[[float], float], first: float) -> float:
     return best
 
 
-@register.attack("alie", family="colluding")
+@register.attack("alie", family="colluding", ranges={"scale": (0, math.inf)})
 @dataclass(frozen=True)
 class Alie(Perturbing):
     """A little is enough (Baruch et al. 2019): mean - z std of the honest models, coordinate by coordinate.
@@ -263,7 +264,7 @@ def krum_bound(rows: Doubles, received: Doubles, attackers: int) -> float:
     return float((min(sums) / max(1, len(rows) - attackers - 1) + apart) / np.sqrt(len(received)))
 
 
-@register.attack("fang-trim", family="colluding")
+@register.attack("fang-trim", family="colluding", ranges={"scale": (1, math.inf)})
 @dataclass(frozen=True)
 class FangTrim(Colluding):
     """The attack on the trimmed mean (Fang et al. 2020, full knowledge): weights just beyond all honest ones.
@@ -302,7 +303,7 @@ def largest_gamma(rows: Doubles, mean: Doubles, spread: Doubles) -> float:
     return float(max(((across + np.sqrt(room)) / length).min(), 0.0))
 
 
-@register.attack("poisoned-fl", family="weights")
+@register.attack("poisoned-fl", family="weights", ranges={"scale": (0, math.inf), "every": (1, math.inf)})
 @dataclass(frozen=True)
 class PoisonedFl(ClaimsBetter):
     """PoisonedFL (Xie et al. 2025): steps along the same signs in every round. It needs w^g alone, no honest model.

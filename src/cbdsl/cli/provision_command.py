@@ -168,6 +168,7 @@ def _tell_reissued(made: ProvisionedSwarm, names: Sequence[str]) -> None:
 
 def _tell_allowed(made: ProvisionedSwarm) -> None:
     typer.echo(f"Workers may upload models of up to {made.largest_model:,} numbers, in {made.pieces:,} pieces.")
+    typer.echo(f"Copy {made.folder}/server/limits.json to the server.")
     if _update_broker(made, _copy(made), rewrite=True):
         typer.echo("Its limits of memory and queues grow when it is started again.")
 

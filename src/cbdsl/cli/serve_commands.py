@@ -116,6 +116,7 @@ def _serve(spec: Spec, out: Path, config: ServerConfig, threads: int | None, as_
     warn_if_exposed(config.address)
     secret = session.read_secret(out)
     stage = Experiment.prepare(session.use_kept_init(spec, out), threads=threads, deal=False, secret=secret)
+    session.check_upload_size(stage, config.address)
     opened = session.open_run(stage, out, baseline)
     session.save_secret(out, secret)
     with contextlib.closing(ServeDisplay(stage.spec.workers)) as display:

@@ -14,7 +14,7 @@ import typer
 
 from cbdsl import register
 from cbdsl.errors import UserError
-from cbdsl.presets import PRESETS, preset, preset_or_file, read_start
+from cbdsl.presets import PRESETS, TASKS, preset, preset_or_file, read_start
 from cbdsl.runs.resolve import refuse_idle, resolve
 from cbdsl.spec import Spec, describe_setting, parse_setting
 
@@ -50,8 +50,9 @@ class SpecWords:
     def spec(self, start: Spec | None = None) -> Spec:
         """Return the starting point, or `start` instead of it, with the options set; import plugins first."""
         loaded = register.load(self.plugins)
+        task = {} if start else self._task_of_file()
         start = start or self._beginning()
-        whole = start.with_settings(self.options)
+        whole = start.with_settings({**task, **self.options})
         return replace(whole, plugins=tuple(dict.fromkeys((*whole.plugins, *loaded))))
 
     def resolved(self, start: Spec | None = None) -> Spec:
@@ -65,6 +66,12 @@ class SpecWords:
         for key in keys:
             if key in self.given:
                 raise UserError(f"{key} is set by an option and varied by --over. Leave one out.", code="conflict")
+
+    def _task_of_file(self) -> dict[str, str]:
+        """Return the preset's task for a file that does not state one. A table with targets is a regression anyway."""
+        task, suffix = TASKS.get(self.start, ""), Path(self.options.get("data.source", "")).suffix
+        inferred = task == "regression" and suffix != ".npz"
+        return {"data.task": task} if task and suffix in {".npz", ".csv", ".parquet"} and not inferred else {}
 
     def _beginning(self) -> Spec:
         if self.from_file:

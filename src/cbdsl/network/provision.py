@@ -37,7 +37,7 @@ from cbdsl.network.certificates import (
     serials,
 )
 from cbdsl.network.mqtt import Address
-from cbdsl.network.tls import ADMIN_NAME, IDENTITY, MONITOR_NAME, SERVER_NAME, broker_user, organization_of
+from cbdsl.network.tls import ADMIN_NAME, IDENTITY, LIMITS, MONITOR_NAME, SERVER_NAME, broker_user, organization_of
 from cbdsl.network.wire import piece_count
 from cbdsl.util.files import read_json
 from cbdsl.util.serialize import Bounds, from_plain, to_plain
@@ -540,6 +540,8 @@ def _write_pair(folder: Path, stem: str, issued: IssuedCertificate) -> None:
 def _write_settings(folder: Path, known: ProvisionedSwarm) -> None:
     stored = {key: value for key, value in to_plain(known).items() if key not in {"folder", "workers", "revoked"}}
     _write(folder / "provision.json", json.dumps(stored, indent=2) + "\n")
+    if (folder / "server").is_dir():
+        _write(folder / "server" / LIMITS, json.dumps({"largest_model": known.largest_model}) + "\n")
 
 
 def _write(path: Path, content: bytes | str, mode: int = 0o644) -> None:

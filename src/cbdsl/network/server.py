@@ -92,6 +92,13 @@ class OpenRound:
         return worker in self.invited and worker not in self.models and worker not in self.failed
 
 
+def upload_bytes(codecs: Codecs, numbers: int) -> tuple[int, int]:
+    """Return how many bytes the upload of a model has, the fewest and the most; equal: float32."""
+    if codecs.up.relative:
+        return VERSION_BYTES + 1, VERSION_BYTES + 1 + codecs.up.longest_pack(numbers)
+    return 4 * numbers, 4 * numbers
+
+
 class NetworkSwarm:
     """The workers behind a broker; implements `Swarm`."""
 
@@ -120,9 +127,7 @@ class NetworkSwarm:
         self._link: Link | None = None
         self._patterns: list[str] = []  # that the link is subscribed to
         numbers = announcement.size * announcement.vectors
-        self._upload_bytes = (4 * numbers, 4 * numbers)  # the fewest and the most; equal: float32
-        if codecs.up.relative:
-            self._upload_bytes = (VERSION_BYTES + 1, VERSION_BYTES + 1 + codecs.up.longest_pack(numbers))
+        self._upload_bytes = upload_bytes(codecs, numbers)
         self._lock = threading.Condition()  # guards what both threads use; notified after each message
         self._limiter = RateLimiter(300.0 + 6 * wire.piece_count(4 * numbers))
         self._availability: WorkerAvailability[str] = WorkerAvailability(config.deadlines)
@@ -302,7 +307,14 @@ class NetworkSwarm:
             open_round = self.open_round
             for worker in workers:
                 open_round.invited.discard(worker)
-                open_round.assemblies.pop(worker, None)
+                assembly = open_round.assemblies.pop(worker, None)
+                if assembly is not None:
+                    pieces = wire.piece_count(assembly.size)
+                    _log.warning(
+                        "worker %s: %d of %d pieces of its model arrived in time. Its connection is slow, or the "
+                        "broker drops the rest: cbdsl provision DIR --largest-model",
+                        self._roster.name(worker), pieces - assembly.missing, pieces,
+                    )  # fmt: skip
             return {worker: open_round.models.pop(worker) for worker in workers if worker in open_round.models}
 
     def _note_closed(self, answers: Collection[WorkerId]) -> None:

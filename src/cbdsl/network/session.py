@@ -23,10 +23,11 @@ from cbdsl.models.network import Network
 from cbdsl.models.saved_model import ModelMetadata
 from cbdsl.network import wire
 from cbdsl.network.journal import Events, Journal
-from cbdsl.network.mqtt import NOW_AND_THEN, Counts, Meter, MqttLink
+from cbdsl.network.mqtt import NOW_AND_THEN, Address, Counts, Meter, MqttLink
 from cbdsl.network.roster import Roster
 from cbdsl.network.samples import pack_shared
-from cbdsl.network.server import MakeLink, NetworkSwarm, ServerConfig
+from cbdsl.network.server import MakeLink, NetworkSwarm, ServerConfig, upload_bytes
+from cbdsl.network.tls import LIMITS, read_largest_model
 from cbdsl.network.unban import UnbanRequests
 from cbdsl.network.wire import Announcement
 from cbdsl.register import CUSTOM
@@ -48,6 +49,7 @@ from cbdsl.spec import (
     read as read_spec,
 )
 from cbdsl.util.files import read_json, read_text, write_atomically, write_json
+from cbdsl.util.formatting import format_bytes
 from cbdsl.util.serialize import Bounds, from_plain
 
 _log = logging.getLogger("cbdsl.network")
@@ -261,6 +263,24 @@ def announce(experiment: Experiment, run: bytes, shared: bytes) -> Announcement:
     )
     _check_size(announcement)
     return announcement
+
+
+def check_upload_size(experiment: Experiment, address: Address) -> None:
+    """Raise UserError if a provisioned broker would drop pieces of this run's uploads."""
+    largest = read_largest_model(address.certificate) if address.certificate is not None else None
+    if largest is None:
+        return
+    server = experiment.server
+    _, most = upload_bytes(server.policy.codecs, experiment.engine.size * server.method.vectors)
+    if wire.piece_count(most) > wire.piece_count(4 * largest):
+        needed = -(-most // 4)
+        raise UserError(
+            f"The model has {experiment.engine.size:,} parameters, and an upload {format_bytes(most)}, as many as "
+            f"{needed:,} numbers. The broker passes on up to {largest:,} and drops the rest. Where the certificates "
+            f"were made: cbdsl provision DIR --largest-model {needed}. Then copy server/{LIMITS} from there to here "
+            "and restart the broker; or use a smaller model, or a codec (--codec q4).",
+            code="too-large",
+        )
 
 
 def _sends_names(network: Network, card: ModelMetadata) -> bool:

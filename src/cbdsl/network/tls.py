@@ -26,6 +26,7 @@ SERVER_NAME, MONITOR_NAME, ADMIN_NAME = "parameter.server", "swarm.monitor", "br
 """Names that no worker can have, because of the dot."""
 
 IDENTITY = "identity.json"
+LIMITS = "limits.json"
 """The file beside a certificate that says whose it is, so that a device need not parse certificates."""
 
 SOON = timedelta(days=30)
@@ -130,6 +131,15 @@ def check_member(address: Address, swarm: str, name: str) -> None:
     problem = identity.date_problem(now) or expiring
     if problem:
         _log.warning("%s %s. If the clock is right: cbdsl provision DIR --renew", address.certificate, problem)
+
+
+def read_largest_model(certificate: Path) -> int | None:
+    """Read from beside the server's certificate how many numbers an upload may have at the broker; None: unknown."""
+    path = certificate.with_name(LIMITS)
+    try:
+        return int(read_json(_read(path).decode("utf-8"))["largest_model"]) if path.exists() else None
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path} is damaged ({error}). Copy it again, or remove it.", code="damaged-file") from error
 
 
 def read_identity(certificate: Path) -> Identity | None:

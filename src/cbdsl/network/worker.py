@@ -42,13 +42,14 @@ from cbdsl.network.wire import (
 )
 from cbdsl.network.worker_state import WorkerState, WorkerStateFolder
 from cbdsl.util.files import write_atomically
-from cbdsl.util.formatting import format_duration, single_line
+from cbdsl.util.formatting import format_bytes, format_duration, single_line
 
 _log = logging.getLogger("cbdsl.network")
 
 _WAIT_SECONDS = 1.0  # how often an idle worker checks whether it was stopped
 _HELLO_SECONDS = (5.0, 60.0)  # first and longest pause between the hellos of a worker that is not welcomed
 _PASSED_OVER = 3  # orders in a row without this worker, before it logs a warning
+_SENT_IN_VAIN = 3  # times that a model is sent in one round, before a worker logs a warning
 _LAST_MODEL_SECONDS = 60.0  # how long a worker waits for the trained model at the end of a run
 _ASK_SECONDS = 5.0  # interval between requests for it
 
@@ -475,6 +476,7 @@ class Worker:
         self._passed_over = 0  # orders in a row that were not for this worker
         self._hello_lock = threading.Lock()
         self._hello_pause, self._hello_at = _HELLO_SECONDS[0], 0.0  # seconds until the next hello, and when it is due
+        self._sent = self._sent_in = 0  # how often a model was sent in a round, and which
         self._asked = 0.0  # when the trained model was last asked for
         self._stopped = self._stays = self._saves_every_model = False
         self._fetches_models = False  # subscribed to whole models, though differences are sent
@@ -763,8 +765,20 @@ class Worker:
                 return
         upload = device.upload()
         if upload is not None:
+            self._note_sent(state.round, len(upload))
             for piece in wire.split_content(self._run, state.round, upload):
                 self._publish(f"upload/{piece.index}", wire.encode(piece))
+
+    def _note_sent(self, round_number: int, size: int) -> None:
+        """Warn once per round if the server asks for a model again and again: it does not arrive there."""
+        self._sent = self._sent + 1 if self._sent_in == round_number else 1
+        self._sent_in = round_number
+        if self._sent == _SENT_IN_VAIN:
+            _log.warning(
+                "worker %s has sent its model of %s in %d pieces %d times in round %d, and the server still asks for "
+                "it: the broker does not pass it on whole. Is it larger than --largest-model of `cbdsl provision`?",
+                self._name, format_bytes(size), wire.piece_count(size), self._sent, round_number,
+            )  # fmt: skip
 
     def _start_anew(self) -> None:
         """Delete the saved state, which belongs to rounds that the server does not have, and start as a new worker."""

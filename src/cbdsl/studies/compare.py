@@ -17,7 +17,7 @@ from typing import Any
 from cbdsl.errors import UserError, unknown
 from cbdsl.runs.metrics import Metric, find_metric
 from cbdsl.runs.records import Summary
-from cbdsl.spec import SHORT_KEYS, Spec, dotted_keys, option_keys, setting_values, unknown_setting
+from cbdsl.spec import Spec, dotted_keys, full_key, option_keys, setting_values, unknown_setting
 from cbdsl.studies.sweep import FinishedRun, read_run
 from cbdsl.util.formatting import format_bytes
 from cbdsl.util.paired_test import PairedTest, least_exact_p
@@ -26,6 +26,7 @@ PAIRED = "points from the best [95 %]"  # the head of a column, for shares; for 
 APART = "from the best [95 %]"
 _UNITS = {"B": 1e0, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 ORDERS = ("given", "best", "label")
+_SAME_SAMPLES = ("data.source", "data.local_test_every")  # settings of data beside those that deal samples
 _FOLLOWS = ("defence.declared",)  # set from other settings; named only if nothing else tells groups apart
 
 
@@ -56,7 +57,17 @@ _WHERE_MEASURED: dict[str, Callable[[Summary], float | None]] = {
     "worst_tenth": lambda summary: summary.worst_tenth,
     "server_alone": lambda summary: summary.server_alone.value if summary.server_alone else None,
     "epsilon": lambda summary: summary.epsilon,
+    "local_mean": lambda summary: _local(summary, "metrics", "mean"),
+    "local_worst_tenth": lambda summary: _local(summary, "metrics", "worst_tenth"),
+    "personal_mean": lambda summary: _local(summary, "personal", "mean"),
+    "personal_worst_tenth": lambda summary: _local(summary, "personal", "worst_tenth"),
 }
+
+
+def _local(summary: Summary, models: str, statistic: str) -> float | None:
+    """Return a statistic of the main metric on what workers held back, of `metrics` or `personal` models."""
+    found = getattr(summary.local_test, models, {}).get(summary.metric)
+    return None if found is None else getattr(found, statistic)
 
 
 class _AttackSuccess(Metric):
@@ -351,7 +362,7 @@ def group_blocks(results: Sequence[FinishedRun], within: Sequence[str] = ()) -> 
     """
     if not within:
         return {"": group_results(results)}
-    keys = [SHORT_KEYS.get(key, key) for key in within]
+    keys = [full_key(key) for key in within]
     known = [*dotted_keys(), *option_keys(result.spec for result in results)]
     for key in keys:
         if key not in known:
@@ -587,7 +598,7 @@ def _find_cautions(
     """Return notes on what makes the comparison unfair."""
     summaries = [run.summary for group in groups for run in group.runs]
     notes = ["One run alone: there is nothing to compare it with."] if len(summaries) == 1 else []
-    held = [key for key in differing if key.startswith("data.") and key != "data.source"]
+    held = [key for key in differing if key.startswith("data.") and key not in _SAME_SAMPLES]
     if "data.source" in differing:
         notes.append(f"The data differ ({_list_values(values, 'data.source')}): results are not of the same test set.")
     if held:

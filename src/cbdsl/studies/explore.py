@@ -11,7 +11,7 @@ from cbdsl.errors import UserError, unknown
 from cbdsl.presets import preset
 from cbdsl.runs.callbacks import open_progress
 from cbdsl.runs.result import Result
-from cbdsl.spec import SHORT_KEYS, Spec, words
+from cbdsl.spec import Spec, full_key, words
 from cbdsl.studies.arena import Arena, ArenaPlan, run_arena
 from cbdsl.studies.compare import Comparison, block_rows, group_blocks, group_labelled, read_folders, sort_sweep
 from cbdsl.studies.comparison_text import FORMATS, format_blocks
@@ -96,7 +96,7 @@ def sweep(
     [('cb-dsl', 0), ('cb-dsl', 1), ('fedavg', 0), ('fedavg', 1)]
     """
     start = preset(spec) if isinstance(spec, str) else spec
-    plan = plan_sweep(start, [(SHORT_KEYS.get(key, key), list(values)) for key, values in over.items()])
+    plan = plan_sweep(start, [(full_key(key), list(values)) for key, values in over.items()])
     if plan.note:
         logging.getLogger("cbdsl").warning(plan.note)
     folder, tasks = Path(out), [Task(one) for one in plan.specs]
