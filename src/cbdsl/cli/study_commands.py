@@ -198,6 +198,7 @@ def arena(  # noqa: PLR0913, PLR0917 - one parameter per option
     folder = out or Path("arena-quick" if quick else "arena")
     tasks = arena_job.list_tasks(plan)
     refuse_idle([task.spec for task in tasks], given)
+    arena_job.require_classes(task.spec for task in tasks)
     if on is None:
         typer.echo(forecast(tasks, folder, jobs).describe(), err=True)
     result = _show_progress(len(tasks), folder, lambda show: arena_job.run_arena(plan, folder, jobs, show, on))

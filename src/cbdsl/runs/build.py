@@ -177,7 +177,13 @@ class Experiment:
         return LocalSwarm(method, workers, self.initial, adversary, spec.defence.commitment)
 
     def require_messages(self) -> None:
-        """Refuse a method without messages, drop-outs and measurements at workers, where these are other processes."""
+        """Refuse what only workers in this process or a cluster can do, such as drop-outs."""
+        if self.byzantine and self.attack.omniscient:
+            raise UserError(
+                f"The attack '{self.spec.attack.name}' needs all workers' models; only the simulator has them. Use "
+                "cbdsl run, or an attack that needs its own alone, such as poisoned-fl or sign-flip.",
+                code="not-supported",
+            )
         if self.spec.dropout != DropoutSpec():
             raise UserError(
                 "dropout.* is for simulations, and these workers are processes of their own: stop some of them "
