@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -122,7 +123,7 @@ class Garden:
         )  # fmt: skip
 
     def reload_broker(self) -> None:
-        """Have the broker read its rules again: who is a member, and who is not any more."""
+        """Have the broker read its revocation list again, and its rules where they are in a file."""
         os.kill(self.broker.pid, signal.SIGHUP)
 
     def rounds(self, out: str) -> list[dict[str, Any]]:
@@ -279,14 +280,25 @@ def compiler() -> str | None:
     return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
+def free_ports() -> tuple[int, int]:
+    """Two ports that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
+        return int(first.getsockname()[1]), int(second.getsockname()[1])
+
+
 def main(folder: Path) -> None:
     """All of it."""
     names = [f"worker-{number}" for number in range(1, DEVICES + 1)]
     folder.mkdir(parents=True)
     keys = folder / "keys"
-    cbdsl("provision", str(keys), "--workers", str(DEVICES), "--swarm", "garden", "--host", "localhost")
+    port, inner = free_ports()
+    cbdsl(
+        "provision", str(keys), "--workers", str(DEVICES), "--swarm", "garden", "--host", "localhost",
+        "--port", str(port), "--server-port", str(inner),
+    )  # fmt: skip
+    config = keys / "broker" / "mosquitto.conf"
     with (
-        running_broker(folder / "broker", config=keys / "broker" / "mosquitto.conf") as broker,
+        running_broker(folder / "broker", config=config, port=port, server_port=inner) as broker,
         contextlib.ExitStack() as stack,
     ):
         garden = Garden(folder, broker, stack)

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from typer.main import get_command
@@ -15,6 +16,7 @@ from typer.main import get_command
 from cbdsl.cli import app
 from cbdsl.cli.doctor_command import examine
 from cbdsl.cli.main import main
+from cbdsl.util.files import write_atomically
 from support import helpers
 from support.helpers import SMALL, cbdsl
 
@@ -151,7 +153,23 @@ def test_a_full_disk_is_one_message(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     with pytest.raises(SystemExit, match="2"):
         main()
     (message,) = capsys.readouterr().err.splitlines()
-    assert message.startswith("cbdsl: the disk is full at runs/one/rounds.jsonl")
+    assert message.startswith("cbdsl: the disk is full at runs/one/rounds.jsonl.")
+
+
+def test_a_full_disk_is_named_with_what_is_needed_and_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fill(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fill)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: mock.Mock(free=12_000))
+    monkeypatch.setattr(app, "app", lambda: write_atomically(tmp_path / "shared.bin", bytes(392_000)))
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    message = capsys.readouterr().err
+    assert f"the disk is full at {tmp_path / 'shared.bin'} (392.0 kB are needed, 12.0 kB are free)" in message
+    assert not list(tmp_path.iterdir())  # nothing of it is left
 
 
 def test_a_word_that_is_no_number_is_an_error_of_the_command_line(tmp_path: Path) -> None:

@@ -48,6 +48,8 @@ def _run() -> None:
     except OSError as error:
         where = f" at {error.filename}" if error.filename else ""
         if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            why = (error.strerror or "").partition(": ")[2]  # see `explain_full_disk`
+            where += f" ({why})" if why else ""
             _end(f"the disk is full{where}. Everything recorded so far is safe: make room and continue.")
         if error.errno not in _CORRECTABLE or not where:
             raise

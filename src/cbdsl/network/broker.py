@@ -88,17 +88,22 @@ class Broker:
 
 @contextmanager
 def running_broker(
-    folder: Path, kind: Kind = "auto", config: Path | None = None, port: int = 0, password: str = ""
+    folder: Path,
+    kind: Kind = "auto",
+    config: Path | None = None,
+    port: int = 0,
+    password: str = "",
+    server_port: int = 0,
 ) -> Iterator[Broker]:
     """Start a broker on loopback, yield it when it answers, and end it; it logs to `folder`.
 
-    config: of mosquitto. password: clients must give it and `USERNAME`; without it and without a config anybody may
-    connect.
+    config: of mosquitto. port, server_port: of its first and its second listener; a free one if not given.
+    password: clients must give it and `USERNAME`; without it and without a config anybody may connect.
     """
     chosen = _choose(kind, config)
     folder.mkdir(parents=True, exist_ok=True)
     text = (_read_config(config) if config else _PLAIN_CONFIG) if chosen == "mosquitto" else ""
-    process, ports = _start(_BrokerPlan(chosen, folder, text, config, password), port)
+    process, ports = _start(_BrokerPlan(chosen, folder, text, config, password), port, server_port)
     try:
         yield Broker(LOOPBACK, ports[0], chosen, process.pid, ports[-1])
     finally:
@@ -149,11 +154,11 @@ def _choose(kind: str, config: Path | None) -> str:
     return "embedded"
 
 
-def _start(plan: _BrokerPlan, port: int) -> tuple[subprocess.Popen[bytes], list[int]]:
+def _start(plan: _BrokerPlan, port: int, server_port: int) -> tuple[subprocess.Popen[bytes], list[int]]:
     """Start on the given port, or on a free one; another process may take that first, hence the attempts."""
     attempts = 1 if port else _ATTEMPTS
     while True:
-        ports = [port or _free_port(), *(_free_port() for _ in range(1, plan.listeners))]
+        ports = [port or _free_port(), *(server_port or _free_port() for _ in range(1, plan.listeners))]
         for number in ports:
             _check_free(number)
         process = _launch(plan, ports)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 import time
 from collections import Counter
@@ -21,7 +20,7 @@ import numpy as np
 
 from cbdsl.algorithm.messages import Claim, Upload, WorkerId
 from cbdsl.network.wire import DIGEST_BYTES, digest_of, weights_from_bytes, weights_to_bytes
-from cbdsl.util.files import private_file, read_json, read_text, write_json
+from cbdsl.util.files import append_bytes, explain_full_disk, private_file, read_json, read_text, write_json
 from cbdsl.util.formatting import format_bytes
 
 _log = logging.getLogger("cbdsl.network")
@@ -89,10 +88,7 @@ class Journal:
 
     def _append(self, entry: list[Any]) -> None:
         payload = cbor2.dumps(entry)
-        with private_file(self._path, "ab") as file:
-            file.write(digest_of(payload) + len(payload).to_bytes(4, "big") + payload)
-            file.flush()
-            os.fsync(file.fileno())
+        append_bytes(self._path, digest_of(payload) + len(payload).to_bytes(4, "big") + payload)
 
 
 def _read_entries(content: bytes) -> Iterator[tuple[bytes, int]]:
@@ -143,7 +139,7 @@ class Events:
         with self._lock:
             if self._path.exists() and self._path.stat().st_size >= _MOST_BYTES:
                 self._path.replace(self._path.with_name(f"{self._path.stem}.old{self._path.suffix}"))
-            with private_file(self._path, "ab") as file:
+            with explain_full_disk(self._path, len(line)), private_file(self._path, "ab") as file:
                 file.write(line.encode() + b"\n")
 
     def refuse(self, reason: str, worker: str = "") -> None:

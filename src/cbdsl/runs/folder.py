@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -31,8 +30,8 @@ from cbdsl.runs.records import NO_CLAIMS, Claims, RoundRecord, Summary, describe
 from cbdsl.runs.worker_results import WorkerResults
 from cbdsl.spec import Spec
 from cbdsl.util.files import (
+    append_bytes,
     is_free,
-    private_file,
     private_folder,
     read_json,
     read_text,
@@ -211,11 +210,7 @@ class RunFolder:
         self._append("rounds.jsonl", json.dumps(line.to_json(), allow_nan=False).encode() + b"\n")
 
     def _append(self, name: str, content: bytes) -> None:
-        path = self.path / name
-        with private_file(path, "ab") if self._private else path.open("ab") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+        append_bytes(self.path / name, content, self._private)
 
     def claims(self) -> Claims:
         """Return the claims in claims.bin, mapped into memory; none if it has none."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 from cbdsl.util.formatting import format_bytes
+
+FULL = {errno.ENOSPC, errno.EDQUOT}
+"""Errors of a full disk, or of one on which a user may take no more."""
 
 _MOST_TEXT = 2**22  # bytes of a file that people write
 _PRIVATE = 0o600
@@ -16,19 +22,54 @@ _PRIVATE = 0o600
 
 def write_atomically(path: Path, content: bytes | memoryview, private: bool = False) -> None:
     """Write a small file, or leave the old one. private: readable by its owner alone, whatever the umask."""
-    replace_atomically(path, lambda file: file.write(content), private)
+    replace_atomically(path, lambda file: file.write(content), private, len(content))
 
 
-def replace_atomically(path: Path, write: Callable[[IO[bytes]], object], private: bool = False) -> None:
-    """Write a file under another name and rename it, so that a crash leaves the old file or the new one."""
+def replace_atomically(
+    path: Path, write: Callable[[IO[bytes]], object], private: bool = False, size: int | None = None
+) -> None:
+    """Write a file under another name and rename it, so that a crash leaves the old file or the new one.
+
+    size: in bytes, if it is known. If writing fails, the partial file is removed.
+    """
     partial = path.with_name(f".{path.name}.partial")
     if private:
         partial.unlink(missing_ok=True)  # an old one would keep its permissions
-    with private_file(partial, "wb") if private else partial.open("wb") as file:
-        write(file)
+    try:
+        with explain_full_disk(path, size):
+            with private_file(partial, "wb") if private else partial.open("wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def append_bytes(path: Path, content: bytes, private: bool = True) -> None:
+    """Append to a file, and return once the disk has it."""
+    with (
+        explain_full_disk(path, len(content)),
+        private_file(path, "ab") if private else path.open("ab") as file,
+    ):
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    partial.replace(path)
+
+
+@contextlib.contextmanager
+def explain_full_disk(path: Path, size: int | None = None) -> Iterator[None]:
+    """Let an OSError of a full disk name the path, the bytes that are needed, if they are known, and the free ones."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        free = format_bytes(shutil.disk_usage(path.parent).free)
+        needed = f"{format_bytes(size)} are needed, " if size is not None else ""
+        raise OSError(error.errno, f"{os.strerror(error.errno)}: {needed}{free} are free", str(path)) from error
 
 
 def write_json(path: Path, content: object, private: bool = False) -> None:
