@@ -80,6 +80,9 @@ def sweep(
     results, keys = sort_sweep(read_sweep(out, plan.specs), plan.axes, len(tasks))
     write_table(results, keys, out)
     print_sweep(results, keys, out)
+    if len({result.summary.metric for result in results}) > 1:
+        typer.echo("The runs have different main metrics: there is no page, and no comparison.")
+        return
     if len({result.spec.seed for result in results}) > 1:
         typer.echo()
         print_comparison(group_results(results, keys))

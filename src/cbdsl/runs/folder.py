@@ -424,10 +424,7 @@ def read_result(path: Path) -> tuple[Spec, Summary, list[RoundRecord]]:
         summary = from_plain(Summary, read_json(read_text(path / "summary.json")), defaults=True, nan=True)
     except FileNotFoundError as error:
         raise UserError(
-            f"{path} is not the folder of a finished run: it has no summary.json. Finish it: cbdsl resume {path}"
-            if path.exists()
-            else f"There is no folder {path}. Give the folder of a finished run.",
-            code="missing-file",
+            f"{path} is not the folder of a finished run: {error}. Finish it: cbdsl resume {path}", code="missing-file"
         ) from error
     except (OSError, ValueError) as error:
         raise UserError(

@@ -228,9 +228,9 @@ def _prolong(folder: RunFolder, spec: Spec, before: Experiment, after: Experimen
     schedules = find_schedules(before.spec, before.server.method)
     if schedules:
         raise UserError(
-            f"{' and '.join(schedules)} follow the number of rounds, so a run of {rounds} rounds has other first "
-            f"rounds than this one of {before.spec.rounds}. Start a new run with --rounds {rounds}, or one with a "
-            "constant schedule (--set swarm.inertia=0.5), which can be prolonged.",
+            f"{' and '.join(schedules)} {'follow' if len(schedules) > 1 else 'follows'} the number of rounds, so a run "
+            f"of {rounds} rounds has other first rounds than this one of {before.spec.rounds}. Start a new run with "
+            f"--rounds {rounds}, or one with a constant schedule (--set swarm.inertia=0.5), which can be prolonged.",
             code="conflict",
         )
     state = folder.load_checkpoint(before.key, also=after.key)
