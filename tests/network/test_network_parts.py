@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import socket
@@ -28,6 +29,7 @@ from cbdsl.network.mqtt import (
     total_bytes,
 )
 from cbdsl.network.roster import Roster, worker_names
+from cbdsl.network.session import link_maker
 from cbdsl.network.timeouts import Deadlines
 from cbdsl.network.wire import digest_of
 from support.refusals import refused_as
@@ -60,6 +62,30 @@ def test_the_bytes_counted_are_the_bytes_sent(size: int) -> None:
     assert len(received) - 2 == packet_bytes("cbdsl/s/from/w/claim", size)  # two are the goodbye
     assert meter.counts()["sent"] == {"claim": [1, packet_bytes("cbdsl/s/from/w/claim", size)]}
     assert meter.counts()["received"] == {"acknowledgement": [1, 4]}
+
+
+def test_the_loss_of_a_broker_and_its_end_are_events(tmp_path: Path) -> None:
+    ups = threading.Semaphore(0)
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as connections:
+
+        def answer() -> None:
+            for _ in range(2):
+                connection = connections.enter_context(listener.accept()[0])
+                connection.recv(1000)
+                connection.sendall(b"\x20\x02\x00\x00")
+                if ups.acquire(timeout=20):
+                    connection.shutdown(socket.SHUT_RDWR)
+
+        address, events = Address("127.0.0.1", listener.getsockname()[1]), Events(tmp_path / "events.jsonl")
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        link = link_maker(address, Meter(), events)(lambda *_: None, ups.release)
+        link.open()
+        thread.join(40)
+        link.close()
+    found = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [one["event"] for one in found][:2] == ["broker_lost", "broker_back"]
+    assert 0 <= found[1]["seconds"] < 60
 
 
 def test_counts_go_on_after_a_restart_and_add_up(tmp_path: Path) -> None:

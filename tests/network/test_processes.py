@@ -163,6 +163,7 @@ def test_kill_9_of_the_broker_changes_no_number(kind: Kind, codec: str, data: Pa
 
         serve(made.stage, open_run(made.stage, made.out), made.config(), None, strike)
         assert_as_simulated(made.out, spec)
+        assert "broker_back" in (made.out / "events.jsonl").read_text()
 
 
 @pytest.mark.parametrize("codec", ["none", "q4"])

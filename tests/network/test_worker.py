@@ -115,7 +115,10 @@ def test_an_order_is_carried_out_once_however_often_it_comes(tmp_path: Path, mon
 
 
 @pytest.mark.parametrize("codec", ["none", "q4"])
-def test_workers_that_are_restarted_between_rounds_go_on_as_if_nothing_had_been(codec: str, tmp_path: Path) -> None:
+def test_workers_that_are_restarted_between_rounds_go_on_as_if_nothing_had_been(
+    codec: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "cbdsl.network")
     spec = small_spec(rounds=12, codec__up=codec, codec__down=codec)
     stage, bus = prepared(spec), Bus()
     with crew(bus, stage, tmp_path) as workers:
@@ -127,6 +130,7 @@ def test_workers_that_are_restarted_between_rounds_go_on_as_if_nothing_had_been(
 
         served = play(bus, stage, tmp_path, workers.names, on_round=restart)
     assert_as_simulated(served, spec)
+    assert "worker w3 is number 3, 40 samples; it continues after round 3" in caplog.messages
 
 
 def test_pieces_and_welcomes_that_a_broker_dropped_are_fetched_again(

@@ -202,9 +202,13 @@ class MqttLink:
         on_up: Callable[[], None],
         meter: Meter,
         will: LastWill | None = None,
+        on_lost: Callable[[], None] | None = None,
     ) -> None:
-        """on_message, on_up: called in the client's thread; the latter after every connection and its subscriptions."""
+        """on_message, on_up, on_lost: called in the client's thread; the last two after every connection and its
+        subscriptions, and after every one that broke.
+        """
         self._address, self._meter, self._on_up, self._on_message = address, meter, on_up, on_message
+        self._on_lost = on_lost
         self._lock = threading.Lock()
         self._patterns: dict[str, None] = {}  # that are subscribed to, in their order
         self._requested: dict[int | None, Sequence[str]] = {}  # subscriptions without an answer, by message
@@ -315,6 +319,8 @@ class MqttLink:
         self.connected.clear()
         if was_up and reason.is_failure:
             self._lost()
+            if self._on_lost is not None:
+                self._call(self._on_lost)
         elif reason.is_failure and self._failure != _CLOSED:  # to find out why takes another connection
             self._failure = _CLOSED
             why = _clause(explain(None, self._address, self._context))

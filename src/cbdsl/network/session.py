@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import secrets
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -133,7 +134,7 @@ def serve(
             network.retained.note_versions(state.version, state.references)
         network.retained.set_model(_message(experiment, state), state.version, state.updates, keyframe_of(state))
         try:
-            network.start(make_link or (lambda handle, on_up: MqttLink(config.address, handle, on_up, meter)))
+            network.start(make_link or link_maker(config.address, meter, events))
             if on_ready is not None:
                 on_ready(network)
             if state.round < experiment.spec.rounds:
@@ -170,6 +171,25 @@ def serve(
         return ServedRun(result, meter.counts(), dict(events.refusals))
     finally:
         opened.close()
+
+
+def link_maker(address: Address, meter: Meter, events: Events) -> MakeLink:
+    """Return a function that makes the server's link, which notes when the broker is lost and when it is back."""
+    lost: list[float] = []  # since when, while it is
+
+    def note_lost() -> None:
+        lost.append(time.monotonic())
+        events.note("broker_lost")
+
+    def make(handle: Callable[[str, bytes], None], on_up: Callable[[], None]) -> MqttLink:
+        def note_up() -> None:
+            if lost:
+                events.note("broker_back", seconds=round(time.monotonic() - lost.pop(), 1))
+            on_up()
+
+        return MqttLink(address, handle, note_up, meter, on_lost=note_lost)
+
+    return make
 
 
 def _message(experiment: Experiment, state: ServerState) -> Floats:

@@ -709,7 +709,8 @@ class Worker:
             device.start(wire.weights_from_bytes(start))
         self._device, self._run = device, assignment.run
         self._hello_pause = _HELLO_SECONDS[0]
-        _log.info("worker %s is number %d, %s samples", self._name, number, f"{len(self._own):,}")
+        resumed = f"; it continues after round {self._state.round}" if self._state is not None else ""
+        _log.info("worker %s is number %d, %s samples%s", self._name, number, f"{len(self._own):,}", resumed)
 
     def _answer_order(self, order: OrderMessage, holder: GlobalModelHolder) -> None:
         """Carry an order out and send the claim or model; if it was carried out before, only send."""

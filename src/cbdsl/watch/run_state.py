@@ -545,6 +545,8 @@ _SENTENCES = {
     "flood": "{worker} sends too much and is ignored for a while",
     "banned": "{worker} is banned until the end of the run: {reason}",
     "unbanned": "the ban of {worker} is lifted",
+    "broker_lost": "the connection to the broker broke",
+    "broker_back": "the broker is connected again",
     "enrolled": "{worker} has joined",
     "left": "{worker} is no longer in the swarm",
     "started": "the server was started",
