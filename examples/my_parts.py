@@ -51,12 +51,12 @@ class Backtrack(cbdsl.Attack):
     """Steps back along the mean of all steps of w^g that it has seen."""
 
     def remember(self, seen: cbdsl.AttackContext) -> dict[str, np.ndarray]:
-        """The first w^g received, the latest, and the number of rounds between them."""
+        """Return the first w^g received and the number of rounds in which it took part."""
         first = seen.memory.get("first", seen.global_best)
         return {"first": first, "rounds": np.array(1 + seen.memory.get("rounds", 0))}
 
     def upload(self, seen: cbdsl.AttackContext) -> Floats:
-        """w^g minus the mean step."""
+        """Return w^g minus the mean step."""
         step = (seen.global_best - seen.memory["first"]) / seen.memory["rounds"]
         return np.asarray(seen.global_best - step, np.float32)
 
@@ -71,7 +71,7 @@ def winsorised(rows: Doubles, attackers: int, trust: cbdsl.TrustedReference) -> 
 
 @cbdsl.register.aggregator("steady")
 def steady(rows: Doubles, attackers: int, trust: cbdsl.TrustedReference, *, beta: float = 0.8) -> Doubles:  # noqa: ARG001
-    """The mean by size of the rows, each weighted less the more it differed from the result in earlier rounds."""
+    """The mean of the rows by size, with less weight for workers that were far from the result in earlier rounds."""
     known = dict(zip(trust.memory.get("who", ()), trust.memory.get("far", ()), strict=True))
     weights = trust.sizes / (1e-9 + np.array([known.get(worker, 1.0) for worker in trust.workers]))
     combined = np.asarray(np.einsum("i,ij->j", weights / weights.sum(), rows))
@@ -83,7 +83,7 @@ def steady(rows: Doubles, attackers: int, trust: cbdsl.TrustedReference, *, beta
 
 @cbdsl.register.preaggregation("shortened")
 def shortened(rows: Doubles, attackers: int, trust: cbdsl.TrustedReference) -> Doubles:  # noqa: ARG001
-    """Steps longer than the median one are shortened to it."""
+    """Shorten steps that are longer than the median to its length."""
     steps = rows - trust.reference
     lengths = np.linalg.norm(steps, axis=1, keepdims=True)
     return np.asarray(trust.reference + steps * np.minimum(1, np.median(lengths) / np.maximum(lengths, 1e-30)))
@@ -118,7 +118,7 @@ class Elastic(cbdsl.AveragingMethod):
     rate: float = 0.9  # how far the server goes to the workers' mean
 
     title = "Elastic averaging (Zhang et al. 2015)"
-    remembers = ("positions",)  # they outlive a round
+    remembers = ("positions",)  # kept between rounds
 
     def move(self, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
         """Go towards the server's model, then train."""

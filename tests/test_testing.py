@@ -175,7 +175,7 @@ def test_partitions_that_alter_samples_and_break_a_law(kind: type[FeatureSkew], 
     ("draw", "words"),
     [
         (lambda pool, _rng: pool.indices[[0, 0]], "all different"),
-        (lambda pool, _rng: np.random.default_rng().permutation(pool.indices)[:5], "whoever drew before"),
+        (lambda pool, _rng: np.random.default_rng().permutation(pool.indices)[:5], "in any order of workers"),
         (lambda _pool, _rng: np.arange(3), "draws one worker's samples"),
     ],
 )

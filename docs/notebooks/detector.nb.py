@@ -9,7 +9,7 @@
 #
 # ## Learn what is normal
 #
-# `machines` is a data set that is computed: windows of three channels and 32 readings.
+# `machines` is a synthetic data set: windows of three channels and 32 readings.
 # Training windows are normal. A third of the test windows has a fault: knocks, another
 # speed, or wear. The network reproduces a window through a narrow layer, and what it
 # reproduces badly is not normal: **the anomaly score of a window is its loss**.
@@ -52,7 +52,7 @@ for name, value in result.summary.metrics.items():
     print(f"{name:<10} {value:.3f}")
 
 # %% [markdown]
-# ## A threshold that nobody chose by eye
+# ## A threshold from the hold-out
 #
 # The server's hold-out is normal, and no model was trained on it. The threshold is the
 # score that one in a hundred of its windows exceeds (`options.detection.false_alarm`).

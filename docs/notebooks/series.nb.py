@@ -3,15 +3,16 @@
 #
 # Twelve houses measure their load every hour. A model should predict the next hour,
 # also for a house that no worker has seen. No house sends its readings anywhere.
-# This page goes from *a series* to *a forecast*, with made series in place of yours.
+# This page goes from *a series* to *a forecast*, with synthetic series in place of
+# yours.
 #
 # Download this page as a notebook: <a href="series.ipynb">series.ipynb</a>.
 #
 # ## Series, and windows of them
 #
 # A house has a base load, a morning and an evening peak at hours of its own, a weekly
-# rhythm, and noise that stays for a while. A sample is a window: the last 24 hours. Its
-# target is the hour after. That makes a regression of any series.
+# rhythm, and autocorrelated noise. A sample is a window: the last 24 hours. Its target
+# is the hour after. In this way any series becomes a regression.
 
 # %%
 import matplotlib.pyplot as plt
@@ -53,8 +54,8 @@ print("windows of a house:", houses[0][0].shape, "targets:", houses[0][1].shape)
 # ## Who holds what
 #
 # Each house is a worker, and keeps its windows. Three volunteers gave theirs to the
-# server: D_G and the hold-out are drawn from them. The test is of four other houses.
-# `task="regression"` scales windows and targets; every result is in kW again.
+# server: D_G and the hold-out are drawn from them. The test set is four other houses.
+# `task="regression"` scales windows and targets; results are in kW.
 
 # %%
 data = cbdsl.Dataset.from_arrays(
@@ -92,7 +93,7 @@ alones = [learn(alone, [one]) for one in houses[:4]]
 # %% [markdown]
 # ## How far off
 #
-# Two forecasts need no model: the last reading again, and the reading 24 hours before.
+# Two forecasts need no model: repeat the last reading, or the one 24 hours before.
 # The RMSE is in kW, over all hours of the four strangers.
 
 # %%
@@ -133,7 +134,7 @@ axes.legend(loc="upper right", ncols=3)
 # Verified rotation sends a thirteenth of FedAvg's bytes, and here FedAvg is still the
 # more accurate of the two: its houses are alike enough to be averaged.
 #
-# The weather or the day of the week are more numbers of a window. Your own series can
+# Add the weather or the day of the week as further numbers of a window. Your series can
 # also be [a table](../tasks.md#tables-and-devices) whose columns are the readings of a
 # window and the target; a device then joins with a `.csv` of its own. Other losses and
 # metrics are in [tasks](../tasks.md).

@@ -36,7 +36,7 @@ def norm(vector: NDArray[np.floating]) -> float:
 
 
 def copy_memory(memory: object, owner: str) -> NamedArrays:
-    """Return a copy of a part's memory, whose arrays cannot be written; UserError if it cannot be saved with the run.
+    """Return a copy of a part's memory with read-only arrays; raise UserError if it cannot be saved with the run.
 
     >>> copy_memory({"seen": np.arange(2)}, "The attack X")
     {'seen': array([0, 1])}
@@ -56,8 +56,8 @@ def copy_memory(memory: object, owner: str) -> NamedArrays:
 
 def _invalid_memory(owner: str, what: str) -> UserError:
     return UserError(
-        f"{owner} remembers {what}. A memory is a dict of numpy arrays of numbers, whose names are letters, digits and "
-        "underscores.",
+        f"{owner} remembers {what}. A memory must be a dict of numpy arrays of numbers, with names of letters, "
+        "digits and underscores.",
         code="invalid-part",
     )
 

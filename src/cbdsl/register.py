@@ -53,8 +53,8 @@ class Register:
     ) -> Callable[[_Part], _Part]:
         """Return a decorator that registers a class or function under this name.
 
-        family: what it has in common with others, for lists and for choosing several at once.
-        ranges: the least and the largest value of settings that are numbers; others may have any finite one.
+        family: the group to which it belongs, for lists and for selecting all parts of a group.
+        ranges: the lowest and highest value of numeric settings; others may have any finite value.
         """
         if name == CUSTOM:
             raise UserError(
@@ -241,9 +241,9 @@ def plugin_source(name: str) -> Path | None:
 
 
 def plugin_neighbours(name: str) -> dict[str, Path]:
-    """Return the files in the folder of a plugin that it imports, directly or not, by their path in that folder.
+    """Return the files that a plugin imports from its folder, directly or not, by their path in that folder.
 
-    They are found in the text of the files: modules, and packages with all Python files in them.
+    They are found from the import statements: modules, and packages with all Python files in them.
     """
     path, found = plugin_source(name), dict[str, Path]()
     if path is None or Path(split_plugin_name(name)[0]).suffix != ".py":
@@ -292,7 +292,7 @@ def plugin_digest(name: str) -> str:
 
 
 def plugin_modules(name: str) -> list[str]:
-    """Return the names of the modules that a plugin file, and what it imports beside it, were imported as."""
+    """Return the names under which a plugin file and the files that it imports beside it were imported."""
     own = _loaded[split_plugin_name(name)[0]][1]
     if not own.startswith("cbdsl_plugin_"):
         return []  # an installed module

@@ -14,7 +14,7 @@ import numpy as np
 Purpose = Literal[
     "shared-set",  # which samples become D_G and the hold-out
     "partition",  # which samples each worker holds
-    "local-test",  # which of its samples a worker holds back, and which workers are measured on them
+    "local-test",  # the samples that a worker holds back, and the workers that are measured on them
     "features",  # how a worker's samples differ from those of others
     "initial-weights",  # the model(s) the swarm starts from
     "participation",  # which workers take part in a round
@@ -23,7 +23,7 @@ Purpose = Literal[
     "layers",  # layers that draw while they train, such as dropout
     "byzantine",  # which workers are attackers
     "attack",  # what an attacker uploads
-    "attackers",  # what all attackers draw alike, wherever they run
+    "attackers",  # draws that all attackers share
     "aggregator",
     "dropout",  # what an aggregator draws in a round
     "server-step",  # what a method's server draws in a round

@@ -76,7 +76,7 @@ class DataSpec(_Group):
     dirichlet_alpha: Positive = setting(0.5, "for dirichlet: the smaller, the fewer classes each worker has")
     similarity: Share = setting(0.1, "gamma, the share of a worker's samples that is drawn i.i.d.")
     shared_training: Count = setting(150, "samples in the shared training set, |D_tr|")
-    shared_scoring: Count = setting(2000, "samples in the shared scoring set, |D_sc|; 0 only where nobody scores on it")
+    shared_scoring: Count = setting(2000, "samples in the shared scoring set, |D_sc|; 0 only if no worker scores on it")
     holdout: Count = setting(2000, "samples in the server's private set")
     shared_source: Text = setting(
         "", "D_tr and D_sc from this file of `cbdsl generate`; empty: training samples of the source"
@@ -86,14 +86,14 @@ class DataSpec(_Group):
     )
     target: Text = setting("", "the columns of a table that are targets, by name, separated by commas")
     local_test: Annotated[float, Bounds(0.0, 0.9)] = setting(
-        0.0, "share of each worker's samples that is held back: models are measured on them, worker by worker"
+        0.0, "share of each worker's samples that it holds back; models are measured on them, worker by worker"
     )
     local_test_every: Count = setting(
-        0, "measure them after every so many rounds, too; 0: at the end alone, which costs nothing before"
+        0, "number of rounds between measurements on held-back samples; 0: measure only at the end"
     )
     overlap: bool = setting(
         False,
-        "workers may hold the same samples: each draws its own from all, so there may be more workers than samples",
+        "workers may hold the same samples: each draws from all of them, so there may be more workers than samples",
     )
 
 
@@ -111,14 +111,14 @@ class LocalSpec(_Group):
     optimiser: Optimiser = setting("sgd", "what makes a step of a gradient; its state starts anew in every round")
     schedule: Schedule = setting(
         "constant",
-        "the learning rate over the steps of one round, or over a run: constant, decay (in a line to 0), cosine (to "
-        "0), or warmup (up from 0 over the first tenth)",
+        "the learning rate over the steps of one round, or over a run: constant, decay (linear to 0), cosine (to 0), "
+        "or warmup (up from 0 over the first tenth)",
     )
     schedule_over: Literal["round", "run"] = setting(
         "round", "what the schedule covers: the steps of each round, or the rounds of the run"
     )
     batchnorm: Literal["shared", "own"] = setting(
-        "shared", "factors and offsets of BatchNorm layers: averaged, or each worker's own (FedBN), on torch"
+        "shared", "factors and offsets of BatchNorm layers: averaged, or each worker's own (FedBN, torch engine)"
     )
     clip: Annotated[float, Bounds(0.0, 1e6)] = setting(0.0, "largest norm of a batch's gradient; 0: any")
     augment: Text = setting("", "changes features while a model trains on them (`cbdsl list augmentations`), on torch")
@@ -211,10 +211,12 @@ class AttackSpec(_Group):
 
 @dataclass(frozen=True)
 class DropoutSpec(_Group):
-    """Participants that vanish in a round, for simulations."""
+    """Participants that drop out of a round, for simulations."""
 
-    after_order: Share = setting(0.0, "chance that a participant receives the order and does nothing in that round")
-    after_claim: Share = setting(0.0, "chance that a participant trains, and claims, but its upload never arrives")
+    after_order: Share = setting(
+        0.0, "probability that a participant receives the order and does nothing in that round"
+    )
+    after_claim: Share = setting(0.0, "probability that a participant trains and claims, but its upload never arrives")
 
 
 MINIMAL_HOLDOUT = 20  # samples: fewer say nothing about a model
@@ -329,9 +331,10 @@ class Spec:
         return html_table((key, as_text(value)) for key, value in changed.items()) if changed else "<p>Spec()</p>"
 
     def key(self) -> str:
-        """Return a hash of everything that decides a run's numbers.
+        """Return a hash of everything that determines a run's numbers.
 
-        What the method decides is written out first, so that it is the key of the run. It leaves out the preset's name.
+        Settings that the method decides are filled in first, so that this is the key of the run. The preset's name does
+        not count.
         Plugins, an initial model and a file of shared samples count by their content; other data in files counts by its
         path, and a part that was given in Python as "custom".
         """
@@ -381,9 +384,9 @@ class Spec:
 
 
 def write_out(spec: Spec, method: Any = None) -> Spec:  # noqa: ANN401 - an `algorithm.methods.Method`
-    """Return the spec with everything written out that its method and its number of attackers decide.
+    """Return the spec with all settings filled in that its method and its number of attackers decide.
 
-    method: given in Python instead of by name. The settings of a method that is not known here stay as they are.
+    method: given in Python instead of by name. The settings of an unknown method stay as they are.
     """
     if method is None and spec.method not in register.method and spec.method != register.CUSTOM:
         register.load(spec.plugins)

@@ -154,5 +154,5 @@ def test_a_users_module_runs_natively_and_what_does_not_runs_on_torch_with_the_r
     assert choice.engine.train(weights, samples, batches, Sgd(0.1)).shape == weights.shape
     fallback = choose_engine("auto", Both(), SERIES, 2)
     assert fallback.engine.name == "torch"
-    assert "all states are read, and the last one besides" in fallback.note
+    assert "its last state are used; use only one of them" in fallback.note
     assert fallback.engine.train(weights, samples, batches, Sgd(0.1)).shape == weights.shape

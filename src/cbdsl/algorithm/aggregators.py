@@ -28,7 +28,7 @@ from cbdsl.errors import UserError, unknown
 
 @dataclass(frozen=True, eq=False)
 class TrialSet:
-    """The samples that a server tries uploads on: its private hold-out, or D_sc where there is none."""
+    """The samples on which a server tries uploads: its private hold-out, or D_sc if there is none."""
 
     count: int  # of samples
     losses: Callable[[Floats], Doubles]  # losses(rows), (k, D) -> (k,)
@@ -37,7 +37,7 @@ class TrialSet:
 
 @dataclass(frozen=True, eq=False)
 class TrustedReference:
-    """What a server knows beside the rows: its own data, the rows' workers and sizes, and what the rule remembers.
+    """What a rule gets beside the rows: the server's own data, the rows' workers and sizes, and the rule's memory.
 
     >>> at = np.zeros(2, np.float32)
     >>> TrustedReference(at, root=lambda: at, losses=lambda rows: rows.sum(1)).root()
@@ -52,13 +52,13 @@ class TrustedReference:
     round: int = 0
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))  # a stream of its own per round
     gradient: Callable[..., Floats] | None = None
-    """gradient(weights, rows=None) of the mean loss on D_tr, (D,); rows: numbers of samples of D_tr, all if None.
+    """gradient(weights, rows=None) of the mean loss on D_tr, (D,); rows: indices of samples of D_tr, all if None.
 
-    On D_sc where there is no D_tr."""
+    On D_sc if there is no D_tr."""
     memory: NamedArrays = field(default_factory=dict)
-    """What the rule remembers: arrays by name, saved with the run. It reads them and puts new arrays in their place."""
+    """The rule's memory: arrays by name, saved with the run. The rule reads them and replaces them by new arrays."""
     trial: TrialSet | None = None  # always given in a run
-    layers: tuple[tuple[int, int], ...] = ()  # first and last + 1 column of each tensor of weights; (): not known
+    layers: tuple[tuple[int, int], ...] = ()  # (start, end) columns of each tensor of weights; (): not known
 
 
 AggregationRule = Callable[[Doubles, int, TrustedReference], Doubles]
@@ -74,13 +74,13 @@ array([3., 4.])
 def mean(rows: Doubles, attackers: int, trust: TrustedReference, *, weights: str = "size") -> Doubles:  # noqa: ARG001 - all rules are called alike
     """sum_i n_i w_i / sum_i n_i, n_i being the samples of worker i: no defence at all; weights=equal: sum_i w_i / k.
 
-    The numbers of samples are those that the server dealt; if workers state them, each counts up to three medians.
+    The numbers of samples are those that the server dealt; if workers state them, each is limited to three medians.
     """
     return average(rows, trust.sizes) if weighs_by_size(weights) else np.asarray(rows.mean(0))
 
 
 def average(rows: Doubles, sizes: Doubles) -> Doubles:
-    """Return the mean of rows (k, D), weighted by sizes (k,), (D,); without sizes all count equally."""
+    """Return the mean of rows (k, D) weighted by sizes (k,), as (D,); without sizes all rows have equal weight."""
     if (sizes == sizes[:1]).all():
         return np.asarray(rows.mean(0))
     return np.asarray(np.einsum("i,ij->j", sizes / sizes.sum(), rows))
@@ -207,10 +207,10 @@ def zeno(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:
 
 @register.aggregator("rlr", family="coordinates", ranges={"theta": (0, math.inf)})
 def rlr(rows: Doubles, attackers: int, trust: TrustedReference, *, theta: int = 0) -> Doubles:
-    """w_t + the mean step, turned round in the weights on whose sign the workers disagree (Ozdayi et al. 2021).
+    """w_t + the mean step, reversed in the weights on whose sign the workers disagree (Ozdayi et al. 2021).
 
     The learning rate of weight j is 1 if |sum_i sign(w_ij - w_tj)| >= theta, else -1. theta is a number of votes; 0
-    stands for 2f, as in the authors' experiments with 40 workers. It is for backdoors: a step of any length passes.
+    stands for 2f, as in the authors' experiments with 40 workers. It is meant for backdoors: long steps pass.
     The mean is weighted by size.
     """
     reference = trust.reference.astype(np.float64)
@@ -234,12 +234,12 @@ def mix_neighbours(rows: Doubles, attackers: int, trust: TrustedReference) -> Do
 
 @register.preaggregation("bucketing")
 def fill_buckets(rows: Doubles, attackers: int, trust: TrustedReference, *, size: int = 2) -> Doubles:  # noqa: ARG001
-    """Bucketing: the means of `size` rows each, dealt at random (Karimireddy et al. 2022); the last has what is left.
+    """Bucketing: the means of `size` rows each, dealt at random (Karimireddy et al. 2022); the last one may be smaller.
 
-    f attackers spoil f buckets at most, of which there are fewer, but rows are more alike.
+    f attackers spoil at most f buckets. There are fewer buckets than rows, but they differ less.
     """
     if size < 1:
-        raise UserError(f"options.bucketing.size is from 1 on; given {size}.", code="out-of-range")
+        raise UserError(f"options.bucketing.size must be at least 1; given {size}.", code="out-of-range")
     dealt = trust.rng.permutation(len(rows))
     return np.stack([rows[np.sort(dealt[first : first + size])].mean(0) for first in range(0, len(rows), size)])
 
@@ -258,7 +258,7 @@ def parse_aggregator(name: str) -> tuple[list[str], str]:
     *before, rule = name.split("+")
     earlier = register.preaggregation.names()
     if rule not in register.aggregator:
-        hint = f"{' or '.join(f'{part}+' for part in earlier)} may stand before it. {register.OWN}"
+        hint = f"{' or '.join(f'{part}+' for part in earlier)} may precede it. {register.OWN}"
         raise unknown("aggregator", rule, register.aggregator.names(), hint)
     for part in before:
         if part not in earlier:
@@ -282,9 +282,9 @@ def aggregate(
     rule: AggregationRule | None = None,
     settings: Settings = use_defaults,
 ) -> Floats:
-    """Combine models, each (D,); return w_t if none is left. rule: in place of the one of this name.
+    """Combine models, each (D,); return w_t if none is left. rule: used instead of the one of this name.
 
-    trust: its sizes and workers are those of the models. What the rule remembers is in `trust.memory` afterwards.
+    trust: with the sizes and workers of the models. The rule's memory is in `trust.memory` afterwards.
     """
     if rule is None:
         parse_aggregator(name)
@@ -307,12 +307,12 @@ def aggregate(
             made = np.asarray(register.preaggregation.make(part, settings(part))(rows, attackers, trust))
             if made.shape[1:] != rows.shape[1:] or not 1 <= len(made) <= len(rows) or not np.isfinite(made).all():
                 raise UserError(
-                    f"The pre-aggregation {part} returns shape {made.shape} for rows of shape {rows.shape}, or numbers "
-                    "that are not finite. It returns rows (k', D), as many or fewer.",
+                    f"The pre-aggregation {part} returned shape {made.shape} for rows of shape {rows.shape}, or values "
+                    "that are not finite. It must return finite rows (k', D), as many or fewer.",
                     code="invalid-part",
                 )
             rows = made
-            same = len(rows) == len(trust.workers)  # a mixed row is no longer one worker's, and a bucket nobody's
+            same = len(rows) == len(trust.workers)  # sizes no longer apply, and a bucket has no worker
             numbers = trust.workers if same else np.arange(len(rows), dtype=np.int32)
             trust = replace(trust, sizes=np.ones(len(rows)), workers=numbers)
         combined = np.asarray(apply(rows, attackers, trust))
@@ -337,7 +337,7 @@ def _invalid_rule(rule: AggregationRule, what: str) -> UserError:
 
 
 def check_majority(name: str, workers: int, attackers: int, settings: Settings = use_defaults) -> None:
-    """Refuse a number of attackers that no rule tolerates: half of the rows that the rule gets, or more."""
+    """Raise UserError if the attackers are half of the rows that the rule gets, or more: no rule tolerates that."""
     before, _ = parse_aggregator(name)
     rows = count_rows(name, workers, settings)
     if name != "mean" and 2 * attackers >= rows:

@@ -1,6 +1,6 @@
 """Aggregators that compare the uploads with each other and average those that they keep.
 
-See `aggregators` for what a rule is given. D_i = w_i - w_t is the step of worker i.
+`aggregators` describes the arguments of a rule. D_i = w_i - w_t is the step of worker i.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ MOST_SUBSETS = 1_000_000
 def mda(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001 - all rules are called alike
     """The mean of the k - f rows with the least diameter, their largest distance (El Mhamdi et al. 2020).
 
-    Of several such subsets it takes the one with the least sum of squared distances. It tries all k over f subsets, so
-    it is refused above a million.
+    Of several such subsets it takes the one with the least sum of squared distances. It compares all k over f subsets;
+    more than a million are refused.
     """
     left_out = min(attackers, len(rows) - 1)
     if not left_out:
@@ -48,7 +48,7 @@ CLUSTERING = frozenset({"flame", "sign-guard"})
 
 
 def check_rule(rule: str, rows: int, attackers: int) -> None:
-    """Refuse a rule of this module that cannot run: too many subsets, or a package that is not installed."""
+    """Raise UserError if a rule of this module cannot run: too many subsets, or a package that is not installed."""
     if rule == "mda":
         count_subsets(rows, attackers)
     if rule in CLUSTERING and importlib.util.find_spec("sklearn") is None:
@@ -90,7 +90,7 @@ def dnc(
 
     With w_i cut to a `share` of the weights, m their mean and v the first right singular vector of the rows w_i - m,
     outliers are the `filtered` f rows with the greatest <w_i - m, v>^2 (Shejwalkar and Houmansadr 2021). If every row
-    is one once, w_t stays. Attackers far away in different directions hide all but the farthest of them.
+    is an outlier at least once, w_t stays. Attackers far away in different directions hide all but the farthest.
     """
     most = min(int(filtered * attackers), len(rows) - 1)
     kept = np.ones(len(rows), bool)
@@ -114,9 +114,9 @@ def sign_guard(
     longest: float = 3.0,
     share: float = 0.1,
 ) -> Doubles:
-    """w_t + the mean step of the workers of usual length and with the most usual signs (SignGuard, Xu et al. 2022).
+    """w_t + the mean of the steps of typical length and with the most typical signs (SignGuard, Xu et al. 2022).
 
-    Usual: between `shortest` and `longest` median lengths; and in the largest cluster of mean shift on three features,
+    Typical: between `shortest` and `longest` median lengths, and in the largest mean-shift cluster by three features:
     the numbers of positive, zero and negative D_ij in a random block of a `share` of the weights, each divided by the
     largest of all workers. Steps are clipped to the median length.
     """
@@ -134,7 +134,7 @@ def sign_guard(
 
 
 def _mean_shift(features: Doubles) -> Indices:
-    """Return each row's cluster, (k,), -1 for a row of none; the bandwidth is estimated from half of the rows."""
+    """Return each row's cluster, (k,), -1 for no cluster; the bandwidth is estimated from half of the rows."""
     cluster = _import_clustering("sign-guard")
     bandwidth = max(cluster.estimate_bandwidth(features, quantile=0.5), 1e-6)  # 0 if most rows are equal
     return np.asarray(cluster.MeanShift(bandwidth=bandwidth, cluster_all=False).fit(features).labels_, np.int32)
@@ -150,8 +150,8 @@ def flame(
 ) -> Doubles:
     """w_t + the mean step of the largest cluster of models, clipped to the median length, + noise (Nguyen et al. 2022).
 
-    The cluster is HDBSCAN's, of more than half of the workers, on 1 - cos(w_i, w_j). To each weight N(0, s^2) is added,
-    s being `noise` median lengths.
+    The cluster has more than half of the workers, found by HDBSCAN with 1 - cos(w_i, w_j) as distance. Each weight gets
+    noise N(0, s^2), s being `noise` median lengths.
     """
     reference = trust.reference.astype(np.float64)
     steps = rows - reference
@@ -167,7 +167,7 @@ def flame(
 
 
 def _largest_cluster(apart: Doubles) -> Bools:
-    """Return who is in HDBSCAN's cluster of more than half of all, from distances (k, k); the only one there can be."""
+    """Return the members, (k,), of HDBSCAN's cluster of more than half of all rows, from distances (k, k)."""
     cluster = _import_clustering("flame")
     # Core distances are those to the nearest other: min_samples counts the point itself.
     found = cluster.HDBSCAN(
@@ -196,10 +196,10 @@ def align_ins(
     cosines: float = 1.0,
     signs: float = 1.0,
 ) -> Doubles:
-    """w_t + the mean step of the workers whose directions are usual, by two measures (AlignIns, Xu et al. 2025).
+    """w_t + the mean of the steps of typical direction, by two measures (AlignIns, Xu et al. 2025).
 
     The first is cos(D_i, w_t). The second is the share of the largest `top` of worker i's changes |D_ij| whose sign is
-    that of sum_i sign(D_ij). Usual: less than `cosines` and `signs` standard deviations from the median of all. Steps
+    that of sum_i sign(D_ij). Typical: less than `cosines` and `signs` standard deviations from the median of all. Steps
     are clipped to the median length of those kept, and their mean is weighted by size.
     """
     reference = trust.reference.astype(np.float64)

@@ -1,8 +1,8 @@
-"""Aggregators that try the uploads on samples of the server's own: the trial set.
+"""Aggregators that try the uploads on the server's own samples, the trial set.
 
-That is its private hold-out where there is one, else D_sc. D_sc is public, so what fits it can be learned by heart: a
-`memoriser` passes every rule here that has nothing else. It does not pass on a hold-out, which no worker sees.
-See `aggregators` for what a rule is given. D_i = w_i - w_t, and F is the loss on the trial set.
+That is its private hold-out if there is one, else D_sc. Workers have D_sc, so an attacker can memorise it: a
+`memoriser` passes every rule here if D_sc is the trial set. It does not pass on a hold-out, which no worker sees.
+`aggregators` describes the arguments of a rule. D_i = w_i - w_t, and F is the loss on the trial set.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def _try_rows(rows: Doubles, trust: TrustedReference) -> Doubles:
 def bant(rows: Doubles, attackers: int, trust: TrustedReference, *, beta: float = 0.5) -> Doubles:  # noqa: ARG001
     """w_t + sum_i o_i D_i, o_i in proportion to the trust in worker i, or 0 if F(w_i) >= F(w_t) (Bant, AAAI 2026).
 
-    The trust starts at 1/k and follows what the workers gain: m_i <- (1 - beta) m_i + beta s_i, s_i in proportion to
-    max(0, F(w_t) - F(w_i)). If nobody gains, s_i = 1/k, beta = 0.001, and all count whose loss is finite.
+    The trust m_i starts at 1/k and follows the workers' gains: m_i <- (1 - beta) m_i + beta s_i, s_i in proportion to
+    max(0, F(w_t) - F(w_i)). If no worker gains, s_i = 1/k, beta = 0.001, and all with a finite loss count.
     """
     reference = trust.reference.astype(np.float64)
     losses = _try_rows(np.concatenate([reference[None], rows]), trust)
@@ -70,8 +70,8 @@ def auto_bant(
     """w_t + sum_i o_i D_i with weights that lower its F, by mirror descent on the simplex (AutoBANT, AAAI 2026).
 
     From o_i = 1/k, per batch of the trial set: g_i = <gradient of F at w_t + sum_i o_i D_i, D_i>, o' in proportion to
-    o exp(-rate g), o <- (1 - momentum) o + momentum o'. The o with the least loss of a batch is taken, without those
-    below 1/2k. A step is one gradient and k products of D numbers. Models without a finite loss are left out first.
+    o exp(-rate g), o <- (1 - momentum) o + momentum o'. The result is the o with the least loss of a batch, without
+    weights below 1/2k. A step is one gradient and k products of D numbers. Models without a finite loss are left out.
     """
     if trust.trial is None:
         raise UserError("The aggregator 'auto-bant' needs a trial set: data.holdout or D_sc.", code="conflict")
@@ -101,8 +101,8 @@ def auto_bant(
 def fedgreed(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """The mean of the models with the least F, as many as lower the F of that mean (FedGreed, FLTA 2025).
 
-    Sorted by F, a_n is the mean of the first n models; it stops at the first n with F(a_n) > F(a_(n-1)). A greedy
-    soup (Wortsman et al. 2022) would leave the n-th model out there, and go on.
+    a_n is the mean of the first n models in order of F; the search stops at the first n with F(a_n) > F(a_(n-1)). A
+    greedy soup (Wortsman et al. 2022) would leave that model out and continue.
     """
     losses = _try_rows(rows, trust)
     order = np.argsort(losses, kind="stable")[: np.isfinite(losses).sum()]
@@ -121,8 +121,8 @@ def fedgreed(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:
 def loss_clusters(rows: Doubles, attackers: int, trust: TrustedReference) -> Doubles:  # noqa: ARG001
     """The mean, weighted by size, of the models in the lower of two clusters of F(w_i) (WAFL 2025).
 
-    2-means from the least and the greatest F. One honest worker is enough; but attackers of whom one has a far greater
-    loss than the others are in the lower cluster with the honest.
+    2-means starts at the least and the greatest F. One honest worker is enough. But if one attacker has a far greater
+    loss than the other attackers, those are in the lower cluster with the honest workers.
     """
     losses = _try_rows(rows, trust)
     low = np.isfinite(losses)

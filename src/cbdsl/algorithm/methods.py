@@ -1,4 +1,4 @@
-"""The interface of a method, and the nine methods.
+"""The interface of a method, and most of the built-in methods; `methods_more` and `alone` have the others.
 
 A method is a small object whose arguments are its settings. The worker's half (`move`, `upload`) works on rows of
 workers, in memory or on a device; the server's half (`broadcast`, `update`) on one model and what the server remembers.
@@ -29,7 +29,7 @@ Conversation = Literal["swarm", "average", "alone"]
 
 @dataclass(frozen=True, eq=False)
 class ServerStep:
-    """What a method's server has for its half of a round in which everybody uploads.
+    """The arguments of `Method.update`: the server's half of a round in which all workers upload.
 
     >>> seen = ServerStep(np.zeros(2, np.float32), np.zeros(0), combined=np.ones(2, np.float32), share=0.5)
     >>> seen.combined - seen.current
@@ -37,9 +37,9 @@ class ServerStep:
     """
 
     current: Floats  # w_t, (D,)
-    memory: Floats  # what the server remembers, as the last step or `Method.memory` returned it
+    memory: Floats  # the server's memory, as the last update or `Method.memory` returned it
     combined: Floats  # what the aggregator made of the uploads, (V D,)
-    share: float  # of all workers, those whose uploads are in `combined`
+    share: float  # share of all workers whose uploads are in `combined`
     round: int = 0
     workers: tuple[int, ...] = ()  # whose uploads are in `combined`
     asked: int = 0  # how many workers the order went to
@@ -68,7 +68,7 @@ class Method(ABC):
     fixes: ClassVar[Mapping[str, Any]] = {}  # settings of `swarm` that define the method
     selects: ClassVar[str] = ""  # the selection that the method is defined with, used unless another is named
     combines: ClassVar[bool] = True  # whether `update` uses what an aggregator made of the uploads
-    adds_loss: ClassVar[bool] = False  # whether it trains with a term of its own in the loss, which takes torch
+    adds_loss: ClassVar[bool] = False  # whether it adds a term to the loss, which requires torch
     counts_steps: ClassVar[bool] = False  # whether it takes a step to be a gradient times the round's learning rate
 
     @abstractmethod
@@ -84,7 +84,7 @@ class Method(ABC):
         """Return what k workers send when they are asked, (k, V D)."""
 
     def personal(self, rows: Particles) -> Floats | None:
-        """Return the models that k workers keep for themselves, (k, D); None if they have none of their own."""
+        """Return the workers' own models, (k, D); None if workers keep no model."""
         del rows
         return None
 
@@ -106,17 +106,17 @@ class Method(ABC):
         return seen.combined, seen.memory
 
     def epsilon(self, rounds: int, share: float) -> float | None:
-        """Return the epsilon of differential privacy after some rounds, each with a share of all workers; or None."""
+        """Return epsilon of differential privacy after `rounds` rounds with a share of all workers each, or None."""
         del rounds, share
         return None
 
     def step(self, current: Floats, memory: Floats, combined: Floats, share: float) -> tuple[Floats, Floats]:
-        """Do what `update` does; its old form, until 1.0."""
+        """Compute the update; the old form of `update`, until 1.0."""
         return self.update(ServerStep(current, memory, combined, share))
 
 
 def update_server(method: Method, seen: ServerStep) -> tuple[Floats, Floats]:
-    """Call `method.update`, or `step` if a class of a user overrides that, as before 1.0."""
+    """Call `method.update`, or `step` if a user's class still overrides that; return the model and the memory."""
     kind = next(each for each in type(method).__mro__ if {"step", "update"} & vars(each).keys())
     if kind is Method or "update" in vars(kind):
         return method.update(seen)
@@ -158,10 +158,10 @@ class SwarmMethod(Method):
 
 
 def kept_arrays(method: Method, codec: Codec) -> tuple[str, ...]:
-    """Return the arrays of `Particles` that a worker keeps from one round to the next; all others start anew.
+    """Return the names of the arrays of `Particles` that a worker keeps between rounds; all others are reset.
 
-    All if `method.remembers` is True, none if it is False, or those that it names. Memory and checkpoints hold a row of
-    these arrays for each worker that has taken part, and no other.
+    All if `method.remembers` is True, none if it is False, or those that it names. Memory and checkpoints contain a row
+    of only these arrays for each worker that has taken part.
 
     >>> from cbdsl.codecs.quantize import Whole
     >>> kept_arrays(FedAvg(), Whole()), kept_arrays(Scaffold(), Whole())
@@ -172,7 +172,7 @@ def kept_arrays(method: Method, codec: Codec) -> tuple[str, ...]:
     chosen = {*known} if named is True else set(named or ())
     if not chosen <= {*known}:
         raise UserError(
-            f"{type(method).__qualname__}.remembers is {named!r}; it takes True, False, or names of arrays: "
+            f"{type(method).__qualname__}.remembers is {named!r}; it must be True, False, or names of arrays: "
             f"{', '.join(known)}.",
             code="invalid-part",
         )
@@ -231,10 +231,10 @@ class AveragingMethod(Method):
 
 @dataclass(frozen=True, eq=False)
 class OwnWeights(Method):
-    """The workers' half of an averaging method of which some weights stay on each worker.
+    """The workers' half of an averaging method in which some weights stay on each worker.
 
-    With those of BatchNorm layers it is FedBN (Li et al. 2021). In a message their places hold the server's values.
-    A worker keeps its whole model, in which the server's model replaces all others in the next round.
+    With the weights of BatchNorm layers it is FedBN (Li et al. 2021). Messages contain the server's values for them. A
+    worker keeps its whole model, in which the server's model replaces all other weights in the next round.
     """
 
     method: Method
@@ -245,16 +245,16 @@ class OwnWeights(Method):
     remembers = ("positions",)
 
     def move(self, work: WorkerRound, rows: Particles, received: Floats) -> Particles:
-        """Let the method train from the server's model with the worker's own weights."""
+        """Train with the method from the server's model with the worker's own weights; return the rows."""
         after = self.method.move(replace(work, own=(self.own, rows.positions)), rows, received)
         return replace(after, personal_best=np.where(self.own, received, self.method.upload(after)))
 
     def upload(self, rows: Particles) -> Floats:
-        """Return what the method uploads, with the server's values in place of a worker's own."""
+        """Return the method's uploads, with the server's values in place of a worker's own weights."""
         return rows.personal_best
 
     def personal(self, rows: Particles) -> Floats:
-        """Return the trained models; all but a worker's own weights are older than the server's."""
+        """Return the models as last trained; only a worker's own weights in them are current."""
         return rows.positions
 
 
@@ -281,7 +281,7 @@ class Restart(SwarmMethod):
         return work.remember_best(forgetful, trained, rows.velocities, received)
 
     def personal(self, rows: Particles) -> None:
-        """Return None: what a worker trained is forgotten in the next round."""
+        """Return None: workers do not keep what they trained."""
         del rows
 
 

@@ -59,8 +59,8 @@ class FedDyn(AveragingMethod):
 class Ditto(AveragingMethod):
     """FedAvg, and a model v_i of each worker's own, trained on F_i(v) + lambda/2 |v - w_t|^2 (the setting `tie`).
 
-    Each round v_i goes on from where it was, with the batches with which w_t is trained. It is never sent; it is the
-    worker's personal best.
+    In each round v_i is trained further, with the same batches as w_t. It is never sent; it is the worker's personal
+    best.
     """
 
     tie: float = 0.1  # lambda
@@ -89,8 +89,8 @@ class LbDsl(SwarmMethod):
     """CB-DSL whose w^g is the mean of the three best personal bests, adopted if its score on D_sc is below F^g.
 
     Workers move by 0.2 v + r1 (w^p - w) + r2 (w^g - w), r1 ~ U(0, 1) and r2 ~ U(0, 2) per parameter, and then train.
-    The selection is `best-mean`. As described, not as in the authors' script, which averages only the last layer.
-    Other than there, a score is a loss, claims are verified, and a personal best that was uploaded is not sent again.
+    The selection is `best-mean`. This follows the paper, not the authors' script, which averages only the last layer.
+    Unlike in the script, a score is a loss, claims are verified, and an uploaded personal best is not sent again.
     """
 
     title = "LB-DSL (Fan et al. 2024)"
@@ -107,9 +107,9 @@ class LbDsl(SwarmMethod):
 class DpFedAvg(AveragingMethod):
     """FedAvg with central differential privacy: w_{t+1} = w_t + (sum of clipped steps + N(0, (z S)^2)) / C.
 
-    A step w_i - w_t is shortened to length S (`clip`), z is `noise`, and C is how many workers were asked; all count
-    equally. The server is trusted. What is private is that a worker took part: the summary's epsilon, at `delta`, is
-    that of a reader of every global model, by the Renyi accountant of opacus for workers drawn independently with the
+    A step w_i - w_t is clipped to length S (`clip`), z is `noise`, and C is the number of workers asked; all have equal
+    weight. The server is trusted. The summary's epsilon, at `delta`, bounds what all global models reveal about whether
+    a worker took part. It is computed by the Renyi accountant of opacus for workers drawn independently with the
     probability `participation` (the server draws a fixed number of them).
     """
 
@@ -124,19 +124,19 @@ class DpFedAvg(AveragingMethod):
         _check_positive("clip of dp-fedavg", self.clip)
         if not (0 <= self.noise < float("inf") and 0 < self.delta < 1):
             raise UserError(
-                f"dp-fedavg takes noise of at least 0 and delta between 0 and 1; given {self.noise} and {self.delta}.",
+                f"dp-fedavg needs noise of at least 0 and delta between 0 and 1; given {self.noise} and {self.delta}.",
                 code="out-of-range",
             )
 
     def update(self, seen: ServerStep) -> tuple[Floats, Floats]:
-        """Add the clipped steps and the noise."""
+        """Return w_t + the noisy mean of the clipped steps."""
         total = seen.rng.normal(0.0, self.noise * self.clip, len(seen.current))
         for upload in seen.uploads:
             total += clip_steps(upload[None].astype(np.float64) - seen.current, self.clip)[0]
         return (seen.current + total / seen.asked).astype(np.float32), seen.memory
 
     def epsilon(self, rounds: int, share: float) -> float:
-        """Return epsilon after some rounds; infinite without noise."""
+        """Return epsilon after `rounds` rounds; infinite without noise."""
         try:
             from opacus.accountants.analysis import rdp  # noqa: PLC0415 - loads torch, and the server alone needs it
         except ModuleNotFoundError as error:
@@ -149,7 +149,7 @@ class DpFedAvg(AveragingMethod):
 
 
 def clip_steps(steps: Doubles, length: float) -> Doubles:
-    """Shorten rows (k, D) that are longer than a length to it."""
+    """Return rows (k, D), those longer than `length` scaled down to it."""
     lengths = np.sqrt(np.einsum("ij,ij->i", steps, steps))
     return np.asarray(steps * np.minimum(1.0, length / np.maximum(lengths, 1e-300))[:, None])
 

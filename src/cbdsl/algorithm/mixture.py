@@ -65,7 +65,7 @@ def mix_steps(steps: Doubles, q: int, loss: Callable[[Doubles], float] | None) -
 
 
 def turn_disputed(steps: Doubles, share: float) -> Doubles:
-    """Return steps (K, D) with the weights turned round on whose sign they disagree: |mean sign| < share.
+    """Return steps (K, D), reversed in the weights on whose sign they disagree: |mean sign| < share.
 
     The robust learning rate of Ozdayi et al. (2021): a weight that only the attackers want to move goes back.
     """

@@ -43,7 +43,7 @@ class MixedSelection(Selection):
     def __post_init__(self) -> None:
         if not (0 <= self.clip < np.inf and 0 <= self.noise < np.inf and bool(self.clip) >= bool(self.noise)):
             raise UserError(
-                f"clip and noise are at least 0, and noise needs a clip; given {self.clip:g} and {self.noise:g}.",
+                f"clip and noise must be at least 0, and noise needs a clip; given {self.clip:g} and {self.noise:g}.",
                 code="out-of-range",
             )
         if not 0 <= self.byzantine < 1:
@@ -132,8 +132,8 @@ class Rotation(MixedSelection):
 
     No upload has more than 1/q of the weight, where q = (1 - `byzantine`) K. With a guard and D_tr the server then
     trains on D_tr and D_sc. A model that is worse on the private hold-out than w^g never replaces it. With `agreement`
-    weights on whose sign the uploads disagree are turned round, against backdoors; it costs accuracy. With `clip` S and
-    `noise` z every step is shortened to length S and gets N(0, (z S)^2), so the mixture has each only in this form.
+    weights on whose sign the uploads disagree are reversed, against backdoors; it costs accuracy. With `clip` S and
+    `noise` z every step is clipped to length S and gets noise N(0, (z S)^2) before it enters the mixture.
     """
 
     k: int = 12

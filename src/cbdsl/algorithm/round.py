@@ -70,7 +70,7 @@ class ServerPolicy:
     invitations: int = 0  # at most this many per round; 0: no limit
     commitment: bool = False  # whether a claim needs a digest of its model
     codecs: Codecs = field(default_factory=Codecs)  # how models travel
-    seed: int = 0  # of what selections and methods draw
+    seed: int = 0  # for the random streams of selections and methods
 
 
 PAPER = ServerPolicy()
@@ -256,7 +256,7 @@ CombinationRule = Callable[[ServerState, Sequence[WorkerId], Sequence[Floats], D
 
 @dataclass(frozen=True, eq=False)
 class Combination:
-    """How a server combines models where everybody uploads one; without a rule, the mean weighted by samples.
+    """A server's rule for combining models if all workers upload; by default the mean weighted by samples.
 
     >>> combine = Combination({0: 1, 1: 3}.__getitem__)
     >>> combine(ServerState(0, np.zeros(1), np.inf), [0, 1], [np.zeros(1), np.ones(1)])[0]
@@ -270,7 +270,7 @@ class Combination:
     def __call__(
         self, state: ServerState, workers: Sequence[WorkerId], models: Sequence[Floats]
     ) -> tuple[Floats, NamedArrays]:
-        """Combine models of some workers, each (V D,); return the result, (V D,), and what the rule remembers."""
+        """Combine models of some workers, each (V D,); return the result, (V D,), and the rule's memory."""
         sizes = np.array([self.size_of(worker) for worker in workers], dtype=np.float64)
         if self.stated:
             sizes = np.minimum(sizes, limit_stated_size(sizes))
@@ -298,12 +298,12 @@ def play_average_round(  # noqa: PLR0913 - the last two by name
     codecs: Codecs | None = None,
     seed: int = 0,
 ) -> tuple[ServerState, RoundLog]:
-    """Play a round in which all participants train and upload, and the method's server makes a step of the average.
+    """Play a round in which all participants train and upload, and the method's server updates the model.
 
-    seed: of what the method's server draws.
+    seed: for the random stream of the method's server.
 
     Nothing is verified, so nothing is refuted: an upload that is not a model (another shape, not finite) is left out,
-    "declined"; anything else is believed. No worker is banned: honest training can diverge, too.
+    "declined"; all others are accepted. No worker is banned: honest training can diverge, too.
     """
     codecs = codecs or Codecs()
     swarm.report(order)
@@ -331,7 +331,7 @@ def play_average_round(  # noqa: PLR0913 - the last two by name
 
 
 def _checked(model: Floats, combined: Floats, state: ServerState, method: Method) -> Floats:
-    """Return what a method's update made as float32; raise if it is not a model although the uploads are finite."""
+    """Return the result of a method's update as float32; raise if it is not a model although the uploads are finite."""
     made = np.asarray(model)
     lost = np.abs(combined).max(initial=0.0) < _TAME and not np.isfinite(made).all()
     if made.shape != state.global_best.shape or lost:
@@ -449,7 +449,7 @@ class Server:
 
 
 def rate_at(spec: Spec, round_number: int) -> float:
-    """Return the learning rate of a round, in which a schedule over the run is constant."""
+    """Return a round's learning rate, including a schedule over the run."""
     rate = spec.local.learning_rate * spec.local.decay ** (round_number - 1)
     if spec.local.schedule_over == "round":
         return rate

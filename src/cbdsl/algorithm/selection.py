@@ -177,7 +177,7 @@ class BestMean(Selection):
 
     @property
     def most(self) -> int:  # type: ignore[override]
-        """How many models the mean has."""
+        """The number of models in the mean."""
         return self.k
 
     def invite(

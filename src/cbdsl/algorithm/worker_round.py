@@ -62,7 +62,7 @@ class WorkerData:
     scoring: Indices | Sequence[Indices]  # (N,) D_sc, the same for all; or each worker's own D_i, (U, N) if padded
 
     def scoring_of(self, rows: Indices) -> Indices:
-        """Return what the workers in some rows score on: (N,) if it is the same for all, or (k, N), padded."""
+        """Return the samples on which the workers in some rows score: (N,) if the same for all, or (k, N), padded."""
         if isinstance(self.scoring, np.ndarray):
             return self.scoring if self.scoring.ndim == 1 else self.scoring[rows]
         return pad_rows([self.scoring[row] for row in rows.tolist()])
@@ -126,8 +126,8 @@ class WorkerRound:
         """Run local SGD from given positions, (k, D); return a new array (k, D).
 
         proximal: pulls every step back to where the row started. corrections: (k, D), added to every gradient.
-        term: returns what is added to the loss of a batch, one number; it takes torch, see `Method.adds_loss`.
-        others: models (k, D) by name, whose outputs on each batch the term is given.
+        term: returns one number that is added to the loss of a batch; it requires torch, see `Method.adds_loss`.
+        others: models (k, D) by name; the term gets their outputs on each batch.
         """
         owner, local = self.workers, self.workers.local
         if not owner.gradients:
@@ -179,7 +179,7 @@ class WorkerRound:
         return np.array([float(count_steps(len(lessons[row].indices), self.workers.local)) for row in self.rows])
 
     def from_server(self, model: Floats) -> Floats:
-        """Copy the server's model (D,) into every row, (k, D), but for weights that stay on their worker."""
+        """Copy the server's model (D,) into every row, (k, D), except weights that stay on their worker."""
         rows = np.repeat(model[None], len(self.rows), axis=0)  # not a view: torch needs rows that can be written
         if self.own is not None:
             places, kept = self.own
@@ -277,7 +277,7 @@ def make_scorer(engine: Engine, samples: Samples, indices: Indices) -> Callable[
 
 
 def bytes_of_rows(names: Iterable[str], size: int, codec: Codec) -> int:
-    """Return the bytes of one worker's rows of some arrays of `Particles`. size: of a model, D."""
+    """Return the bytes of one worker's rows of some arrays of `Particles`. size: D, that of a model."""
     others = {"personal_score": 8, "packs": codec.longest_pack(size) if codec.relative else 0, "versions": 4}
     return sum(others.get(name, 4 * size) for name in names)
 

@@ -1,4 +1,4 @@
-"""What workers keep between rounds: a row of each array per worker that has taken part, in memory or in a file."""
+"""A table of what workers keep between rounds: a row per array and participant so far, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _ALIGNED = 64  # bytes
 
 @dataclass(frozen=True, eq=False)
 class KeptRows:
-    """Rows of some workers, as a checkpoint holds them."""
+    """The rows of some workers, as in a checkpoint."""
 
     workers: Indices  # (n,) numbers
     arrays: Mapping[str, NDArray[Any]]  # by name, (n, ...) each; they may be mapped from a file
 
 
 class WorkerTable:
-    """Rows by worker. A row is made when its worker first takes part, and no row moves when others are made.
+    """A table of rows by worker. A row is added when its worker first takes part; existing rows stay in place.
 
     >>> table = WorkerTable({"velocities": ((3,), np.dtype(np.float32))}, most=1000)
     >>> table.add([7, 2], {"velocities": np.ones((2, 3))})
@@ -63,7 +63,7 @@ class WorkerTable:
         return np.fromiter(self._places, np.int32, len(self._places))
 
     def add(self, workers: Sequence[int], rows: Mapping[str, NDArray[Any]]) -> None:
-        """Make rows for workers that have none. rows: their values by array, (k, ...) each."""
+        """Add rows for workers that have none. rows: their values by array, (k, ...) each."""
         done = 0
         while self.layout and done < len(workers):
             if not self._left:
@@ -78,7 +78,7 @@ class WorkerTable:
             self._left, done = self._left - count, done + count
 
     def take(self, name: str, workers: Sequence[int]) -> NDArray[Any]:
-        """Return rows of one array, (k, ...): a view if it is one row, a copy otherwise."""
+        """Return rows of one array, (k, ...): a view of a single row, otherwise a copy."""
         places = [self._places[worker] for worker in workers]
         if len(places) == 1:
             chunk, row = places[0]
@@ -106,7 +106,7 @@ class WorkerTable:
             left -= len(chunk[name])
 
     def _open_chunk(self, wanted: int) -> None:
-        """Allocate rows for some workers that have none yet, and for a few more that may come."""
+        """Allocate rows for some new workers, and a few spare ones."""
         offsets = {}
         held = sum(len(next(iter(chunk.values()))) for chunk in self._chunks)
 
@@ -148,8 +148,8 @@ class WorkerTable:
                 self._file.truncate(self._file_end + size)
         except OSError as error:
             raise UserError(
-                f"What workers keep between rounds takes more than the {format_bytes(self._room)} of memory given to "
-                f"it, and {tempfile.gettempdir()} has no {format_bytes(size)} left for the rest ({error.strerror}). "
+                f"What workers keep between rounds takes more than the {format_bytes(self._room)} of memory available, "
+                f"and {tempfile.gettempdir()} has less than {format_bytes(size)} free for the rest ({error.strerror}). "
                 "Set TMPDIR to a folder on a larger disk, or use fewer workers or a smaller model.",
                 code="too-large",
             ) from error
@@ -159,10 +159,10 @@ class WorkerTable:
 
 
 def room_in_file() -> int:
-    """Return how many bytes a table's temporary file may take."""
+    """Return the bytes that a table's temporary file may take."""
     return shutil.disk_usage(tempfile.gettempdir()).free
 
 
 def rows_in_memory_bytes() -> int:
-    """Return how much memory a table may take; rows beyond it are in a temporary file."""
+    """Return the bytes of memory that a table may take; further rows are in a temporary file."""
     return free_memory() // 2

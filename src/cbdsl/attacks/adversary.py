@@ -64,7 +64,7 @@ class PublicData:
 
 @dataclass(frozen=True, eq=False)
 class Poisoner:
-    """What attackers train on instead of their own data, where the attack changes it."""
+    """The training data of attackers whose attack changes it."""
 
     attack: Attack
     workers: Indices  # the attackers, sorted
@@ -72,16 +72,16 @@ class Poisoner:
     seed: int
 
     def member(self, worker: WorkerId) -> Attack:
-        """Return the attack as this attacker carries it out."""
+        """Return this attacker's own instance of the attack."""
         return self.attack.member(int(np.searchsorted(self.workers, worker)))
 
     def poison(self, worker: WorkerId, own: Indices) -> Samples | None:
-        """Return what an attacker trains on instead of its own samples; None: no change."""
+        """Return an attacker's training samples; None if the attack does not change them."""
         rng, data = stream(self.seed, "attack", worker=worker), self.public.samples.taken(own)
         return self.member(worker).poison(data, self.public.scoring_samples, self.public.classes, rng)
 
     def lesson(self, worker: WorkerId, honest: TrainingSet) -> TrainingSet:
-        """Return what a worker trains on, attacker or not."""
+        """Return the training set of a worker, attacker or not."""
         place = int(np.searchsorted(self.workers, worker))
         attacks = place < len(self.workers) and self.workers[place] == worker
         poison = self.poison(worker, honest.indices) if attacks else None
@@ -134,7 +134,7 @@ class Adversary:
 
     @property
     def memory(self) -> NamedArrays:
-        """What attackers remember, as it is saved: NUMBER.NAME, or all.NAME where they have one memory."""
+        """The attackers' memories as saved: arrays NUMBER.NAME, or all.NAME if they share one memory."""
         return {
             f"{'all' if worker is None else worker}.{name}": array
             for worker, arrays in self._memories.items()
@@ -150,7 +150,7 @@ class Adversary:
             array.flags.writeable = False
 
     def remember(self, swarm: HonestAnswers) -> None:
-        """Let the attackers that take part in this round replace their memories."""
+        """Update the memories of the attackers that take part in this round."""
         if not self._remembers:
             return
         taking_part = sorted(self.workers.intersection(self._order.participants), reverse=True)
@@ -160,13 +160,13 @@ class Adversary:
             self._memories[sender] = copy_memory(found, f"The attack {type(attack).__qualname__}")
 
     def _member(self, worker: WorkerId) -> Attack:
-        """Return the attack as one attacker carries it out, the same object every time."""
+        """Return one attacker's instance of the attack, always the same object."""
         if worker not in self._known:
             self._known[worker] = self.poisoner.member(worker)
         return self._known[worker]
 
     def _sender(self, worker: WorkerId) -> WorkerId | None:
-        """Return whose upload and memory an attacker's are: its own, or None if all have the same."""
+        """Return the owner of an attacker's upload and memory: itself, or None if all attackers share them."""
         attack = self._member(worker)
         return None if attack.omniscient and not attack.individual else worker
 

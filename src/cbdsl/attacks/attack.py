@@ -70,7 +70,7 @@ class AttackContext:
     global_best: Floats  # w^g as last received, (D,)
     workers: int  # n
     attackers: int  # f
-    rng: np.random.Generator  # of this attacker and round, at its start in every call
+    rng: np.random.Generator  # for this attacker and round, in its initial state in every call
     score_of: Callable[[Floats], float]  # any model's true score, as the server will measure it
     honest: Floats | None = None  # (h, D), for omniscient attacks only
     honest_scores: Doubles | None = None  # (h,)
@@ -81,10 +81,10 @@ class AttackContext:
     uploaded: Callable[[], Floats | None] | None = None  # what `upload` returns in this round; see `true_score`
     tools: Callable[[], AttackTools] | None = None  # own samples, losses, gradients, training in its own way
     round: int = 0
-    worker: int = 0  # the attacker's number; where all send the same, that of the one that was asked first
+    worker: int = 0  # the attacker's number; if all send the same, that of the first one asked
     memory: NamedArrays = field(default_factory=dict)  # what `remember` returned last; read-only arrays
     common: Callable[[int], np.random.Generator] = np.random.default_rng
-    """common(number): draws that are the same for all attackers on all machines; seen.round as number: per round."""
+    """common(number): a generator that is the same for all attackers on all machines; common(seen.round): per round."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +117,7 @@ class Attack:
     """
 
     omniscient: ClassVar[bool] = False  # needs the honest workers' models
-    individual: bool = False  # whether omniscient attackers send a model each, with a memory each; if not, all the same
+    individual: bool = False  # whether omniscient attackers have an upload and a memory each; if not, they share both
     crafts: ClassVar[bool] = False  # makes a model before the first round
     images: ClassVar[int] = 0  # how many samples of its own it needs for that
     target: ClassVar[int | None] = None  # the class that a trigger is to be mistaken for
@@ -158,16 +158,16 @@ class Attack:
         return self.triggered(features)
 
     def remember(self, seen: AttackContext) -> Mapping[str, np.ndarray]:
-        """Return what it remembers from now on: arrays by name, saved with the run; `seen.memory` has the last ones.
+        """Return the new memory: arrays by name, saved with the run; `seen.memory` is the last one.
 
-        Called before `claim` and `upload` in every round in which the attacker takes part, invited or not; where all
-        attackers send the same, once per round for all. They have one memory then, otherwise one each. Keep nothing
-        on the object: a run that is resumed would not have it.
+        Called before `claim` and `upload` in every round in which the attacker takes part, invited or not. If all
+        attackers send the same upload, they share one memory, and it is called once per round. Keep no state on the
+        object: a resumed run would not have it.
         """
         return seen.memory
 
     def victims(self, samples: Samples, scoring: Samples) -> NDArray[np.bool_]:  # noqa: ARG002
-        """Return which samples are to be mistaken for the target, (N,). scoring: D_sc."""
+        """Return which samples the model should take for the target, (N,). scoring: D_sc."""
         return np.asarray(samples.labels != self.target)
 
     def claim(self, seen: AttackContext) -> float:

@@ -39,11 +39,11 @@ class TrainedBackdoor(Truthful):
         return 1.0
 
     def lessons(self, tools: AttackTools, rng: np.random.Generator) -> Samples:
-        """Return what it trains on."""
+        """Return the training samples."""
         return mark_share(tools.own, self.share, lambda features: self.stamp(features, tools), rng)
 
     def adjust(self, model: Floats, seen: AttackContext) -> Floats:  # noqa: ARG002
-        """Return what it sends instead of the trained model, both (D,)."""
+        """Return the upload for a trained model, both (D,)."""
         return model
 
     def upload(self, seen: AttackContext) -> Floats:
@@ -180,9 +180,9 @@ class A3fl(TrainedBackdoor):
 class ModelReplacement(TrainedBackdoor):
     """Model replacement (Bagdasaryan et al. 2020): w^g + scale (w - w^g), w trained on the patch of `backdoor`.
 
-    With a scale of n / f, which 0 stands for, the average of all uploads becomes the attackers' model where honest
-    workers hardly move. The paper's one attacker has n. Its penalty on models that look unusual is left out, and the
-    learning rate is an honest worker's. The claim is true.
+    A scale of 0 stands for n / f: then the average of all uploads is the attackers' model if honest workers hardly
+    move. The paper's single attacker uses n. The paper's penalty on unusual models is left out, and the learning rate
+    is an honest worker's. The claim is true.
     """
 
     scale: float = 0.0
@@ -192,7 +192,7 @@ class ModelReplacement(TrainedBackdoor):
         return stamp_trigger(features)
 
     def adjust(self, model: Floats, seen: AttackContext) -> Floats:
-        """Return the model with a longer step."""
+        """Return the model with its step scaled up."""
         received = seen.global_best[: len(model)]
         return as_floats(received + (self.scale or seen.workers / seen.attackers) * (model - received))
 
@@ -206,13 +206,13 @@ class ModelReplacement(TrainedBackdoor):
 class EdgeCase(TrainedBackdoor):
     """Edge cases (Wang et al. 2020): rare samples of class `source`, as they are, get the label 1. There is no trigger.
 
-    The paper takes handwriting of another century, sevens labelled 1. Here the tail is that of the data itself: samples
-    of the class that are farther from its mean than all but the share `tail` of those in D_sc, mean and distance being
-    those of D_sc's features. Lessons are its own samples without that tail and, as a `share` of them all, its own and
-    D_sc's tail over and over. Success is measured on the tail of the test set.
+    The paper takes sevens from a data set of older handwriting, labelled 1. Here the tail comes from the data itself:
+    samples of the class that are farther from its mean than all but the share `tail` of those in D_sc; mean and
+    distance are those of D_sc's features. It trains on its own samples without that tail and, as a `share` of all, on
+    the tail of its own samples and of D_sc, repeated. Success is measured on the tail of the test set.
 
-    With a radius above 0 the step is brought to at most `radius` times an honest step's length after training; the
-    paper's projected gradient does so during training, with a fixed length. The claim is true.
+    With a radius above 0 the step is clipped to `radius` times an honest step's length after training; the paper's
+    projected gradient does so during training, with a fixed length. The claim is true.
     """
 
     target: ClassVar[int | None] = 1
@@ -244,7 +244,7 @@ class EdgeCase(TrainedBackdoor):
         return Samples.joined([clean, Samples(repeated.features, np.full(count, self.target, np.int32))])
 
     def adjust(self, model: Floats, seen: AttackContext) -> Floats:
-        """Return the model with a step that is not longer than allowed."""
+        """Return the model with its step clipped to the allowed length."""
         received = seen.global_best[: len(model)]
         step, honest = model - received, norm(seen.model[: len(model)] - received)
         if not 0 < self.radius * honest < norm(step):
@@ -253,7 +253,7 @@ class EdgeCase(TrainedBackdoor):
 
 
 def _distances(features: Floats, mean: Doubles) -> Doubles:
-    """Return how far samples are from a mean, (N,)."""
+    """Return the distances of samples from a mean, (N,)."""
     return np.asarray(np.sqrt(np.square(features - mean).reshape(len(features), -1).sum(1)))
 
 

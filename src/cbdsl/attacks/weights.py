@@ -45,7 +45,7 @@ class Gaussian(ClaimsBetter):
 @register.attack("sign-flip", family="weights")
 @dataclass(frozen=True)
 class SignFlip(ClaimsBetter):
-    """w^g - scale (w - w^g): its update turned round (Karimireddy et al. 2022)."""
+    """w^g - scale (w - w^g): its update reversed (Karimireddy et al. 2022)."""
 
     scale: float = 1.0
 
@@ -94,8 +94,8 @@ class Perturbing(Colluding):
 
     direction: what p is: `std`, the standard deviation of the honest models; `unit`, their mean step from w^g; `sign`,
     the signs of that step (Shejwalkar and Houmansadr 2021). All have the length of the standard deviation.
-    against: an aggregation rule, such as `krum`. Then gamma is not the attack's own: it is the one found to move that
-    rule's result farthest from the mean (their attack that is tailored to a rule).
+    against: an aggregation rule, such as `krum`. Then gamma is the one found to move that rule's result farthest from
+    the mean (their attack tailored to a rule), instead of the attack's own.
     """
 
     direction: str = field(default="std", kw_only=True)
@@ -121,7 +121,7 @@ class Perturbing(Colluding):
         return as_floats(mean - gamma * along)
 
     def _measure_damage(self, seen: AttackContext, mean: Doubles, sent: Doubles) -> float:
-        """Return how far the rule ends from the honest mean if all attackers send a model."""
+        """Return the distance of the rule's result from the honest mean if all attackers send a model."""
         trust = TrustedReference(
             seen.global_best,
             root=lambda: seen.model,  # an honest worker's model stands for the server's
@@ -132,7 +132,7 @@ class Perturbing(Colluding):
 
 
 def _point(direction: str, step: Doubles, length: float) -> Doubles:
-    """Return a step, or its signs, brought to a length; zeros if the step is."""
+    """Return a step, or its signs, scaled to a length; zeros if the step is zero."""
     along = np.sign(step) if direction == "sign" else step
     return np.asarray(length / max(norm(along), 1e-300) * along)
 
@@ -212,7 +212,7 @@ class MinMax(Perturbing):
     """
 
     def reach(self, seen: AttackContext, mean: Doubles, along: Doubles) -> float:
-        """Return how far the rim of the crowd is."""
+        """Return the largest gamma within the honest models' diameter."""
         return largest_gamma(honest_models(seen).astype(np.float64), mean, along)
 
 
@@ -227,7 +227,7 @@ class MinSum(Perturbing):
     """
 
     def reach(self, seen: AttackContext, mean: Doubles, along: Doubles) -> float:
-        """Return how far the nearest honest model is."""
+        """Return the distance of the nearest honest model, in units of |p|."""
         return min(norm(row - mean) for row in honest_models(seen)) / max(norm(along), 1e-300)
 
 
@@ -239,7 +239,7 @@ class FangKrum(Colluding):
     s are the signs of the honest mean's step from w^g. lambda starts at an upper bound,
     min_i sum_j |w_i - w_j| / ((h - f - 1) sqrt(D)) + max_i |w_i - w^g| / sqrt(D) with h honest models and the sum over
     the h - f - 2 nearest to w_i, and is halved until Krum picks the model from the honest ones and f copies of it, or
-    lambda is 1e-5 or less. The other attackers send the same model; the paper lets them differ by a little.
+    lambda is 1e-5 or less. All attackers send the same model; in the paper they differ slightly.
     """
 
     def collude(self, seen: AttackContext) -> Floats:
@@ -310,18 +310,18 @@ class PoisonedFl(ClaimsBetter):
 
     s are random signs, one vector for all attackers and rounds. With g the last step of w^g and m the attacker's own
     last step, it sends w^g + lambda |g| d with d along |g - m |g| / |m|| * s and of length 1; w^g in its first round.
-    lambda begins at `scale`. Every `every` rounds it falls by 0.3, while at least 0.5 is left, unless more weights have
-    moved along s since than chance would explain: the 99 % quantile of Binomial(D, 1/2).
+    lambda starts at `scale`. Every `every` rounds it is multiplied by 0.7, while at least 0.5 is left, unless more
+    weights have moved along s since then than chance explains: the 99 % quantile of Binomial(D, 1/2).
 
-    As in the authors' code, a weight that has not moved counts with its own sign. m is what it sent, since it does not
-    see whether the server clips. Where it misses rounds, g is the step since it last took part.
+    As in the authors' code, a weight that has not moved counts with its own sign. m is the step that was sent, since
+    the attacker does not see whether the server clips. After missed rounds g is the step since it last took part.
     """
 
     scale: float = 8.0
     every: int = 50
 
     def remember(self, seen: AttackContext) -> NamedArrays:
-        """Return w^g, its last step, the attacker's own, lambda, and w^g and round of the last look at them."""
+        """Return w^g, its last step, the attacker's last step, lambda, and w^g and round of the last check."""
         now, before = seen.global_best, seen.memory
         if not before:
             start = {"received": now, "mark": now, "step": np.zeros_like(now), "sent": np.zeros_like(now)}

@@ -20,7 +20,7 @@ _LONGEST_LINE = 1000  # characters of a message in a log
 
 _LEVELS, _LAYOUTS = ("debug", "info", "warning", "error"), ("text", "json")
 
-LogLevel = Annotated[str, typer.Option(help="The least level that is logged: debug, info, warning or error.")]
+LogLevel = Annotated[str, typer.Option(help="Lowest level that is logged: debug, info, warning or error.")]
 LogFormat = Annotated[str, typer.Option(help="Log lines as text, or as json, one object per line.")]
 Broker = Annotated[str, typer.Option(help="The broker: mqtt://host:port, or mqtts://host:port with TLS.")]
 SwarmName = Annotated[str, typer.Option(help="The swarm's name, part of every topic.")]
@@ -31,7 +31,7 @@ Threads = Annotated[int | None, typer.Option(min=1, help="Number of threads; def
 
 
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Take the options of a command from a TOML file; those on the command line win."""
+    """Read the options of a command from a TOML file; those on the command line take precedence."""
     if path is None:
         return None
     known = {option: one.name for one in context.command.params for option in one.opts}

@@ -132,7 +132,7 @@ def _count(workers: Sequence[str]) -> str:
 
 
 def _update_broker(made: ProvisionedSwarm, otherwise: str, rewrite: bool = False, kick: Sequence[str] = ()) -> bool:
-    """Give the new rules to the running broker, or say what to do instead; return whether it has them."""
+    """Send the new rules to the running broker, or print what to do instead; return whether it has them."""
     from cbdsl.network.access_rules import RulesError  # noqa: PLC0415 - it needs cryptography
     from cbdsl.network.provision import update_broker  # noqa: PLC0415
 
@@ -156,21 +156,21 @@ def _copy(made: ProvisionedSwarm, *more: str) -> str:
 
 def _tell_added(made: ProvisionedSwarm, added: Sequence[str]) -> None:
     typer.echo(f"{_count(added)} more in {made.folder / 'workers'}: {', '.join(added)}.")
-    _update_broker(made, f"{_copy(made)} Until then they can connect and receive nothing.")
-    typer.echo(f"Its limits grow when it is started again; it needs {made.open_files:,} open files.")
+    _update_broker(made, f"{_copy(made)} Until then they can connect, but receive nothing.")
+    typer.echo(f"Its limits rise at the next restart; it needs {made.open_files:,} open files.")
 
 
 def _tell_reissued(made: ProvisionedSwarm, names: Sequence[str]) -> None:
     typer.echo(f"New keys in {made.folder / 'workers'}: {', '.join(names)}. The old ones are revoked.")
     _update_broker(made, _copy(made, "crl.pem"), kick=names)
-    typer.echo(f"The old keys are refused when the broker has {made.folder / 'broker' / 'crl.pem'} and is reloaded.")
+    typer.echo(f"The old keys are refused once the broker has {made.folder / 'broker' / 'crl.pem'} and is reloaded.")
 
 
 def _tell_allowed(made: ProvisionedSwarm) -> None:
     typer.echo(f"Workers may upload models of up to {made.largest_model:,} numbers, in {made.pieces:,} pieces.")
     typer.echo(f"Copy {made.folder}/server/limits.json to the server.")
     if _update_broker(made, _copy(made), rewrite=True):
-        typer.echo("Its limits of memory and queues grow when it is started again.")
+        typer.echo("Its limits of memory and queues rise at the next restart.")
 
 
 def _tell_made(made: ProvisionedSwarm, given_host: bool) -> None:
@@ -200,7 +200,7 @@ def _tell_revoked(made: ProvisionedSwarm, names: Sequence[str]) -> None:
     typer.echo(f"Revoked: {', '.join(dict.fromkeys(names))}.")
     _update_broker(made, f"{_copy(made, 'crl.pem')} Until then they take part.")
     typer.echo(
-        f"They cannot connect when the broker has {made.folder / 'broker' / 'crl.pem'} and is reloaded "
+        f"They cannot connect once the broker has {made.folder / 'broker' / 'crl.pem'} and is reloaded "
         "(systemctl reload, or kill -HUP)."
     )
 

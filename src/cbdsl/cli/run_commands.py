@@ -49,8 +49,8 @@ def run(  # noqa: PLR0913, PLR0917 - one parameter per option
 
 
 def resume(  # noqa: PLR0913, PLR0917 - one parameter per option
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a run that was stopped, or finished.")],
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds in all: prolong a run that is finished.")] = None,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of a stopped or finished run.")],
+    rounds: Annotated[int | None, typer.Option(min=1, help="Total number of rounds: prolong a finished run.")] = None,
     log: Log = None,
     metrics: Metrics = False,
     threads: Threads = None,

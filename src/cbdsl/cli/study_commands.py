@@ -96,7 +96,7 @@ def sweep(
 
 
 def resolve_grid(spec_words: SpecWords, axes: list[tuple[str, list[Any]]]) -> SweepPlan:
-    """Return every point of a grid, resolved."""
+    """Return the runs of a grid, with resolved specs."""
     spec_words.refuse_varied([key for key, _ in axes])
     return plan_sweep(spec_words.spec(), axes, spec_words.fixed, spec_words.given)
 
@@ -107,9 +107,9 @@ def compare(  # noqa: PLR0913, PLR0917 - one parameter per option
         Path | None, typer.Option(help="Also write a page with a figure, and the table as CSV, into this folder.")
     ] = None,
     label: Annotated[
-        list[str] | None, typer.Option(metavar="GROUP=LABEL", help="Another label for a group; may repeat.")
+        list[str] | None, typer.Option(metavar="GROUP=LABEL", help="New label for a group; may repeat.")
     ] = None,
-    order: Annotated[str, typer.Option(help="Order of groups: given, best (first), label.")] = "given",
+    order: Annotated[str, typer.Option(help="Order of groups: given, best (best first) or label.")] = "given",
     against: Annotated[
         str | None, typer.Option(metavar="GROUP", help="Test the others against this group; the best if not given.")
     ] = None,
@@ -118,7 +118,7 @@ def compare(  # noqa: PLR0913, PLR0917 - one parameter per option
     ] = None,
     measures: Annotated[
         str | None,
-        typer.Option(help="Of md and tex: final, best, uplink_bytes, macro-f1, ...; final if not given."),
+        typer.Option(help="Columns of md and tex: final, best, uplink_bytes, macro-f1, ...; final if not given."),
     ] = None,
     within: Annotated[
         str | None,
@@ -129,7 +129,7 @@ def compare(  # noqa: PLR0913, PLR0917 - one parameter per option
     if out is not None:
         options.demand_pages("it draws the figure of the page")
     if measures is not None and to not in {"md", "tex"}:
-        raise UserError("--measures is for --to md and --to tex; other tables have a column each.", code="no-effect")
+        raise UserError("--measures is for --to md or --to tex; other tables have all measures.", code="no-effect")
     if within and out is not None:
         raise UserError("--out writes one page for all groups, --within prints tables. Leave one out.", code="conflict")
     labels = dict(_parse_label(text) for text in label or [])
@@ -160,11 +160,11 @@ def _parse_label(text: str) -> tuple[str, str]:
 def arena(  # noqa: PLR0913, PLR0917 - one parameter per option
     attacks: Annotated[
         str | None,
-        typer.Option(help="Attacks, separated by commas, or family:backdoor and the like; all if not given."),
+        typer.Option(help="Attacks, separated by commas, or families such as family:backdoor; all if not given."),
     ] = None,
     defences: Annotated[
         str | None,
-        typer.Option(help="Defences, aggregators, selections, methods, or family:NAME; all defences if not given."),
+        typer.Option(help="Defences, aggregators, selections, methods or family:NAME; all defences if not given."),
     ] = None,
     byzantine: Annotated[str | None, typer.Option(help="Numbers of attackers; 1,5,20 if not given.")] = None,
     seeds: Annotated[
@@ -288,11 +288,11 @@ def _study_budget(
 def reproduce(  # noqa: PLR0913, PLR0917 - one parameter per option
     quick: Annotated[
         bool,
-        typer.Option(
-            "--quick", help="One seed, one regime, fewer rounds, no theorems: minutes, and few claims judged."
-        ),
+        typer.Option("--quick", help="One seed, one regime, fewer rounds, no theorems, few claims judged: minutes."),
     ] = False,
-    figure: Annotated[list[int] | None, typer.Option(min=1, max=5, help="One of the figures; may repeat.")] = None,
+    figure: Annotated[
+        list[int] | None, typer.Option(min=1, max=5, help="Reproduce only this figure; may repeat.")
+    ] = None,
     regime: Annotated[
         list[str] | None, typer.Option(help="paper (the text) or script (the authors' program); both if not given.")
     ] = None,

@@ -33,7 +33,7 @@ def watch(
     ] = "127.0.0.1",
     token_file: Annotated[
         Path | None,
-        typer.Option(help=f"File with the secret of the URL, so that it stays the same; also {TOKEN_VARIABLE}."),
+        typer.Option(help=f"File with a fixed secret for the URL; {TOKEN_VARIABLE} sets it, too."),
     ] = None,
     parent: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:

@@ -111,7 +111,7 @@ def _run_until_signal(worker: Worker, stay: bool, keep_model: bool) -> None:
         stop.set()
 
     def end(*_: object) -> None:
-        logging.getLogger("cbdsl.network").info("SIGTERM: this worker saves its state and ends")
+        logging.getLogger("cbdsl.network").info("received SIGTERM: saving the state and ending")
         worker.stop()
         stop.set()
 

@@ -355,7 +355,7 @@ def load(
         return read_tabular(Path(source), task, targets)
     if targets:
         raise UserError(
-            f"data.target is {', '.join(targets)}, but the data '{source}' are not a table ({' or '.join(TABLES)}). "
+            f"data.target is {', '.join(targets)}, but '{source}' is not a table ({' or '.join(TABLES)}). "
             "Leave it out.",
             code="no-effect",
         )
@@ -381,7 +381,7 @@ def _load(source: str, options: Mapping[str, Any] | None) -> Dataset:
         )
     path = Path(source)
     if path.suffix == ".npz" and not path.exists():
-        raise UserError(f"The data file {source} is not there (from {Path.cwd()}). Give its path.", code="missing-file")
+        raise UserError(f"The data file {source} is missing (from {Path.cwd()}). Give its path.", code="missing-file")
     if not path.is_dir():
         raise UserError(
             f"Data '{source}' is neither a data set by name ({', '.join(register.dataset.names())}) nor a folder nor "
@@ -396,9 +396,9 @@ _ARRAYS = ("train_features", "train_labels", "test_features", "test_labels")
 
 
 def read_tabular(path: Path, task: str, targets: Sequence[str]) -> Dataset:
-    """Read a table. Every fifth line is a test.
+    """Read a data set from a table; every fifth line is in the test set.
 
-    Its target columns are for a regression, or the one of them for a classification; a reconstruction takes all of it.
+    A regression predicts the target columns, a classification a single one; a reconstruction uses all columns.
     """
     known: Task = "classification" if task == "classification" else "regression" if targets else "reconstruction"
     if (task == "auto" and not targets) or task not in {"auto", known} or (known == "classification") > len(targets):
@@ -413,7 +413,7 @@ def read_tabular(path: Path, task: str, targets: Sequence[str]) -> Dataset:
     labels: NDArray[Any] | None = None if known == "reconstruction" else values
     if known == "classification":
         if len(targets) > 1:
-            raise UserError(f"Classes are in one column; data.target is {', '.join(targets)}.", code="conflict")
+            raise UserError(f"Classes are in one column; given data.target={','.join(targets)}.", code="conflict")
         labels = table.labels(targets[0])
     else:
         table.require_numbers(targets)

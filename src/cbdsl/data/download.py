@@ -211,9 +211,9 @@ def hapt() -> Dataset:
 
 @register.dataset("hapt-anomaly")
 def hapt_anomaly(*, held_out: str = "walking upstairs, walking downstairs") -> Dataset:
-    """The windows of hapt (fetch that), to learn what is normal: the activities that are held out are not.
+    """The windows of hapt (fetch that), for an anomaly detector: held-out activities are the anomalies.
 
-    21 people are clients, without their windows of those activities; the test has all windows of nine others.
+    21 people are clients, without their windows of those activities; the test set has all windows of nine others.
     """
     names = ENTRIES["hapt"].class_names
     out = words(held_out)
@@ -222,7 +222,7 @@ def hapt_anomaly(*, held_out: str = "walking upstairs, walking downstairs") -> D
             raise unknown("activity", name, names)
     if not 0 < len(set(out)) < len(names):
         raise UserError(
-            f"options.hapt-anomaly.held_out is {held_out!r}; name one to {len(names) - 1} of: {', '.join(names)}.",
+            f"options.hapt-anomaly.held_out is {held_out!r}. Give 1 to {len(names) - 1} of: {', '.join(names)}.",
             code="out-of-range",
         )
     return _hapt_without(tuple(names.index(name) for name in out), str(cache_folder()))
@@ -230,7 +230,7 @@ def hapt_anomaly(*, held_out: str = "walking upstairs, walking downstairs") -> D
 
 @cache
 def _hapt_without(held_out: tuple[int, ...], folder: str) -> Dataset:
-    """Return the reconstruction of the other activities. The scaling stays that of all of them."""
+    """Return a reconstruction data set without these activities in training, scaled as with them."""
     whole = _load_cached("hapt", folder)
     assert whole.clients is not None
     normal = ~np.isin(whole.train.labels, held_out)
@@ -243,7 +243,7 @@ def _hapt_without(held_out: tuple[int, ...], folder: str) -> Dataset:
 
 @register.dataset("flights")
 def flights() -> Dataset:
-    """Time in the air of flights from New York in 2013, downloaded: 16 airlines are clients; the test is other days."""
+    """Time in the air of flights from New York in 2013, downloaded: 16 airlines are clients; tested on other days."""
     return _load_cached("flights", str(cache_folder()))
 
 

@@ -319,10 +319,10 @@ _FLIGHTS_KEPT = {"train": 1000, "test": 250}  # at most, of each airline; evenly
 
 
 def read_flights(parts: Mapping[str, bytes]) -> dict[str, NDArray[Any]]:
-    """Read the time in the air of flights, and what is known of it before: distance, place, airport, hour, season.
+    """Read the time in the air of flights, with distance, destination, airport, hour and season as features.
 
-    Every fifth day is for the test. Airlines are the clients, numbered in alphabetical order. Flights to airports whose
-    place is not in the package (Puerto Rico, Virgin Islands) and flights that did not arrive are left out.
+    Every fifth day is in the test set. Airlines are the clients, numbered in alphabetical order. Flights to airports
+    whose location is not in the package (Puerto Rico, Virgin Islands) and flights that did not arrive are left out.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(parts["flights.csv.zip"])) as archive, archive.open("flights.csv") as file:
@@ -355,13 +355,13 @@ def _lines(content: bytes) -> csv.DictReader[str]:
 
 
 def _flight(row: Mapping[str, str]) -> list[float]:
-    """Return miles, the scheduled hour, and 1 for the airport that it starts from."""
+    """Return the miles, the scheduled hour, and 1 for the airport of departure."""
     hour = float(row["hour"]) + float(row["minute"]) / 60
     return [float(row["distance"]), hour, *(float(row["origin"] == origin) for origin in _ORIGINS)]
 
 
 def _seasons(days: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return the place of days in the year as a point on a circle, (n, 2), rounded: the same on every machine."""
+    """Return days of the year as points on a circle, (n, 2), rounded to be equal on every machine."""
     turns = 2 * np.pi * days / 365
     return np.round(np.stack([np.cos(turns), np.sin(turns)], 1), 4).astype(np.float32)
 

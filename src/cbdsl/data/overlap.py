@@ -1,7 +1,7 @@
-"""How one worker's samples are drawn where workers may hold the same ones (`data.overlap`).
+"""Samplers that draw one worker's samples if workers may hold the same ones (`data.overlap`).
 
-A sampler is made once of the pool, and draws the samples of one worker from that worker's own generator. So it costs
-nothing until the worker takes part, and there may be more workers than samples.
+A sampler is built once from the pool, and draws the samples of one worker with that worker's own generator. So a worker
+costs nothing until it takes part, and there may be more workers than samples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Sampler = Callable[..., Draw]
 
 
 def require_samples(count: int, pool: Pool, what: str) -> None:
-    """Refuse a worker that is to have more samples than there are."""
+    """Raise UserError if a worker needs more samples than the pool has."""
     if count > len(pool):
         raise UserError(
             f"{what} {count:,} samples, and {len(pool):,} are left beside the shared set and the hold-out. Set "
@@ -41,7 +41,7 @@ def sample_iid(pool: Pool, spec: DataSpec) -> Draw:
 
 
 def sample_pieces(ordered: Indices, size: int, pieces: int, rng: np.random.Generator) -> Indices:
-    """Cut ordered samples into pieces of one size, and draw several different ones."""
+    """Cut ordered samples into equal pieces, and return several different ones drawn at random."""
     starts = rng.choice(len(ordered) // size, pieces, replace=False) * size
     return np.concatenate([ordered[start : start + size] for start in starts])
 
@@ -72,7 +72,7 @@ def sample_dirichlet(pool: Pool, spec: DataSpec) -> Draw:
 
     def draw(rng: np.random.Generator) -> Indices:
         proportions, taken = np.maximum(rng.dirichlet(prior), 1e-12), np.zeros_like(stock)
-        while missing := count - int(taken.sum()):  # where a class runs out, its share goes to the others
+        while missing := count - int(taken.sum()):  # if a class runs out, its share goes to the others
             usable = np.where(stock > taken, proportions, 0.0)
             taken += np.minimum(rng.multinomial(missing, usable / usable.sum()), stock - taken)
         drawn = (rng.choice(part, number, replace=False) for part, number in zip(members, taken, strict=True))

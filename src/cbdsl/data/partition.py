@@ -45,7 +45,7 @@ class Split:
     shared_scoring: Indices  # D_sc
     holdout: Indices  # the server's own, never sent
     workers: Sequence[Indices]  # D_1 ... D_U; a tuple, or computed for each worker where they overlap
-    tests: Sequence[Indices] = ()  # what each worker holds back, if data.local_test says so
+    tests: Sequence[Indices] = ()  # what each worker holds back, with data.local_test
 
     @property
     def owned(self) -> Sequence[Indices]:
@@ -57,7 +57,7 @@ class Split:
 
     @property
     def most_samples(self) -> int:
-        """The number of samples of the worker that has most; of the first hundred where they are computed."""
+        """The largest number of samples of a worker; of the first hundred workers with data.overlap."""
         known = self.workers[:100] if isinstance(self.workers, Computed) else self.workers
         return max(map(len, known))
 
@@ -90,8 +90,8 @@ class Pool:
 class Partition(Protocol):
     """Assigns the samples of a pool to workers. Its settings are keyword-only arguments.
 
-    For `data.overlap` it also has a method `sampler(pool, spec)`, which is called once, and returns a function that
-    draws the samples of one worker from a generator of the worker's own.
+    For `data.overlap` it also has a method `sampler(pool, spec)`, which is called once and returns a function that
+    draws one worker's samples with the worker's own generator.
 
     >>> def equal_parts(pool, spec, workers, rng):
     ...     return np.array_split(pool.indices, workers)
@@ -129,8 +129,8 @@ def split(  # noqa: PLR0913 - a call names all but the first four
 
     If some samples belong to no client (-1), the shared set and the hold-out are drawn from those. If D_G comes from a
     file, the same samples are still set aside where possible, so that workers and hold-out do not change.
-    partition: instead of the spec's. secret: seed of the hold-out that workers do not know; 0: the spec's seed.
-    features: for partitions that deal by them.
+    partition: used instead of the spec's. secret: seed of the hold-out, unknown to workers; 0: the spec's seed.
+    features: for partitions that deal by features.
     """
     sizes = (spec.shared_training, spec.shared_scoring, spec.holdout)
     free = np.arange(len(labels)) if clients is None or (clients >= 0).all() else np.flatnonzero(clients < 0)
@@ -178,9 +178,9 @@ def _part_of(divided: Callable[[int], tuple[Indices, Indices]], part: int, worke
 
 
 def hold_back(own: Indices, share: float, seed: int, worker: int) -> tuple[Indices, Indices]:
-    """Divide a worker's samples: those that it trains on, in their order, and those that it holds back, sorted.
+    """Return the samples that a worker trains on, in their order, and those that it holds back, sorted.
 
-    At least one on either side. It depends on the arguments alone, so that shares can be divided one by one.
+    Each part has at least one. The result depends on the arguments alone, so workers can be computed one by one.
     """
     if len(own) < 2:
         raise UserError(
@@ -195,13 +195,13 @@ def hold_back(own: Indices, share: float, seed: int, worker: int) -> tuple[Indic
 
 
 def find_sampler(deal: Partition) -> Sampler | None:
-    """Return the sampler of a partition with its settings; None if it deals all samples at once."""
+    """Return the sampler of a partition, with its settings; None if the partition has none."""
     found: Sampler | None = getattr(getattr(deal, "func", deal), "sampler", None)
     return found and partial(found, **getattr(deal, "keywords", {}))
 
 
 def sample_workers(deal: Partition, pool: Pool, spec: DataSpec, workers: int, seed: int) -> Computed[Indices]:
-    """Return the samples of each worker, drawn from the whole pool by its own stream whenever they are asked for."""
+    """Return the samples of each worker, drawn from the whole pool with its own stream at each access."""
     sampler = find_sampler(deal)
     if sampler is None:
         raise UserError(
@@ -217,8 +217,8 @@ def sample_workers(deal: Partition, pool: Pool, spec: DataSpec, workers: int, se
         places = np.searchsorted(pool.indices, row).clip(max=len(pool) - 1) if row.ndim == 1 else row
         if row.ndim != 1 or not len(row) or not np.array_equal(pool.indices[places], row):
             raise UserError(
-                f"The sampler of the partition {_name_of(deal)} gives worker {worker} no samples, or indices that are "
-                "not in the pool. Try it with cbdsl.testing.check_partition.",
+                f"The sampler of the partition {_name_of(deal)} returned no samples for worker {worker}, or indices "
+                "that are not in the pool. Check it with cbdsl.testing.check_partition.",
                 code="invalid-part",
             )
         return row.astype(np.int32)
@@ -230,7 +230,7 @@ def sample_workers(deal: Partition, pool: Pool, spec: DataSpec, workers: int, se
 
 
 def _drawn_by(sampler: Sampler) -> Callable[[F], F]:
-    """Give a partition that is a function its sampler; it takes the settings of the function."""
+    """Return a decorator that adds a sampler to a partition function; both take the same settings."""
 
     def add(deal: F) -> F:
         vars(deal)["sampler"] = sampler
@@ -401,7 +401,7 @@ def _require_targets(pool: Pool) -> None:
 def _deal_pieces(
     used: Indices, keys: NDArray[Any], spec: DataSpec, workers: int, rng: np.random.Generator
 ) -> list[Indices]:
-    """Sort samples by their keys, cut into equal pieces, give each worker `data.shards_per_worker` at random."""
+    """Sort samples by key, cut them into equal pieces, and deal each worker `data.shards_per_worker` at random."""
     pieces = np.array_split(used[np.argsort(keys, kind="stable")], workers * spec.shards_per_worker)
     dealt = rng.permutation(len(pieces)).reshape(workers, spec.shards_per_worker)
     return [np.concatenate([pieces[number] for number in row]) for row in dealt]
@@ -410,7 +410,7 @@ def _deal_pieces(
 def _sample_clusters(pool: Pool, spec: DataSpec, *, clusters: int = 10) -> Draw:
     """Draw pieces of the samples in order of cluster."""
     features = _features_for_clusters(pool, clusters)
-    shuffled = stream(0, "partition").permutation(pool.indices)  # centres are computed of the first ones
+    shuffled = stream(0, "partition").permutation(pool.indices)  # the first ones determine the centres
     found = _find_clusters(features, shuffled, clusters)
     return sample_ordered(shuffled[np.argsort(found, kind="stable")], pool, spec)
 
@@ -420,7 +420,7 @@ def _sample_clusters(pool: Pool, spec: DataSpec, *, clusters: int = 10) -> Draw:
 def cluster(pool: Pool, spec: DataSpec, workers: int, rng: np.random.Generator, *, clusters: int = 10) -> list[Indices]:
     """K_i samples per worker from a few clusters of features: sorted by cluster, cut, dealt at random.
 
-    Needs no labels. Clusters are those of k-means (Lloyd 1982). Each worker has `data.shards_per_worker` pieces.
+    Needs no labels. Clusters are found by k-means (Lloyd 1982). Each worker has `data.shards_per_worker` pieces.
     """
     features, count = _features_for_clusters(pool, clusters), spec.samples_per_worker
     _require(workers * count, len(pool), f"{workers:,} workers with {count:,} samples each")
@@ -432,20 +432,20 @@ def _features_for_clusters(pool: Pool, clusters: int) -> Floats:
     check_value(clusters, Bounds(2, 1000), "options.cluster.clusters")
     if pool.features is None:
         raise UserError(
-            "The partition 'cluster' needs the features of samples, and was not given them. Use another.",
+            "The partition 'cluster' needs the features of samples, and none were given. Use another partition.",
             code="missing-value",
         )
     return pool.features
 
 
-_LEARNING = 2_000  # samples that centres are computed of
+_LEARNING = 2_000  # samples that determine the centres
 _ITERATIONS = 10
 
 
 def _find_clusters(features: Floats, used: Indices, clusters: int) -> Indices:
     """Return the cluster of each of the used samples, which are in random order, (n,).
 
-    Sums go over the first axis, number by number: equal on every machine, which products of matrices are not.
+    Sums go over the first axis, number by number, so that results are equal on every machine, unlike matrix products.
     """
     known = features[used[:_LEARNING]].reshape(min(_LEARNING, len(used)), -1)
     centres = known[:clusters].astype(np.float64)  # (k, F)

@@ -20,13 +20,13 @@ TABLES = (".csv", ".parquet")
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Numbers in named columns. A column of text has the places of its values in `texts`."""
+    """A table of numbers in named columns. A text column holds the indices of its values in `texts`."""
 
     columns: tuple[str, ...]
     values: Doubles  # (N, columns)
     source: str
-    texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the different values of each column of text
-    first: str = "Line 2"  # what an error calls the first of the lines
+    texts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the distinct values of each text column
+    first: str = "Line 2"  # name of the first line in errors
 
     def divide(self, targets: Sequence[str]) -> tuple[Doubles, Doubles]:
         """Return the other columns (N, F), and the target columns (N, T) in the order of their names."""
@@ -41,14 +41,14 @@ class Table:
         return self.values[:, others], self.values[:, places]
 
     def require_numbers(self, targets: Sequence[str]) -> None:
-        """Refuse targets that are text."""
+        """Raise UserError if a target is text."""
         for name in targets:
             if name in self.texts:
                 hint = "A regression needs numbers; to learn the values as classes, set data.task=classification."
                 raise self._text_error(name, hint)
 
     def labels(self, target: str) -> NDArray[Any]:
-        """Return the classes in a column (N,): text, or whole numbers."""
+        """Return the classes in a column, (N,), as text or whole numbers."""
         values = self.values[:, self._place(target)]
         if target in self.texts:
             return np.array(self.texts[target])[values.astype(np.int64)]
@@ -80,7 +80,7 @@ class Table:
 
 
 def read_table(path: Path) -> Table:
-    """Read a .csv file, a line of names and then a value in every column of every line; or a .parquet file."""
+    """Read a .csv file (a line of names, then lines with a value in every column) or a .parquet file."""
     return _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
 
 
@@ -98,7 +98,7 @@ def _read_csv(path: Path) -> Table:
     for number, line in enumerate(lines):
         if len(line) != len(names):
             raise UserError(
-                f"Line {number + 1:,} of {path} has {len(line)} values; there are {len(names)} columns.",
+                f"Line {number + 1:,} of {path} has {len(line)} values for {len(names)} columns.",
                 code="wrong-shape",
             )
     columns = ([value.strip() for value in column] for column in zip(*lines[1:], strict=True))
@@ -153,7 +153,7 @@ def _check_names(path: Path, names: Sequence[str], count: int) -> None:
 def _table(
     path: Path, names: Sequence[str], columns: Iterable[Sequence[str] | Doubles], word: str, first: int
 ) -> Table:
-    """Build a table of columns (N,), text or numbers; refuse gaps. word, first: how an error numbers the lines."""
+    """Build a table from columns (N,), text or numbers; refuse gaps. word, first: how errors number the lines."""
     values, texts = [], {}
     for name, column in zip(names, columns, strict=True):
         parsed = column if isinstance(column, np.ndarray) else np.array([_parse(value) for value in column])

@@ -94,7 +94,7 @@ def name_classes(train: ArrayLike | None, test: ArrayLike | None) -> tuple[tuple
     text = [each.dtype.kind in "USO" for each in (known, unseen)]
     if text[0] != text[1]:
         raise UserError(
-            f"The labels of the training samples are {known.dtype}, those of the test samples {unseen.dtype}; give "
+            f"The labels of the training samples are {known.dtype}, those of the test samples {unseen.dtype}. Give "
             "both as text, or both as whole numbers.",
             code="wrong-type",
         )
@@ -105,7 +105,7 @@ def name_classes(train: ArrayLike | None, test: ArrayLike | None) -> tuple[tuple
 
 
 def number_classes(labels: NDArray[Any], names: tuple[str, ...]) -> NDArray[Any]:
-    """Return the numbers of classes that are given by name; whole numbers as they are."""
+    """Return labels as class numbers: names are looked up, whole numbers stay."""
     if labels.dtype.kind != "U" or labels.ndim != 1:
         return labels
     for name in np.unique(labels).tolist():

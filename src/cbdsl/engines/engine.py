@@ -75,7 +75,7 @@ class Sgd:
 
 
 def schedule_factors(schedule: Schedule, step: ArrayLike, count: ArrayLike) -> Doubles:
-    """Return what the learning rate is multiplied by in a step of `count`, from 0 to count - 1.
+    """Return the factor of the learning rate in a step of `count`, from 0 to count - 1.
 
     Step k of n has the factor
 
@@ -95,7 +95,7 @@ def schedule_factors(schedule: Schedule, step: ArrayLike, count: ArrayLike) -> D
 
 @dataclass(frozen=True, eq=False)
 class ModelOutputs:
-    """What a model makes of a batch, as torch tensors."""
+    """A model's outputs on a batch, as torch tensors."""
 
     outputs: Tensor  # (B, C)
     hidden: Tensor  # (B, H), the input of the last linear layer
@@ -103,7 +103,7 @@ class ModelOutputs:
 
 @dataclass(frozen=True, eq=False)
 class TrainingBatch(ModelOutputs):
-    """A batch of one worker while its model trains, as a term of the loss sees it; see `WorkerRound.train`.
+    """The argument of a method's term of the loss: one worker's batch in training; see `WorkerRound.train`.
 
     >>> seen = TrainingBatch(np.full((2, 1), 3.0), np.zeros((2, 4)), np.zeros((2, 8)), np.zeros(2), others={})
     >>> float(0.1 * (seen.outputs**2).mean())  # a term that keeps outputs small
@@ -112,7 +112,7 @@ class TrainingBatch(ModelOutputs):
 
     features: Tensor  # (B, *shape)
     labels: Tensor  # (B,), or targets (B, T)
-    others: Mapping[str, ModelOutputs]  # of other models on this batch, by name; no gradient goes there
+    others: Mapping[str, ModelOutputs]  # of other models on this batch, by name, without gradients
 
 
 LossTerm = Callable[[TrainingBatch], Any]
@@ -121,7 +121,7 @@ LossTerm = Callable[[TrainingBatch], Any]
 
 @dataclass(frozen=True, eq=False)
 class ExtraLoss:
-    """A term that is added to the loss of every batch, and other models that it looks at."""
+    """A term that is added to the loss of every batch, and the other models that it uses."""
 
     term: LossTerm
     models: Mapping[str, Floats]  # (U, D) each, a row for each model that trains
@@ -236,7 +236,7 @@ def as_int32(name: str, array: NDArray[Any]) -> Indices:
 
 
 class TermEngine(Engine, Protocol):
-    """An engine whose loss can have a term of the method's own: torch's."""
+    """An engine whose loss can have a method's own term: torch's."""
 
     def train(
         self,
@@ -253,10 +253,10 @@ class TermEngine(Engine, Protocol):
 
 
 def engine_with_terms(engine: Engine) -> TermEngine:
-    """Return the engine if its loss can have another term; UserError if not."""
+    """Return the engine if its loss can have another term; raise UserError if not."""
     if not engine.name.startswith("torch"):
         raise UserError(
-            f"A method with a term of its own in the loss runs on the torch engine; this is the {engine.name} engine. "
+            f"A method that adds a term to the loss runs on the torch engine; this is the {engine.name} engine. "
             "Set adds_loss = True in its class, or use --engine torch.",
             code="not-supported",
         )

@@ -285,7 +285,7 @@ class TorchEngine:
 
 
 def forward_with_hidden(module: nn.Module, batch: Tensor) -> ModelOutputs:
-    """Return a module's outputs, and what its last linear layer read; the outputs where there is none."""
+    """Return a module's outputs and the input of its last linear layer; the outputs twice if it has none."""
     read: list[Tensor] = []
     hooks = [
         layer.register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))

@@ -130,7 +130,7 @@ def _header(program: Program, head: str) -> str:
 
 
 def _comment(text: str) -> str:
-    """Return the start of a text, with nothing in it that could end a comment."""
+    """Return the start of a text, safe inside a C comment."""
     plain = "".join(sign if sign in _PLAIN else "?" for sign in text)
     return plain if len(plain) <= _LONGEST_COMMENT else f"{plain[:_LONGEST_COMMENT]} ..."
 
@@ -153,9 +153,9 @@ _TEXTS = {
         "result": "PREDICT_OUTPUTS floats: the sample as it is reconstructed\n\n"
         "   float predict_score(const float *in, const float *out);\n\n"
         "   the anomaly score of a sample and its reconstruction: call predict(in, out) first;\n"
-        "   above predict_threshold it is not normal\n\n"
+        "   above predict_threshold the sample is an anomaly\n\n"
         "   int predict_anomaly(const float *in, const float *out);\n\n"
-        "   whether it is above, also after predict: 1 if the sample is not normal, otherwise 0",
+        "   1 if that score is above predict_threshold, otherwise 0; also call predict first",
     },
 }
 _SCORE = """

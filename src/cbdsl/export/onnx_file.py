@@ -24,10 +24,10 @@ _OPSET, _IR_VERSION = 17, 8
 
 
 def onnx_model(program: Program) -> bytes:
-    """Return the bytes of the checked model; `features` (N, *shape) become `logits` (N, classes), or by task others.
+    """Return the bytes of the checked model, from `features` (N, *shape) to `logits` (N, classes).
 
-    A regression makes `predictions` (N, T), a reconstruction `reconstructions` (N, numbers of a sample), `scores`
-    (N, 1), and with a threshold `anomalies` (N, 1): whether a score is above it, so the sample is not normal.
+    A regression returns `predictions` (N, T); a reconstruction `reconstructions` (N, numbers of a sample), `scores`
+    (N, 1), and with a threshold `anomalies` (N, 1): whether a score is above it.
     """
     nodes, card = _Nodes(), program.card
     output = {"regression": "predictions", "reconstruction": "reconstructions"}.get(card.task, "logits")
@@ -158,7 +158,7 @@ def _group_norm(nodes: _Nodes, step: Step, sources: Sources) -> str:
 
 
 def _recurrent(kind: str, order: Sequence[int], **attributes: Any) -> Callable[[_Nodes, Step, Sources], str]:  # noqa: ANN401
-    """Return the row of a recurrent layer. order: torch's numbers of the gates in the order of ONNX."""
+    """Return the table row of a recurrent layer. order: torch's gate numbers in the order of ONNX."""
 
     def add(nodes: _Nodes, step: Step, sources: Sources) -> str:
         layer: Any = step.layer

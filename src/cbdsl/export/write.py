@@ -49,7 +49,7 @@ def check_words(to: str, out: Path, raw: bool, int8: bool) -> None:
 
 
 def written_files(to: str, out: Path) -> tuple[Path, ...]:
-    """Return the paths that an export writes: beside a C file is its header."""
+    """Return the paths that an export writes: for C also the header."""
     return (out, out.with_suffix(".h")) if to == "c" else (out,)
 
 

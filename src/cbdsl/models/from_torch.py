@@ -365,14 +365,14 @@ class GraphReader:
             self.used.append(UsedParameter(label, parameter, len(self.lines)))
 
     def _call_recurrent(self, node: fx.Node, part: Any, label: str, line: str) -> None:  # noqa: ANN401
-        """Record the call of a GRU or an LSTM. What is read of its result decides later which layers compute it."""
+        """Record the call of a GRU or an LSTM; later uses of its result decide which layers compute it."""
         first, *states = [*node.args, *node.kwargs.values()]
         value = self.tensor_of(first, line)
         for state in states:
             tables = [self.constant_of(each, line) for each in (state if isinstance(state, list | tuple) else [state])]
             if any(not isinstance(each, Tensor) or bool(each.any()) for each in tables if each is not None):
                 raise ArchitectureError(
-                    f"{label} begins with a state ({line}); only one of zeros is native, as by default"
+                    f"{label} is given an initial state ({line}); only the default, zeros, is native"
                 )
         layer = _BY_MODULE[type(part)].describe(label, part, value.shape)
         assert isinstance(layer, layers.Gru | layers.Lstm)
@@ -402,16 +402,16 @@ class GraphReader:
             case _:
                 if not result.is_last(index):
                     raise ArchitectureError(
-                        f"{line}: of {result.call.label} all states can be read, the one after the last step, as "
-                        "out[:, -1], and the one of the last layer, as h[-1]"
+                        f"{line}: of {result.call.label} the native engine has all states, the last step's state "
+                        "out[:, -1], and the last layer's final state h[-1]"
                     )
                 self.add_tensor(node, self._run(result.call, True, line))
 
     def _run(self, call: RecurrentCall, last: bool, line: str) -> int:
-        """Return the number of the layer that computes the last state, or all of them; add its layers once."""
+        """Return the number of the layer that computes the last state or all states; add the layers once."""
         if call.number is not None and call.last != last:
             raise ArchitectureError(
-                f"{line}: of {call.label} all states are read, and the last one besides; read one of both"
+                f"{line}: both all states of {call.label} and its last state are used; use only one of them"
             )
         if call.number is None:
             number, count = call.read, call.module.num_layers
@@ -431,7 +431,7 @@ class GraphReader:
         return result is not None and result.part == "last states" and result.shape[0] == 1
 
     def _turn(self, node: fx.Node, value: TracedTensor, line: str, *given: Any, **named: Any) -> None:  # noqa: ANN401
-        """Translate axes that change places: the channels and the steps of a series."""
+        """Translate a transposition of the channels and the steps of a series."""
         method = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         shape = _shape_after(method, value.shape, *given, **named)
         order = torch.empty(5, 7, 11, device="meta") if len(value.shape) == 2 else None
@@ -659,7 +659,7 @@ class GraphReader:
         )
 
     def _read_states(self, node: fx.Node, line: str) -> None:
-        """Make a tensor of the result of a recurrent layer that is used as one."""
+        """Convert the result of a recurrent layer to a tensor if it is used as one."""
         result = self.recurrent[node]
         if node in self.values:
             return
@@ -709,20 +709,20 @@ class GraphReader:
 
 @dataclass(eq=False)
 class RecurrentCall:
-    """A call of a GRU or an LSTM, before it is known what of its result is read."""
+    """A call of a GRU or an LSTM, before the use of its result is known."""
 
     module: Any
     layer: layers.Gru | layers.Lstm  # the first, with all of its states
     label: str
     read: int  # number of the layer it reads
     shape: Shape  # of all states of a sample
-    number: int | None = None  # of the layer that computes what is read, once it is known
+    number: int | None = None  # of the layer that computes the result, once that is known
     last: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class RecurrentResult:
-    """What a call of a recurrent layer returns, or a part of that."""
+    """The result of a call of a recurrent layer, or a part of it."""
 
     call: RecurrentCall
     part: str  # "result", "states" after all steps, "last states" of all layers, "cells", or "last states and cells"

@@ -349,7 +349,7 @@ class _Recurrent(Layer):
         states = shape[0] * self.hidden * (5 if self.GATES == 3 else 7)
         if states > LARGEST:
             raise ArchitectureError(
-                f"its {shape[0]} steps keep more than {LARGEST:,} numbers; use fewer or a smaller one"
+                f"its {shape[0]} steps keep more than {LARGEST:,} numbers; use fewer steps or a smaller layer"
             )
         return (self.hidden,) if self.last else (shape[0], self.hidden)
 
@@ -360,11 +360,11 @@ class _Recurrent(Layer):
         return weights | (dict.fromkeys(("bias_ih_l0", "bias_hh_l0"), (rows,)) if self.bias else {})
 
     def multiply_adds(self, given: Shape, result: Shape) -> int:  # noqa: ARG002
-        """Return one for every weight in every step."""
+        """Return the multiply-adds: one per weight and step."""
         return given[0] * self.GATES * self.hidden * (self.inputs + self.hidden)
 
     def fan_in(self) -> int:
-        """Return the numbers of a state, from which torch draws all weights."""
+        """Return the size of a state, which bounds torch's initial weights."""
         return self.hidden
 
     def kernel_sizes(self) -> tuple[int, ...]:
@@ -388,7 +388,7 @@ class Lstm(_Recurrent):
 
 @dataclass(frozen=True)
 class Transpose(Layer):
-    """The channels of a series and its steps change places: (channels, steps) becomes (steps, channels)."""
+    """A transposition of a series: (channels, steps) becomes (steps, channels)."""
 
     name, code = "transpose", 24
 

@@ -305,8 +305,8 @@ def read_tensors(path: Path) -> dict[str, Any]:
     from safetensors.numpy import load  # noqa: PLC0415
 
     try:
-        if not path.is_file():  # a device never ends, and a pipe may never begin
-            raise OSError("it is not a file" if path.exists() else "it is not there")
+        if not path.is_file():  # reading a device never ends, and a pipe may never start
+            raise OSError("it is not a file" if path.exists() else "it does not exist")
         return load(path.read_bytes())
     except (OSError, SafetensorError, KeyError, ValueError) as error:
         raise UserError(

@@ -1,4 +1,4 @@
-"""Models that workers keep for themselves, in memory and in a run's folder."""
+"""Workers' own models, in memory and in a run's folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BUFFERS = "buffers/"
 
 @dataclass(frozen=True, eq=False)
 class PersonalModels(Mapping[int, Floats]):
-    """Flat weights by the worker's number, frozen ones included, in the order of the global model's tensors.
+    """A mapping from workers' numbers to flat weights, frozen ones included, in the global model's tensor order.
 
     >>> models = PersonalModels(np.array([3, 7], np.int32), np.array([[1.0, 2.0], [3.0, 4.0]], np.float32))
     >>> models[7].tolist(), list(models), PersonalModels.of(models.tensors())[3].tolist()
@@ -56,7 +56,7 @@ class PersonalModels(Mapping[int, Floats]):
 
     @staticmethod
     def of(tensors: Mapping[str, Any]) -> PersonalModels:
-        """Invert `tensors`; ValueError if they do not fit together."""
+        """Return the models with these `tensors`; raise ValueError if they do not fit together."""
         workers, weights = (np.asarray(tensors.get(name, ())) for name in ("workers", "weights"))
         rising = workers.ndim == 1 and workers.dtype.kind == "i" and bool((np.diff(workers) > 0).all())
         if not rising or weights.ndim != 2 or len(weights) != len(workers) or weights.dtype != np.float32:

@@ -219,7 +219,7 @@ def load(source: Path | str) -> SavedModel:
 
 
 def require_task(path: Path, task: Task) -> None:
-    """Refuse a model's file that says that its model was trained for another task."""
+    """Raise UserError if a model's file names another task than this one."""
     metadata = _metadata(path)
     known = _value(metadata, "task") or ("classification" if f"{_PREFIX}format" in metadata else task)
     if known != task:

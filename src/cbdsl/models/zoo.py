@@ -98,7 +98,7 @@ def har_cnn(shape: Shape, classes: int) -> Architecture:
 
 @register.model("har-gru")
 def har_gru(shape: Shape, classes: int) -> Architecture:
-    """Windows of sensors, (channels, length): a convolution of every fourth reading, 64 gated recurrent units."""
+    """Windows of sensors, (channels, length): a convolution with stride 4 and a GRU of 64 units."""
     channels, _ = _need_windows("har-gru", shape)
     return _network(
         "har-gru",
@@ -211,7 +211,7 @@ def _need_windows(name: str, shape: Shape) -> Shape:
     """Return the channels and the length of a window; refuse other shapes."""
     if len(shape) != 2 or shape[0] < 1 or shape[1] < 16:
         raise UserError(
-            f"The model '{name}' needs windows of shape (channels, length) of at least 16 readings; the data has shape "
+            f"The model '{name}' needs windows (channels, length) of at least 16 readings; the data has shape "
             f"{shape}. Choose --model cnn for images, --model mlp for anything else, or give a module of your own.",
             code="wrong-shape",
         )

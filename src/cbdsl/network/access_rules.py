@@ -1,8 +1,8 @@
-"""What each member of a provisioned swarm may do on the broker: as an `acl` file, for mosquitto's dynamic-security
+"""The broker's access rules for the members of a swarm: as an `acl` file, as the state of mosquitto's dynamic-security
 plugin, and as commands that change the rules of a running broker.
 
-An `acl` file judges who receives and publishes what, not who subscribes to what, so a member can fill the broker's
-memory with subscriptions. The plugin judges both, and takes new rules without a restart.
+An `acl` file restricts what clients receive and publish, but not their subscriptions, so a member can fill the broker's
+memory with subscriptions. The plugin restricts all three, and accepts new rules without a restart.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _DENIED = dict.fromkeys(("publishClientSend", "publishClientReceive", "subscribe
 
 @dataclass(frozen=True)
 class MemberRights:
-    """What one client may do. Filters and topics may have wildcards."""
+    """The rights of one client. Filters and topics may have wildcards."""
 
     user: str  # the whole name in its certificate
     subscribes: tuple[str, ...]  # filters
@@ -74,7 +74,7 @@ def write_acl(rights: Iterable[MemberRights]) -> str:
 
 
 def write_plugin_state(rights: Sequence[MemberRights]) -> str:
-    """Return the file of the dynamic-security plugin."""
+    """Return the content of the dynamic-security plugin's file."""
     state = {
         "defaultACLAccess": _DENIED,
         "clients": [{"username": one.user, "roles": [{"rolename": one.user, "priority": -1}]} for one in rights],
@@ -115,10 +115,10 @@ class RulesError(UserError):
 def apply_rules(
     admin: Address, swarm: str, rights: Sequence[MemberRights], rewrite: bool = False, kick: Sequence[str] = ()
 ) -> int:
-    """Make the rules of a running broker those of a swarm's members; return the number of changes.
+    """Update the rules of a running broker to those of a swarm's members; return the number of changes.
 
-    admin: the broker, and the administrator's certificate.
-    Rules of other swarms stay. rewrite: also those of members that the broker has. kick: users whose connections end.
+    admin: the broker's address, and the administrator's certificate. Rules of other swarms stay.
+    rewrite: also replace the rules of members that the broker has already. kick: users to disconnect.
     Raises RulesError.
     """
     with _Connection(admin) as broker:
@@ -150,7 +150,7 @@ def apply_rules(
 
 
 def _names(broker: _Connection, word: str) -> set[str]:
-    """Return the names of all clients or roles, a page at a time: a response has a largest size."""
+    """Return the names of all clients or roles, read in pages because the size of a response is limited."""
     names: set[str] = set()
     while True:
         command = {"command": f"list{word}s", "verbose": False, "count": 500, "offset": len(names)}

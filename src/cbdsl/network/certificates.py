@@ -38,7 +38,7 @@ class IssuedCertificate:
     """A certificate and its private key, both PEM."""
 
     certificate: bytes
-    key: bytes  # empty if only its owner has it
+    key: bytes  # empty if the device made the key itself
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def identity_of(certificate: bytes) -> Identity:
 
 
 def read_request(path: Path) -> RequestedKey:
-    """Return the public key of a PEM certificate signing request; names that the request states have no effect."""
+    """Return the public key of a PEM certificate signing request; names in the request have no effect."""
     try:
         if not path.is_file():  # a device never ends, and a pipe may never begin
             raise ValueError("there is no such file")

@@ -78,8 +78,8 @@ def parse_address(
 ) -> Address:
     """Read mqtt://host:port or mqtts://host:port, with user@ before the host where a broker requires a user name.
 
-    ws:// and wss:// are MQTT over WebSockets, with a path (/mqtt if not given), for brokers behind HTTP proxies. The
-    password is read from the environment, which other users cannot see, unless it is in the address.
+    ws:// and wss:// are MQTT over WebSockets, with a path (default: /mqtt), for brokers behind HTTP proxies. Unless the
+    address contains the password, it is read from the environment, which other users cannot see.
     """
     try:
         parts = urlsplit(url if "://" in url else f"mqtt://{url}")
@@ -288,7 +288,7 @@ class MqttLink:
             self._requested[message] = some
 
     def _request_again(self, refused: Sequence[str]) -> None:
-        """Try refused subscriptions again, and then do what follows a connection: it was refused, too."""
+        """Repeat refused subscriptions, and then the messages that follow a connection, which were refused, too."""
         with self._lock:
             self._retry = None
             wanted = [pattern for pattern in refused if pattern in self._patterns]

@@ -57,7 +57,7 @@ _PROGRAM_BYTES = 32 * 2**20
 _TLS_BYTES = 100 * 1024  # resident per connection, not counted by the broker
 _CONNECTION_BYTES = 64 * 1024  # per connection, of the broker's memory limit
 _MOST_NUMBERS = wire.MAX_WHOLE // 4
-_INCLUDED = "conf.d"  # the folder of our part of the broker's configuration
+_INCLUDED = "conf.d"  # the folder of the generated part of the broker's configuration
 _LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(\.{_LABEL})*")
 
@@ -76,7 +76,7 @@ class ProvisionedSwarm:
     plugin: str = ""  # the dynamic-security plugin on the broker's machine; empty: an acl file
     folder: Path = Path()
     workers: tuple[str, ...] = ()  # all that ever had a certificate
-    revoked: tuple[str, ...] = ()  # those of them that have none any more
+    revoked: tuple[str, ...] = ()  # those of them that are excluded
 
     @property
     def url(self) -> str:
@@ -122,7 +122,7 @@ class ProvisionedSwarm:
 
     @property
     def administrator(self) -> Address:
-        """The broker's address and the certificate with which its rules can be changed while it runs."""
+        """The broker's address, with the certificate that may change the rules of the running broker."""
         key, certificate = (self.folder / "ca" / f"admin.{end}" for end in ("key", "crt"))
         authority = self.folder / "ca" / "ca.crt"
         return Address(self.server_host, self.server_port, True, authority, certificate, key)
@@ -152,9 +152,9 @@ def provision(  # noqa: PLR0913 - the last ones by name
 ) -> ProvisionedSwarm:
     """Create a folder with authorities and certificates for a broker, a parameter server, a monitor and the workers.
 
-    server_host, server_port: where server and monitor reach the broker; default: localhost and the port after `port`.
+    server_host, server_port: the listener for server and monitor; default: localhost and the port after `port`.
     largest_model: limit for the numbers in a model that workers upload.
-    plugin: mosquitto's dynamic-security plugin on the broker's machine; None: where this machine has it; empty: none.
+    plugin: path of mosquitto's dynamic-security plugin on the broker's machine; None: as on this machine; empty: none.
     """
     topics.check_name(swarm, "swarm")
     _check_workers(workers)
@@ -207,11 +207,11 @@ def add_workers(out: Path, workers: Sequence[str], requests: Sequence[Path] = ()
         _check_workers(workers)
         keys = _requested_keys(workers, requests)
         listed = _read_roster(out)
-        for name in workers:  # one with a record that is not listed was taken from the roster, or never added
+        for name in workers:  # a recorded name that is not listed was removed from the roster, or never added
             if name in known.workers and (name in known.revoked or name in [line.strip() for line in listed]):
                 raise UserError(
-                    f"The worker '{name}' has had its certificate, and keys are never overwritten. Give another name, "
-                    f"or a new key to this one: cbdsl provision {out} --reissue {name}",
+                    f"The worker '{name}' has a certificate, and keys are never overwritten. Use another name, "
+                    f"or issue a new key: cbdsl provision {out} --reissue {name}",
                     code="exists-already",
                 )
         for name in workers:
@@ -293,9 +293,9 @@ def renew(out: Path, plugin: str | None = None) -> ProvisionedSwarm:
 
 
 def update_broker(known: ProvisionedSwarm, rewrite: bool = False, kick: Sequence[str] = ()) -> int:
-    """Give the rules of a folder to its running broker; return the number of changes, or raise RulesError.
+    """Send the rules of a folder to its running broker; return the number of changes, or raise RulesError.
 
-    rewrite: also the rules of members that it has. kick: workers whose connections end.
+    rewrite: also replace the rules of members that it has already. kick: workers to disconnect.
     """
     users = [broker_user(known.swarm, name) for name in kick]
     return access_rules.apply_rules(known.administrator, known.swarm, _rights_of(known), rewrite, users)
@@ -326,7 +326,7 @@ def read_settings(out: Path) -> ProvisionedSwarm:
 
 @contextmanager
 def _changing(out: Path) -> Iterator[tuple[ProvisionedSwarm, Authority]]:
-    """Yield the settings and the authority of a folder, which no other process changes meanwhile."""
+    """Lock a folder, and yield its settings and authority."""
     read_settings(out)
     with _writing(out):
         folder = os.open(out, os.O_RDONLY)
@@ -348,7 +348,7 @@ def _check_known(known: ProvisionedSwarm, workers: Sequence[str]) -> None:
     for name in workers:
         if name not in known.workers:
             raise UserError(
-                f"There is no worker '{name}' in {known.folder}. There are: {', '.join(known.workers) or 'none'}.",
+                f"There is no worker '{name}' in {known.folder}. Workers: {', '.join(known.workers) or 'none'}.",
                 code="unknown-name",
             )
 
@@ -435,7 +435,7 @@ def _revoke_serials(out: Path, name: str, numbers: Sequence[int]) -> None:
 
 
 def _write_revocations(out: Path, authority: Authority) -> None:
-    """Write the revocation lists of all authorities: a broker refuses clients of one that has none."""
+    """Write the revocation lists of all authorities; a broker refuses clients of an authority without one."""
     lists = [authority.revocation_list(sorted(_revoked_serials(out)))]
     staff = _staff_authority(out)
     if staff is not None:
@@ -451,9 +451,9 @@ def _staff_authority(out: Path) -> Authority | None:
 
 
 def _write_staff(folder: Path, known: ProvisionedSwarm, authority: Authority) -> None:
-    """Write the certificates of broker, server, monitor and administrator, with an authority of the last three alone.
+    """Write the certificates of broker, server, monitor and administrator; the last three have their own authority.
 
-    The server's listener trusts no other, so no worker is admitted there.
+    The server's listener accepts no other authority, so workers are not admitted there.
     """
     organization = organization_of(known.swarm)
     staff = _staff_authority(folder) or Authority.new(organization)
@@ -470,7 +470,7 @@ def _write_staff(folder: Path, known: ProvisionedSwarm, authority: Authority) ->
 
 
 def _write_rules(folder: Path, known: ProvisionedSwarm) -> None:
-    """Write our part of the broker's configuration, and the rules; mosquitto.conf itself belongs to its owner."""
+    """Write the generated part of the broker's configuration, and the rules; keep an existing mosquitto.conf."""
     rights, broker = _rights_of(known), folder / "broker"
     inner = "staff-ca.crt" if (broker / "staff-ca.crt").exists() else "ca.crt"
     config = _fill(

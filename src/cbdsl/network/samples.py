@@ -72,9 +72,9 @@ def _divide(own: TableSamples, data: Dataset) -> Samples:
     if data.task != "reconstruction" and not data.target_names:
         what = "the column of classes" if data.task == "classification" else "its targets"
         raise UserError(
-            f"The samples are a table, which has no labels of its own, and the run, which learns "
-            f"{describe_outputs(data.outputs, data.task)}, does not name {what}. Give the server a table too, or "
-            "target_names to its data; or an .npz file here.",
+            "The samples are a table, which has no labels of its own. In this run "
+            f"{describe_outputs(data.outputs, data.task)}, and it does not name {what}. Give the server a table, or "
+            "data with target_names; or give an .npz file here.",
             code="wrong-shape" if data.task == "classification" else "missing-value",
         )
     features, targets = own.table.divide(data.target_names)
@@ -89,7 +89,7 @@ def read_samples(path: Path) -> Samples:
     """Read a worker's samples: an .npz file, a table, or the training part of a folder of IDX files.
 
     The .npz has `features` (N, ...) and, for a classifier, `labels` (N,); for a regression `labels` are targets (N,) or
-    (N, T), for a reconstruction there are none. Those and tables are in the unit in which they were measured.
+    (N, T), and a reconstruction has none. Targets and tables are in the unit in which they were measured.
     """
     if path.is_dir():
         return read_idx_folder(path, str(path)).train

@@ -213,7 +213,7 @@ def _add_names(played: CompletedRound, roster: Roster, network: NetworkSwarm) ->
 
 
 def _note_bans(events: Events, played: CompletedRound, roster: Roster) -> None:
-    """Note which workers were banned in a round, and why; a ban lasts as long as the run, or until `cbdsl unban`."""
+    """Log the bans of a round with their reasons, and write them as events."""
     for verdict in played.log.verdicts:
         if verdict.outcome == "refuted":
             name, reason = roster.name(verdict.worker), verdict.reason

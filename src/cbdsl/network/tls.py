@@ -100,7 +100,7 @@ class Identity:
 
 
 def broker_user(swarm: str, name: str) -> str:
-    """Return the user that a member is for a provisioned broker, by its whole name: two swarms share no user."""
+    """Return a member's user name on a provisioned broker; it contains the swarm's name, so it is unique."""
     return f"CN={name},O={organization_of(swarm)}"
 
 

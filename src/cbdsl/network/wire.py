@@ -207,7 +207,7 @@ def decode(payload: bytes, expected: type[_M]) -> _M:
 
 
 def _describe_version(version: int) -> str:
-    """Return what is wrong with a message of another version, with both numbers and what to do."""
+    """Return the reason for refusing a message of another version: both versions and what to upgrade."""
     if not 0 < version < 100:  # not of any release; the reasons must be few
         return "an unsupported protocol version"
     older = "the sender" if version < VERSION else "this machine"

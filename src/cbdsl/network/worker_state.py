@@ -43,7 +43,7 @@ samples.npz        its own samples, and worker.log its messages, where `cbdsl sw
 """
 
 _MOST_META = 16384  # bytes of what is not a model
-_MOST_VECTORS = 8  # of a message that an attacker received, or of what it remembers
+_MOST_VECTORS = 8  # in a message that an attacker received, or in its memory
 _MEMORY = "memory."
 
 
@@ -60,7 +60,7 @@ class WorkerState:
     model_digest: bytes  # of that one's numbers
     received: Floats | None = None  # what the server sent, (V D,); attackers alone need it
     initial: Floats | None = None  # the model that it started from, (D,); attackers alone need it
-    memory: NamedArrays = field(default_factory=dict)  # what an attacker remembers
+    memory: NamedArrays = field(default_factory=dict)  # an attacker's memory
 
 
 @dataclass(frozen=True)

@@ -303,7 +303,7 @@ def save_accuracy_plot(path: Path, summary: Summary, records: Sequence[RoundReco
 def save_local_test(
     path: Path, summary: Summary, columns: Mapping[str, NDArray[Any]], records: Sequence[RoundRecord]
 ) -> None:
-    """Draw the main metric of each worker on what it held back, the worst first, and by round if it was measured."""
+    """Draw each worker's main metric on held-back samples, the worst first, and by round if it was measured."""
     found = summary.local_test
     assert found is not None
     name = next(iter(found.metrics or found.personal), summary.metric)
@@ -332,7 +332,7 @@ def save_local_test(
             label_by_round = f"{label}, {statistic.replace('_', ' ')}"
             rounds = [record.round for record in measured]
             every[1].plot(rounds, heights, line, color=colour, linewidth=2, label=label_by_round)
-    style_axes(every[0], f"{summary.method}: {found.workers:,} workers, samples that they held back")
+    style_axes(every[0], f"{summary.method}: held-back samples of {found.workers:,} workers")
     every[0].set_xlabel("workers, the worst first")
     every[0].set_ylabel(metric.title if metric.is_share else f"{metric.title} ({metric.better} is better)")
     if metric.is_share:

@@ -68,7 +68,7 @@ from cbdsl.util.memory import require_memory
 if TYPE_CHECKING:
     from torch import nn
 
-CALIBRATING = 1000  # samples of D_G whose statistics a model with BatchNorm is scored with
+CALIBRATING = 1000  # samples of D_G for the statistics with which a model with BatchNorm is scored
 ModelBuilder = Callable[[], "nn.Module"]
 Client = Dataset | Samples | tuple[ArrayLike, ArrayLike]
 Layers = tuple[tuple[int, int], ...]
@@ -177,7 +177,7 @@ class Experiment:
         return LocalSwarm(method, workers, self.initial, adversary, spec.defence.commitment)
 
     def require_messages(self) -> None:
-        """Refuse what only workers in this process or a cluster can do, such as drop-outs."""
+        """Raise UserError for settings that workers in other processes cannot carry out."""
         if self.byzantine and self.attack.omniscient:
             raise UserError(
                 f"The attack '{self.spec.attack.name}' needs all workers' models; only the simulator has them. Use "
@@ -186,21 +186,21 @@ class Experiment:
             )
         if self.spec.dropout != DropoutSpec():
             raise UserError(
-                "dropout.* is for simulations, and these workers are processes of their own: stop some of them "
-                "instead. Leave it out, or simulate with cbdsl run.",
+                "dropout.* is for simulations, and these workers are separate processes. Stop some of them instead, or "
+                "simulate with cbdsl run.",
                 code="no-effect",
             )
         if self.spec.data.local_test and not self.split.tests:
             raise UserError(
                 f"data.local_test={self.spec.data.local_test:g} measures models on samples that workers hold back. "
-                "Here workers have samples of their own, which never leave their devices, so the server has none to "
-                "measure on. Leave it out; cbdsl run and cbdsl swarm have it.",
+                "Here the workers' samples never leave their devices, so the server has none to measure on. Leave it "
+                "out, or use cbdsl run or cbdsl swarm.",
                 code="not-supported",
             )
         if self.server.own is not None:
             raise UserError(
-                "local.batchnorm=own is for workers of this process or a Ray cluster: other workers get a network as "
-                "data, and BatchNorm cannot be described so. Leave it out, or use cbdsl run.",
+                "local.batchnorm=own is for workers in this process or on a Ray cluster. Other workers receive the "
+                "network as data, which cannot describe BatchNorm. Leave it out, or use cbdsl run.",
                 code="not-supported",
             )
         if self.server.alone is not None:
@@ -258,7 +258,7 @@ class Experiment:
 
     @property
     def unseen(self) -> Indices:
-        """The normal samples that a threshold is chosen on: the hold-out, or D_sc without one."""
+        """The normal samples for choosing a threshold: the hold-out, or D_sc without one."""
         return self.split.holdout if len(self.split.holdout) else self.split.shared_scoring
 
     def test_metrics(self, state: ServerState) -> dict[str, float | None]:
@@ -378,15 +378,15 @@ def _own_weights(spec: Spec, network: Network) -> Bools:
     places = network.norm_places()
     if not places.any():
         raise UserError(
-            f"local.batchnorm=own keeps the weights of BatchNorm layers on their worker, and the model '{spec.model}' "
-            "has none that train. Leave it out, or give a model with nn.BatchNorm1d or nn.BatchNorm2d.",
+            f"local.batchnorm=own keeps the weights of BatchNorm layers on their worker, but the model '{spec.model}' "
+            "has no trainable ones. Leave it out, or give a model with nn.BatchNorm1d or nn.BatchNorm2d.",
             code="no-effect",
         )
     return places
 
 
 def _check_memory(spec: Spec, parts: Split, size: int, server: Server | None) -> None:
-    """Refuse a run whose arrays do not fit, before they are made. server: None if the workers are elsewhere."""
+    """Raise UserError if a run's arrays do not fit into memory. server: None if the workers are elsewhere."""
     starts = spec.workers if spec.swarm.start == "apart" else 1
     needed = 4 * starts * size
     if server is not None:
@@ -409,7 +409,7 @@ def _check_memory(spec: Spec, parts: Split, size: int, server: Server | None) ->
 def build_server(
     spec: Spec, engine: Engine, samples: Samples, split: Split, given: UserParts, secret: int = 0, layers: Layers = ()
 ) -> Server:
-    """Build the server of a spec. secret: a number that workers do not know; 0: the seed decides.
+    """Build the server of a spec. secret: a number unknown to workers; 0: use the seed.
 
     layers: see `TrustedReference`.
     """
@@ -516,7 +516,7 @@ def batch_losses(engine: Engine, weights: Floats, samples: Samples, indices: Ind
 
 
 def _layers(network: Network) -> Layers:
-    """Return first and last + 1 column of each tensor of weights; none if some weights do not train."""
+    """Return the columns of each tensor of weights, (start, end); empty if some weights are frozen."""
     ends = np.cumsum([0, *(int(np.prod(shape)) for _, shape in network.tensor_shapes())]).tolist()
     return tuple(pairwise(ends)) if network.frozen is None else ()
 

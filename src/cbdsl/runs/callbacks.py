@@ -278,7 +278,7 @@ class Bar(_Metrics):
 
 
 def open_progress(unit: str) -> ProgressLine:
-    """Return the progress of something in a notebook or terminal; elsewhere nothing is shown. unit: what is counted."""
+    """Return a progress display for notebooks and terminals; elsewhere it shows nothing. unit: what is counted."""
     from cbdsl.util.console import NotebookProgress, ProgressLine  # noqa: PLC0415 - rich is slow to import
 
     return NotebookProgress(unit) if in_notebook() else ProgressLine(unit, log_seconds=None)

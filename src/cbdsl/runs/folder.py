@@ -54,7 +54,7 @@ accuracy.png       test accuracy by round, drawn by the command line
 model.safetensors  the final global model, its network, the scaling of features; for `cbdsl predict` and `export`
 local_test.csv     with data.local_test: metrics by worker, on the samples that each of them held back
 local_test.png     the same as a figure, drawn by the command line
-personal_models.safetensors  the models that workers keep for themselves, with their statistics of BatchNorm
+personal_models.safetensors  the workers' own models, with their BatchNorm statistics
 init.safetensors   the model it started from, where one was given
 theory.json        the run's constants and bounds, written by `cbdsl theory`
 repaired.safetensors  the model without the backdoors that `cbdsl audit --repair` found
@@ -85,7 +85,7 @@ class Checkpoint:
 
     state: ServerState
     rows: KeptRows | None  # None once the run is finished, or if workers keep nothing between rounds
-    attackers: NamedArrays = field(default_factory=dict)  # what attackers remember, see `Adversary.memory`
+    attackers: NamedArrays = field(default_factory=dict)  # the attackers' memories, see `Adversary.memory`
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class RunFolder:
         append_bytes(self.path / name, content, self._private)
 
     def claims(self) -> Claims:
-        """Return the claims in claims.bin, mapped into memory; none if it has none."""
+        """Return the claims in claims.bin, memory-mapped; an empty array if there are none."""
         path = self.path / "claims.bin"
         count = path.stat().st_size // NO_CLAIMS.itemsize if path.exists() else 0
         return np.memmap(path, NO_CLAIMS.dtype, "r", shape=(count,)) if count else NO_CLAIMS
@@ -272,7 +272,7 @@ class RunFolder:
         replace_atomically(self.path / "checkpoint.npz", lambda file: save_arrays(file, arrays), self._private)
 
     def mapped_rows(self) -> KeptRows | None:
-        """Return what workers keep from the last checkpoint, memory-mapped, if it is in it."""
+        """Return the workers' rows in the last checkpoint, memory-mapped, or None if it has none."""
         arrays = map_arrays(self.path / "checkpoint.npz", _ROWS)
         if not arrays:
             return None
@@ -282,10 +282,10 @@ class RunFolder:
         return KeptRows(workers, arrays)
 
     def prolong(self, spec: Spec, key: str, before: str, keep: bool) -> None:
-        """Let a run go on under a spec that has other rounds. keep: go on from the checkpoint, not from round 1.
+        """Replace the spec by one with more rounds. keep: continue from the checkpoint instead of from round 1.
 
-        key, before: of the checkpoint from now on, and so far. The checkpoint changes first, and either key is taken
-        for the old one, so that a crash in between can be repeated.
+        key, before: the checkpoint's new and old key. The checkpoint changes first, and either key is accepted as the
+        old one, so that this can be repeated after a crash in between.
         """
         path = self.path / "checkpoint.npz"
         if not keep:
@@ -365,7 +365,7 @@ def _not_writable(path: Path, error: OSError) -> UserError:
 
 
 def _check_sizes(state: ServerState, rows: KeptRows | None) -> None:
-    """Check that all models are rows of one length, and that all workers have rows; ValueError if not."""
+    """Raise ValueError unless all models have the same length and all arrays have a row per worker."""
     size, kept = state.global_best.shape, rows.arrays if rows else {}
     if rows is not None and any(len(array) != len(rows.workers) for array in kept.values()):
         raise ValueError("rows of different numbers of workers")
@@ -376,7 +376,7 @@ def _check_sizes(state: ServerState, rows: KeptRows | None) -> None:
 
 
 def _pop_prefixed(arrays: dict[str, Any], prefix: str) -> NamedArrays:
-    """Take the arrays whose names have a prefix out of a dict; return them by the rest of their names."""
+    """Remove the arrays whose names have a prefix from a dict; return them by the rest of their names."""
     return {name.removeprefix(prefix): arrays.pop(name) for name in list(arrays) if name.startswith(prefix)}
 
 

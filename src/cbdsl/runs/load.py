@@ -1,4 +1,4 @@
-"""Loads finished runs from their folders, and models from their files, ready to predict."""
+"""Loads finished runs from their folders and models from their files, both able to predict."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class LoadedModel(Predictor, SavedModel):
 
     @cached_property
     def network(self) -> Network:  # type: ignore[override]
-        """The network; a UserError if the file does not describe it."""
+        """The network; raises UserError if the file does not describe it."""
         return Network(self.graph.shape, self.graph.classes, self.graph)
 
     @cached_property
     def engine(self) -> Engine:  # type: ignore[override]
-        """What predicts: the native engine if there is one, otherwise torch."""
+        """The engine for predictions: native if it is installed, otherwise torch."""
         card = self.card
         loss = Loss("mse" if card.loss == CUSTOM else card.loss, card.loss_setting, card.task == "reconstruction")
         return choose_engine("auto", self.graph, self.graph.shape, default_threads(), "cpu", loss).engine
@@ -53,7 +53,7 @@ class LoadedRun(Result):
 
     @property
     def graph(self) -> Architecture:
-        """The network as data; a UserError says why there is none."""
+        """The network as data; raises UserError with the reason if there is none."""
         return self.saved.graph
 
     @property
@@ -67,7 +67,7 @@ class LoadedRun(Result):
 
 
 class _Later:
-    """Something that is built when it is first used: results can be read where models cannot be run."""
+    """A proxy for an object that is built on first use, so that results can be read where models cannot run."""
 
     def __init__(self, build: Callable[[], Any]) -> None:
         self._build = build

@@ -168,9 +168,9 @@ def resume(  # noqa: PLR0913 - all but the first by name
 ) -> Result:
     """Resume the run in a folder and return its result; the numbers are those of an uninterrupted run.
 
-    rounds: as many as the run has in all from now on: a finished run goes on, with the numbers that it would have had
-    from the start. Refused where a schedule follows the number of rounds. Workers that keep something between rounds
-    are not in a finished run's folder; such a run is played again from round 1.
+    rounds: the new total number of rounds. A finished run continues, with the numbers of a run that had as many from
+    the start. Refused if a schedule depends on the number of rounds. A finished run's folder does not contain what
+    workers keep between rounds; if they keep something, the run starts again from round 1.
 
     Objects that were given to `run` have to be given again; plugins are imported as the folder says. Workers elsewhere
     (swarm=...) must answer an order that they carried out before as they did then: rounds since the last checkpoint are
@@ -217,27 +217,27 @@ def resume(  # noqa: PLR0913 - all but the first by name
 
 
 def _prolong(folder: RunFolder, spec: Spec, before: Experiment, after: Experiment) -> None:
-    """Give the run in a folder more rounds. spec: as the folder has it."""
+    """Prolong the run in a folder. spec: the folder's."""
     path, rounds = folder.path, after.spec.rounds
     if folder.path.name == spec.key():
         raise UserError(
-            f"{path} belongs to a study, whose folders are named by their specs. Run the study with other rounds "
+            f"{path} belongs to a study, whose folders are named by their specs. Run the study with more rounds "
             f"(--set rounds={rounds}), or copy the folder first.",
             code="conflict",
         )
     schedules = find_schedules(before.spec, before.server.method)
     if schedules:
         raise UserError(
-            f"{' and '.join(schedules)} {'follow' if len(schedules) > 1 else 'follows'} the number of rounds, so a run "
-            f"of {rounds} rounds has other first rounds than this one of {before.spec.rounds}. Start a new run with "
-            f"--rounds {rounds}, or one with a constant schedule (--set swarm.inertia=0.5), which can be prolonged.",
+            f"{' and '.join(schedules)} follow the number of rounds, so a run of {rounds} rounds differs from "
+            f"the start from this one of {before.spec.rounds}. Start a new run with --rounds {rounds}, or one with a "
+            "constant schedule (--set swarm.inertia=0.5), which can be prolonged.",
             code="conflict",
         )
     state = folder.load_checkpoint(before.key, also=after.key)
     played = state.state.round if state else 0
     if rounds < played:
         raise UserError(
-            f"{path} has played {played} rounds already; --rounds {rounds} is the number of all of them. Give more.",
+            f"{path} has played {played} rounds already, and --rounds {rounds} is the total. Give a larger number.",
             code="out-of-range",
         )
     lost = before.remembers and state is not None and state.rows is None and rounds > played
@@ -303,10 +303,10 @@ class OpenRun:
     every_round: bool = False  # save a checkpoint after every round, whatever it costs
     baseline: bool | Path = False  # at the end, also train the server alone; a folder where that is kept
     metrics: bool = False  # measure every metric of a classifier after every round, too
-    claims: list[Claims] = field(default_factory=list)  # of each round, where there is no folder
+    claims: list[Claims] = field(default_factory=list)  # of each round, if there is no folder
 
     def keep_claims(self, log: RoundLog) -> None:
-        """Keep the claims of a round, unless a folder does."""
+        """Store the claims of a round, unless a folder does."""
         if self.folder is None and log.claims:
             self.claims.append(claims_of(log))
 
@@ -423,8 +423,8 @@ def describe_model(experiment: Experiment, weights: Floats) -> ModelMetadata:
 class Checkpointer:
     """Appends each round to the folder and saves a checkpoint when it is due.
 
-    Not so often that it costs more than a twentieth of the time, unless every round is asked for; and once, without the
-    workers unless their own models are measured, at the end.
+    Checkpoints cost at most a twentieth of the time, unless one per round is requested. The last one, at the end, is
+    without the workers' rows, unless their own models are measured.
     """
 
     def __init__(self, experiment: Experiment, opened: OpenRun, swarm: Swarm) -> None:

@@ -234,7 +234,7 @@ class _Unknown(Metric):
 
 @dataclass(frozen=True)
 class Spread:
-    """A metric over many workers.
+    """Statistics of a metric over many workers.
 
     >>> Spread.of([0.5, 0.9, None, 0.7], "higher")
     Spread(mean=0.7, worst_tenth=0.5, best=0.9, deviation=0.16329931618554522, workers=3, better='higher')
@@ -249,7 +249,7 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float | None], better: Better) -> Spread | None:
-        """Return the spread of values; None where a metric is not defined, and NaN where it is of no use: the worst."""
+        """Return the spread of values: None is left out as not defined, and NaN counts as the worst value."""
         sign = 1.0 if better == "higher" else -1.0
         found = sign * np.array([value for value in values if value is not None], np.float64)
         if not len(found):

@@ -36,10 +36,10 @@ class LocalTest:
 
     workers: int  # honest workers that were measured
     samples: int  # those that they held back
-    metrics: dict[str, Spread]  # of the global model by name, the main one first; empty if there is none
+    metrics: dict[str, Spread]  # of the global model by name, the main one first; empty if there is no model
     personal: dict[str, Spread]  # of the workers' own models; empty if they have none, or if those are elsewhere
     models: int = 0  # how many models are in personal_models.safetensors
-    bytes: int = 0  # that they take, or would take: large ones are not kept
+    bytes: int = 0  # size of these models, also if they are too large to be kept
 
 
 @dataclass(frozen=True)
@@ -454,7 +454,7 @@ def summary_rows(summary: Summary) -> list[tuple[str, str]]:
     if honest:
         rows.append(("honest but banned", _workers(honest)))
     if summary.attack_success is not None:
-        rows.append(("attack success", f"{summary.attack_success:.1%} of the test images that it aims at"))
+        rows.append(("attack success", f"{summary.attack_success:.1%} of the targeted test images"))
     if summary.aimed_accuracy is not None:
         rows.append(("aimed-at classes", f"{summary.aimed_accuracy:.1%} accuracy in the worst of them"))
     if summary.wasted_uplink_bytes:

@@ -125,7 +125,7 @@ def _check_local(spec: Spec, method: Method) -> None:
 def _check_engine(spec: Spec, method: Method) -> None:
     if method.adds_loss and spec.engine == "native":
         raise UserError(
-            f"The method '{spec.method}' adds a term to the loss, which takes the torch engine; given engine=native. "
+            f"The method '{spec.method}' adds a term to the loss, which needs the torch engine; given engine=native. "
             "Use --engine torch (or auto).",
             code="conflict",
         )
@@ -136,14 +136,14 @@ def _check_batchnorm(spec: Spec, method: Method) -> None:
         return
     if method.conversation == "swarm":
         raise UserError(
-            f"In '{spec.method}' a worker claims the score of its model, and the server verifies the claim on what was "
-            "uploaded. With BatchNorm layers that stay on the worker (local.batchnorm=own) it could not reproduce the "
-            "score. Use a method in which everybody uploads, such as fedavg.",
+            f"In '{spec.method}' a worker claims the score of its model, and the server verifies the claim on the "
+            "upload. With BatchNorm layers that stay on the worker (local.batchnorm=own) it could not reproduce the "
+            "score. Use a method in which all workers upload, such as fedavg.",
             code="conflict",
         )
     if method.vectors > 1 or method.remembers:
         raise UserError(
-            f"The workers of '{spec.method}' keep something of their own for every weight already, so local.batchnorm="
+            f"The workers of '{spec.method}' already keep a value of their own for every weight, so local.batchnorm="
             "own is not defined for it. Use fedavg, fedprox, fedavgm or fedadam.",
             code="conflict",
         )
@@ -208,7 +208,7 @@ def _check_defence(spec: Spec, method: Method) -> None:
             )
         if rule == "bant" and "bucketing" in before:
             raise UserError(
-                "The aggregator 'bant' remembers workers, and a bucket is not a worker. Use bant or nnm+bant.",
+                "The aggregator 'bant' keeps a memory per worker, and a bucket is not a worker. Use bant or nnm+bant.",
                 code="conflict",
             )
         if method.vectors > 1:
@@ -241,7 +241,7 @@ def refuse_idle(points: Sequence[Spec], given: Iterable[str]) -> None:
 
 
 def find_schedules(spec: Spec, method: Method) -> list[str]:
-    """Return the settings that follow the whole number of rounds, so that a longer run has other first rounds."""
+    """Return the settings that depend on the number of rounds, so that a longer run has other first rounds."""
     inertia = method.conversation == "swarm" and bool(method.remembers) and len(set(spec.swarm.inertia)) > 1
     rate = spec.local.schedule_over == "run" and spec.local.schedule != "constant" and method.gradients
     return ["swarm.inertia"] * inertia + ["local.schedule"] * rate
@@ -390,19 +390,19 @@ _RULES = (
     _Rule(
         _is_one_of("data.local_test_every"),
         lambda spec, _: spec.data.local_test == 0,
-        "workers hold back no samples. Say which share: --set data.local_test=0.2.",
+        "workers hold back no samples. Set the share: --set data.local_test=0.2.",
     ),
     _Rule(
         _is_one_of("local.schedule_over"),
         lambda spec, _: spec.local.schedule == "constant",
-        "the learning rate is constant. Say how it changes: --set local.schedule=cosine (or decay, or warmup).",
+        "the learning rate is constant. Set a schedule: --set local.schedule=cosine (or decay, or warmup).",
     ),
     _Rule(
         _is_one_of("local.schedule_over"),
         lambda spec, _: (
             spec.local.schedule_over == "run" and spec.local.schedule == "warmup" and spec.rounds <= WARMUP_SHARE
         ),
-        "a warmup takes a tenth of the rounds, and here that is one round or less. Use local.schedule_over=round, or "
+        "a warmup is a tenth of the rounds, which here is one round or less. Use local.schedule_over=round, or "
         "more rounds.",
     ),
     _Rule(

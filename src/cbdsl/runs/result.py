@@ -137,11 +137,11 @@ class Result(Predictor):
     claims: Claims = field(default_factory=lambda: NO_CLAIMS)  # of all rounds: an array of round, worker and score
 
     def personal_model(self, worker: int) -> nn.Module:
-        """Return the model that a worker keeps for itself as a torch module, in evaluation mode."""
+        """Return a worker's own model as a torch module in evaluation mode."""
         if self.personal_models is None or worker not in self.personal_models:
             raise UserError(
-                f"This run has no model of worker {worker}'s own. Set data.local_test=0.2, and use a method in which "
-                "workers keep a model, such as cb-dsl or local-only; attackers have none, and of more than 2,000 "
+                f"This run has no own model of worker {worker}. Set data.local_test=0.2, and use a method in which "
+                "workers keep a model, such as cb-dsl or local-only. Attackers have none, and of more than 2,000 "
                 "workers a sample is kept.",
                 code="not-supported",
             )

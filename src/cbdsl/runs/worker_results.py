@@ -1,6 +1,6 @@
 """Per-worker results: the global model and workers' own models on the samples that each worker held back.
 
-Attackers are left out. Of a large swarm a sample of workers is measured, the same one whenever the seed is the same.
+Attackers are left out. In a large swarm a random sample of workers is measured, the same one for the same seed.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ Values = dict[str, "float | None"]
 
 @dataclass(frozen=True, eq=False)
 class WorkerResults:
-    """Metrics by worker."""
+    """A table of metrics by worker."""
 
     columns: dict[str, NDArray[Any]]  # worker, samples, metrics of the global model, personal_METRIC of their own
     summary: LocalTest
     models: PersonalModels | None = None
 
     def to_csv(self) -> bytes:
-        """Return the columns as the content of a CSV file; what is not defined is left empty."""
+        """Return the columns as the content of a CSV file; undefined values are empty."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(self.columns)
@@ -84,7 +84,7 @@ def measure_workers(
 ) -> WorkerResults | None:
     """Measure the models after a round; None if workers held back no samples here.
 
-    swarm: the workers' own models are there, if it is of this process or on a cluster. keep: return those models.
+    swarm: has the workers' own models if it is in this process or on a cluster. keep: also return those models.
     """
     if not experiment.split.tests:
         return None
@@ -113,7 +113,7 @@ def measure_workers(
 def _own_models(
     experiment: Experiment, state: ServerState, swarm: Swarm | None, workers: Indices
 ) -> Iterator[tuple[int, Floats]]:
-    """Yield workers and the models that they keep for themselves, (D,); nothing if there are none, or not here."""
+    """Yield workers and their own models, (D,); nothing if workers keep none or are elsewhere."""
     if isinstance(experiment.server.method, LocalOnly):
         models = experiment.server.models(state)
         yield from ((int(worker), models[worker]) for worker in workers)
@@ -137,7 +137,7 @@ def _measure(experiment: Experiment, weights: Floats, worker: int, own: bool = F
 
 
 def _calibrating(experiment: Experiment, worker: int) -> Floats:
-    """Return the features whose statistics a worker's own model is scored with."""
+    """Return the features for the statistics with which a worker's own model is scored."""
     return experiment.dataset.train.features[experiment.split.workers[worker][:CALIBRATING]]
 
 
@@ -157,7 +157,7 @@ class _Keeper:
         self._buffers: dict[str, list[NDArray[Any]]] = {}
 
     def add(self, worker: int, weights: Floats) -> None:
-        """Take the next worker's model."""
+        """Add the next worker's model."""
         self.bytes += 4 * self._network.whole_size * self._keep
         if not self._keep or self.bytes > MOST_BYTES:
             self._rows.clear()
@@ -171,7 +171,7 @@ class _Keeper:
                     self._buffers.setdefault(name, []).append(each)
 
     def models(self) -> PersonalModels | None:
-        """Return the models; None if there are none, if they are too large, or not asked for."""
+        """Return the models; None if there are none, or if they are too large or not requested."""
         if not self._rows:
             return None
         workers, weights = np.array([*self._rows], np.int32), np.stack([*self._rows.values()])

@@ -39,7 +39,7 @@ class Defence:
 
     @property
     def family(self) -> str:
-        """What it has in common with others: the family of its aggregator or selection."""
+        """The family of its aggregator or selection."""
         if rule := self.settings.get("defence.aggregator"):
             return register.aggregator.family(parse_aggregator(rule)[1])
         return register.selection.family(self.settings.get("selection.name", "best")) if self.ours else ""
@@ -103,24 +103,24 @@ def get_defence(name: str) -> Defence:
     raise unknown("defence", name, dict.fromkeys([*DEFENCES, *known]), register.OWN)
 
 
-FAMILY = "family:"  # begins a word that stands for all attacks or defences of a family
+FAMILY = "family:"  # prefix of a name that stands for all attacks or defences of a family
 
 
 def find_attacks(names: Iterable[str]) -> tuple[str, ...]:
-    """Return attacks by name, or several as `family:backdoor`; each once."""
+    """Return attacks by name or by family, as `family:backdoor`; each once."""
     families = {name: register.attack.family(name) for name in register.attack.names() if name != ABSENT}
     return _find(names, families, "attack")
 
 
 def find_defences(names: Iterable[str]) -> tuple[str, ...]:
-    """Return defences by name, or several as `family:distance`, aggregators of your own among them; each once."""
+    """Return defences by name or by family, as `family:distances`, including a user's aggregators; each once."""
     usual = [defence.settings for defence in DEFENCES.values()]
     others = [name for name in register.aggregator.names() if get_defence(name).settings not in usual]
     return _find(names, {name: get_defence(name).family for name in [*DEFENCES, *others]}, "defence")
 
 
 def _find(names: Iterable[str], families: Mapping[str, str], kind: str) -> tuple[str, ...]:
-    """families: the family of everything that can be found by it."""
+    """Return names with families replaced by their members. families: the family of each known name."""
     found: list[str] = []
     for name in names:
         wanted = name.removeprefix(FAMILY)
@@ -272,7 +272,7 @@ class Arena:
 def run_arena(
     plan: ArenaPlan, out: Path, jobs: int | None = None, on_progress: OnProgress | None = None, on: str | None = None
 ) -> Arena:
-    """Run what is missing in a folder and judge every match; where a run failed, only its matches are missing."""
+    """Run what is missing in a folder and judge every match; if a run fails, only its matches are missing."""
     tasks = list_tasks(plan)
     require_classes(task.spec for task in tasks)
     failed = try_tasks(tasks, out, jobs, on_progress, on)
@@ -295,7 +295,7 @@ def run_arena(
 
 
 def _find_complete(plan: ArenaPlan, matches: Sequence[Match]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the defences that have a match everywhere, and the attacks that have any match against these."""
+    """Return the defences with a match in every setting, and the attacks with any match against these."""
     there = {(match.defence, match.preset, match.byzantine) for match in matches if match.attacked}
     places = list(itertools.product(plan.presets, plan.byzantine))
     defences = tuple(name for name in plan.defences if all((name, *place) in there for place in places))
@@ -338,7 +338,7 @@ def list_cells(plan: ArenaPlan) -> list[ArenaCell]:
 def judge_matches(plan: ArenaPlan, result: Callable[[Spec], Summary | None]) -> list[Match]:
     """Return the results of every match. result: returns the summary of a run, or None if it failed.
 
-    A defence without its clean run or its honest remainder cannot be judged; what depends on that is left out.
+    Matches of a defence whose clean run or honest remainder is missing cannot be judged, and are left out.
     """
     found: dict[ArenaCell, list[Summary]] = {}
     matches = []

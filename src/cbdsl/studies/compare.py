@@ -156,7 +156,7 @@ class Comparison:
     common: dict[str, Any]  # the settings that all runs share
     notes: tuple[str, ...]
     against: str = ""  # the label of the group that the others are tested against; empty: the best one
-    labelled: bool = False  # by a user, so that labels are worth a column
+    labelled: bool = False  # whether a user gave labels, so that they get a column
 
     @property
     def rows(self) -> tuple[ComparisonRow, ...]:
@@ -201,7 +201,7 @@ class Comparison:
 
     @property
     def measures(self) -> dict[str, Measure]:
-        """What the groups can be compared by, the main metric at the end first."""
+        """The measures by which groups can be compared; the main metric at the end comes first."""
         summaries = [run.summary for run in self.runs]
         main, metrics = self.metric_name.replace("-", "_"), {"final": self.metric, "best": self.metric}
         found = {
@@ -243,7 +243,8 @@ class Comparison:
         renamed = {old: (labels or {}).get(old, old) for old in known}
         if len(set(renamed.values())) < len(renamed):
             raise UserError(
-                f"Two groups have the same label ({', '.join(renamed.values())}). Give each its own.", code="conflict"
+                f"Two groups have the same label ({', '.join(renamed.values())}). Give each another one.",
+                code="conflict",
             )
         if against and against not in {*renamed, *renamed.values()}:
             raise unknown("group", against, renamed.values())
@@ -328,10 +329,10 @@ def group_results(results: Sequence[FinishedRun], axes: Sequence[str] | None = N
 
 
 def sort_sweep(results: Sequence[FinishedRun], axes: Sequence[str], own: int) -> tuple[list[FinishedRun], list[str]]:
-    """Return the runs of a sweep's folder in the order of their settings, and the settings that tell them apart.
+    """Return the runs of a sweep's folder in the order of their settings, and the settings in which they differ.
 
-    axes: the settings that were swept last. own: how many of the results, the first ones, are of that sweep; if all
-    are, they stay as they are.
+    axes: the settings that were swept last. own: how many of the results, the first ones, belong to that sweep; if all
+    do, their order stays.
     """
     keys = list(axes)
     if own == len(results):
@@ -347,7 +348,7 @@ def sort_sweep(results: Sequence[FinishedRun], axes: Sequence[str], own: int) ->
 
 
 def _rank(values: Sequence[Any]) -> dict[Any, int]:
-    """Return the rank of each value: of numbers by size, of others by where they come first."""
+    """Return the rank of each value: numbers by size, others by first occurrence."""
     distinct = list(dict.fromkeys(values))
     if all(isinstance(value, (int, float)) for value in distinct):
         distinct.sort()
@@ -385,7 +386,7 @@ def _sort_key(value: object) -> tuple[bool, str]:
 
 
 def group_labelled(groups: Mapping[str, Sequence[FinishedRun]]) -> Comparison:
-    """Group runs as they are given, by label, whatever their specs are."""
+    """Group runs by the given labels, whatever their specs are."""
     empty = [label for label, runs in groups.items() if not runs]
     if empty:
         raise UserError(f"The group {empty[0]} has no runs. Leave it out, or give finished runs.", code="missing-file")
@@ -410,7 +411,7 @@ def comparison_rows(comparison: Comparison) -> tuple[tuple[str, ...], list[tuple
 
 
 def describe_spread(comparison: Comparison) -> str:
-    """Say what ± is over."""
+    """Return a sentence that explains ±."""
     seeds = {row.seeds for row in comparison.rows}
     if max(map(len, seeds)) == 1:
         return ""
@@ -419,7 +420,7 @@ def describe_spread(comparison: Comparison) -> str:
 
 
 def describe_tests(comparison: Comparison) -> str:
-    """Explain the paired tests of a comparison, and what so few seeds can tell; "" if there are none."""
+    """Return a note on the paired tests of a comparison and the limits of few seeds; "" without tests."""
     tests = [test for test in comparison.tests(comparison.measures["final"]) if test]
     if not tests:
         return ""
@@ -518,7 +519,7 @@ def describe_setting(key: str, value: object) -> str:
 
 
 def _name_method(spec: Spec, key: str, value: Any) -> Any:  # noqa: ANN401 - any value of a spec
-    """Return a setting's value as a label has it: the method `restart` with rotation is called rotation."""
+    """Return a setting's value for a label: the method `restart` with rotation is called rotation."""
     rotates = key == "method" and value == "restart" and spec.selection.name == "rotation"
     return "rotation" if rotates else value
 

@@ -24,9 +24,9 @@ _SPECIAL = {
 
 
 def format_comparison(comparison: Comparison, kind: str, measures: Sequence[str] = ("final",)) -> str:
-    """Return a comparison as text of a kind: md, tex or csv, which has every measure.
+    """Return a comparison as text of a kind: md, tex or csv (which has every measure).
 
-    measures: what the groups are compared by, as in `Comparison.measures`.
+    measures: names of measures, as in `Comparison.measures`.
     """
     return format_blocks({"": comparison}, kind, measures)
 
@@ -76,7 +76,7 @@ def _cells(comparison: Comparison, measures: Sequence[Measure]) -> tuple[list[st
 
 
 def _find_best(groups: Sequence[RunGroup], measure: Measure) -> int | None:
-    """Return the place of the group with the best mean; None for bytes and counts, and where there is one group."""
+    """Return the index of the group with the best mean; None for bytes and counts, and for a single group."""
     metric = measure.metric
     if metric is None or len(groups) < 2:
         return None

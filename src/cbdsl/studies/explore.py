@@ -1,4 +1,4 @@
-"""Studies as functions for Python and notebooks: comparisons as tables, sweeps and the arena with their progress."""
+"""Studies as functions for Python and notebooks: comparisons, sweeps and the arena."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ def compare(
 ) -> Any:  # noqa: ANN401 - a data frame, a list or text
     """Compare finished runs: one row per group with means, deviations and paired tests of every measure.
 
-    runs: those that differ only in their seed are a group; or groups by label, for parts that specs do not name.
-    labels, order (given, best or label), against: as in `cbdsl compare`. measures: of Markdown and LaTeX.
+    runs: folders or results, grouped if they differ only in their seed; or groups by label, for parts that specs do
+        not name.
+    labels, order (given, best or label), against: as in `cbdsl compare`. measures: columns of Markdown and LaTeX.
     to: a pandas "frame", a list of "rows" (without pandas), or text: "md", "tex" or "csv".
     within: settings, such as "attack"; groups are tested only against groups with the same values of these.
 
@@ -84,8 +85,8 @@ def sweep(
 ) -> list[FinishedRun]:
     """Run a grid of experiments in parallel and return the finished runs, with progress in terminals and notebooks.
 
-    spec: where every run starts, or a preset's name. over: values by setting, such as {"seed": range(3)}; parts of your
-    own come as `plugins`. out: a folder; runs that it has are not repeated, and its tables hold all of them.
+    spec: the settings of every run, or a preset's name. over: values by setting, such as {"seed": range(3)}. Your own
+    parts come from `plugins`. out: a folder; runs in it are not repeated, and its tables contain all of them.
     jobs: processes at a time; one per core if None. on: a Ray cluster, see `cbdsl.run`.
 
     >>> from tempfile import TemporaryDirectory

@@ -114,7 +114,7 @@ class ReproductionPlan:
 
     @property
     def needed(self) -> tuple[PaperFigure, ...]:
-        """The figures, and those whose runs they are judged against."""
+        """The figures, and those against whose runs they are judged."""
         clean = {CLEAN[number] for number in self.figures if number in CLEAN}
         return tuple(figure for figure in FIGURES if figure.number in {*self.figures, *clean})
 
@@ -228,7 +228,7 @@ class PaperClaim:
     figure: int
     text: str
     check: Callable[[Evidence], Judgement]
-    alone: Literal["", "either way", "if it holds"] = ""  # what one seed can tell, and few rounds
+    alone: Literal["", "either way", "if it holds"] = ""  # what one seed and few rounds can decide
 
 
 @dataclass(frozen=True)
@@ -248,9 +248,9 @@ class JudgedClaim:
 def judge(
     evidence: Sequence[Evidence], figures: Sequence[int] = (1, 2, 3, 4, 5), alone: bool = False
 ) -> list[JudgedClaim]:
-    """Judge every claim about some figures in every regime; one seed decides nothing.
+    """Judge every claim about some figures in every regime; a single seed decides none of them.
 
-    alone: judge with one seed what one seed can tell: counts of bytes, and attacks that end as the paper says.
+    alone: judge the claims that one seed can decide: counts of bytes, and attacks that end as in the paper.
     """
     rows = []
     for claim in PAPER_CLAIMS:
@@ -280,7 +280,7 @@ def judge(
 
 
 def _explain_unjudged(claim: PaperClaim, judgement: Judgement, alone: bool) -> str:
-    """Return why one seed does not decide a claim; "" if it does."""
+    """Return the reason why one seed does not decide a claim; "" if it does."""
     if alone and (claim.alone == "either way" or (claim.alone and judgement.holds)):
         return ""
     return "it may be the few rounds, or the one seed" if alone and claim.alone else "a difference takes several seeds"
@@ -338,8 +338,8 @@ def _best_of_all(figure: int, one: str, others: Sequence[str]) -> Callable[[Evid
 def _fails(figure: int, approaches: Sequence[str], clean: int = 0) -> Callable[[Evidence], Judgement]:
     """Check that every seed of every approach ends below 20 %.
 
-    clean: the figure without the attacker. With one seed the first approach has to have learned there: otherwise it is
-    not the attacker that keeps it below.
+    clean: the figure without the attacker. With one seed the first approach must have learned there; otherwise the
+    attacker is not the reason.
     """
 
     def check(evidence: Evidence) -> Judgement:

@@ -69,8 +69,8 @@ def run_pool(tasks: Sequence[Task], out: Path, jobs: int | None, on: str | None)
 def run_task(task: Task, folder: Path, threads: int, report: Callable[[object], None]) -> str:
     """Run one task and return the message of its error, or "".
 
-    folder: for its results; its name is the key that the spec had when the task was given. The traceback of an error
-    that is not a UserError, as of a faulty plugin, goes into its file error.txt.
+    folder: for its results, named by the spec's key. Its file error.txt gets the traceback of an error that is not a
+    UserError, such as one in a faulty plugin.
     """
     if folder.name != task.spec.key():
         raise UserError(_explain_changed_key(task.spec), code="conflict")
@@ -131,7 +131,7 @@ def deaf_children() -> Iterator[None]:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Start processes that do not import the program again: tasks need this package alone.
+    """Keep new processes from importing the main program again; tasks need only this package.
 
     So a script needs no `if __name__ == "__main__"` around a study.
     """

@@ -107,8 +107,8 @@ def plan_sweep(
 ) -> SweepPlan:
     """Return every combination of the axes' values, resolved, so that errors are found before the first run.
 
-    Combinations that differ only in settings without effect there are one run, with those settings as at the start.
-    given: settings of every spec; no axis resets them. also: more settings that a user gave; see `refuse_idle`.
+    Combinations that differ only in settings without effect are one run, with those settings as in the starting spec.
+    given: settings of every spec; no axis resets them. also: further settings from the user; see `refuse_idle`.
     """
     keys = tuple(key for key, _ in axes)
     points = [write_out(point) for point in grid(start, axes, given)]
@@ -215,17 +215,17 @@ def run_tasks(
     on_progress: OnProgress | None = None,
     on: str | None = None,
 ) -> None:
-    """Run every task that is not done, each once, in the order given; here, or on a cluster. Raise if any failed."""
+    """Run every unfinished task once, in the order given, here or on a cluster; raise UserError if any failed."""
     failed = try_tasks(tasks, out, jobs, on_progress, on)
     if failed:
         raise explain_failures(failed, len(set(tasks)), out)
 
 
 def explain_failures(failed: Sequence[str], tasks: int, out: Path) -> UserError:
-    """Build the error for tasks that failed while the others went on. tasks: how many there were."""
+    """Return the error for tasks that failed while the others were finished. tasks: the number of all."""
     return UserError(
-        f"{len(failed)} of {tasks} failed: {' '.join(failed[:10])} The others are in {out}. Correct this or leave it "
-        "out, and start again; what is finished is not run again.",
+        f"{len(failed)} of {tasks} runs failed: {' '.join(failed[:10])} The others are in {out}. Correct this or leave "
+        "it out, and repeat the command; finished runs are not repeated.",
         code="task-failed",
     )
 

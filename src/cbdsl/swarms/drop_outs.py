@@ -1,4 +1,4 @@
-"""Participants that vanish in a round, for simulations: after the order, or after their claim."""
+"""Participants that drop out of a round, for simulations: after the order, or after their claim."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cbdsl.spec import DropoutSpec
 
 
 class SwarmWithDropOuts:
-    """A swarm of which some participants vanish until the next round.
+    """A swarm in which some participants drop out until the next round.
 
-    One that vanishes after the order has the new w^g and does nothing with it. One that vanishes after its claim has
-    moved, and its upload is missing, as on a network: it is silent, and skipped for some rounds. Who vanishes follows
-    from the seed and the round alone, so it is the same wherever workers run and after a resume.
+    One that drops out after the order has received w^g and does nothing. One that drops out after its claim has moved,
+    but its upload is missing: as on a network it is silent, and is skipped for some rounds. Drop-outs depend only on
+    the seed and the round, so they are the same on any machines and after a resume.
     """
 
     def __init__(self, swarm: Swarm, dropout: DropoutSpec, seed: int) -> None:
@@ -38,5 +38,5 @@ class SwarmWithDropOuts:
 
 
 def with_drop_outs(swarm: Swarm, dropout: DropoutSpec, seed: int) -> Swarm:
-    """Return a swarm whose participants drop out as a spec says; the swarm itself if none do."""
+    """Return a swarm whose participants drop out as a spec demands; the swarm itself if none do."""
     return SwarmWithDropOuts(swarm, dropout, seed) if dropout != DropoutSpec() else swarm

@@ -36,7 +36,7 @@ def workers_at_once(size: int) -> int:
 
 
 def bytes_of_state(method: Method, spec: Spec, size: int, codec: Codec, workers: int) -> tuple[int, int]:
-    """Return the bytes of what `workers` workers keep by the end of a run, and of the rest of a round's rows."""
+    """Return the bytes that `workers` workers keep by the end of a run, and those of a round's other rows."""
     kept = kept_arrays(method, codec)
     rest = {each.name for each in fields(Particles)} - {*kept}
     cohort = min(workers, spec.participants)
@@ -68,16 +68,16 @@ class SwarmWithAttackers(ABC):
 
     @abstractmethod
     def personal(self, workers: Sequence[WorkerId]) -> dict[WorkerId, Floats]:
-        """Return the models, (D,), that these workers keep for themselves; only of those that have taken part."""
+        """Return these workers' own models, (D,), of those that have taken part."""
 
     @property
     @abstractmethod
     def kept(self) -> Mapping[str, Any]:
-        """What workers keep, as it goes into a checkpoint: n numbers as "workers", and arrays by name, (n, ...)."""
+        """The workers' rows for a checkpoint: n numbers as "workers", and arrays by name, (n, ...)."""
 
     @abstractmethod
     def restore(self, rows: KeptRows | None, round_number: int, received: Floats) -> None:
-        """Continue from saved rows (None: workers keep nothing) and what the server last sent, (V D,)."""
+        """Continue from saved rows (None: workers keep nothing) and the server's last message, (V D,)."""
 
     def saved(self, read: Callable[[], KeptRows | None], round_number: int) -> None:
         """Note that a checkpoint was written after a round. read: maps its rows, or returns None if it has none."""
@@ -172,7 +172,7 @@ class LocalSwarm(SwarmWithAttackers):
         return initial_particles(initial, len(workers), self.workers.codec)
 
     def _before(self, workers: Sequence[WorkerId]) -> Particles:
-        """Return rows with which workers begin a round: what they keep, everything else as before the first one."""
+        """Return the rows at the start of a round: kept arrays, and all others as before the first round."""
         names = [each.name for each in fields(Particles)]
         fresh = {} if len(self.table.layout) == len(names) else vars(self._fresh(workers))
         return Particles(
@@ -180,7 +180,7 @@ class LocalSwarm(SwarmWithAttackers):
         )
 
     def _store(self, workers: Sequence[WorkerId], before: Particles, after: Particles) -> None:
-        """Store the rows of a block: in the table what is kept, the rest until the next round."""
+        """Store the rows of a block: kept arrays in the table, the others until the next round."""
         rest = {}
         for name, given in vars(before).items():
             result = getattr(after, name)
@@ -256,7 +256,7 @@ class LocalSwarm(SwarmWithAttackers):
         return np.asarray(self.models_and_scores([worker])[0][0])
 
     def take(self, workers: Sequence[WorkerId]) -> Particles:
-        """Return the rows of some workers: what they keep, and what else they had after the last round."""
+        """Return the rows of some workers: kept arrays, and the others as after the last round."""
         if not workers:
             return self._fresh(workers)
         rows: dict[str, Any] = {}

@@ -148,7 +148,7 @@ class Shard:
         return self._rows.models_and_scores(workers) if at == self._at else ShardRestarted()
 
     def personal(self, at: int, workers: Sequence[WorkerId]) -> dict[WorkerId, Floats] | ShardRestarted:
-        """Return the models that these workers keep for themselves, (D,); see `SwarmWithAttackers.personal`."""
+        """Return these workers' own models, (D,); see `SwarmWithAttackers.personal`."""
         return self._rows.personal(workers) if at == self._at else ShardRestarted()
 
     def contents(self, at: int, workers: Sequence[WorkerId]) -> list[Upload] | ShardRestarted:
@@ -156,7 +156,7 @@ class Shard:
         return self._rows.contents(workers) if at == self._at else ShardRestarted()
 
     def kept_workers(self, at: int) -> Indices | ShardRestarted:
-        """Return the workers of which rows are kept, (n,)."""
+        """Return the workers that have rows, (n,)."""
         return self._rows.table.workers if at == self._at else ShardRestarted()
 
     def block(self, at: int, name: str, workers: Indices) -> NDArray[Any] | ShardRestarted:
@@ -164,7 +164,7 @@ class Shard:
         return self._rows.table.take(name, workers.tolist()) if at == self._at else ShardRestarted()
 
     def put(self, token: int, rows: KeptRows) -> ShardRestarted | None:
-        """Make rows for workers that have none. A shard with another token was restarted."""
+        """Add rows for workers that have none. A shard with another token was restarted."""
         if token != self._token:
             return ShardRestarted()
         self._rows.table.add(rows.workers.tolist(), rows.arrays)

@@ -146,7 +146,7 @@ def _check_messages(attack: Attack, laws: Laws, case: str, make: Callable[[], At
 
 
 def _check_memory(attack: Attack, laws: Laws, make: Callable[[], AttackContext]) -> None:
-    """Check four rounds that are stopped after two."""
+    """Check that four rounds stopped and resumed after two give the same numbers."""
 
     def rounds(attack: Attack, memory: NamedArrays, world: int, numbers: range) -> list[tuple[Any, ...]]:
         played = []
@@ -168,7 +168,7 @@ def _check_memory(attack: Attack, laws: Laws, make: Callable[[], AttackContext])
     laws.require(
         survives_stop(rounds, attack),
         "a resumed run gives the numbers of one that was never stopped",
-        "They differ. Only what `remember` returns is saved; keep nothing on the object or in the module.",
+        "They differ. Only what `remember` returns is saved; keep no state on the object or in the module.",
     )
 
 

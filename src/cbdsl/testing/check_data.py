@@ -83,8 +83,8 @@ def _check_sampler(deal: Partition, pool: Pool, spec: DataSpec, laws: Laws) -> N
         found = [[parts[worker] for worker in order] for order in (range(10), reversed(range(10)))]
     laws.require(
         all(is_identical(one, other) for one, other in zip(found[0], found[1][::-1], strict=True)),
-        "a worker draws the same samples whoever drew before",
-        "Asked in another order, the samples differ. Draw from the generator that is given, and keep no state.",
+        "a worker draws the same samples in any order of workers",
+        "In another order the samples differ. Draw from the given generator, and keep no state.",
     )
     twice = [worker for worker, own in enumerate(found[0]) if len(np.unique(own)) < len(own)]
     laws.require(not twice, "a worker's samples are all different", f"Worker {twice[:1]} of 10 has some twice.")

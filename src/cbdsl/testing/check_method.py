@@ -185,7 +185,7 @@ def _check_nan_stays(method: Method, laws: Laws, experiment: Experiment) -> None
 def _check_resume(method: Method, laws: Laws, spec: Any, expected: Numbers) -> None:  # noqa: ANN401 - a Spec
     """Check a run that is stopped after two rounds and resumed from disk, with a copy of the method.
 
-    Another run in between overwrites what is hidden in a module or a class.
+    Another run in between overwrites state that is hidden in a module or a class.
     """
     kept = copy.deepcopy(method)
     with tempfile.TemporaryDirectory() as place:

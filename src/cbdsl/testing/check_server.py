@@ -56,7 +56,7 @@ def check_aggregator(rule: AggregationRule | str) -> None:
 
 
 def _check_memory(apply: AggregationRule, laws: Laws) -> None:
-    """Check four rounds that are stopped after two."""
+    """Check that four rounds stopped and resumed after two give the same numbers."""
 
     def rounds(apply: AggregationRule, memory: NamedArrays, world: int, numbers: range) -> list[tuple[Any, ...]]:
         played = []
@@ -70,7 +70,7 @@ def _check_memory(apply: AggregationRule, laws: Laws) -> None:
     laws.require(
         survives_stop(rounds, apply),
         "a resumed run gives the numbers of one that was never stopped",
-        "They differ. Only `trust.memory` is saved; keep nothing on the rule or in the module.",
+        "They differ. Only `trust.memory` is saved; keep no state on the rule or in the module.",
     )
 
 

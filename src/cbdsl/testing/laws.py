@@ -74,10 +74,10 @@ def make_part(kind: Register, part: object) -> tuple[Any, Laws]:
 
 
 def survives_stop(rounds: Callable[[Any, NamedArrays, int, range], Sequence[tuple[Any, ...]]], part: object) -> bool:
-    """Return whether a part that is copied and given only its memory continues as if it had not been stopped.
+    """Return whether a copy of a part, given only its memory, continues like one that was not stopped.
 
-    rounds(part, memory, world, numbers): plays some rounds of a world; the last of what each returns is the memory
-    after it. Meanwhile another world is played, so that what is hidden in a module or a class is not found again.
+    rounds(part, memory, world, numbers): plays some rounds of a world and returns a tuple for each, the memory last.
+    Another world is played in between, which overwrites state that is hidden in a module or a class.
     """
     kept = copy.deepcopy(part)
     whole = rounds(copy.deepcopy(kept), {}, 0, range(1, 5))

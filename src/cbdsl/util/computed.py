@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class Computed(Sequence[T]):
-    """A sequence of any length that takes no memory for its items: each is computed every time it is asked for.
+    """A sequence of any length whose items take no memory: each is computed at every access.
 
     >>> squares = Computed(lambda place: place**2, 10**6)
     >>> squares[3], squares[2:5][0], len(squares[:10])

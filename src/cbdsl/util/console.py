@@ -31,7 +31,7 @@ def plain_console(stderr: bool = False, soft_wrap: bool = False) -> Console:
 
 
 class ProgressLine:
-    """A progress bar with the time left in a terminal; elsewhere a line from time to time, ever more rarely."""
+    """A progress bar with the time left in a terminal; elsewhere lines at increasing intervals."""
 
     def __init__(self, unit: str, log_seconds: float | None = _LOG_SECONDS) -> None:
         """unit: what is counted. log_seconds: time before the first line if there is no terminal; None: print none.

@@ -16,7 +16,7 @@ MOST_FLIPPED = 16  # differences whose signs are flipped in all ways
 
 @dataclass(frozen=True)
 class PairedTest:
-    """What differences, one per seed, tell of their mean. Both p-values are two-sided.
+    """The paired tests of differences, one per seed. Both p-values are two-sided.
 
     >>> test = PairedTest.of([0.02, 0.03, 0.04])
     >>> f"{test.mean:.3f} in {test.low:.3f} to {test.high:.3f}, p = {test.p:.4f}, exact p = {test.exact_p}"
@@ -47,7 +47,7 @@ class PairedTest:
 
 
 def least_exact_p(count: int) -> float:
-    """Return the lowest p-value that the sign-flip test can give for so many differences."""
+    """Return the lowest p-value that the sign-flip test can give for `count` differences."""
     return 2.0 ** (1 - count)
 
 

@@ -80,7 +80,7 @@ def start(
     """Build a server that listens already. Without a port it is the usual one, or a free one if that is taken."""
     if token and not (len(token) >= _LEAST_TOKEN and re.fullmatch("[A-Za-z0-9_-]+", token)):
         raise UserError(
-            f"The token has to have at least {_LEAST_TOKEN} letters, digits, '-' and '_'. Make one: "
+            f"The token must have at least {_LEAST_TOKEN} letters, digits, '-' or '_'. Make one: "
             "python3 -c 'import secrets; print(secrets.token_urlsafe(18))'",
             code="invalid-name",
         )
@@ -100,7 +100,7 @@ class PageServer:
     """Serves the page of a folder that contains one run or many, or will. It runs in a thread inside a `with` block."""
 
     def __init__(self, folder: Path, host: str, port: int, tick_seconds: float, token: str = "") -> None:
-        """token: part of the address where other machines can connect; a random one if not given."""
+        """token: secret in the URL if other machines can connect; a random one if not given."""
         self._folder, self._run, self._sweep = folder, RunView(folder), SweepView(folder)
         self._host, self._tick_seconds = host, tick_seconds
         self.token = "" if is_loopback(host) else token or secrets.token_urlsafe(_TOKEN_BYTES)
