@@ -1,6 +1,7 @@
 """Build the native engine's library if a C++ compiler is at hand; without one the package still installs.
 
 CBDSL_PORTABLE=1 builds for any machine of this kind (x86-64: three levels, the best is chosen when it is loaded).
+CBDSL_DEVICE=1 leaves out MNIST, most of the package: devices have samples of their own.
 CBDSL_SANITIZE=address,undefined builds with those sanitizers, for tests.
 """
 
@@ -108,4 +109,5 @@ if __name__ == "__main__":  # the tests for ARM and tools/portable_kernels.py re
     setup(
         ext_modules=[extension(suffix, flags) for suffix, flags in levels().items()],
         cmdclass={"build_ext": BuildLibraries},
+        exclude_package_data={} if os.environ.get("CBDSL_DEVICE", "0") in {"", "0"} else {"cbdsl": ["data/mnist/*"]},
     )

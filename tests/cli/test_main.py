@@ -82,7 +82,7 @@ def test_resume_of_a_finished_run_prints_its_summary(tmp_path: Path) -> None:
         (["run", "--threads", "0"], ("out-of-range", "threads", "1", "0")),
         (["run", "--byzantine", "51"], ("out-of-range", "51", "50")),
         (["run", "--preset", "paper-noniid", "--workers", "1000"], ("out-of-range", "2,000")),
-        (["run", "--data", "nowhere"], ("unknown-name", "nowhere", "mnist, hapt, ")),
+        (["run", "--data", "nowhere"], ("unknown-name", "nowhere", "mnist, ", "hapt, ")),
         (["run", "--data", "broken"], ("damaged-file", "broken")),
         (["run", "--spec", "nowhere.toml"], ("unreadable-file", "nowhere.toml")),
         (["run", "--preset", "paper-iid", "--spec", "x.toml"], ("conflict", "--preset", "--spec")),

@@ -85,6 +85,18 @@ def test_every_file_of_the_package_is_in_both(installed: Installed) -> None:
     assert len([name for name in inside if "/_lanes" in name]) == (3 if ctypes.sizeof(ctypes.c_void_p) == 8 else 1)
 
 
+def test_a_package_for_devices_has_everything_but_mnist(installed: Installed, tmp_path: Path) -> None:
+    tree, built = installed.sdist.parent.parent / "tree", tmp_path / "built"
+    _run(sys.executable, "setup.py", "-q", "build_py", "--build-lib", built, cwd=tree, CBDSL_DEVICE="1")
+    found = {path.relative_to(built).as_posix() for path in built.rglob("*") if path.is_file()}
+    missing = files_of_the_package() - found
+    assert missing == {name for name in files_of_the_package() if name.startswith("cbdsl/data/mnist/")}
+    doctor = _run(sys.executable, "-m", "cbdsl", "doctor", cwd=tmp_path, PYTHONPATH=str(built)).stdout
+    assert "left out" in doctor
+    refused = _run(sys.executable, "-m", "cbdsl", "run", cwd=tmp_path, code=2, PYTHONPATH=str(built)).stderr
+    assert "CBDSL_DEVICE=1" in refused
+
+
 def test_one_version_everywhere(installed: Installed, tmp_path: Path) -> None:
     assert installed("--version", cwd=tmp_path).stdout.strip() == cbdsl.__version__
     said = "import importlib.metadata as m; print(m.version('cbdsl'))"

@@ -149,5 +149,5 @@ def _data() -> str:
     try:
         data = load(EMBEDDED)
     except UserError as error:
-        return f"embedded MNIST is damaged: {error}"
+        return f"embedded MNIST is {'left out' if error.code == 'not-supported' else 'damaged'}: {error}"
     return f"embedded MNIST is whole: {len(data.train):,} training and {len(data.test):,} test images"

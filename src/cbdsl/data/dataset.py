@@ -474,7 +474,14 @@ def build_dataset(path: Path, arrays: Mapping[str, NDArray[Any]], task: str = "a
 @cache
 def embedded_mnist() -> Dataset:
     """MNIST, inside the package: 60,000 training and 10,000 test images of 28 x 28 pixels, ten digits."""
-    return read_idx_folder(Path(__file__).with_name("mnist"), EMBEDDED, _EMBEDDED_SCALE)
+    folder = Path(__file__).with_name("mnist")
+    if not folder.exists():
+        raise UserError(
+            "This installation was built for devices, without MNIST (CBDSL_DEVICE=1). Give other data, or install the "
+            "whole package.",
+            code="not-supported",
+        )
+    return read_idx_folder(folder, EMBEDDED, _EMBEDDED_SCALE)
 
 
 def read_idx_folder(folder: Path, name: str, scale: Scale | None = None) -> Dataset:
