@@ -96,7 +96,7 @@ class LargeMessage:
 
     @property
     def missing(self) -> int:
-        """How many pieces of the version that is arriving are missing; 0 if none is arriving."""
+        """The number of missing pieces of the arriving version; 0 if none is arriving."""
         return self._assembly.missing if self._assembly is not None else 0
 
     def fill(self, digest: bytes, content: bytes) -> None:
