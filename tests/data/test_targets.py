@@ -148,3 +148,8 @@ def test_a_table_is_a_regression_by_the_names_of_its_targets(tmp_path: Path) -> 
         load(str(path), targets=("laod",))
     with refused_as("no-effect", "load"):
         load("mnist", targets=("load",))
+
+
+def test_a_task_is_one_of_three() -> None:
+    with refused_as("unknown-name", "clustering", "reconstruction"):
+        Dataset.from_arrays(np.eye(4), None, np.eye(4), None, task="clustering")  # type: ignore[arg-type]

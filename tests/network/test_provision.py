@@ -446,6 +446,24 @@ def test_a_folder_with_an_acl_file_is_given_the_plugin(keys: Path, cbdsl: Callab
     assert cbdsl("provision", str(keys), "--revoke", "anna", "--plugin", "none").code == 2
 
 
+@pytest.mark.parametrize(
+    "change", [{"days": 10**9}, {"days": -5}, {"port": 99999}, {"largest_model": 0}, {"revoked": ["nobody"]}]
+)
+def test_settings_edited_by_hand_are_checked(keys: Path, change: dict[str, Any]) -> None:
+    path = keys / "provision.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    before = contents(keys)
+    with pytest.raises(UserError):
+        add_workers(keys, ["carl"])
+    assert contents(keys) == before
+
+
+def test_a_damaged_record_of_revoked_keys_is_named(keys: Path) -> None:
+    (keys / "ca" / "revoked.txt").write_text("no number\n")
+    with refused_as("damaged-file", "revoked.txt"):
+        revoke(keys, ["anna"])
+
+
 def test_lines_of_the_owner_survive_every_change(keys: Path) -> None:
     main = keys / "broker" / "mosquitto.conf"
     main.write_text(main.read_text() + "log_dest file mine.log\n")

@@ -219,3 +219,14 @@ def test_a_model_made_at_home_is_made_anew_for_another_architecture() -> None:
 
     crafted(nn.Tanh, data)
     np.testing.assert_array_equal(crafted(nn.ReLU, data), crafted(nn.ReLU, blobs()))  # as if nothing was made before
+
+
+def test_an_attack_that_knows_all_models_is_refused_where_workers_are_elsewhere() -> None:
+    for name, refused in (("fang-krum", True), ("min-max", True), ("poisoned-fl", False)):
+        for attackers in (0, 2):
+            stage = stage_of(small_spec(method="fedavg", attack__name=name, attack__byzantine=attackers))
+            if refused and attackers:
+                with refused_as("not-supported", name, "cbdsl run"):
+                    stage.require_messages()
+            else:
+                stage.require_messages()

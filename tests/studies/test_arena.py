@@ -290,3 +290,9 @@ def test_the_command_leaves_a_page_tables_and_figures(
             assert found[preset, defence, "staller"]["accuracy"] == found[preset, defence, "absent"]["accuracy"]
         assert found[preset, "fedavg", "absent"]["accuracy"] != found[preset, "fedavg", ""]["accuracy"]
         assert found[preset, "guard", "backdoor"]["attack_success"] is not None
+
+
+def test_only_classes_are_judged(tmp_path: Path) -> None:
+    with refused_as("not-supported", "friedman", "regression"):
+        run_arena(replace(SMALL, presets=("regression",)), tmp_path / "out", jobs=1)
+    assert not (tmp_path / "out").exists()

@@ -242,6 +242,17 @@ def test_python_gets_a_data_frame_or_rows() -> None:
         cbdsl.compare({"nothing": []})
 
 
+def test_a_run_that_is_given_twice_counts_once(tmp_path: Path) -> None:
+    spec = cbdsl.Spec(workers=2, rounds=1, model="softmax").with_settings({"data.samples_per_worker": 20})
+    run = cbdsl.run(spec, out=tmp_path / "run", threads=1)
+    alone = cbdsl.run(spec, threads=1)
+    for given in ([run, run], [tmp_path / "run", str(tmp_path / "run")], [run, tmp_path / "run"], [alone, alone]):
+        (row,) = cbdsl.compare(given, to="rows")  # type: ignore[arg-type]
+        assert row["runs"] == 1
+    with refused_as("wrong-type", "3"):
+        cbdsl.compare([3])  # type: ignore[list-item]
+
+
 def test_without_pandas_an_error_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with refused_as("missing-package", "pandas", "rows"):

@@ -187,6 +187,15 @@ def test_a_sweeps_tables_hold_all_runs_of_its_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_sweep_over_two_tasks_keeps_the_runs_of_both(tmp_path: Path) -> None:
+    sizes = {"shared_training": 10, "shared_scoring": 20, "holdout": 20, "samples_per_worker": 20}
+    spec = Spec(workers=2, rounds=1, model="mlp").with_settings({f"data.{key}": size for key, size in sizes.items()})
+    runs = cbdsl.sweep(spec, {"data.source": ["mnist", "friedman"]}, out=tmp_path / "both", jobs=1)
+    assert [run.summary.metric for run in runs] == ["accuracy", "rmse"]
+    with (tmp_path / "both" / "results.csv").open() as file:
+        assert [row["data.source"] for row in csv.DictReader(file)] == ["mnist", "friedman"]
+
+
 def test_a_script_without_a_main_guard_can_sweep(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

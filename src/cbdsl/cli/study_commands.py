@@ -80,6 +80,9 @@ def sweep(
     results, keys = sort_sweep(read_sweep(out, plan.specs), plan.axes, len(tasks))
     write_table(results, keys, out)
     print_sweep(results, keys, out)
+    if len({result.summary.metric for result in results}) > 1:
+        typer.echo("The runs have different main metrics: there is no page, and no comparison.")
+        return
     if len({result.spec.seed for result in results}) > 1:
         typer.echo()
         print_comparison(group_results(results, keys))
@@ -198,6 +201,7 @@ def arena(  # noqa: PLR0913, PLR0917 - one parameter per option
     folder = out or Path("arena-quick" if quick else "arena")
     tasks = arena_job.list_tasks(plan)
     refuse_idle([task.spec for task in tasks], given)
+    arena_job.require_classes(task.spec for task in tasks)
     if on is None:
         typer.echo(forecast(tasks, folder, jobs).describe(), err=True)
     result = _show_progress(len(tasks), folder, lambda show: arena_job.run_arena(plan, folder, jobs, show, on))

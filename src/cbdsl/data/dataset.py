@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,7 +20,7 @@ from cbdsl import register
 from cbdsl.arrays import Floats, Indices, Samples
 from cbdsl.data.table import TABLES, read_table
 from cbdsl.data.targets import check_anomalies, check_targets, make_targets, name_classes
-from cbdsl.errors import UserError, shown
+from cbdsl.errors import UserError, shown, unknown
 from cbdsl.register import CUSTOM
 from cbdsl.spec import DataSpec, Options, Task, words
 from cbdsl.util.formatting import html_table
@@ -234,6 +234,8 @@ class Dataset:
         scale: scale each channel of the features to mean 0 and deviation 1 over the training samples; if None, unless
         the task is classification.
         """
+        if task not in get_args(Task):
+            raise unknown("task", task, get_args(Task))
         scaling: Scaling | None = None
         if task != "classification" if scale is None else scale:
             raw = _finite_features(train_features, "training")

@@ -68,11 +68,11 @@ class ProvisionedSwarm:
 
     swarm: str
     hosts: Annotated[tuple[str, ...], Bounds(1, 1000)]  # of the broker; the first one is in the command lines
-    port: int
-    days: int  # validity of a certificate
+    port: Annotated[int, Bounds(1, 65535)]
+    days: Annotated[int, Bounds(1, AUTHORITY_DAYS)]  # validity of a certificate
     server_host: str = "localhost"  # where server and monitor reach the broker
-    server_port: int = 0  # of their own listener
-    largest_model: int = LARGEST_MODEL  # numbers in it
+    server_port: Annotated[int, Bounds(0, 65535)] = 0  # of their own listener
+    largest_model: Annotated[int, Bounds(1, _MOST_NUMBERS)] = LARGEST_MODEL  # numbers in it
     plugin: str = ""  # the dynamic-security plugin on the broker's machine; empty: an acl file
     folder: Path = Path()
     workers: tuple[str, ...] = ()  # all that ever had a certificate
@@ -334,7 +334,8 @@ def _changing(out: Path) -> Iterator[tuple[ProvisionedSwarm, Authority]]:
             fcntl.flock(folder, fcntl.LOCK_EX)
             known, authority = read_settings(out), _authority(out)
             stored = read_json((out / "provision.json").read_text(encoding="utf-8"))
-            for name in stored.get("revoked", ()):  # as earlier releases stored them
+            _check_known(known, stored.get("revoked", ()))  # as earlier releases stored them
+            for name in stored.get("revoked", ()):
                 _revoke_serials(out, name, serials(_record(out, name).read_bytes()))
             if "revoked" in stored:
                 _write_settings(out, known)
@@ -414,7 +415,13 @@ def _revoked_serials(out: Path) -> set[int]:
     """Read the serial numbers of all certificates that were revoked; lines are only ever appended."""
     path = out / "ca" / "revoked.txt"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return {int(line.split()[0], 16) for line in lines if line.strip()}
+    try:
+        return {int(line.split()[0], 16) for line in lines if line.strip()}
+    except ValueError as error:
+        raise UserError(
+            f"{path} must have a serial number in each line ({error}). Restore it: it says whose keys are refused.",
+            code="damaged-file",
+        ) from error
 
 
 def _revoke_serials(out: Path, name: str, numbers: Sequence[int]) -> None:

@@ -178,6 +178,12 @@ class Experiment:
 
     def require_messages(self) -> None:
         """Raise UserError for settings that workers in other processes cannot carry out."""
+        if self.byzantine and self.attack.omniscient:
+            raise UserError(
+                f"The attack '{self.spec.attack.name}' needs all workers' models; only the simulator has them. Use "
+                "cbdsl run, or an attack that needs its own alone, such as poisoned-fl or sign-flip.",
+                code="not-supported",
+            )
         if self.spec.dropout != DropoutSpec():
             raise UserError(
                 "dropout.* is for simulations, and these workers are separate processes. Stop some of them instead, or "

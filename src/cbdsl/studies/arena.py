@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from cbdsl import register
 from cbdsl.algorithm.aggregators import parse_aggregator
 from cbdsl.attacks.attack import make_attack
+from cbdsl.data.dataset import load_data
 from cbdsl.errors import UserError, unknown
 from cbdsl.presets import preset
 from cbdsl.runs.records import Summary, lowest_of
@@ -273,6 +274,7 @@ def run_arena(
 ) -> Arena:
     """Run what is missing in a folder and judge every match; if a run fails, only its matches are missing."""
     tasks = list_tasks(plan)
+    require_classes(task.spec for task in tasks)
     failed = try_tasks(tasks, out, jobs, on_progress, on)
 
     def read(spec: Spec) -> Summary | None:
@@ -304,6 +306,19 @@ def _find_complete(plan: ArenaPlan, matches: Sequence[Match]) -> tuple[tuple[str
 def list_tasks(plan: ArenaPlan) -> list[Task]:
     """Return every run once; those that the others are compared with come first."""
     return list(dict.fromkeys(Task(spec) for cell in list_cells(plan) for spec in plan.specs(cell)))
+
+
+def require_classes(specs: Iterable[Spec]) -> None:
+    """Refuse data of another task than classification: a match is judged by accuracy."""
+    sources = {(spec.data.source, spec.data.task, spec.data.target): spec for spec in specs}
+    for spec in sources.values():
+        task = load_data(spec.data, spec.options).task
+        if task != "classification":
+            raise UserError(
+                f"The arena judges by accuracy, and the task of '{spec.data.source}' is {task}. Compare attacks and "
+                "defences with cbdsl sweep --over attack.name=... instead.",
+                code="not-supported",
+            )
 
 
 def list_cells(plan: ArenaPlan) -> list[ArenaCell]:

@@ -140,11 +140,21 @@ def _group(runs: Runs | Mapping[str, Runs], within: Sequence[str]) -> Mapping[st
 
 
 def _finished(runs: Runs) -> list[FinishedRun]:
+    """Return each run once: a run that counts twice would pass for two seeds."""
     given = [runs] if isinstance(runs, (Path, str, Result, FinishedRun)) else list(runs)
-    read = iter(read_folders([Path(one) for one in given if isinstance(one, (Path, str))]))
-    return [
-        next(read)
-        if isinstance(one, (Path, str))
-        else FinishedRun(one.spec, one.summary, tuple(one.rounds), one.folder or Path(f"unsaved-{place}"))
-        for place, one in enumerate(given)
-    ]
+    for one in given:
+        if not isinstance(one, (Path, str, Result, FinishedRun)):
+            raise UserError(
+                f"A run to compare is a folder, or what cbdsl.run or cbdsl.sweep returned; given {one!r}.",
+                code="wrong-type",
+            )
+    folders = list(dict.fromkeys(Path(one) for one in given if isinstance(one, (Path, str))))
+    read = dict(zip(folders, read_folders(folders), strict=True))
+    found: dict[tuple[Path, Spec], FinishedRun] = {}
+    for one in {id(one): one for one in given}.values():
+        if isinstance(one, (Path, str)):
+            run = read[Path(one)]
+        else:
+            run = FinishedRun(one.spec, one.summary, tuple(one.rounds), one.folder or Path(f"unsaved-{len(found)}"))
+        found.setdefault((run.folder.resolve(), run.spec), run)
+    return list(found.values())

@@ -280,8 +280,8 @@ def read_sweep(out: Path, first: Sequence[Spec]) -> list[FinishedRun]:
         if folder not in own:
             with suppress(UserError):  # of a run that this command did not ask for
                 found.append(read_run(folder))
-    metric = found[0].summary.metric
-    return [run for run in found if run.summary.metric == metric]
+    metrics = {run.summary.metric for run in found[: len(own)]}
+    return [run for run in found if run.summary.metric in metrics]
 
 
 def write_table(results: Sequence[FinishedRun], axes: Sequence[str], out: Path) -> None:
