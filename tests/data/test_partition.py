@@ -132,7 +132,7 @@ def test_a_small_beta_gives_much_to_few_and_a_large_one_the_same_to_all() -> Non
     ("options", "words"),
     [
         ({"beta": 0.0}, "options.quantity.beta must be above 0"),
-        ({"beta": float("nan")}, "options.quantity.beta must be above 0"),
+        ({"beta": float("nan")}, "beta of the partition 'quantity' must be a finite number; given nan"),
         ({"least": 0}, "options.quantity.least must be at least 1"),
         ({"least": 41}, "options.quantity.least is 41, above data.samples_per_worker, 40"),
     ],
