@@ -28,6 +28,7 @@ SMALLER = ["--rounds", "1", "--workers", "12", "--set", "data.shared_scoring=50"
 
 MADE_SMALL = {
     "run": SMALLER,
+    "run population": ["--rounds", "1", "--participation", "3", "--model", "softmax", "--no-baseline"],
     "sweep": [*SMALLER, "--jobs", "1"],
     "theory": SMALLER,
     "swarm": [*SMALLER, "--workers", "3"],
