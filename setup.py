@@ -105,9 +105,13 @@ class BuildLibraries(build_ext):
         return []
 
 
+# For the package and each folder of it: setuptools takes every folder with data for a package.
+MNIST = {"cbdsl": ["data/mnist/*"], "cbdsl.data": ["mnist/*"], "cbdsl.data.mnist": ["*"]}
+
+
 if __name__ == "__main__":  # the tests for ARM and tools/portable_kernels.py read the flags
     setup(
         ext_modules=[extension(suffix, flags) for suffix, flags in levels().items()],
         cmdclass={"build_ext": BuildLibraries},
-        exclude_package_data={} if os.environ.get("CBDSL_DEVICE", "0") in {"", "0"} else {"cbdsl": ["data/mnist/*"]},
+        exclude_package_data={} if os.environ.get("CBDSL_DEVICE", "0") in {"", "0"} else MNIST,
     )
