@@ -212,7 +212,8 @@ class MqttLink:
         self._lock = threading.Lock()
         self._patterns: dict[str, None] = {}  # that are subscribed to, in their order
         self._requested: dict[int | None, Sequence[str]] = {}  # subscriptions without an answer, by message
-        self._retry: threading.Timer | None = None  # of refused subscriptions
+        self._refused: list[str] = []  # subscriptions that are tried again
+        self._retry: threading.Timer | None = None  # when
         self._cleared: set[str] = set()  # topics where a message was retained that must not be
         self._last_warning = ""
         self._since, self._again = time.monotonic(), ""  # of the present state; "again " if it was connected before
@@ -287,11 +288,11 @@ class MqttLink:
             _, message = self._client.subscribe([(pattern, 1) for pattern in some])
             self._requested[message] = some
 
-    def _request_again(self, refused: Sequence[str]) -> None:
+    def _request_again(self) -> None:
         """Repeat refused subscriptions, and then the messages that follow a connection, which were refused, too."""
         with self._lock:
-            self._retry = None
-            wanted = [pattern for pattern in refused if pattern in self._patterns]
+            wanted = [pattern for pattern in self._refused if pattern in self._patterns]
+            self._retry, self._refused = None, []
             if not wanted or not self._client.is_connected():
                 return
             self._request(wanted)
@@ -354,8 +355,9 @@ class MqttLink:
         with self._lock:
             patterns = self._requested.pop(message, ())
             refused = [pattern for pattern, code in zip(patterns, codes, strict=False) if code.is_failure]
+            self._refused += refused
             if refused and self._retry is None:
-                self._retry = threading.Timer(_REFUSED_PAUSE, self._request_again, [refused])
+                self._retry = threading.Timer(_REFUSED_PAUSE, self._request_again)
                 self._retry.daemon = True
                 self._retry.start()
         if refused:

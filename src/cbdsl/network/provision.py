@@ -425,7 +425,8 @@ def _revoked_serials(out: Path) -> set[int]:
 
 
 def _revoke_serials(out: Path, name: str, numbers: Sequence[int]) -> None:
-    new = [number for number in numbers if number not in _revoked_serials(out)]
+    known = _revoked_serials(out)
+    new = [number for number in numbers if number not in known]
     if not new:
         return
     with (out / "ca" / "revoked.txt").open("a", encoding="utf-8") as file:
